@@ -61,7 +61,7 @@ def sleep_until_interrupted(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("setting", TIMEOUTS)
-def test_work_that_was_done_is_not_failed_by_a_commit_that_the_server_cancels(
+def test_finished_work_is_not_failed_by_a_commit_that_the_server_cancels(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], run_worker: MakeWorker, setting: str
 ) -> None:
     started, go_on, handled, fatal = threading.Event(), threading.Event(), [], Fatal()
@@ -149,7 +149,7 @@ def test_a_participant_whose_session_is_always_ended_fails_its_task_and_says_why
 
 @pytest.mark.parametrize("takes_queue", [False, True])
 @pytest.mark.parametrize("setting", TIMEOUTS)
-def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
+def test_a_grouped_worker_does_not_fail_finished_work_when_the_server_cancels_the_commit(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], setting: str, takes_queue: bool
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
@@ -192,7 +192,7 @@ def test_batches_do_not_fail_what_was_done_when_the_server_cancels_the_commit(
     assert queue.conn.execute("SELECT count(*) FROM effect").fetchone() == (int(takes_queue),)
 
 
-def test_a_consumer_goes_on_after_progress_that_the_server_cancels(
+def test_a_consumer_continues_after_the_server_cancels_its_progress(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     heard, started, go_on = Heard(), threading.Event(), threading.Event()
@@ -221,7 +221,7 @@ def test_a_consumer_goes_on_after_progress_that_the_server_cancels(
         assert heard.failures == []
 
 
-def test_the_commit_of_a_drain_is_tried_again_after_the_server_cancelled_it(dsn: str) -> None:
+def test_a_drain_retries_a_commit_that_the_server_cancelled(dsn: str) -> None:
     tries: list[Any] = []
 
     def commit() -> None:
@@ -233,7 +233,7 @@ def test_the_commit_of_a_drain_is_tried_again_after_the_server_cancelled_it(dsn:
     assert len(tries) == 3
 
 
-def test_a_failure_that_does_not_pass_still_fails_the_batch(dsn: str, queue: TaskQueue, run_worker: MakeWorker) -> None:
+def test_a_permanent_error_still_fails_the_batch(dsn: str, queue: TaskQueue, run_worker: MakeWorker) -> None:
     def handle(task: Task, batch: Batch) -> Result:
         batch.push(task, "no such topic", ["x"])
         return Result.SUCCESS

@@ -111,7 +111,7 @@ def test_a_worker_that_takes_over_an_unreadable_task_fails_it(queue: TaskQueue, 
 
 @unreadable
 @pytest.mark.parametrize("mode", GroupMode)
-def test_batches_by_identifier_fail_an_unreadable_task_and_handle_every_other_group(
+def test_a_grouped_worker_fails_an_unreadable_task_and_handles_every_other_group(
     dsn: str, queue: TaskQueue, text: str, mode: GroupMode
 ) -> None:
     bad = with_poison(queue, text)
@@ -120,7 +120,7 @@ def test_batches_by_identifier_fail_an_unreadable_task_and_handle_every_other_gr
     assert only_failure(queue) == bad
 
 
-def test_batches_fail_a_task_whose_sort_key_cannot_be_computed(dsn: str, queue: TaskQueue) -> None:
+def test_a_grouped_worker_fails_a_task_whose_sort_key_cannot_be_computed(dsn: str, queue: TaskQueue) -> None:
     queue.push(
         "work", [NewTask("a", {"place": 2}), NewTask("a", {}), NewTask("a", {"place": 1}), NewTask("b", {"place": 1})]
     )
@@ -139,7 +139,7 @@ def test_batches_fail_a_task_whose_sort_key_cannot_be_computed(dsn: str, queue: 
     assert [info.identifier for info in everything(queue) if "KeyError: 'place'" in str(info.error)] == ["a"]
 
 
-def test_batches_fail_a_group_whose_sort_keys_do_not_compare(dsn: str, queue: TaskQueue) -> None:
+def test_a_grouped_worker_fails_a_group_whose_sort_keys_do_not_compare(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", [NewTask("a", 1), NewTask("a", "1"), NewTask("b", 1)])
     tally = GroupedWorker(dsn, "work", lambda _: None, sorter=lambda task: task.payload).run_once()
     assert (tally.succeeded, tally.failed) == (1, 2)

@@ -55,7 +55,7 @@ def test_a_worker_leaves_sessions_that_are_read_only(
     until(lambda: all_succeeded(queue, 3))
 
 
-def test_work_that_was_done_is_committed_after_the_session_was_read_only(
+def test_finished_work_is_committed_after_the_session_was_read_only(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
     started, go_on, handled = threading.Event(), threading.Event(), []
@@ -87,7 +87,9 @@ def test_a_consumer_leaves_sessions_that_are_read_only(dsn: str, queue: TaskQueu
         assert consumer.errors == {}
 
 
-def test_batches_and_ticks_leave_sessions_that_are_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
+def test_grouped_workers_and_schedulers_leave_sessions_that_are_read_only(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy
+) -> None:
     queue.create_topic("ticks")
     ticker = Scheduler(proxy.dsn(dsn))
     ticker.every("ticks", "each hour", timedelta(hours=1))  # installed again each quarter of an hour
@@ -110,7 +112,7 @@ def test_the_lease_of_a_drain_leaves_a_session_that_is_read_only(dsn: str, queue
         assert keeper.lost is None
 
 
-def test_a_connection_tells_without_a_call_that_its_server_is_read_only(dsn: str, conn: psycopg.Connection) -> None:
+def test_a_connection_knows_without_a_call_that_its_server_is_read_only(dsn: str, conn: psycopg.Connection) -> None:
     assert not is_read_only(conn)
     with connect(dsn, autocommit=True, options="-c default_transaction_read_only=on") as reading:
         assert is_read_only(reading)

@@ -50,7 +50,7 @@ def test_a_call_without_an_answer_ends_and_closes_its_connection(silent: psycopg
     assert silent.closed
 
 
-def test_a_call_that_is_given_up_is_cancelled_on_the_server(dsn: str, conn: psycopg.Connection) -> None:
+def test_an_abandoned_call_is_cancelled_on_the_server(dsn: str, conn: psycopg.Connection) -> None:
     slow = connect(dsn, autocommit=True)
     limit_calls(slow, CallLimit(0.5))
     pid = slow.info.backend_pid
@@ -62,14 +62,14 @@ def test_a_call_that_is_given_up_is_cancelled_on_the_server(dsn: str, conn: psyc
     until(lambda: conn.execute(query, (pid,)).fetchone() is None)
 
 
-def test_a_call_that_keeps_sending_rows_is_not_given_up(dsn: str) -> None:
+def test_a_call_that_keeps_receiving_rows_is_not_abandoned(dsn: str) -> None:
     with connect(dsn, autocommit=True) as conn:
         limit_calls(conn, CallLimit(0.5))
         rows = conn.execute("SELECT repeat('x', 10000), pg_sleep(0.01) FROM generate_series(1, 200)").fetchall()
     assert len(rows) == 200
 
 
-def test_the_limit_grows_after_calls_that_were_given_up_and_is_bounded() -> None:
+def test_the_time_limit_grows_after_abandoned_calls_up_to_a_maximum() -> None:
     limit = CallLimit(10)
     seen = []
     for _ in range(5):
@@ -78,7 +78,7 @@ def test_the_limit_grows_after_calls_that_were_given_up_and_is_bounded() -> None
     assert seen == [10, 20, 40, 80, 80]
 
 
-def test_a_worker_goes_on_when_all_of_its_connections_fall_silent(
+def test_a_worker_continues_when_all_of_its_connections_fall_silent(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
     queue.push("work", [f"before {n}" for n in range(20)])
@@ -181,7 +181,7 @@ def test_a_lease_that_was_lost_by_the_clock_is_taken_once_heartbeats_get_through
     assert handled == ["a", "a"]
 
 
-def test_an_expiry_leaves_out_the_owners_that_it_is_told(queue: TaskQueue) -> None:
+def test_an_expiry_leaves_out_the_given_owners(queue: TaskQueue) -> None:
     kept, taken = queue.register("kept"), queue.register("taken")
     queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 h'")
     queue.expire(except_owners=[kept.name])
@@ -224,7 +224,7 @@ def test_a_participant_that_never_ends_in_time_fails_its_tasks_with_the_reason(
     assert "no answer within" in str(slow.error)
 
 
-def test_a_consumer_goes_on_when_all_of_its_connections_fall_silent(
+def test_a_consumer_continues_when_all_of_its_connections_fall_silent(
     dsn: str, queue: TaskQueue, proxy: TcpProxy
 ) -> None:
     heard = Heard()
@@ -245,7 +245,7 @@ def test_a_consumer_goes_on_when_all_of_its_connections_fall_silent(
         assert kept.partition == 0
 
 
-def test_batches_and_ticks_go_on_when_their_connections_fall_silent(
+def test_grouped_workers_and_schedulers_continue_when_their_connections_fall_silent(
     dsn: str, queue: TaskQueue, proxy: TcpProxy
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3)))

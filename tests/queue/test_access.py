@@ -202,7 +202,7 @@ def test_every_function_is_granted_as_the_documentation_says(own_queue: TaskQueu
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_role_may_call_what_its_kind_may_and_is_denied_all_else(granted: As, kind: str) -> None:
+def test_a_role_may_call_the_functions_of_its_kind_and_no_others(granted: As, kind: str) -> None:
     calls = verbs(granted(kind))
     allowed = ALLOWED.get(kind, set(calls))
     assert {name for name, call in calls.items() if may(call)} == allowed
@@ -274,7 +274,9 @@ def test_a_role_without_a_grant_may_do_nothing(own_queue: TaskQueue, role: str) 
     assert not any(may(call) for call in verbs(own_queue).values())
 
 
-def test_what_a_role_puts_on_its_search_path_is_not_run_with_the_owners_rights(own_queue: TaskQueue, role: str) -> None:
+def test_functions_on_the_search_path_of_a_role_do_not_run_with_the_owners_rights(
+    own_queue: TaskQueue, role: str
+) -> None:
     conn = own_queue.conn
     conn.execute(sql.SQL("CREATE SCHEMA evil AUTHORIZATION {}").format(sql.Identifier(role)))
     conn.execute("SELECT taskq.grant_access(%s, 'producer')", (role,))
@@ -299,7 +301,7 @@ def test_grants_outlive_an_upgrade(own_queue: TaskQueue, own_dsn: str, role: str
     assert len(own_queue.push("work", ["a"])) == 1
 
 
-def test_access_can_be_taken_back(own_queue: TaskQueue, granted: As, role: str) -> None:
+def test_access_can_be_revoked(own_queue: TaskQueue, granted: As, role: str) -> None:
     queue = granted("operator")
     queue.conn.execute("RESET ROLE")
     queue.conn.execute("SELECT taskq.revoke_access(%s)", (role,))
@@ -308,7 +310,7 @@ def test_access_can_be_taken_back(own_queue: TaskQueue, granted: As, role: str) 
 
 
 @pytest.mark.parametrize(("unknown_role", "kind"), [("unknown role", "reader"), (None, "king")])
-def test_an_unknown_role_or_kind_is_refused_in_a_sentence(
+def test_an_unknown_role_or_kind_is_refused_by_name(
     own_queue: TaskQueue, role: str, unknown_role: str | None, kind: str
 ) -> None:
     with pytest.raises(psycopg.Error, match=unknown_role or kind):

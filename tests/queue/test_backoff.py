@@ -9,7 +9,7 @@ def test_pauses_double_up_to_the_maximum() -> None:
     assert backoff.failures == 6
 
 
-def test_jitter_takes_at_most_its_share_off_each_pause() -> None:
+def test_jitter_shortens_a_pause_by_at_most_its_share() -> None:
     backoff = Backoff(10.0, 10.0, jitter=0.5)
     pauses = [backoff.next() for _ in range(1000)]
     assert 5.0 <= min(pauses) < 6.0

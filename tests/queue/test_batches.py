@@ -33,7 +33,7 @@ def test_a_batch_is_all_due_tasks_of_an_identifier_in_order(queue: TaskQueue, ow
     assert queue.poll_batch("work", owner) == {}
 
 
-def test_as_many_identifiers_come_as_were_asked_for_in_the_order_of_their_first_tasks(
+def test_a_poll_returns_the_requested_number_of_identifiers_in_the_order_of_their_first_tasks(
     queue: TaskQueue, owner: Owner
 ) -> None:
     queue.push("work", ["c", "a", "c", "b", "d"])
@@ -52,7 +52,7 @@ def test_a_group_with_an_active_task_waits_for_it(queue: TaskQueue, owner: Owner
     assert sizes(queue, owner) == {"b": 1}
 
 
-def test_a_group_with_an_errored_task_that_is_not_due_is_kept_back_and_goes_out_whole_once_it_is(
+def test_a_group_with_a_retry_that_is_not_due_is_handed_out_whole_once_it_is_due(
     queue: TaskQueue, owner: Owner
 ) -> None:
     queue.alter_topic("work", retrying)
@@ -65,9 +65,7 @@ def test_a_group_with_an_errored_task_that_is_not_due_is_kept_back_and_goes_out_
     assert sizes(queue, owner) == {"a": 2}
 
 
-def test_a_group_with_a_task_that_has_no_attempts_left_is_kept_back_until_it_is_dealt_with(
-    queue: TaskQueue, owner: Owner
-) -> None:
+def test_a_group_with_a_failed_task_is_kept_back_until_the_task_is_dealt_with(queue: TaskQueue, owner: Owner) -> None:
     failed = task_in(queue, owner, State.FAILED, "a")
     queue.push("work", ["a"])
     assert sizes(queue, owner) == {}
@@ -78,7 +76,7 @@ def test_a_group_with_a_task_that_has_no_attempts_left_is_kept_back_until_it_is_
 @pytest.mark.parametrize(
     "state", [State.SUSPENDED, State.FILTERED, State.SUCCEEDED, State.REDUNDANT], ids=lambda state: state.name
 )
-def test_other_ended_tasks_keep_no_group_back(queue: TaskQueue, owner: Owner, state: State) -> None:
+def test_tasks_that_ended_otherwise_keep_no_group_back(queue: TaskQueue, owner: Owner, state: State) -> None:
     task_in(queue, owner, state, "a")
     queue.push("work", ["a"])
     assert sizes(queue, owner) == {"a": 1}

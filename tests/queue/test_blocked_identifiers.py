@@ -73,7 +73,7 @@ def analyzed(request: pytest.FixtureRequest, own_queue: TaskQueue) -> Callable[[
 
 
 @pytest.mark.parametrize("kind", LOOKS)
-def test_a_look_searches_no_index_for_each_of_many_closed_lanes(
+def test_a_poll_does_not_search_an_index_for_each_of_many_blocked_identifiers(
     own_queue: TaskQueue, kind: str, analyzed: Callable[[], None]
 ) -> None:
     close_lanes(own_queue, kind, LANES)
@@ -85,7 +85,7 @@ def test_a_look_searches_no_index_for_each_of_many_closed_lanes(
         assert seen.scans <= MOST_SCANS, (verb, seen)
 
 
-def test_few_free_lanes_are_found_behind_and_among_many_closed_ones(queue: TaskQueue, owner: Owner) -> None:
+def test_a_poll_finds_the_few_free_identifiers_among_many_blocked_ones(queue: TaskQueue, owner: Owner) -> None:
     close_lanes(queue, "failed", 3000)
     free = queue.push("work", ["a", "customer-01500-free", "z", "z", "customer-02500-free", "a"])
     assert queue.ready("work", 10, ON_FAILURE) == 4
@@ -103,7 +103,7 @@ def test_few_free_lanes_are_found_behind_and_among_many_closed_ones(queue: TaskQ
     assert queue.ready("work", 10, ON_FAILURE) == 0
 
 
-def test_a_lane_with_many_failures_is_passed_without_reading_them_all(own_queue: TaskQueue) -> None:
+def test_a_poll_passes_an_identifier_with_many_failures_without_reading_them_all(own_queue: TaskQueue) -> None:
     """The scans for what closes lanes are bounded, and the lanes that are left are checked one by one."""
     names = [f"customer-{number:05}" for number in range(FEW)]
     crowd = [names[7]] * 20_000

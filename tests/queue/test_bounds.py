@@ -311,7 +311,7 @@ def test_an_age_may_be_of_any_length(queue: TaskQueue, verb: str) -> None:
     look(queue)
 
 
-def test_an_age_beyond_all_time_counts_as_all_time(queue: TaskQueue) -> None:
+def test_an_age_beyond_the_range_of_time_counts_as_all_time(queue: TaskQueue) -> None:
     world = make_world(queue)
     assert [owner.name for owner in queue.owners(within=timedelta.max)] == ["owner"]
     queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 day'")
@@ -330,7 +330,7 @@ def test_any_patience_is_enough_to_move_a_topic(queue: TaskQueue, patience: time
     look(queue)
 
 
-def test_a_lease_of_a_reader_may_be_longer_than_a_setting_of_the_server(queue: TaskQueue) -> None:
+def test_the_lease_of_a_partition_may_be_longer_than_a_timeout_of_the_server(queue: TaskQueue) -> None:
     """A leader's transaction is ended by the server after the lease, which takes no more than 24 days there."""
     queue.join_group("group", "work")
     led = queue.acquire_partition("group", "work", "leader", TEN_YEARS)
@@ -478,7 +478,7 @@ CALLS: dict[str, Callable[[World, Arguments], object]] = {
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_any_argument_is_refused_in_words_or_stored_within_the_bounds(queue: TaskQueue, verb: str) -> None:
+def test_any_argument_is_refused_with_a_message_or_stored_within_the_bounds(queue: TaskQueue, verb: str) -> None:
     world = make_world(queue)
 
     @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
@@ -506,7 +506,7 @@ def test_any_argument_is_refused_in_words_or_stored_within_the_bounds(queue: Tas
 
 
 @pytest.mark.parametrize("size", [0, -1, -(2**31), -(2**40)])
-def test_a_size_below_one_is_none(queue: TaskQueue, size: int) -> None:
+def test_a_size_below_one_returns_nothing(queue: TaskQueue, size: int) -> None:
     world = make_world(queue)
     before = stored(queue)
     assert queue.poll("work", world.owner, size) == []
@@ -525,7 +525,7 @@ def test_a_size_below_one_is_none(queue: TaskQueue, size: int) -> None:
     assert stored(queue) == before
 
 
-def test_a_size_beyond_every_integer_is_as_many_as_there_are(queue: TaskQueue) -> None:
+def test_a_size_beyond_every_integer_returns_everything(queue: TaskQueue) -> None:
     world = make_world(queue)
     assert len(queue.page("retries", size=2**70)) == 4
     assert len(queue.find_tasks("retries", TaskFilter(), size=2**70, budget=2**70).sequences) == 4
@@ -550,7 +550,7 @@ def test_the_size_of_a_group_is_minus_one_or_more(queue: TaskQueue, owner: Owner
 
 
 @pytest.mark.parametrize("size", [0, -1, -(2**70)])
-def test_a_leader_reads_one_task_or_more(queue: TaskQueue, size: int) -> None:
+def test_reading_a_partition_needs_a_size_of_at_least_one(queue: TaskQueue, size: int) -> None:
     world = make_world(queue)
     with pytest.raises(InvalidArgument, match="1 task or more"):
         queue.read_partition(world.led, size)
@@ -571,7 +571,7 @@ def spoil(queue: TaskQueue, kind: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", BAD_MOMENTS)
-def test_rows_with_a_moment_beyond_all_time_hide_nothing(own_queue: TaskQueue, value: str) -> None:
+def test_a_row_with_a_moment_out_of_range_hides_no_other_row(own_queue: TaskQueue, value: str) -> None:
     world = make_world(own_queue)
     spoil(own_queue, "timestamp with time zone", value)
     shown = FIRST_MOMENT if value.startswith("-") or value.endswith("BC") else LAST_MOMENT
@@ -590,7 +590,7 @@ def test_rows_with_a_moment_beyond_all_time_hide_nothing(own_queue: TaskQueue, v
         assert "lapsed leases" in {finding.subject for finding in own_queue.health()}
 
 
-def test_rows_with_a_duration_beyond_all_time_hide_nothing(own_queue: TaskQueue) -> None:
+def test_a_row_with_a_duration_out_of_range_hides_no_other_row(own_queue: TaskQueue) -> None:
     make_world(own_queue)
     values = ["178000000 years", "-178000000 years", "71582788 months 2147483640 days"]
     if own_queue.conn.info.server_version >= 170_000:

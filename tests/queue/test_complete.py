@@ -73,7 +73,9 @@ def test_no_decisions_change_nothing(queue: TaskQueue, owner: Owner) -> None:
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE])
 @pytest.mark.parametrize("result", [Result.FAILURE, Result.SUCCESS])
-def test_what_is_not_active_cannot_be_completed(queue: TaskQueue, owner: Owner, state: State, result: Result) -> None:
+def test_a_task_that_is_not_active_cannot_be_completed(
+    queue: TaskQueue, owner: Owner, state: State, result: Result
+) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=9)))
     held = task_in(queue, owner, State.ACTIVE, "held")
     queue.alter_topic("work", TopicPolicy())
@@ -88,7 +90,7 @@ def test_what_is_not_active_cannot_be_completed(queue: TaskQueue, owner: Owner, 
 
 
 @pytest.mark.parametrize("result", list(Result))
-def test_what_another_owner_holds_cannot_be_completed(queue: TaskQueue, owner: Owner, result: Result) -> None:
+def test_a_task_of_another_owner_cannot_be_completed(queue: TaskQueue, owner: Owner, result: Result) -> None:
     other = queue.register("other")
     theirs = task_in(queue, other, State.ACTIVE)
     with pytest.raises(NotHeld, match=rf"{theirs.sequence}\b"):
@@ -260,7 +262,7 @@ def test_of_two_completions_at_once_the_first_to_commit_decides(
     assert known(queue, task).state is State.SUCCEEDED
 
 
-def test_a_completion_waits_out_a_takeover_and_then_is_refused(
+def test_a_completion_waits_for_a_takeover_and_is_then_refused(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,
@@ -287,7 +289,7 @@ def test_a_thousand_decisions_take_one_call(queue: TaskQueue, owner: Owner) -> N
     assert known(queue, tasks[7]).output == 7
 
 
-def test_a_snooze_beyond_all_time_can_be_read_back(queue: TaskQueue, owner: Owner) -> None:
+def test_a_snooze_beyond_the_range_of_time_can_be_read_back(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     [task] = queue.poll("work", owner)
     queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(days=4_000_000))})

@@ -39,7 +39,7 @@ def test_a_poll_under_a_condition_takes_at_most_one_task_of_an_identifier(
 
 
 @singular
-def test_the_next_task_of_an_identifier_goes_out_once_the_one_before_has_ended(
+def test_the_next_task_of_an_identifier_is_handed_out_once_the_previous_one_has_ended(
     queue: TaskQueue, owner: Owner, condition: Condition
 ) -> None:
     pushed = queue.push("work", ["a", "a", "a"])
@@ -193,7 +193,7 @@ def test_the_size_is_a_hard_bound_under_a_condition(queue: TaskQueue, owner: Own
 @pytest.mark.parametrize("behind", [5, 1100], ids=["few identifiers", "more than one hop sees"])
 @pytest.mark.parametrize("hot", ["a", "zzz"], ids=["hot first", "hot last"])
 @singular
-def test_a_long_lane_in_front_hides_no_identifier_behind_it(
+def test_many_tasks_of_one_identifier_hide_no_identifier_behind_them(
     queue: TaskQueue, owner: Owner, condition: Condition, behind: int, hot: str
 ) -> None:
     queue.push("work", [hot] * 2500)
@@ -206,7 +206,7 @@ def test_a_long_lane_in_front_hides_no_identifier_behind_it(
     assert queue.poll("work", owner, 10, condition=condition) == [], "the hot identifier is held"
 
 
-def test_behind_a_long_lane_the_polled_order_is_kept_where_there_are_no_more_than_a_thousand_identifiers(
+def test_the_polled_order_is_kept_behind_many_tasks_of_one_identifier_for_up_to_a_thousand_identifiers(
     queue: TaskQueue, owner: Owner
 ) -> None:
     hot = queue.push("work", ["hot"] * 1500)
@@ -214,7 +214,7 @@ def test_behind_a_long_lane_the_polled_order_is_kept_where_there_are_no_more_tha
     assert queue.poll("work", owner, 4, condition=SINGULAR) == [tasks[2], hot[0], tasks[0], tasks[1]]
 
 
-def test_lanes_that_are_blocked_hide_none_that_is_free(queue: TaskQueue, owner: Owner) -> None:
+def test_blocked_identifiers_hide_no_free_identifier(queue: TaskQueue, owner: Owner) -> None:
     names = [f"id-{number:04}" for number in range(2100)]
     queue.push("work", names)
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2100), Result.FAILURE))
@@ -247,7 +247,7 @@ def test_released_tasks_go_out_again_in_their_old_order(queue: TaskQueue, owner:
     assert queue.poll("work", owner, 2, condition=condition) == [first]
 
 
-def test_claim_takes_under_a_condition_what_poll_would(queue: TaskQueue, owner: Owner) -> None:
+def test_a_claim_under_a_condition_takes_what_a_poll_would(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "a", "b"])
     assert queue.claim("work", owner, 10, condition=SINGULAR) == 2
     assert identifiers(queue.held(owner)) == ["a", "b"]

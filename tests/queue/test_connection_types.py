@@ -37,7 +37,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[sqlalchemy.Engine], Any], str]] = {
 
 
 @pytest.mark.parametrize(("opened", "attribute"), ATTRIBUTES.values(), ids=ATTRIBUTES.keys())
-def test_of_sqlalchemy_the_attribute_that_is_named_works(
+def test_the_attribute_that_the_error_names_for_sqlalchemy_works(
     engine: sqlalchemy.Engine, opened: Callable[[sqlalchemy.Engine], Any], attribute: str
 ) -> None:
     given = opened(engine)
@@ -53,12 +53,12 @@ def test_of_sqlalchemy_the_attribute_that_is_named_works(
     given.close()
 
 
-def test_of_an_engine_the_connection_is_named(engine: sqlalchemy.Engine) -> None:
+def test_the_error_for_an_engine_names_its_connection(engine: sqlalchemy.Engine) -> None:
     with pytest.raises(TypeError, match=r"engine\.begin\(\) as connection.*connection\.connection\.driver_connection"):
         TaskQueue(engine)  # type: ignore[arg-type]  # what is tested
 
 
-def test_a_connection_of_psycopg2_is_refused_with_what_to_open(dsn: str) -> None:
+def test_a_psycopg2_connection_is_refused_with_the_call_that_opens_another(dsn: str) -> None:
     old = psycopg2.connect(dsn)
     with pytest.raises(TypeError, match=r"not a psycopg2\.extensions\.connection: pass a connection of psycopg 3"):
         TaskQueue(old)
@@ -74,7 +74,7 @@ def test_a_connection_of_psycopg2_is_refused_with_what_to_open(dsn: str) -> None
     ],
     ids=["async", "text", "none"],
 )
-def test_anything_else_is_refused_with_what_to_open(given: Any, advice: str) -> None:
+def test_any_other_object_is_refused_with_the_call_that_opens_a_connection(given: Any, advice: str) -> None:
     with pytest.raises(TypeError, match=f"TaskQueue needs a psycopg.Connection.*{advice}"):
         TaskQueue(given)
 

@@ -15,7 +15,7 @@ def test_only_a_suspension_snoozes(result: Result) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), list(product(Result, Result)))
-def test_two_results_merge_to_the_one_that_stands_first(first: Result, second: Result) -> None:
+def test_two_results_merge_to_the_one_of_higher_precedence(first: Result, second: Result) -> None:
     merged = Decision(first, "one").merge(Decision(second, "two"))
     assert merged.result is min(first, second)
     assert merged.continued is (first is second is Result.SUCCESS)

@@ -34,7 +34,7 @@ def finish(queue: TaskQueue, owner: Owner, result: Result = Result.SUCCESS) -> l
     return identifiers(tasks)
 
 
-def test_a_task_goes_out_once_what_it_depends_on_has_succeeded(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_is_handed_out_once_its_dependency_has_succeeded(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", dependent("a")])
     assert queue.ready("work", 10) == 1
     assert finish(queue, owner) == ["a"]
@@ -42,7 +42,7 @@ def test_a_task_goes_out_once_what_it_depends_on_has_succeeded(queue: TaskQueue,
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_task_waits_for_all_that_it_names(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_waits_for_all_its_dependencies(queue: TaskQueue, owner: Owner) -> None:
     queue.create_topic("other")
     queue.push("other", ["x"])
     queue.push("work", ["a", NewTask("b", depends_on=[("work", "a"), ("other", "x")])])
@@ -53,7 +53,7 @@ def test_a_task_waits_for_all_that_it_names(queue: TaskQueue, owner: Owner) -> N
 
 
 @pytest.mark.parametrize("result", [Result.FAILURE, Result.SUSPENSION, Result.FILTER])
-def test_any_other_end_than_success_keeps_it_waiting_until_the_task_is_reassigned(
+def test_a_dependent_waits_after_any_other_result_until_the_dependency_is_reassigned_to_success(
     queue: TaskQueue, owner: Owner, result: Result
 ) -> None:
     [first, _second] = queue.push("work", ["a", dependent("a")])
@@ -64,12 +64,12 @@ def test_any_other_end_than_success_keeps_it_waiting_until_the_task_is_reassigne
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_chain_goes_out_link_by_link(queue: TaskQueue, owner: Owner) -> None:
+def test_a_chain_of_dependencies_is_handed_out_one_by_one(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", dependent("a"), dependent("b", identifier="c"), dependent("c", "a", identifier="d")])
     assert [finish(queue, owner) for _ in range(5)] == [["a"], ["b"], ["c"], ["d"], []]
 
 
-def test_the_latest_task_counts_also_where_it_was_pushed_after_the_dependent(queue: TaskQueue, owner: Owner) -> None:
+def test_the_latest_task_counts_also_if_it_was_pushed_after_the_dependent(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.SUCCEEDED, "a")
     queue.push("work", [dependent("a")])
     assert queue.ready("work", 10) == 1
@@ -78,7 +78,7 @@ def test_the_latest_task_counts_also_where_it_was_pushed_after_the_dependent(que
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_dependency_that_was_fulfilled_and_is_no_longer_costs_a_poll_nothing_of_its_size(
+def test_a_task_whose_dependency_is_no_longer_fulfilled_takes_no_place_in_a_poll(
     queue: TaskQueue, owner: Owner
 ) -> None:
     task_in(queue, owner, State.SUCCEEDED, "a")
@@ -105,7 +105,7 @@ def test_a_dependent_that_is_not_due_waits_for_its_time_as_well(queue: TaskQueue
 
 @pytest.mark.parametrize("order", list(Order))
 @pytest.mark.parametrize("condition", [Condition.NONE, SINGULAR])
-def test_what_waits_for_a_dependency_leaves_the_turn_to_the_next_of_its_identifier(
+def test_a_task_that_waits_for_a_dependency_leaves_the_turn_to_the_next_of_its_identifier(
     queue: TaskQueue, owner: Owner, condition: Condition, order: Order
 ) -> None:
     tasks = queue.push("work", [NewTask("a", delay=timedelta(hours=1)), dependent("a"), "b"])
@@ -113,7 +113,7 @@ def test_what_waits_for_a_dependency_leaves_the_turn_to_the_next_of_its_identifi
     assert queue.ready("work", 10, condition) == 0
 
 
-def test_ready_counts_a_turn_that_a_dependency_lets_out(queue: TaskQueue, owner: Owner) -> None:
+def test_ready_counts_a_turn_whose_dependency_was_fulfilled(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", dependent("a"), dependent("a"), dependent("a", identifier="c")])
     queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
     assert queue.ready("work", 10, SINGULAR) == 2
@@ -134,7 +134,7 @@ def test_ready_counts_a_turn_that_a_dependency_lets_out(queue: TaskQueue, owner:
         ([("work", "a\x00")], "pairs"),
     ],
 )
-def test_a_dependency_that_is_unknown_or_none_is_an_error_that_names_the_position_and_stores_nothing(
+def test_an_invalid_dependency_is_refused_by_its_position_and_nothing_is_stored(
     queue: TaskQueue, depends_on: object, reason: str
 ) -> None:
     queue.push("work", ["a"])
@@ -144,7 +144,7 @@ def test_a_dependency_that_is_unknown_or_none_is_an_error_that_names_the_positio
     assert states(queue) == [("a", State.READY)]
 
 
-def test_the_position_of_an_unknown_dependency_is_told_in_a_push_of_several_calls(queue: TaskQueue) -> None:
+def test_an_unknown_dependency_is_refused_by_its_position_in_a_push_of_several_calls(queue: TaskQueue) -> None:
     tasks: list[NewTask | str] = [f"id-{number}" for number in range(10_050)]
     tasks[10_020] = dependent("unknown")
     with pytest.raises(InvalidTask, match=r"position 10020"):
@@ -159,7 +159,7 @@ def test_dependencies_work_across_the_calls_of_one_long_push(queue: TaskQueue, o
     assert identifiers(queue.poll("work", owner)) == ["b"]
 
 
-def test_what_is_purged_is_waited_for_no_longer(queue: TaskQueue, owner: Owner) -> None:
+def test_a_purged_dependency_keeps_no_task_waiting(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED, "a")
     queue.push("work", [dependent("a")])
     assert finish(queue, owner) == []
@@ -167,7 +167,7 @@ def test_what_is_purged_is_waited_for_no_longer(queue: TaskQueue, owner: Owner) 
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_snooze_or_a_retry_of_a_dependent_goes_on_where_it_was(queue: TaskQueue, owner: Owner) -> None:
+def test_a_snoozed_dependent_is_polled_again_after_its_snooze(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.SUCCEEDED, "a")
     queue.push("work", [dependent("a")])
     [task] = queue.poll("work", owner)
@@ -186,7 +186,7 @@ def test_a_reset_dependent_waits_again(queue: TaskQueue, owner: Owner) -> None:
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_waiting_task_says_so(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_that_waits_for_a_dependency_has_the_status_blocked(queue: TaskQueue, owner: Owner) -> None:
     _first, second = queue.push("work", ["a", dependent("a")])
     info = known(queue, second)
     assert (info.state, info.status, info.attempt) == (State.READY, "blocked", 0)
@@ -211,7 +211,7 @@ def test_a_suspended_dependent_waits_once_it_is_released(queue: TaskQueue, owner
     assert finish(queue, owner) == ["b"]
 
 
-def test_an_end_and_a_push_that_do_not_see_each_other_are_found_by_the_next_look(
+def test_a_push_and_an_end_that_miss_each_other_are_found_by_the_next_check(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
     """Both transactions are open at once: the one sees no success, the other no task to promote."""
@@ -228,7 +228,7 @@ def test_an_end_and_a_push_that_do_not_see_each_other_are_found_by_the_next_look
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_poll_looks_at_no_more_than_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
+def test_a_poll_checks_at_most_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("a", delay=timedelta(hours=1)), *[dependent("a") for _ in range(250)]])
     pass_time(queue, timedelta(minutes=20))  # so that the next look at each is a minute away
     queue.conn.execute("UPDATE taskq_internal.live SET available_at = clock_timestamp() WHERE waits = 1")
@@ -273,7 +273,7 @@ def test_a_task_that_has_to_wait_again_gives_its_place_in_its_group_to_the_next(
     assert queue.poll_batch("work", owner, 1, 2) == {"b": [first, third]}
 
 
-def test_a_group_goes_out_with_all_its_tasks_that_a_success_let_out(queue: TaskQueue, owner: Owner) -> None:
+def test_a_group_is_handed_out_with_all_its_tasks_whose_dependency_succeeded(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", *[dependent("a") for _ in range(250)]])
     assert finish(queue, owner) == ["a"]
     assert [len(group) for group in queue.poll_batch("work", owner, 1).values()] == [250]

@@ -98,7 +98,7 @@ def test_the_error_names_the_counts_the_limit_and_the_first_errors() -> None:
     assert text.endswith("and 1,198 more")
 
 
-def test_a_drain_counts_the_tasks_that_its_owner_has_ended_since_it_began(queue: TaskQueue, owner: Owner) -> None:
+def test_a_drain_counts_the_tasks_that_its_owner_has_ended_since_its_start(queue: TaskQueue, owner: Owner) -> None:
     end(queue, owner, Result.FAILURE, Result.SUCCESS)
     began = queue.begin_drain("owner", "work", owner)
     assert queue.drain_counts("work", "owner", began) == NOTHING
@@ -144,7 +144,7 @@ def test_a_drain_continues_the_one_of_its_name_that_never_reported(queue: TaskQu
     assert queue.drain_counts("work", "owner", later) == NOTHING
 
 
-def test_a_drain_of_the_same_name_on_another_topic_begins_by_itself(queue: TaskQueue) -> None:
+def test_a_drain_of_the_same_name_on_another_topic_starts_from_zero(queue: TaskQueue) -> None:
     queue.create_topic("other")
     began = queue.begin_drain("owner", "work")
     assert queue.begin_drain("owner", "other") > began

@@ -34,7 +34,7 @@ def fail(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str |
         (None, "a", "no error given"),
     ],
 )
-def test_what_differs_from_task_to_task_is_left_out_of_the_group(
+def test_an_error_group_leaves_out_what_differs_from_task_to_task(
     queue: TaskQueue, summary: str | None, identifier: str, group: str
 ) -> None:
     found = queue.conn.execute(
@@ -58,7 +58,7 @@ def test_the_largest_group_comes_first_with_its_newest_example(queue: TaskQueue,
     assert queue.error_groups("work", 1) == [first]
 
 
-def test_tasks_that_are_to_be_tried_again_count_in_their_group(queue: TaskQueue, owner: Owner) -> None:
+def test_tasks_that_will_be_retried_count_in_their_error_group(queue: TaskQueue, owner: Owner) -> None:
     fail(queue, owner, {"a": ValueError("for aa1"), "b": ValueError("for b2")})
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
     fail(queue, owner, {"c": ValueError("for c3"), "d": KeyError("x")})
@@ -68,7 +68,7 @@ def test_tasks_that_are_to_be_tried_again_count_in_their_group(queue: TaskQueue,
     ]
 
 
-def test_only_the_newest_failures_are_looked_at(queue: TaskQueue, owner: Owner) -> None:
+def test_only_the_newest_failures_are_grouped(queue: TaskQueue, owner: Owner) -> None:
     fail(queue, owner, {"a": ValueError("a"), "b": KeyError("b"), "c": KeyError("b")})
     assert [(one.error, one.failed, one.looked_at) for one in queue.error_groups("work", budget=2)] == [
         ("KeyError: 'b'", 2, 2)
@@ -84,7 +84,7 @@ def test_a_filter_finds_exactly_the_tasks_of_a_group(queue: TaskQueue, owner: Ow
     assert queue.find_tasks("work", TaskFilter(error_group="no error given")).sequences == [sequences[4]]
 
 
-def test_reviving_what_a_group_finds_leaves_the_other_failures_alone(queue: TaskQueue, owner: Owner) -> None:
+def test_reviving_the_tasks_of_an_error_group_leaves_the_other_failures_alone(queue: TaskQueue, owner: Owner) -> None:
     first, second, other = fail(queue, owner, {"a": ValueError("at 1"), "b": ValueError("at 2"), "c": KeyError("x")})
     found = queue.find_tasks("work", TaskFilter(state=State.FAILED, error_group="ValueError: at #"))
     assert set(queue.revive("work", sequences=found.sequences)) == {first, second}

@@ -152,9 +152,7 @@ def test_the_summary_of_any_other_text_is_its_first_line(
     assert known(queue, task).error_summary == summary
 
 
-def test_a_failure_that_is_tried_again_has_its_summary_in_the_task_and_in_the_timeline(
-    queue: TaskQueue, owner: Owner
-) -> None:
+def test_a_retried_failure_has_its_summary_in_the_task_and_in_the_timeline(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=NEVER)))
     [task] = queue.push("work", ["a"])
     for message in ("first", "second"):
@@ -233,7 +231,9 @@ def test_a_superseded_retry_keeps_the_summary_and_a_revived_task_has_none(queue:
     assert known(queue, other).error_summary is None
 
 
-def test_lists_the_view_and_why_show_the_summary_not_a_line_of_the_traceback(queue: TaskQueue, owner: Owner) -> None:
+def test_lists_the_view_and_explain_show_the_summary_and_no_line_of_the_traceback(
+    queue: TaskQueue, owner: Owner
+) -> None:
     task = task_in(queue, owner, State.ACTIVE)
     error = raised(lambda: fail(ValueError("no mailbox for bad-1")))
     queue.complete(owner, {task: Decision(Result.FAILURE, error=error)})

@@ -40,14 +40,14 @@ def sentence(error: BaseException) -> str:
     return text
 
 
-def test_a_server_that_is_down_is_told_in_one_sentence() -> None:
+def test_a_server_that_is_down_is_reported_in_one_sentence() -> None:
     with pytest.raises(TaskQueueError) as error:
         connect(f"postgresql://me:{SECRET}@127.0.0.1:1/nowhere", connect_timeout=3)
     assert "127.0.0.1" in sentence(error.value)
     assert SECRET not in sentence(error.value)
 
 
-def test_a_database_that_does_not_exist_is_told_in_one_sentence(server_dsn: str) -> None:
+def test_a_database_that_does_not_exist_is_reported_in_one_sentence(server_dsn: str) -> None:
     with pytest.raises(TaskQueueError, match="no_such_database") as error:
         connect(make_conninfo(server_dsn, dbname="no_such_database"))
     sentence(error.value)
@@ -103,7 +103,7 @@ def test_the_dsn_comes_from_a_file(dsn: str, monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"], ids=["missing", "empty", "binary"])
-def test_a_dsn_file_that_says_nothing_is_told_by_its_variable(
+def test_an_empty_dsn_file_is_reported_with_its_variable(
     content: bytes | None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -179,14 +179,14 @@ def test_a_lapsed_lease_says_that_a_heartbeat_renews_it(queue: TaskQueue, owner:
     sentence(error.value)
 
 
-def test_tasks_not_held_are_named_but_not_by_the_thousand(queue: TaskQueue, owner: Owner) -> None:
+def test_an_error_names_only_the_first_tasks_that_are_not_held(queue: TaskQueue, owner: Owner) -> None:
     with pytest.raises(NotHeld, match=r"5000") as error:
         queue.complete(owner, dict.fromkeys(range(10**9, 10**9 + 5000), Result.SUCCESS))
     assert "1000000000" in sentence(error.value)
     assert len(sentence(error.value)) < 1000
 
 
-def test_an_error_keeps_what_postgresql_said_as_its_cause(queue: TaskQueue) -> None:
+def test_an_error_keeps_the_error_of_postgresql_as_its_cause(queue: TaskQueue) -> None:
     with pytest.raises(TaskQueueError) as error:
         queue.push("nowhere", ["a"])
     assert isinstance(error.value.__cause__, psycopg.Error)
@@ -202,7 +202,7 @@ def test_a_connection_that_died_is_no_error_of_the_queue(queue: TaskQueue, sessi
 
 
 @pytest.mark.parametrize("action", ["install", "verify", "uninstall"])
-def test_the_command_line_says_it_in_one_sentence(action: str) -> None:
+def test_the_command_line_reports_an_error_in_one_sentence(action: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "airflow_provider_taskq.queue", action],
         env={"TASKQ_DSN": f"postgresql://me:{SECRET}@127.0.0.1:1/db", "PYTHONPATH": str(Path.cwd())},

@@ -20,7 +20,7 @@ def test_an_exchange_completes_and_polls(queue: TaskQueue, owner: Owner) -> None
     assert queue.exchange(owner, dict.fromkeys(second, Result.FAILURE), "work") == []
 
 
-def test_what_is_done_makes_way_for_the_next_of_its_identifier(queue: TaskQueue, owner: Owner) -> None:
+def test_a_completed_task_makes_way_for_the_next_of_its_identifier(queue: TaskQueue, owner: Owner) -> None:
     pushed = queue.push("work", ["a", "a", "a"])
     done: list[Task] = []
     for _ in pushed:
@@ -28,7 +28,7 @@ def test_what_is_done_makes_way_for_the_next_of_its_identifier(queue: TaskQueue,
     assert done == pushed
 
 
-def test_an_exchange_that_names_what_is_not_held_polls_nothing(queue: TaskQueue, owner: Owner) -> None:
+def test_an_exchange_that_names_a_task_that_is_not_held_polls_nothing(queue: TaskQueue, owner: Owner) -> None:
     [task] = queue.push("work", ["a"])
     with pytest.raises(NotHeld):
         queue.exchange(owner, {task: Result.SUCCESS}, "work")

@@ -40,7 +40,7 @@ def test_a_lease_that_has_not_lapsed_is_never_touched(queue: TaskQueue, owner: O
 
 
 @pytest.mark.parametrize("grace", [-timedelta(minutes=10), -timedelta(days=1)])
-def test_no_grace_below_zero_takes_a_lease_that_has_not_lapsed(queue: TaskQueue, grace: timedelta) -> None:
+def test_a_negative_grace_takes_no_lease_that_has_not_lapsed(queue: TaskQueue, grace: timedelta) -> None:
     owner = queue.register("short", timedelta(minutes=5))
     task = task_in(queue, owner, State.ACTIVE)
     queue.heartbeat(owner)
@@ -145,7 +145,7 @@ def test_expire_also_ends_lapsed_leases_that_hold_nothing(queue: TaskQueue, owne
         queue.heartbeat(owner)
 
 
-def test_expire_twice_takes_once(queue: TaskQueue, owner: Owner) -> None:
+def test_a_second_expire_takes_nothing(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.ACTIVE)
     assert crash(queue, owner) == 1
     assert queue.expire() == 0

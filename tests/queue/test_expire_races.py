@@ -40,7 +40,7 @@ def test_registration_against_expiry_takes_over_all_tasks_or_none(
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_a_completion_that_meets_an_expiry_is_decided_by_whether_it_commits(
+def test_a_completion_during_an_expiry_succeeds_only_if_the_expiry_is_rolled_back(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,
@@ -67,7 +67,7 @@ def test_a_completion_that_meets_an_expiry_is_decided_by_whether_it_commits(
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_an_expiry_that_meets_a_completion_leaves_it_alone(
+def test_an_expiry_leaves_alone_a_task_that_is_being_completed(
     queue: TaskQueue, owner: Owner, session: TaskQueue, commits: bool
 ) -> None:
     task = task_in(queue, owner, State.ACTIVE)
@@ -85,7 +85,7 @@ def test_an_expiry_that_meets_a_completion_leaves_it_alone(
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_a_heartbeat_that_meets_an_expiry_learns_what_became_of_it(
+def test_a_heartbeat_during_an_expiry_waits_and_gets_its_outcome(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,
@@ -107,7 +107,7 @@ def test_a_heartbeat_that_meets_an_expiry_learns_what_became_of_it(
         assert renewed.result().fence == owner.fence
 
 
-def test_many_expire_at_once_and_each_task_crashes_once(
+def test_concurrent_expiries_count_one_crash_for_each_task(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[int]
 ) -> None:
     queue.push("work", [f"{number}" for number in range(40)])

@@ -45,7 +45,7 @@ def found(queue: TaskQueue, subject: str) -> HealthFinding:
     return next(finding for finding in queue.health() if finding.subject == subject)
 
 
-def test_an_idle_queue_is_fine_and_says_so_of_every_subject(own_queue: TaskQueue) -> None:
+def test_health_reports_every_subject_of_an_idle_queue_as_fine(own_queue: TaskQueue) -> None:
     findings = own_queue.health()
     assert {finding.subject for finding in findings} == SUBJECTS
     assert {finding.severity for finding in findings} == {Severity.FINE}
@@ -72,7 +72,7 @@ def test_an_open_transaction_is_named_with_its_pid_state_and_application(queue: 
     assert found(queue, "oldest transaction").pid is None
 
 
-def test_a_transaction_that_only_wrote_is_named_as_well(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_transaction_that_only_wrote_is_reported_too(queue: TaskQueue, session: TaskQueue) -> None:
     session.push("work", ["a"])
     assert found(queue, "oldest transaction").pid == session.conn.info.backend_pid
 
@@ -85,7 +85,7 @@ def test_severity_grows_with_the_value(conn: psycopg.Connection, age: int, sever
     assert conn.execute("SELECT taskq_internal.severity(%s, 60, 600, 3600)", (age,)).fetchone() == (severity,)
 
 
-def test_a_prepared_transaction_is_named_with_what_ends_it(queue: TaskQueue, dsn: str) -> None:
+def test_a_prepared_transaction_is_reported_with_the_commands_that_end_it(queue: TaskQueue, dsn: str) -> None:
     row = queue.conn.execute("SHOW max_prepared_transactions").fetchone()
     if row == ("0",):
         pytest.skip("this server takes no prepared transactions")
@@ -139,7 +139,7 @@ def test_dead_rows_are_reported_by_table_with_the_number_at_which_vacuum_begins(
     assert found(queue, "dead rows").severity is Severity.FINE
 
 
-def test_a_lapsed_lease_is_told_once_it_has_lapsed_for_long_and_holds_tasks(queue: TaskQueue, owner: Owner) -> None:
+def test_a_lease_that_lapsed_long_ago_and_holds_tasks_is_reported(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b"])
     assert found(queue, "lapsed leases").value == 0
     lapse(queue, owner, timedelta(minutes=4))
@@ -173,7 +173,9 @@ def test_an_unpolled_topic_is_reported_by_its_oldest_due_task(queue: TaskQueue) 
 
 
 @pytest.mark.parametrize("sign", ["holds", "ended"])
-def test_a_topic_that_is_worked_on_is_behind_and_not_unserved(queue: TaskQueue, owner: Owner, sign: str) -> None:
+def test_a_topic_with_active_workers_is_reported_as_behind_and_not_as_unserved(
+    queue: TaskQueue, owner: Owner, sign: str
+) -> None:
     queue.push("work", ["a", "b"])
     pass_time(queue, timedelta(minutes=6))
     tasks = queue.poll("work", owner)
@@ -184,7 +186,7 @@ def test_a_topic_that_is_worked_on_is_behind_and_not_unserved(queue: TaskQueue, 
     assert "it is worked on, but more comes in than goes out" in reported.detail
 
 
-def test_what_is_held_under_a_lapsed_lease_is_no_sign_that_a_topic_is_served(queue: TaskQueue, owner: Owner) -> None:
+def test_tasks_held_under_a_lapsed_lease_are_no_sign_of_a_worker(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b"])
     queue.poll("work", owner)
     pass_time(queue, timedelta(minutes=6))
@@ -192,7 +194,7 @@ def test_what_is_held_under_a_lapsed_lease_is_no_sign_that_a_topic_is_served(que
     assert "no worker seems to poll it" in found(queue, "waiting tasks").detail
 
 
-def test_a_paused_topic_with_due_tasks_is_told_as_paused(queue: TaskQueue) -> None:
+def test_a_paused_topic_with_due_tasks_is_reported_as_paused(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.pause_topic("work")
     pass_time(queue, timedelta(minutes=6))
@@ -201,7 +203,7 @@ def test_a_paused_topic_with_due_tasks_is_told_as_paused(queue: TaskQueue) -> No
     assert reported.detail.endswith("has been due for 6 min: it is paused")
 
 
-def test_what_stands_in_the_way_of_an_identifier_is_named(queue: TaskQueue, owner: Owner) -> None:
+def test_health_names_the_task_that_blocks_an_identifier(queue: TaskQueue, owner: Owner) -> None:
     first, second, *_ = queue.push("work", ["a", "b", "a", "b"])
     queue.poll("work", owner, 2)
     queue.complete(owner, {second: Result.FAILURE})
@@ -216,7 +218,7 @@ def test_what_stands_in_the_way_of_an_identifier_is_named(queue: TaskQueue, owne
     )
 
 
-def test_many_waiting_topics_are_told_by_the_worst_ten_and_their_number(queue: TaskQueue) -> None:
+def test_of_many_waiting_topics_the_worst_ten_and_the_number_are_reported(queue: TaskQueue) -> None:
     for number in range(12):
         queue.create_topic(f"topic {number}")
         queue.push(f"topic {number}", ["a"])
@@ -226,7 +228,7 @@ def test_many_waiting_topics_are_told_by_the_worst_ten_and_their_number(queue: T
     assert reported[-1].detail.startswith("12 topics have tasks that have been due for longer than 5 min")
 
 
-def test_a_dependency_that_ended_without_success_is_told(queue: TaskQueue, owner: Owner) -> None:
+def test_a_dependency_that_ended_without_success_is_reported(queue: TaskQueue, owner: Owner) -> None:
     [first] = queue.push("work", ["a"])
     [second] = queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
     assert found(queue, "dependencies").severity is Severity.FINE
@@ -240,7 +242,7 @@ def test_a_dependency_that_ended_without_success_is_told(queue: TaskQueue, owner
     assert found(queue, "dependencies").severity is Severity.FINE
 
 
-def test_a_push_that_stays_open_is_told_with_its_topic_and_pid(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_push_that_stays_open_is_reported_with_its_topic_and_pid(queue: TaskQueue, session: TaskQueue) -> None:
     session.push("work", ["a"])
     assert found(queue, "open pushes").value == 0
     body = queue.conn.execute("SELECT pg_get_functiondef('taskq_internal.health_of_logs'::regproc)").fetchone()
@@ -254,7 +256,7 @@ def test_a_push_that_stays_open_is_told_with_its_topic_and_pid(queue: TaskQueue,
     )
 
 
-def test_a_bloated_index_is_named_with_what_to_run(own_queue: TaskQueue) -> None:
+def test_a_bloated_index_is_reported_with_the_command_that_rebuilds_it(own_queue: TaskQueue) -> None:
     own_queue.conn.execute("UPDATE pg_class SET relpages = 20000, reltuples = 100 WHERE relname = 'live_default_pkey'")
     reported = found(own_queue, "bloated indexes")
     assert reported.severity is Severity.NOTICE
@@ -262,14 +264,14 @@ def test_a_bloated_index_is_named_with_what_to_run(own_queue: TaskQueue) -> None
     assert reported.value == 20_000 * 8192
 
 
-def test_a_sequence_that_runs_out_is_told_in_time(own_queue: TaskQueue) -> None:
+def test_a_sequence_that_runs_out_is_reported_in_time(own_queue: TaskQueue) -> None:
     own_queue.conn.execute("SELECT setval('taskq_internal.task_sequence', 8000000000000000000)")
     reported = found(own_queue, "numbers that run out")
     assert reported.severity is Severity.WARNING
     assert "taskq_internal.task_sequence is at 8000000000000000000" in reported.detail
 
 
-def test_stages_of_jobs_that_died_are_told(queue: TaskQueue, owner: Owner) -> None:
+def test_stages_of_dead_jobs_are_reported(queue: TaskQueue, owner: Owner) -> None:
     queue.conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
         " VALUES (taskq.open_stage(%s, %s), 0, 0, 1, 3)",
@@ -299,9 +301,7 @@ def plain_owner(empty_dsn: str) -> Iterator[str]:
         conn.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
-def test_an_owner_of_the_schema_without_rights_on_the_server_is_told_what_it_cannot_see(
-    empty_dsn: str, plain_owner: str
-) -> None:
+def test_health_reports_which_sessions_the_owner_of_the_schema_may_not_see(empty_dsn: str, plain_owner: str) -> None:
     with connect(plain_owner, autocommit=True) as conn, connect(empty_dsn) as stranger:
         TaskQueue(conn).create_topic("work")
         TaskQueue(stranger).push("work", ["a"])
@@ -320,7 +320,7 @@ def test_health_changes_and_locks_nothing(queue: TaskQueue, owner: Owner, sessio
     queue.complete(owner, dict.fromkeys(queue.held(owner), Result.SUCCESS))
 
 
-def test_health_costs_the_same_however_many_tasks_wait(own_queue: TaskQueue) -> None:
+def test_health_costs_the_same_with_any_number_of_waiting_tasks(own_queue: TaskQueue) -> None:
     queue = own_queue
     queue.push_stream("work", numbered(30_000))
     queue.conn.execute("VACUUM ANALYZE")
@@ -343,7 +343,7 @@ def fail_tasks(queue: TaskQueue, owner: Owner, errors: list[str]) -> None:
     queue.complete(owner, dict(zip(tasks, made, strict=True)))
 
 
-def test_failures_of_the_last_hour_are_told_with_their_share_and_errors(queue: TaskQueue, owner: Owner) -> None:
+def test_failures_of_the_last_hour_are_reported_with_their_share_and_errors(queue: TaskQueue, owner: Owner) -> None:
     fail_tasks(queue, owner, [*(f"ValueError: no mailbox for {number}" for number in range(4)), "A", "B", "C", "D"])
     finding = found(queue, "failures")
     assert (finding.severity, finding.value) == (Severity.CRITICAL, 8)
@@ -382,7 +382,7 @@ def test_few_failures_and_old_ones_are_no_warning(queue: TaskQueue, owner: Owner
     assert (finding.severity, finding.detail) == (Severity.FINE, "no task has FAILED in the last hour")
 
 
-def test_a_finding_names_the_topic_the_task_or_the_owner_that_it_is_about(queue: TaskQueue, owner: Owner) -> None:
+def test_a_health_finding_names_its_topic_task_or_owner(queue: TaskQueue, owner: Owner) -> None:
     (task,) = queue.push("work", ["a"])
     pass_time(queue, timedelta(days=1))
     lapse(queue, owner, timedelta(minutes=6))

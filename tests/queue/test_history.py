@@ -30,7 +30,7 @@ def whats(queue: TaskQueue, task: Task) -> list[str]:
     return [happening.what for happening in queue.timeline("work", task.sequence)]
 
 
-def test_a_task_that_goes_well_leaves_nothing_in_the_history(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_that_succeeds_at_once_leaves_no_row_in_the_history(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.SUCCEEDED)
     assert queue.conn.execute("SELECT FROM taskq_internal.history").rowcount == 0
     pushed, ended = queue.timeline("work", task.sequence)
@@ -52,14 +52,16 @@ def test_each_recorded_failure_has_its_time_holder_and_reason(queue: TaskQueue, 
     assert {one.holder for one in happened[1:]} == {owner.name}
 
 
-def test_a_snooze_and_a_failure_within_the_time_to_live_are_no_failures(queue: TaskQueue, owner: Owner) -> None:
+def test_a_snooze_and_a_failure_within_the_time_to_live_are_not_recorded_as_failures(
+    queue: TaskQueue, owner: Owner
+) -> None:
     [task] = queue.push("work", [NewTask("a", ttl=HOUR)])
     for decision in (Decision(Result.FAILURE), Decision(Result.SUSPENSION, delay=timedelta(0))):
         queue.complete(owner, dict.fromkeys(queue.poll("work", owner), decision))
     assert whats(queue, task) == ["pushed"]
 
 
-def test_a_task_that_is_tried_for_ever_does_not_fill_the_history(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_that_is_retried_forever_does_not_fill_the_history(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1000, base=timedelta(0))))
     [task] = queue.push("work", ["a"])
     for _ in range(220):
@@ -67,7 +69,7 @@ def test_a_task_that_is_tried_for_ever_does_not_fill_the_history(queue: TaskQueu
     assert [one.attempt for one in queue.timeline("work", task.sequence)] == [0, *range(1, 101), 200]
 
 
-def test_a_lapsed_lease_is_told(queue: TaskQueue, owner: Owner) -> None:
+def test_the_history_has_an_event_for_a_lapsed_lease(queue: TaskQueue, owner: Owner) -> None:
     [task] = queue.push("work", ["a"])
     queue.poll("work", owner)
     assert whats(queue, task) == ["pushed", "held"]
@@ -96,7 +98,7 @@ def test_the_history_names_the_actor_of_each_action(queue: TaskQueue, owner: Own
     assert happened[3].other == copy
 
 
-def test_the_history_goes_with_the_task(queue: TaskQueue, owner: Owner) -> None:
+def test_a_purge_removes_the_history_of_a_task(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.FAILED)
     queue.reassign("work", Result.SUCCESS, sequences=[task.sequence])
     queue.purge("work")
@@ -193,7 +195,7 @@ def test_one_sentence_says_why_a_task_is_not_running(
     assert bool(explained.waits_normally) is waits, explained
 
 
-def test_nothing_is_told_of_a_task_that_is_not_there(queue: TaskQueue) -> None:
+def test_a_missing_task_has_no_history_and_no_explanation(queue: TaskQueue) -> None:
     assert queue.explain("work", 1) is None
     assert queue.timeline("work", 1) == []
 

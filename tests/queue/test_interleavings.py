@@ -28,7 +28,7 @@ def naive(own_queue: TaskQueue) -> Iterator[psycopg.Connection]:
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_one_statement_over_a_locking_sub_select_may_take_more_than_asked_and_ours_never(
+def test_one_statement_over_a_locking_subselect_may_take_more_than_requested_and_a_poll_never(
     own_queue: TaskQueue, naive: psycopg.Connection, size: int
 ) -> None:
     own_queue.push("work", numbered(60))
@@ -39,7 +39,7 @@ def test_one_statement_over_a_locking_sub_select_may_take_more_than_asked_and_ou
     assert own_queue.count("work")["work"][State.ACTIVE].count == size
 
 
-def test_an_unfenced_completion_is_overwritten_by_a_late_worker_and_ours_is_not(
+def test_a_late_worker_overwrites_an_unfenced_completion_and_not_a_fenced_one(
     own_queue: TaskQueue, naive: psycopg.Connection
 ) -> None:
     finish = "UPDATE naive SET state = 6, output = %s WHERE sequence = 1 AND owner = 'job'"

@@ -135,7 +135,7 @@ WAYS: dict[str, Callable[[psycopg.Connection, list[Any]], None]] = {
 
 @refused
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in_refuses_json_that_not_every_client_can_read(
+def test_every_push_and_offer_refuses_json_that_not_every_client_can_read(
     small_queue: TaskQueue, way: str, text: str, reason: str
 ) -> None:
     with pytest.raises(psycopg.Error) as refusal:
@@ -160,7 +160,7 @@ def test_a_push_of_one_task_refuses_json_that_not_every_client_can_read(
 
 @accepted
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in_takes_json_within_the_limits(small_queue: TaskQueue, way: str, text: str) -> None:
+def test_every_push_and_offer_takes_json_within_the_limits(small_queue: TaskQueue, way: str, text: str) -> None:
     WAYS[way](small_queue.conn, ["1", text])
     assert everything(small_queue)[1].payload == json.loads(text)
 
@@ -262,7 +262,7 @@ def test_a_follow_up_of_a_stage_is_refused_like_any_push(queue: TaskQueue, owner
     assert [info.state for info in everything(queue)] == [State.ACTIVE]
 
 
-def test_dependencies_that_no_stack_can_parse_are_an_invalid_task(queue: TaskQueue) -> None:
+def test_dependencies_nested_too_deeply_to_parse_are_an_invalid_task(queue: TaskQueue) -> None:
     stage = uuid4()
     queue.conn.execute(
         "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier, depends_on)"
@@ -351,7 +351,7 @@ def deep_payloads(draw: st.DrawFn) -> Json:
 @given(st.lists(payloads | deep_payloads(), min_size=1, max_size=5))
 @example([nested(100), 10**308, "x" * 250])
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_what_push_takes_a_poll_returns_equal(queue: TaskQueue, owner: Owner, pushed: list[Json]) -> None:
+def test_a_poll_returns_a_payload_equal_to_the_pushed_one(queue: TaskQueue, owner: Owner, pushed: list[Json]) -> None:
     queue.purge_all("work")
     try:
         tasks = queue.push("work", [NewTask("a", payload) for payload in pushed])
@@ -416,7 +416,7 @@ def expected_defect(text: str) -> str | None:
 
 @given(json_texts())
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_sql_finds_exactly_what_breaks_a_limit(queue: TaskQueue, text: str) -> None:
+def test_the_check_in_sql_finds_exactly_the_json_beyond_a_limit(queue: TaskQueue, text: str) -> None:
     [suspected, defect] = queue.conn.execute(
         "SELECT taskq_internal.needs_json_check(t), taskq_internal.json_defect(t) FROM CAST(%s AS text) AS t", (text,)
     ).fetchone() or [None, None]

@@ -87,7 +87,7 @@ TABLE: dict[str, tuple[list[tuple[str, State]], set[str], set[str]]] = {
 
 @pytest.mark.parametrize("junction", BOTH)
 @pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
-def test_identifiers_are_counted_and_not_rows(
+def test_a_junction_counts_identifiers_and_not_rows(
     queue: TaskQueue,
     owner: Owner,
     row: tuple[list[tuple[str, State]], set[str], set[str]],
@@ -115,14 +115,14 @@ def test_only_tasks_of_this_topic_count_and_are_released(queue: TaskQueue, owner
 
 
 @pytest.mark.parametrize("junction", BOTH)
-def test_groups_that_overlap_are_judged_by_the_states_before_the_call(queue: TaskQueue, junction: Junction) -> None:
+def test_overlapping_groups_are_judged_by_the_states_before_the_call(queue: TaskQueue, junction: Junction) -> None:
     suspended(queue, "a", "b", "c")
     assert queue.junction("work", [["a", "b"], ["b", "c"], ["c", "missing"]], junction) == {"a", "b", "c"}
     assert [state for _, state in states(queue)] == [State.READY] * 3
 
 
 @pytest.mark.parametrize("junction", BOTH)
-def test_each_group_stands_on_its_own(queue: TaskQueue, junction: Junction) -> None:
+def test_each_group_of_a_junction_is_judged_alone(queue: TaskQueue, junction: Junction) -> None:
     suspended(queue, "a", "b", "c")
     assert queue.junction("work", [["a", "missing"], ["b"], ["missing"], ["c", "missing"]], junction) == {"b"}
     assert states(queue) == [("a", State.SUSPENDED), ("b", State.READY), ("c", State.SUSPENDED)]
@@ -137,7 +137,9 @@ def test_an_empty_group_releases_nothing(queue: TaskQueue, groups: list[list[str
 
 
 @pytest.mark.parametrize("junction", BOTH)
-def test_where_nothing_is_suspended_nothing_is_released(queue: TaskQueue, owner: Owner, junction: Junction) -> None:
+def test_without_suspended_tasks_a_junction_releases_nothing(
+    queue: TaskQueue, owner: Owner, junction: Junction
+) -> None:
     task_in(queue, owner, State.SUCCEEDED, "a")
     queue.push("work", ["b"])
     before = image(queue)
@@ -208,7 +210,7 @@ def test_a_junction_does_not_wait_for_a_push_that_replaces(queue: TaskQueue, ses
     assert queue.junction("work", [["a", "b"]], Junction.ETERNAL) == {"b"}
 
 
-def test_what_is_no_group_or_no_topic_is_refused(queue: TaskQueue) -> None:
+def test_an_invalid_junction_is_refused(queue: TaskQueue) -> None:
     with pytest.raises(InvalidTask, match="not the one text 'ab'"):
         queue.junction("work", ["ab"])
     with pytest.raises(UnknownTopic, match="'nowhere'"):
@@ -219,7 +221,7 @@ def test_what_is_no_group_or_no_topic_is_refused(queue: TaskQueue) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("junction", BOTH)
-def test_a_hundred_thousand_groups_take_one_call(own_queue: TaskQueue, junction: Junction) -> None:
+def test_one_call_releases_a_hundred_thousand_groups(own_queue: TaskQueue, junction: Junction) -> None:
     queue, count = own_queue, 100_000
     queue.push_stream("work", (NewTask(f"{number}", suspended=True) for number in range(count)))
     queue.push_stream("work", ("hot" for _ in range(10_000)))
@@ -230,7 +232,7 @@ def test_a_hundred_thousand_groups_take_one_call(own_queue: TaskQueue, junction:
 
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
 @pytest.mark.parametrize("junction", BOTH)
-def test_a_junction_costs_the_same_however_much_has_ended(
+def test_a_junction_costs_the_same_behind_any_number_of_ended_tasks(
     own_queue: TaskQueue, junction: Junction, analysed: bool
 ) -> None:
     queue = own_queue

@@ -53,7 +53,7 @@ def test_a_group_is_known_by_its_identifiers_in_any_order(queue: TaskQueue) -> N
     assert queue.release_groups_once("gate", "work", [["a"]]) == [0]
 
 
-def test_a_juncture_that_is_rolled_back_waits_on(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_juncture_that_is_rolled_back_still_waits(queue: TaskQueue, session: TaskQueue) -> None:
     suspend(queue, "a")
     assert session.release_groups_once("gate", "work", [["a"]]) == []
     session.conn.rollback()
@@ -61,11 +61,11 @@ def test_a_juncture_that_is_rolled_back_waits_on(queue: TaskQueue, session: Task
     assert queue.release_groups_once("gate", "work", [["a"]]) == []
 
 
-def test_no_group_is_nothing_to_wait_for(queue: TaskQueue) -> None:
+def test_a_juncture_without_groups_waits_for_nothing(queue: TaskQueue) -> None:
     assert queue.release_groups_once("gate", "work", []) == []
 
 
-def test_what_was_released_long_ago_is_forgotten(queue: TaskQueue) -> None:
+def test_records_of_old_releases_are_purged(queue: TaskQueue) -> None:
     suspend(queue, "a")
     queue.release_groups_once("gate", "work", [["a"]])
     assert queue.purge_group_releases(timedelta(hours=1)) == 0
@@ -73,7 +73,7 @@ def test_what_was_released_long_ago_is_forgotten(queue: TaskQueue) -> None:
     assert queue.release_groups_once("gate", "work", [["a"]]) == [0]
 
 
-def test_a_juncture_refuses_what_is_unknown(queue: TaskQueue) -> None:
+def test_a_juncture_refuses_an_unknown_topic_or_junction(queue: TaskQueue) -> None:
     with pytest.raises(UnknownTopic):
         queue.release_groups_once("gate", "missing", [["a"]])
     with pytest.raises(TaskQueueError, match="junction"):

@@ -97,7 +97,7 @@ def test_a_lock_given_back_later_than_at_least_is_free_at_once(queue: TaskQueue)
     assert queue.lock("job", "b", HOUR) is True
 
 
-def test_extending_takes_nothing_off_at_least(queue: TaskQueue) -> None:
+def test_extending_a_lock_does_not_shorten_at_least(queue: TaskQueue) -> None:
     queue.lock("job", "a", HOUR, at_least=MINUTE)
     queue.lock("job", "a", HOUR)
     queue.unlock("job", "a")
@@ -178,7 +178,7 @@ def test_one_of_many_at_once_gets_the_lock(
     assert queue.conn.execute("SELECT count(*) FROM taskq_internal.lock").fetchone() == (10,)
 
 
-def test_many_locks_in_one_transaction(queue: TaskQueue, session: TaskQueue) -> None:
+def test_one_transaction_can_take_many_locks(queue: TaskQueue, session: TaskQueue) -> None:
     assert all(session.lock(f"{number}", "a", HOUR) for number in range(500))
     assert not any(hurry(queue).lock(f"{number}", "b", HOUR) for number in range(0, 500, 50))
     session.conn.commit()

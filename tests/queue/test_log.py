@@ -49,21 +49,21 @@ def test_the_log_has_every_task_in_the_order_of_sequences(queue: TaskQueue) -> N
     ]
 
 
-def test_a_task_stays_in_the_log_as_it_was_pushed_whatever_becomes_of_it(queue: TaskQueue, owner: Owner) -> None:
+def test_the_log_shows_a_task_as_it_was_pushed_after_any_later_change(queue: TaskQueue, owner: Owner) -> None:
     tasks = [task_in(queue, owner, state, state.name) for state in (State(n) for n in (*range(2, 9), 0, 1))]
     read = [task for _, task in queue.events("work", None)]
     assert read == tasks
     assert {(task.attempt, task.redelivered) for task in read} == {(0, False)}
 
 
-def test_what_is_deleted_has_left_the_log_and_what_is_redundant_has_not(queue: TaskQueue) -> None:
+def test_the_log_has_redundant_tasks_and_no_deleted_ones(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     queue.push("work", ["a"], Insertion.SUPERSEDE)
     queue.push("work", ["b"], Insertion.DELETE)
     assert names(queue.events("work", None)) == ["a", "a", "b"]
 
 
-def test_reading_goes_on_after_the_cursor_and_stops_at_the_size(queue: TaskQueue) -> None:
+def test_reading_continues_after_the_cursor_and_stops_at_the_size(queue: TaskQueue) -> None:
     queue.push("work", numbered(5))
     first = queue.events("work", None, 2)
     second = queue.events("work", first[-1][0], 2)
@@ -81,7 +81,7 @@ def test_a_cursor_is_the_same_however_its_task_was_read(queue: TaskQueue) -> Non
     assert [cursor for cursor, _ in at_once] == sorted({cursor for cursor, _ in at_once})
 
 
-def test_reading_takes_nothing_and_any_number_may_read(queue: TaskQueue, owner: Owner) -> None:
+def test_any_number_of_readers_read_the_log_without_claiming_a_task(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", numbered(3))
     assert queue.events("work", None) == queue.events("work", None)
     assert len(queue.poll("work", owner, 5)) == 3
@@ -193,7 +193,7 @@ def test_a_cursor_is_frozen() -> None:
 
 
 @given(st.one_of(st.text(), st.from_regex(r"[-+ 0]*[0-9]{1,25}\s?", fullmatch=True)))
-def test_a_text_that_no_cursor_has_is_refused_in_a_sentence(text: str) -> None:
+def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
     if re.fullmatch("0|[1-9][0-9]*", text, re.ASCII) and int(text) < 2**63:
         assert str(Cursor.parse(text)) == text
         return
@@ -203,7 +203,7 @@ def test_a_text_that_no_cursor_has_is_refused_in_a_sentence(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "007", "1 ", "1.0", "٣", "²", str(2**63), "9" * 30])
-def test_no_other_value_is_a_cursor(text: str) -> None:
+def test_a_value_that_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="invalid cursor"):
         Cursor.parse(text)
 

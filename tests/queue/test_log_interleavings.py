@@ -33,7 +33,9 @@ def naive_read(queue: TaskQueue, after: int) -> list[tuple[int, str]]:
     return queue.conn.execute(query, (after,)).fetchall()
 
 
-def test_a_plain_cursor_loses_a_row_and_ours_does_not(queue: TaskQueue, session: TaskQueue, reader: Reader) -> None:
+def test_a_plain_sequence_cursor_loses_a_row_and_the_log_does_not(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
     session.push("work", ["first"])
     queue.push("work", ["second"])
     [(place, name)] = naive_read(queue, 0)
@@ -44,7 +46,7 @@ def test_a_plain_cursor_loses_a_row_and_ours_does_not(queue: TaskQueue, session:
     assert reader.more() == ["first", "second"]
 
 
-def test_what_came_before_an_open_push_is_read_while_it_is_open(
+def test_tasks_before_an_open_push_are_read_while_it_is_open(
     queue: TaskQueue, session: TaskQueue, reader: Reader
 ) -> None:
     queue.push("work", ["a"])
@@ -56,7 +58,7 @@ def test_what_came_before_an_open_push_is_read_while_it_is_open(
     assert reader.more() == ["b", "c"]
 
 
-def test_a_push_that_is_rolled_back_leaves_nothing_to_wait_for(
+def test_a_push_that_is_rolled_back_does_not_hold_the_log_back(
     queue: TaskQueue, session: TaskQueue, reader: Reader
 ) -> None:
     session.push("work", ["never"])
@@ -145,7 +147,7 @@ def test_a_stream_of_many_calls_is_read_once_it_is_committed(
 
 
 @pytest.mark.parametrize("insertion", [Insertion.APPEND, Insertion.SUPERSEDE])
-def test_a_reader_that_follows_many_producers_misses_nothing_and_sees_nothing_twice(
+def test_a_reader_of_many_producers_misses_nothing_and_reads_nothing_twice(
     queue: TaskQueue, dsn: str, insertion: Insertion
 ) -> None:
     """Producers stay open for a random while between push and commit, and every fifth rolls back."""
@@ -213,7 +215,7 @@ def test_an_older_snapshot_would_lose_rows_and_is_refused(session: TaskQueue, ds
             TaskQueue(old).events("work", None)
 
 
-def test_what_is_pushed_after_the_look_at_the_locks_is_left_to_the_next_read(
+def test_tasks_pushed_after_the_check_of_the_locks_are_left_to_the_next_read(
     own_dsn: str, own_queue: TaskQueue, background: InBackground[list[str]]
 ) -> None:
     """The last number is looked up before the locks. Here a reader is stopped between its two looks and its read."""

@@ -21,7 +21,7 @@ def reader(queue: TaskQueue) -> Reader:
     return Reader(queue)
 
 
-def test_a_push_whose_session_dies_leaves_nothing_to_wait_for(
+def test_a_push_whose_session_dies_does_not_hold_the_log_back(
     queue: TaskQueue, session: TaskQueue, reader: Reader
 ) -> None:
     session.push("work", ["never"])
@@ -32,9 +32,7 @@ def test_a_push_whose_session_dies_leaves_nothing_to_wait_for(
     assert reader.more() == ["b"]
 
 
-def test_a_savepoint_that_is_rolled_back_takes_its_hold_along(
-    queue: TaskQueue, session: TaskQueue, reader: Reader
-) -> None:
+def test_rolling_back_to_a_savepoint_releases_the_log(queue: TaskQueue, session: TaskQueue, reader: Reader) -> None:
     session.conn.execute("SAVEPOINT before")
     session.push("work", ["never"])
     session.conn.execute("ROLLBACK TO before")
@@ -47,7 +45,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_hold_along(
     assert reader.more() == ["b", "c"]
 
 
-def test_a_savepoint_that_is_released_hands_its_hold_on(queue: TaskQueue, session: TaskQueue, reader: Reader) -> None:
+def test_a_released_savepoint_still_holds_the_log_back(queue: TaskQueue, session: TaskQueue, reader: Reader) -> None:
     session.conn.execute("SAVEPOINT one")
     session.push("work", ["a"])
     session.conn.execute("RELEASE one")
@@ -61,7 +59,7 @@ def test_a_savepoint_that_is_released_hands_its_hold_on(queue: TaskQueue, sessio
     assert reader.more() == ["a", "b"]
 
 
-def test_the_hold_of_the_first_push_outlives_a_later_one_that_is_rolled_back(
+def test_the_first_push_holds_the_log_back_after_a_later_one_is_rolled_back(
     queue: TaskQueue, session: TaskQueue, reader: Reader
 ) -> None:
     queue.create_topic("other")
@@ -78,7 +76,7 @@ def test_the_hold_of_the_first_push_outlives_a_later_one_that_is_rolled_back(
     assert reader.more() == ["b", "c"]
 
 
-def test_an_error_that_a_function_catches_takes_the_hold_along(
+def test_an_error_that_a_function_catches_releases_the_log(
     queue: TaskQueue, session: TaskQueue, reader: Reader
 ) -> None:
     session.conn.execute(
@@ -109,7 +107,9 @@ def test_ten_thousand_pushes_in_one_transaction_take_two_locks(queue: TaskQueue,
     assert queue.conn.execute(LOCKS, (pid,)).fetchone() == (0,)
 
 
-def test_a_procedure_that_commits_between_pushes_opens_the_log_for_each(queue: TaskQueue, reader: Reader) -> None:
+def test_a_procedure_that_commits_between_pushes_releases_the_log_at_each_commit(
+    queue: TaskQueue, reader: Reader
+) -> None:
     seen: list[tuple[int, ...]] = []
     with connect(queue.conn.info.dsn, autocommit=True, password=queue.conn.info.password) as conn:
         conn.add_notice_handler(lambda notice: seen.append(tuple(map(int, (notice.message_primary or "").split()))))

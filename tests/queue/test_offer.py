@@ -166,7 +166,7 @@ def test_the_same_identifier_in_another_topic_is_another_task(queue: TaskQueue) 
     assert queue.offer("other", "a").outcome is CREATED
 
 
-def test_what_the_readers_log_has_not_passed_yet_comes_with_the_new_payload_and_only_once(queue: TaskQueue) -> None:
+def test_an_updated_task_ahead_of_a_reader_comes_once_with_the_new_payload(queue: TaskQueue) -> None:
     first = queue.offer("work", "a", 1)
     [(cursor, event)] = queue.events("work", None)
     assert event.payload == 1
@@ -188,20 +188,20 @@ def test_drop_removes_the_waiting_task_only(queue: TaskQueue, owner: Owner) -> N
     assert not queue.drop("work", "a")
 
 
-def test_drop_leaves_nothing_waiting_of_tasks_that_were_pushed(queue: TaskQueue) -> None:
+def test_drop_removes_all_waiting_tasks_of_an_identifier_that_were_pushed(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", NewTask("a", delay=HOUR)])
     assert queue.drop("work", "a")
     assert states(queue) == [("b", State.READY)]
 
 
-def test_what_depends_on_a_dropped_task_goes_on(queue: TaskQueue, owner: Owner) -> None:
+def test_a_dependent_of_a_dropped_task_may_run(queue: TaskQueue, owner: Owner) -> None:
     queue.offer("work", "a")
     [waiting] = queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
     assert queue.drop("work", "a")
     assert queue.poll("work", owner, 5) == [waiting]
 
 
-def test_a_batch_tells_each_outcome_in_input_order(queue: TaskQueue, owner: Owner) -> None:
+def test_a_batch_of_offers_returns_each_outcome_in_input_order(queue: TaskQueue, owner: Owner) -> None:
     queue.offer_many("work", [NewTask("old", 1), NewTask("same", 1), "held"])
     queue.set_due("work", queue.latest("work", ["held"])["held"].sequence, datetime.now(UTC) - HOUR)
     assert [task.identifier for task in queue.poll("work", owner)] == ["held"]
@@ -211,7 +211,7 @@ def test_a_batch_tells_each_outcome_in_input_order(queue: TaskQueue, owner: Owne
     assert [waiting[each.sequence] for each in offered] == ["new", "same", "old", "held", "b"]
 
 
-def test_an_identifier_that_comes_again_in_a_batch_meets_the_task_before(queue: TaskQueue) -> None:
+def test_a_repeated_identifier_in_a_batch_updates_the_task_of_the_first_offer(queue: TaskQueue) -> None:
     batch = [NewTask("a", 1), NewTask("b", 1), NewTask("a", 2), NewTask("a", 2), NewTask("b", 1)]
     offered = queue.offer_many("work", batch)
     assert outcomes(offered) == [CREATED, CREATED, UPDATED, IGNORED, IGNORED]
@@ -220,7 +220,7 @@ def test_an_identifier_that_comes_again_in_a_batch_meets_the_task_before(queue: 
     assert outcomes(queue.offer_many("work", ["c", NewTask("c", 5)], if_exists="ignore")) == [CREATED, IGNORED]
 
 
-def test_a_batch_of_several_calls_is_one(queue: TaskQueue) -> None:
+def test_a_batch_of_several_calls_is_all_or_nothing(queue: TaskQueue) -> None:
     names = [f"task-{number % 10_500}" for number in range(21_000)]
     offered = queue.offer_many("work", names)
     assert outcomes(offered) == [CREATED] * 10_500 + [IGNORED] * 10_500
@@ -248,7 +248,7 @@ def test_an_invalid_offer_is_refused_by_its_position_and_nothing_is_stored(
     assert everything(queue) == []
 
 
-def test_an_unknown_topic_and_an_unknown_way_are_refused(queue: TaskQueue) -> None:
+def test_an_unknown_topic_and_an_unknown_if_exists_are_refused(queue: TaskQueue) -> None:
     with pytest.raises(UnknownTopic, match="nowhere"):
         queue.offer("nowhere", "a")
     with pytest.raises(UnknownTopic, match="nowhere"):
@@ -261,7 +261,7 @@ def test_an_unknown_topic_and_an_unknown_way_are_refused(queue: TaskQueue) -> No
 
 @pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
 @pytest.mark.usefixtures("queue")
-def test_an_offer_needs_to_see_the_commits_of_others(dsn: str, level: IsolationLevel) -> None:
+def test_offers_and_drops_are_refused_above_read_committed(dsn: str, level: IsolationLevel) -> None:
     with connect(dsn) as conn:
         conn.isolation_level = level
         for verb in (lambda: TaskQueue(conn).offer("work", "a"), lambda: TaskQueue(conn).drop("work", "a")):
@@ -389,9 +389,7 @@ def test_batches_in_any_order_do_not_deadlock_and_leave_one_waiting_task_each(qu
     assert deadlocks(queue.conn) == before
 
 
-def test_a_hundred_transactions_that_offer_one_identifier_beside_a_consumer_leave_one_waiting_task(
-    queue: TaskQueue, dsn: str
-) -> None:
+def test_a_hundred_concurrent_offers_of_one_identifier_leave_one_waiting_task(queue: TaskQueue, dsn: str) -> None:
     def offering(number: int) -> None:
         with connect(dsn) as conn:
             for turn in range(25):

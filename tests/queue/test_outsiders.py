@@ -150,7 +150,7 @@ def test_no_verb_waits_for_an_outsider(
 
 
 @MODES
-def test_a_session_goes_on_when_an_outsider_takes_all_locks_that_it_uses(
+def test_a_session_continues_when_an_outsider_takes_all_locks_that_it_uses(
     work: TaskQueue, producer: TaskQueue, outsider: psycopg.Connection, mode: str
 ) -> None:
     producer.push("work", ["a"])
@@ -186,7 +186,7 @@ def test_groups_are_released_while_an_outsider_holds_the_lock_of_the_topic(
 
 
 @MODES
-def test_what_dead_jobs_staged_is_forgotten_while_an_outsider_holds_the_lock_of_pruning(
+def test_stages_of_dead_jobs_are_pruned_while_an_outsider_holds_the_lock_of_pruning(
     work: TaskQueue, outsider: psycopg.Connection, mode: str
 ) -> None:
     work.conn.execute(
@@ -325,7 +325,7 @@ def test_an_open_push_whose_topic_an_outsider_holds_counts_for_every_topic(
     assert [reader.more() for reader in readers] == [["a", "b"], ["x"]]
 
 
-def test_a_savepoint_that_is_rolled_back_takes_along_that_a_push_counts_for_every_topic(
+def test_rolling_back_to_a_savepoint_ends_that_a_push_counts_for_every_topic(
     work: TaskQueue, producer: TaskQueue, outsider: psycopg.Connection
 ) -> None:
     work.create_topic("other")
@@ -340,7 +340,7 @@ def test_a_savepoint_that_is_rolled_back_takes_along_that_a_push_counts_for_ever
 
 @MODES
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
-def test_a_push_beside_an_outsider_keeps_its_topic_from_being_dropped(
+def test_an_open_push_keeps_its_topic_from_being_dropped_although_an_outsider_holds_its_lock(
     own_queue: TaskQueue,
     own_dsn: str,
     producer: TaskQueue,
@@ -480,7 +480,7 @@ def test_tasks_are_recreated_while_an_outsider_holds_the_lock_of_their_topic(
     assert reader.more() == ["a"]
 
 
-def test_an_open_push_is_told_from_a_forged_one(
+def test_an_open_push_is_distinguished_from_a_forged_one(
     work: TaskQueue, producer: TaskQueue, outsider: psycopg.Connection
 ) -> None:
     take_topics(outsider, "_shared")

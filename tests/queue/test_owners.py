@@ -12,7 +12,7 @@ from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifie
 MINUTE = timedelta(minutes=1)
 
 
-def test_a_registered_owner_has_the_lease_it_asked_for(queue: TaskQueue) -> None:
+def test_a_registered_owner_has_the_requested_lease(queue: TaskQueue) -> None:
     owner = queue.register("me", timedelta(days=3, seconds=1, microseconds=5))
     row = queue.conn.execute("SELECT clock_timestamp()").fetchone()
     assert row is not None
@@ -22,7 +22,7 @@ def test_a_registered_owner_has_the_lease_it_asked_for(queue: TaskQueue) -> None
     assert owner.resumed is False
 
 
-def test_a_lease_is_five_minutes_unless_said_otherwise(queue: TaskQueue) -> None:
+def test_a_lease_is_five_minutes_by_default(queue: TaskQueue) -> None:
     assert queue.register("me").lease == timedelta(minutes=5)
 
 
@@ -66,7 +66,7 @@ def test_a_blank_owner_is_refused(queue: TaskQueue, name: str) -> None:
 
 
 @pytest.mark.parametrize("lease", [timedelta(0), timedelta(seconds=-1)], ids=["none", "negative"])
-def test_a_lease_has_to_have_a_length(queue: TaskQueue, lease: timedelta) -> None:
+def test_a_lease_needs_a_positive_length(queue: TaskQueue, lease: timedelta) -> None:
     with pytest.raises(TaskQueueError):
         queue.register("me", lease)
     assert queue.owners() == []
@@ -231,7 +231,7 @@ def test_owners_within_returns_those_with_a_recent_sign_of_life(queue: TaskQueue
     assert len(queue.owners(timedelta(seconds=30))) == 2
 
 
-def test_held_tells_the_tasks_in_polled_order_by_topic(queue: TaskQueue, owner: Owner) -> None:
+def test_held_returns_the_tasks_in_polled_order_by_topic(queue: TaskQueue, owner: Owner) -> None:
     queue.create_topic("other")
     queue.push("work", ["a", "b"])
     queue.push("other", ["x"])
@@ -262,7 +262,7 @@ def test_a_heartbeat_does_not_wait_for_the_owners_own_open_completion(
     assert hurry(queue).heartbeat(owner).lease_until >= owner.lease_until
 
 
-def test_polls_and_completions_of_one_owner_go_on_beside_each_other(
+def test_concurrent_polls_and_completions_of_one_owner_do_not_wait(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b", "c"])

@@ -93,7 +93,7 @@ def test_a_topic_moves_to_tables_of_its_own_with_all_that_it_has(queue: TaskQueu
     assert image(queue) == before
 
 
-def test_its_tables_are_named_by_its_number_and_never_by_its_name(queue: TaskQueue) -> None:
+def test_own_tables_are_named_by_the_number_of_the_topic_and_never_by_its_name(queue: TaskQueue) -> None:
     name = 'a "topic"; DROP TABLE taskq_internal.task; --'
     queue.create_topic(name)
     queue.push(name, ["a"])
@@ -103,7 +103,7 @@ def test_its_tables_are_named_by_its_number_and_never_by_its_name(queue: TaskQue
     assert states(queue, name) == [("a", State.READY)]
 
 
-def test_its_tables_have_the_indexes_and_settings_of_the_shared_ones(queue: TaskQueue) -> None:
+def test_own_tables_have_the_indexes_and_settings_of_the_shared_ones(queue: TaskQueue) -> None:
     queue.own_partition("work")
     number = number_of(queue)
     for table in ("task", "live", "ended"):
@@ -151,7 +151,7 @@ def test_a_topic_goes_back_to_the_shared_tables(queue: TaskQueue, owner: Owner) 
     queue.complete(owner, {held: Result.SUCCESS})
 
 
-def test_going_back_is_refused_to_a_topic_of_many_tasks_as_all_would_wait(queue: TaskQueue) -> None:
+def test_a_topic_of_many_tasks_cannot_move_back_as_all_sessions_would_wait(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "c"])
     queue.own_partition("work")
     with pytest.raises(TaskQueueError, match="'work' has more than 2 tasks"):
@@ -179,7 +179,7 @@ def test_a_dropped_topic_leaves_empty_tables_which_are_dropped_later(queue: Task
     assert queue.count("other")["other"][State.READY].count == 1
 
 
-def test_dropping_empties_its_tables_at_once_in_a_transaction_of_its_own(queue: TaskQueue) -> None:
+def test_a_drop_in_a_transaction_of_its_own_truncates_the_topics_own_tables(queue: TaskQueue) -> None:
     queue.push_stream("work", numbered(3000))
     queue.own_partition("work")
     number = number_of(queue)
@@ -208,7 +208,7 @@ def test_in_a_longer_transaction_a_topic_is_emptied_row_by_row_without_waits(
     assert states(queue) == [("a", State.READY)]
 
 
-def test_purging_all_empties_its_tables_at_once_and_counts(queue: TaskQueue) -> None:
+def test_purge_all_truncates_own_tables_and_returns_the_number_of_tasks(queue: TaskQueue) -> None:
     queue.push_stream("work", numbered(3000))
     queue.own_partition("work")
     assert queue.purge_all("work") == 3000
@@ -216,7 +216,7 @@ def test_purging_all_empties_its_tables_at_once_and_counts(queue: TaskQueue) -> 
     assert identifiers(queue.push("work", ["a"])) == ["a"]
 
 
-def test_what_another_transaction_holds_is_spared_by_purging_all(
+def test_purge_all_spares_tasks_that_another_transaction_holds(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b"])
@@ -276,7 +276,7 @@ def test_a_move_needs_a_connection_in_autocommit(session: TaskQueue, move: Calla
         move(session)
 
 
-def test_a_move_waits_until_what_is_held_is_completed(
+def test_a_move_waits_until_held_tasks_are_completed(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], background: InBackground[Any]
 ) -> None:
     task = task_in(queue, owner, State.ACTIVE)
@@ -291,7 +291,7 @@ def test_a_move_waits_until_what_is_held_is_completed(
     assert identifiers(queue.poll("work", owner)) == ["b"]
 
 
-def test_a_move_gives_up_where_tasks_stay_held_and_leaves_all_as_it_was(queue: TaskQueue, owner: Owner) -> None:
+def test_a_move_gives_up_if_tasks_stay_held_and_changes_nothing(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.ACTIVE)
     queue.push("work", ["b"])
     with pytest.raises(TaskQueueError, match="are still held after"):
@@ -300,7 +300,7 @@ def test_a_move_gives_up_where_tasks_stay_held_and_leaves_all_as_it_was(queue: T
     assert tables_of_topics(queue) == []
 
 
-def test_a_move_gives_up_where_a_push_stays_open(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+def test_a_move_gives_up_if_a_push_stays_open(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
     session.push("work", ["a"])
     with pytest.raises(TaskQueueError, match="pushes to topic 'work' have been open for longer than 0 s"):
         queue.own_partition("work", IN_A_MOMENT)
@@ -308,7 +308,7 @@ def test_a_move_gives_up_where_a_push_stays_open(queue: TaskQueue, owner: Owner,
     assert identifiers(queue.poll("work", owner)) == ["a"]
 
 
-def test_a_move_gives_up_where_a_reader_has_the_tables_in_use_and_names_it(
+def test_a_move_gives_up_if_a_session_keeps_the_tables_in_use_and_names_it(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     queue.push("work", ["a"])
@@ -343,7 +343,7 @@ def test_a_drop_that_waits_for_a_reader_of_its_topic_keeps_no_other_topic_waitin
         assert dropped.result(60)
 
 
-def test_a_purge_that_cannot_have_the_tables_alone_keeps_no_push_waiting(
+def test_a_purge_that_cannot_lock_the_tables_keeps_no_push_waiting(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a"])
@@ -370,7 +370,7 @@ HELD_UP = """CREATE FUNCTION public.held_up() RETURNS void LANGUAGE plpgsql AS $
     ],
     ids=["none", "singular", "batch"],
 )
-def test_a_poll_that_began_before_a_move_finds_nothing_and_meets_no_table_that_is_closed(
+def test_a_poll_that_started_before_a_move_finds_nothing_and_raises_no_error(
     own_queue: TaskQueue, own_dsn: str, background: InBackground[Any], poll: Callable[[TaskQueue, Owner], list[object]]
 ) -> None:
     """Held up between its look at the topic and its first look at the tasks."""
@@ -423,7 +423,7 @@ def traffic(dsn: str, background: InBackground[Any]) -> Iterator[list[float]]:
     done.result(60)
 
 
-def test_other_topics_wait_for_a_moment_only_while_one_moves(queue: TaskQueue, traffic: list[float]) -> None:
+def test_other_topics_wait_only_for_a_moment_while_a_topic_moves(queue: TaskQueue, traffic: list[float]) -> None:
     queue.push_stream("work", numbered(10_000))
     traffic.clear()
     assert queue.own_partition("work")

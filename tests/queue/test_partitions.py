@@ -94,7 +94,7 @@ def test_every_task_is_in_exactly_one_partition_and_each_keeps_its_order(queue: 
         assert read
 
 
-def test_a_partition_is_read_in_pieces_as_at_once(queue: TaskQueue) -> None:
+def test_a_partition_read_in_pieces_equals_one_read_at_once(queue: TaskQueue) -> None:
     queue.push("work", numbered(100))
     at_once = queue.events("work", None, partition=1, partitions=4)
     in_pieces: list[tuple[Cursor, Task]] = []
@@ -119,7 +119,7 @@ def test_a_cursor_passes_the_tasks_of_other_partitions(queue: TaskQueue) -> None
     assert read == task
 
 
-def test_a_reader_that_goes_on_from_what_it_saw_pays_for_what_is_new_only(own_queue: TaskQueue) -> None:
+def test_a_reader_pays_only_for_tasks_that_are_new_since_its_last_read(own_queue: TaskQueue) -> None:
     own_queue.push_stream("work", (name for n in range(40_000) if partition_of(name := f"{n}", 2) == 1))
     own_queue.conn.execute("VACUUM")
     nothing = own_queue.events("work", None, partition=0, partitions=2)
@@ -143,7 +143,7 @@ def test_a_reader_of_one_partition_in_eight_is_not_ten_times_slower_per_task(own
 
 
 @pytest.mark.parametrize(("partition", "partitions"), [(-1, 2), (2, 2), (0, 0), (0, -1)])
-def test_a_partition_that_there_is_none_of_is_refused(queue: TaskQueue, partition: int, partitions: int) -> None:
+def test_an_impossible_partition_is_refused(queue: TaskQueue, partition: int, partitions: int) -> None:
     with pytest.raises(TaskQueueError, match=f"partition {partition} of {partitions}"):
         queue.events("work", None, partition=partition, partitions=partitions)
 
@@ -156,7 +156,7 @@ def test_a_level_below_zero_is_refused(queue: TaskQueue, level: int) -> None:
         sequence_id("a", level)
 
 
-def test_an_argument_of_which_nothing_can_be_made_is_also_pythons_own_error() -> None:
+def test_an_invalid_argument_is_a_value_error_and_a_task_queue_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         partition_of("a", 0)
     with pytest.raises(TaskQueueError, match="at least one"):

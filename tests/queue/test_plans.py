@@ -186,7 +186,7 @@ def explained(queue: TaskQueue, call: Call) -> Explained:
 
 
 @pytest.mark.parametrize("name", GUARDS)
-def test_a_call_looks_at_few_rows_by_the_indexes_made_for_it(filled: TaskQueue, name: str) -> None:
+def test_a_call_reads_few_rows_by_the_indexes_made_for_it(filled: TaskQueue, name: str) -> None:
     guard = GUARDS[name]
     seen = explained(filled, guard.call)
     assert seen.whole & BIG == set(), seen
@@ -225,7 +225,7 @@ FORCED = {
 @pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("forced", FORCED.values(), ids=FORCED.keys())
 @pytest.mark.parametrize("condition", Condition)
-def test_a_poll_takes_exactly_its_size_whatever_the_planner_is_driven_to(
+def test_a_poll_takes_exactly_its_size_under_every_forced_plan(
     steered: TaskQueue, condition: Condition, forced: set[str], mode: str
 ) -> None:
     """The functions' own settings are taken away first, so that the plans are those that are asked for."""

@@ -69,7 +69,7 @@ def test_a_poll_makes_tasks_active_and_counts_the_attempt(queue: TaskQueue, owne
     ],
     ids=["first in first out", "last in first out"],
 )
-def test_due_tasks_go_out_by_priority_then_due_time_then_sequence(
+def test_due_tasks_are_handed_out_by_priority_then_due_time_then_sequence(
     queue: TaskQueue, owner: Owner, order: Order, expected: list[str], size: int
 ) -> None:
     queue.push("work", MIXED)
@@ -80,7 +80,9 @@ def test_due_tasks_go_out_by_priority_then_due_time_then_sequence(
     assert out == expected
 
 
-def test_tasks_of_one_producer_come_out_as_they_went_in(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
+def test_tasks_of_one_producer_are_handed_out_in_the_order_of_their_push(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
     for number in range(5):
         session.push("work", [f"{number}a", f"{number}b"])
         session.push_stream("work", [f"{number}c"])
@@ -89,7 +91,7 @@ def test_tasks_of_one_producer_come_out_as_they_went_in(queue: TaskQueue, owner:
     assert out == [f"{number}{letter}" for number in range(5) for letter in "abc"]
 
 
-def test_a_task_goes_out_once_it_is_due(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_is_handed_out_once_it_is_due(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("a", delay=timedelta(minutes=10))])
     pass_time(queue, timedelta(minutes=9, seconds=50))
     assert queue.poll("work", owner) == []
@@ -141,7 +143,7 @@ def test_the_size_is_a_hard_bound_on_any_plan(own_queue: TaskQueue, settings: st
     assert own_queue.count("work")["work"][State.ACTIVE].count == 52
 
 
-def test_the_size_holds_whatever_the_server_thinks_of_the_tables(own_queue: TaskQueue, own_dsn: str) -> None:
+def test_the_size_is_a_hard_bound_with_any_table_statistics(own_queue: TaskQueue, own_dsn: str) -> None:
     own_queue.push("work", numbered(60))
     own_queue.conn.execute("ANALYZE")
     owner = own_queue.register("owner")
@@ -249,7 +251,7 @@ def test_an_unknown_order_or_condition_is_refused(queue: TaskQueue, owner: Owner
     assert states(queue) == [("a", State.READY)]
 
 
-def test_a_claim_takes_what_a_poll_would_and_tells_how_many(queue: TaskQueue, owner: Owner) -> None:
+def test_a_claim_takes_what_a_poll_would_and_returns_the_number(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", MIXED)
     assert queue.claim("work", owner, 3) == 3
     assert identifiers(queue.held(owner)) == ["high old", "high new", "middle"]

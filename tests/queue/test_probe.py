@@ -51,7 +51,7 @@ def run(queue: TaskQueue, owner: Owner, result: Result, size: int = 10) -> int:
     return tried
 
 
-def test_ten_failed_jobs_and_a_consumer_that_still_fails_one_run_tries_one(
+def test_a_run_tries_one_of_ten_failed_tasks_while_the_handler_still_fails(
     queue: TaskQueue, owner: Owner, failed: list[Task]
 ) -> None:
     assert len(failed) == 10
@@ -60,7 +60,7 @@ def test_ten_failed_jobs_and_a_consumer_that_still_fails_one_run_tries_one(
     assert queue.ready("work", 10) == 0
 
 
-def test_the_next_run_tries_one_again_once_the_first_delay_of_the_topic_is_over(
+def test_the_next_run_tries_one_task_after_the_base_delay_of_the_topic(
     queue: TaskQueue, owner: Owner, failed: list[Task]
 ) -> None:
     for _ in failed:
@@ -70,13 +70,13 @@ def test_the_next_run_tries_one_again_once_the_first_delay_of_the_topic_is_over(
 
 
 @pytest.mark.parametrize("size", [1, 10])
-def test_as_long_as_retries_succeed_they_follow_each_other_at_once(
+def test_retries_follow_each_other_at_once_as_long_as_they_succeed(
     queue: TaskQueue, owner: Owner, failed: list[Task], size: int
 ) -> None:
     assert run(queue, owner, Result.SUCCESS, size) == len(failed)
 
 
-def test_one_retry_is_out_at_a_time_for_all_pollers(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
+def test_all_pollers_together_hold_one_retry_at_a_time(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
     other = queue.register("other")
     [probe] = queue.poll("work", owner, 10)
     assert probe == failed[0]
@@ -104,7 +104,7 @@ def test_the_success_of_a_fresh_task_does_not_end_the_failing_of_retries(
     assert queue.poll("work", owner, 10) == []
 
 
-def test_a_topic_never_stops_another(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
+def test_a_failing_topic_never_stops_another(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
     queue.create_topic("other", probing())
     queue.push("other", ["x", "y"])
     queue.complete(owner, dict.fromkeys(queue.poll("other", owner, 2), Result.FAILURE))
@@ -129,7 +129,7 @@ def test_a_probe_that_failed_for_good_lets_the_next_one_go_after_its_delay(queue
 
 
 @pytest.mark.parametrize("lost", ["released", "crashed"])
-def test_a_probe_that_never_came_back_is_sent_again(
+def test_a_probe_that_was_released_or_expired_is_sent_again(
     queue: TaskQueue, owner: Owner, failed: list[Task], lost: str
 ) -> None:
     other = queue.register("other")
@@ -145,7 +145,7 @@ def test_a_probe_that_never_came_back_is_sent_again(
 
 
 @pytest.mark.parametrize("result", [Result.SUSPENSION, Result.FILTER])
-def test_any_decision_but_failure_shows_that_the_consumer_works(
+def test_any_result_but_failure_ends_probing(
     queue: TaskQueue, owner: Owner, failed: list[Task], result: Result
 ) -> None:
     [probe] = queue.poll("work", owner, 10)
@@ -153,7 +153,7 @@ def test_any_decision_but_failure_shows_that_the_consumer_works(
     assert len(queue.poll("work", owner, 10)) == len(failed) - 1
 
 
-def test_of_a_call_with_failures_and_successes_of_retries_the_failure_counts(
+def test_a_call_with_failed_and_successful_retries_counts_as_a_failure(
     queue: TaskQueue, owner: Owner, failed: list[Task]
 ) -> None:
     queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
@@ -188,7 +188,7 @@ def test_a_retry_keeps_the_turn_of_its_identifier_while_it_waits_for_the_probe(
     assert queue.poll("work", owner, 20, condition=singular) == [failed[0]]
 
 
-def test_two_polls_at_once_send_one_probe_and_neither_waits(
+def test_two_concurrent_polls_hand_out_one_probe_and_neither_waits(
     open_queue: Callable[[], TaskQueue], failed: list[Task]
 ) -> None:
     one, two = hurry(open_queue()), hurry(open_queue())
@@ -199,18 +199,18 @@ def test_two_polls_at_once_send_one_probe_and_neither_waits(
     assert two.poll("work", second, 10) == []
 
 
-def test_a_waiting_retry_says_that_it_is_one(queue: TaskQueue, failed: list[Task]) -> None:
+def test_a_retry_that_waits_for_the_probe_has_the_status_retrying(queue: TaskQueue, failed: list[Task]) -> None:
     assert {known(queue, task).status for task in failed} == {"retrying"}
 
 
-def test_failures_within_the_time_to_live_are_not_noted_and_start_no_probing(queue: TaskQueue, owner: Owner) -> None:
+def test_failures_within_the_time_to_live_are_not_recorded_and_start_no_probing(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", probing())
     queue.push("work", [NewTask(name, ttl=timedelta(hours=1)) for name in "abc"])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
     assert len(queue.poll("work", owner, 3)) == 3
 
 
-def test_a_retry_that_has_not_the_turn_of_its_identifier_keeps_no_other_in(queue: TaskQueue, owner: Owner) -> None:
+def test_a_retry_without_the_turn_of_its_identifier_blocks_no_other_retry(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", probing())
     low, high = queue.push("work", [NewTask("a"), NewTask("a", priority=9)])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
@@ -275,7 +275,7 @@ def test_a_retry_does_not_wait_for_the_growing_delay_of_the_task_that_failed(
 
 
 @pytest.mark.parametrize("size", [1, 10])
-def test_a_failing_retry_of_a_higher_priority_does_not_keep_the_others_in(
+def test_a_failing_retry_of_higher_priority_does_not_block_the_others(
     queue: TaskQueue, owner: Owner, size: int
 ) -> None:
     queue.alter_topic("work", probing(attempts=100))

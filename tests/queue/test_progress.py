@@ -12,7 +12,7 @@ def test_progress_is_none_before_the_first_advance(queue: TaskQueue) -> None:
     assert queue.progress("readers", "work") is None
 
 
-def test_a_reader_goes_on_where_progress_says(queue: TaskQueue) -> None:
+def test_a_reader_continues_after_the_stored_progress(queue: TaskQueue) -> None:
     queue.push("work", numbered(3))
     first = queue.events("work", queue.progress("readers", "work"), 2)
     queue.advance("readers", "work", 0, first[-1][0])
@@ -39,7 +39,7 @@ def test_progress_lands_with_the_handlers_own_rows_or_not_at_all(queue: TaskQueu
     assert queue.progress("readers", "work") == Cursor(8)
 
 
-def test_an_advance_to_an_earlier_place_replays(queue: TaskQueue) -> None:
+def test_an_advance_to_an_earlier_place_replays_the_events_after_it(queue: TaskQueue) -> None:
     queue.push("work", numbered(3))
     everything = queue.events("work", None)
     queue.advance("readers", "work", 0, everything.cursor)
@@ -49,7 +49,7 @@ def test_an_advance_to_an_earlier_place_replays(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_of_two_advances_at_once_the_second_waits_and_stands(
+def test_of_two_concurrent_advances_the_second_waits_and_wins(
     queue: TaskQueue,
     session: TaskQueue,
     open_queue: Callable[[], TaskQueue],
@@ -80,7 +80,7 @@ def test_readers_of_different_partitions_do_not_wait_for_each_other(
     assert queue.progress("readers", "work", 1) == Cursor(2)
 
 
-def test_a_topic_that_is_dropped_forgets_its_readers(queue: TaskQueue) -> None:
+def test_dropping_a_topic_removes_the_progress_of_its_groups(queue: TaskQueue) -> None:
     queue.advance("readers", "work", 0, Cursor(1))
     queue.drop_topic("work")
     queue.create_topic("work")

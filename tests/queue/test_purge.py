@@ -50,14 +50,14 @@ def test_without_a_state_active_ready_and_expired_tasks_are_spared(queue: TaskQu
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_a_state_that_is_named_is_purged_and_no_other(queue: TaskQueue, owner: Owner, state: State) -> None:
+def test_a_purge_by_state_removes_tasks_of_this_state_only(queue: TaskQueue, owner: Owner, state: State) -> None:
     one_of_each(queue, owner)
     assert queue.purge("work", state=state) == 1
     assert {info.state for info in everything(queue)} == set(State) - {state}
 
 
 @pytest.mark.parametrize("state", [None, *State])
-def test_a_range_includes_both_ends(queue: TaskQueue, owner: Owner, state: State | None) -> None:
+def test_a_purge_of_a_range_includes_both_ends(queue: TaskQueue, owner: Owner, state: State | None) -> None:
     kind = State.SUCCEEDED if state is None else state
     at = [task_in(queue, owner, kind, name).sequence for name in "abcd"] if kind is not State.READY else []
     at = at or [task.sequence for task in queue.push("work", [*"abcd"])]
@@ -70,7 +70,9 @@ def test_a_range_includes_both_ends(queue: TaskQueue, owner: Owner, state: State
 
 
 @pytest.mark.parametrize("state", [None, State.READY, State.FAILED])
-def test_a_size_bounds_a_call_and_the_lowest_go_first(queue: TaskQueue, owner: Owner, state: State | None) -> None:
+def test_a_purge_with_a_size_removes_that_many_of_the_lowest_sequences(
+    queue: TaskQueue, owner: Owner, state: State | None
+) -> None:
     tasks = queue.push("work", [*"abcde"]) if state is State.READY else failed(queue, owner, *"abcde")
     assert queue.purge("work", state=state, size=0) == 0
     assert queue.purge("work", state=state, size=2) == 2
@@ -131,7 +133,7 @@ def test_a_purge_skips_a_task_that_is_being_completed(
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_a_completion_that_meets_a_purge_is_decided_by_whether_it_commits(
+def test_a_completion_during_a_purge_succeeds_only_if_the_purge_is_rolled_back(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,
@@ -187,7 +189,7 @@ def test_a_poll_does_not_wait_for_a_purge_and_does_not_see_its_tasks(
     assert queue.poll("work", owner, 5) == [first]
 
 
-def test_what_depends_on_a_task_goes_on_once_that_is_purged(queue: TaskQueue, owner: Owner) -> None:
+def test_a_dependent_may_run_once_its_dependency_is_purged(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED)
     [dependent] = queue.push("work", [NewTask("dependent", depends_on=[("work", "a")])])
     assert queue.poll("work", owner) == []
@@ -204,7 +206,7 @@ def test_an_unknown_topic_or_state_is_refused(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("state", [None, State.FAILED, State.READY])
-def test_a_purge_of_a_few_costs_the_same_however_many_are_stored(own_queue: TaskQueue, state: State | None) -> None:
+def test_a_purge_of_few_tasks_costs_the_same_in_a_topic_of_any_size(own_queue: TaskQueue, state: State | None) -> None:
     queue = own_queue
     owner = queue.register("owner")
     queue.push_stream("work", numbered(20_000))
@@ -218,7 +220,7 @@ def test_a_purge_of_a_few_costs_the_same_however_many_are_stored(own_queue: Task
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_are_purged_in_one_call(own_queue: TaskQueue) -> None:
+def test_one_call_purges_a_hundred_thousand_tasks(own_queue: TaskQueue) -> None:
     queue, count = own_queue, 120_000
     owner = queue.register("owner")
     queue.push_stream("work", numbered(count))

@@ -36,7 +36,7 @@ def names(queue: TaskQueue) -> list[str]:
 
 
 @pytest.mark.parametrize("lease", ["lapsed", "released", "expired"])
-def test_owners_without_a_sign_of_life_for_so_long_are_removed(queue: TaskQueue, lease: str) -> None:
+def test_owners_without_a_sign_of_life_for_that_long_are_removed(queue: TaskQueue, lease: str) -> None:
     old, young = queue.register("old"), queue.register("young")
     for owner, age in ((old, 2 * HOUR), (young, HOUR / 2)):
         if lease == "released":
@@ -68,7 +68,7 @@ def test_an_owner_that_holds_tasks_is_spared(queue: TaskQueue, owner: Owner) -> 
 
 
 @pytest.mark.parametrize("state", [state for state in State if state not in (State.READY, State.ACTIVE)])
-def test_a_task_that_is_stored_keeps_its_owners_name(queue: TaskQueue, owner: Owner, state: State) -> None:
+def test_an_owner_that_a_stored_task_names_is_kept(queue: TaskQueue, owner: Owner, state: State) -> None:
     task = task_in(queue, owner, state)
     name = known(queue, task).owner
     assert name is not None
@@ -81,7 +81,7 @@ def test_a_task_that_is_stored_keeps_its_owners_name(queue: TaskQueue, owner: Ow
     assert names(queue) == []
 
 
-def test_a_task_that_was_reset_tells_of_no_owner(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_that_was_reset_names_no_owner(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED)
     unseen(queue, owner)
     queue.revive("work", State.FAILED, Revival.RESET)

@@ -75,7 +75,7 @@ def test_a_push_leaves_other_identifiers_and_other_topics_alone(queue: TaskQueue
         (Insertion.DELETE, [("b", R), ("a", R)]),
     ],
 )
-def test_the_last_of_an_identifier_in_one_push_stands(
+def test_the_last_task_of_an_identifier_in_one_push_wins(
     queue: TaskQueue, insertion: Insertion, expected: list[tuple[str, State]]
 ) -> None:
     tasks = queue.push("work", ["a", "b", "a", "a"], insertion)
@@ -85,7 +85,9 @@ def test_the_last_of_an_identifier_in_one_push_stands(
 
 
 @pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE])
-def test_descent_tells_what_a_duplicate_of_one_push_would_have_been(queue: TaskQueue, insertion: Insertion) -> None:
+def test_the_descent_of_a_duplicate_in_one_push_is_the_state_it_would_have_had(
+    queue: TaskQueue, insertion: Insertion
+) -> None:
     queue.push("work", [NewTask("a", suspended=True), "a", NewTask("a", suspended=True)], insertion)
     assert [(info.state, info.descent) for info in everything(queue)] == [
         (X, State.SUSPENDED),

@@ -35,7 +35,7 @@ def test_a_dict_has_the_fields_of_a_task(queue: TaskQueue) -> None:
     assert [one.identifier for one in queue.dependencies("work", task.sequence)] == ["first"]
 
 
-def test_dicts_identifiers_and_new_tasks_may_stand_in_one_push(queue: TaskQueue) -> None:
+def test_one_push_takes_dicts_identifiers_and_new_tasks(queue: TaskQueue) -> None:
     given: list[TaskInput] = [{"identifier": "a"}, "b", NewTask("c"), {"identifier": "d", "delay": timedelta(hours=1)}]
     assert identifiers(queue.push("work", given)) == ["a", "b", "c", "d"]
     assert queue.push_stream("work", iter(given)).count == 4
@@ -75,7 +75,7 @@ def test_durations_may_be_seconds_or_texts() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["push", "stream"])
-def test_what_is_not_a_task_is_named_by_its_position_and_nothing_is_stored(
+def test_a_value_that_is_no_task_is_refused_by_its_position_and_nothing_is_stored(
     queue: TaskQueue, given: Any, reason: str, stream: bool
 ) -> None:
     push: Push = queue.push_stream if stream else queue.push
@@ -88,7 +88,7 @@ def test_what_is_not_a_task_is_named_by_its_position_and_nothing_is_stored(
 @pytest.mark.parametrize(
     "given", [{"identifier": "a"}, NewTask("a"), "abc", b"abc"], ids=["dict", "task", "text", "bytes"]
 )
-def test_one_task_in_the_place_of_a_list_is_refused(queue: TaskQueue, given: Any) -> None:
+def test_one_task_instead_of_a_list_is_refused(queue: TaskQueue, given: Any) -> None:
     for push in (queue.push, queue.push_stream):
         with pytest.raises(InvalidTask, match=f"tasks is one {type(given).__name__}: give a list of tasks"):
             push("work", given)

@@ -66,7 +66,7 @@ def test_the_insertion_decides_on_older_tasks(queue: TaskQueue, insertion: str, 
     assert second.state is State.READY
 
 
-def test_a_task_is_pushed_beside_the_row_that_it_is_about(queue: TaskQueue) -> None:
+def test_one_statement_writes_a_row_and_pushes_its_task(queue: TaskQueue) -> None:
     queue.conn.execute("CREATE TEMP TABLE orders (id int GENERATED ALWAYS AS IDENTITY, total int)")
     row = queue.conn.execute(
         "WITH placed AS (INSERT INTO orders (total) VALUES (12) RETURNING id, total)"

@@ -55,7 +55,7 @@ def test_a_stream_names_the_position_beyond_its_first_call(queue: TaskQueue, bad
     assert everything(queue) == []
 
 
-def test_of_many_bad_tasks_one_is_named_that_is_bad(queue: TaskQueue) -> None:
+def test_the_error_for_many_invalid_tasks_names_one_of_them(queue: TaskQueue) -> None:
     with pytest.raises(InvalidTask, match=r"position [134]\b"):
         queue.push("work", ["a", "x" * 501, "b", NewTask("b", "\x00"), NewTask("c", priority=500), "d"])
 
@@ -85,7 +85,7 @@ def test_of_many_bad_tasks_one_is_named_that_is_bad(queue: TaskQueue) -> None:
     ],
     ids=lambda task: f"{task.identifier[:12]}-{str(task.payload)[:12]}",
 )
-def test_what_is_allowed_comes_back_as_it_was_given(queue: TaskQueue, owner: Owner, good: NewTask) -> None:
+def test_allowed_values_come_back_as_they_were_pushed(queue: TaskQueue, owner: Owner, good: NewTask) -> None:
     [pushed] = queue.push("work", [good])
     [polled] = queue.poll("work", owner)
     for task in (pushed, polled, known(queue, pushed)):
@@ -172,7 +172,7 @@ def test_a_task_without_a_time_zone_is_not_taken_for_utc(queue: TaskQueue) -> No
     ids=["push", "create_topic", "register", "latest", "page"],
 )
 @pytest.mark.parametrize("name", ["a\x00b", "a\ud800b"], ids=["NUL", "lone surrogate"])
-def test_a_name_that_postgresql_cannot_hold_is_refused_in_our_words(
+def test_a_name_that_postgresql_cannot_store_is_refused_in_one_line(
     queue: TaskQueue, verb: Callable[[TaskQueue, str], object], name: str
 ) -> None:
     try:

@@ -25,7 +25,7 @@ def numbers(infos: list[TaskInfo]) -> list[int]:
     return [info.sequence for info in infos]
 
 
-def test_a_task_tells_everything(queue: TaskQueue) -> None:
+def test_task_returns_every_column_of_a_task(queue: TaskQueue) -> None:
     new = NewTask("a", {"x": [1]}, "ref", priority=7, delay=timedelta(hours=1), ttl=timedelta(seconds=1))
     [task] = queue.push("work", [new])
     info = known(queue, task)
@@ -37,7 +37,7 @@ def test_a_task_tells_everything(queue: TaskQueue) -> None:
     assert info.created.tzinfo is not None
 
 
-def test_a_task_that_is_not_there_is_none(queue: TaskQueue) -> None:
+def test_a_missing_task_is_none(queue: TaskQueue) -> None:
     queue.create_topic("other")
     [task] = queue.push("work", ["a"])
     assert queue.task("work", task.sequence + 1) is None
@@ -46,7 +46,7 @@ def test_a_task_that_is_not_there_is_none(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_every_state_reads_as_its_word(queue: TaskQueue, owner: Owner, state: State) -> None:
+def test_each_state_has_its_status(queue: TaskQueue, owner: Owner, state: State) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=1)))
     info = known(queue, task_in(queue, owner, state))
     assert info.status == {State.FAILED: "exhausted", State.ACTIVE: "running"}.get(state, state.name.lower())
@@ -101,7 +101,7 @@ def test_a_page_ascends_after_and_descends_before(queue: TaskQueue) -> None:
     assert queue.page("work", size=0) == []
 
 
-def test_pages_of_a_hundred_unless_said_otherwise(queue: TaskQueue) -> None:
+def test_a_page_has_a_hundred_tasks_by_default(queue: TaskQueue) -> None:
     queue.push("work", [f"{number}" for number in range(120)])
     assert len(queue.page("work")) == 100
 
@@ -225,7 +225,7 @@ def test_a_page_of_a_range_includes_both_ends(queue: TaskQueue, owner: Owner) ->
     assert numbers(queue.page("work", to=at[6], state=State.READY)) == at[5:7]
 
 
-def test_the_number_of_tasks_is_one_number(queue: TaskQueue, owner: Owner) -> None:
+def test_the_count_of_all_tasks_is_one_number(queue: TaskQueue, owner: Owner) -> None:
     queue.create_topic("other")
     queue.push("other", ["x"])
     pushed = queue.push("work", ["a", "b", NewTask("a", reference="r")])

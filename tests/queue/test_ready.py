@@ -39,7 +39,7 @@ def test_ready_counts_what_a_poll_would_take(queue: TaskQueue, owner: Owner) -> 
     assert second in queue.held(owner)
 
 
-def test_ready_takes_nothing(queue: TaskQueue, owner: Owner) -> None:
+def test_ready_claims_no_task(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b"])
     assert queue.ready("work", 5) == 2
     assert states(queue) == [("a", State.READY), ("b", State.READY)]
@@ -120,7 +120,7 @@ def test_ready_skips_rows_that_an_open_push_displaces(
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["plain", "under a savepoint"])
-def test_ready_counts_what_this_very_transaction_gave_back(
+def test_ready_counts_tasks_that_its_own_transaction_released(
     queue: TaskQueue, owner: Owner, session: TaskQueue, nested: bool
 ) -> None:
     """Only rows that *another* transaction holds are left out: a poll here would get these."""
@@ -144,7 +144,7 @@ def test_ready_skips_rows_that_a_plain_lock_holds(queue: TaskQueue, session: Tas
     assert queue.ready("work", 5) == 2
 
 
-def test_a_poll_after_ready_gets_as_many_whatever_was_done_to_the_rows_before(
+def test_a_poll_after_ready_gets_that_many_tasks_whatever_changed_the_rows_before(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
     """Rows carry the marks of transactions long over: committed, rolled back, nested."""
@@ -183,7 +183,7 @@ def test_ready_leaves_out_the_identifiers_whose_turn_another_open_poll_holds(
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["plain", "under a savepoint"])
-def test_ready_counts_the_next_turn_of_an_identifier_that_this_very_transaction_completed(
+def test_ready_counts_the_next_turn_of_an_identifier_that_its_own_transaction_completed(
     queue: TaskQueue, owner: Owner, session: TaskQueue, nested: bool
 ) -> None:
     queue.push("work", ["a", "a"])
@@ -213,7 +213,7 @@ def test_ready_leaves_out_retries_of_an_identifier_that_an_open_poll_holds(
     assert queue.ready("work", 5) == 1, "without a condition no identifier is held"
 
 
-def test_identifiers_that_another_poll_looks_at_are_unclaimed_until_it_has_taken_them(
+def test_identifiers_that_another_poll_examines_are_unclaimed_until_it_claims_them(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     queue.push("work", ["a", "a"])

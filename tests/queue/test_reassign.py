@@ -42,7 +42,7 @@ def test_a_task_that_has_ended_gets_any_result(
     assert (info.completed is None) is (state is State.EXPIRED and not changed)
 
 
-def test_output_error_owner_attempt_and_completion_stay(queue: TaskQueue, owner: Owner) -> None:
+def test_a_reassignment_keeps_output_error_owner_attempt_and_completion(queue: TaskQueue, owner: Owner) -> None:
     [task] = queue.push("work", [NewTask("a", {"b": 1}, "r", priority=3)])
     queue.poll("work", owner)
     queue.complete(owner, {task: Decision(Result.FAILURE, {"m": 1}, "error")})
@@ -68,7 +68,7 @@ def test_completed_is_set_where_it_is_empty(queue: TaskQueue, owner: Owner, by: 
     assert queue.results()["work"] == {Result.FILTER: 2}
 
 
-def test_by_state_in_a_range_that_includes_both_ends(queue: TaskQueue, owner: Owner) -> None:
+def test_reassigning_by_state_in_a_range_includes_both_ends(queue: TaskQueue, owner: Owner) -> None:
     at = [task.sequence for task in failed(queue, owner, *"abcde")]
     assert queue.reassign("work", Result.SUCCESS, state=State.FAILED, from_=at[1], to=at[2]) == 2
     assert queue.reassign("work", Result.FILTER, state=State.FAILED, from_=at[4], to=at[3]) == 0
@@ -97,7 +97,7 @@ def test_a_named_task_that_has_not_ended_is_refused_and_nothing_changed(
         queue.reassign("work", Result.SUCCESS, state=state)
 
 
-def test_what_names_no_task_or_nothing_known_is_refused(queue: TaskQueue) -> None:
+def test_an_invalid_reassignment_is_refused(queue: TaskQueue) -> None:
     with pytest.raises(InvalidState, match=r"7654321 \(unknown\)"):
         queue.reassign("work", Result.SUCCESS, sequences=[7654321])
     with pytest.raises(InvalidState, match="either by their state or by their sequences"):
@@ -109,7 +109,7 @@ def test_what_names_no_task_or_nothing_known_is_refused(queue: TaskQueue) -> Non
     assert queue.reassign("work", Result.SUCCESS, sequences=[]) == 0
 
 
-def test_by_state_it_leaves_out_what_another_transaction_holds(
+def test_reassigning_by_state_leaves_out_tasks_that_another_transaction_holds(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     failed(queue, owner, *"abc")
@@ -119,7 +119,7 @@ def test_by_state_it_leaves_out_what_another_transaction_holds(
     assert [state for _, state in states(queue)] == [State.FAILED, State.FAILED, State.SUCCEEDED]
 
 
-def test_what_depends_on_a_task_goes_on_once_it_is_reassigned_to_success(queue: TaskQueue, owner: Owner) -> None:
+def test_a_dependent_may_run_once_its_dependency_is_reassigned_to_success(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.FAILED)
     [dependent] = queue.push("work", [NewTask("dependent", depends_on=[("work", "a")])])
     assert queue.poll("work", owner) == []
@@ -129,7 +129,7 @@ def test_what_depends_on_a_task_goes_on_once_it_is_reassigned_to_success(queue: 
     assert queue.poll("work", owner) == [dependent]
 
 
-def test_a_few_of_many_cost_few_pages(own_queue: TaskQueue) -> None:
+def test_reassigning_few_of_many_tasks_reads_few_pages(own_queue: TaskQueue) -> None:
     queue = own_queue
     owner = queue.register("owner")
     queue.push_stream("work", numbered(20_000))

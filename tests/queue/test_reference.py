@@ -12,7 +12,7 @@ OBJECTS = """
 CODES = {f"TQ00{number}" for number in range(9)}
 
 
-def test_every_object_of_the_schema_taskq_has_a_comment_of_substance(queue: TaskQueue) -> None:
+def test_every_object_of_the_schema_taskq_has_a_useful_comment(queue: TaskQueue) -> None:
     texts = {name: text or "" for name, text in queue.conn.execute(OBJECTS).fetchall()}
     assert len(texts) > 100
     assert [name for name, text in texts.items() if len(text) < 30 or not text.endswith(".")] == []

@@ -40,13 +40,13 @@ def test_both_bounds_are_included_and_either_may_be_open(queue: TaskQueue, owner
     assert queue.results(at + MICROSECOND, at - MICROSECOND) == none
 
 
-def test_what_was_pushed_suspended_has_not_completed(queue: TaskQueue) -> None:
+def test_a_task_that_was_pushed_suspended_has_not_completed(queue: TaskQueue) -> None:
     queue.push("work", [NewTask("a", suspended=True)])
     assert queue.results() == {"work": {}}
 
 
 @pytest.mark.parametrize("revival", list(Revival))
-def test_what_was_revived_counts_no_more(queue: TaskQueue, owner: Owner, revival: Revival) -> None:
+def test_a_revived_task_no_longer_counts_as_a_result(queue: TaskQueue, owner: Owner, revival: Revival) -> None:
     task_in(queue, owner, State.FAILED)
     queue.revive("work", State.FAILED, revival)
     assert queue.results() == {"work": {}}
@@ -118,7 +118,7 @@ def test_a_moment_without_a_time_zone_is_refused(queue: TaskQueue, moment: datet
 
 
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
-def test_neither_reads_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
+def test_results_and_resolve_do_not_read_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
     """100,000 tasks of a hundred days are a thousand pages of each table, and more along another index."""
     queue = own_queue
     queue.conn.execute(
@@ -143,7 +143,7 @@ def test_neither_reads_the_whole_table(own_queue: TaskQueue, analysed: bool) -> 
 
 
 @pytest.mark.parametrize("seconds", SPANS.values(), ids=SPANS.keys())
-def test_what_a_moment_is_resolved_to_bounds_a_page_without_losing_or_repeating_a_task(
+def test_pages_bounded_by_resolved_moments_lose_and_repeat_no_task(
     queue: TaskQueue, seconds: tuple[float, ...]
 ) -> None:
     tasks = spread(queue, *seconds)[::2]  # those of the topic

@@ -91,12 +91,12 @@ def test_the_error_of_the_last_failure_is_kept_through_a_success(queue: TaskQueu
     assert (known(queue, task).error, task.attempt) == ("second", 3)
 
 
-def test_delays_grow_by_the_factor_up_to_the_greatest(queue: TaskQueue, owner: Owner) -> None:
+def test_delays_grow_by_the_factor_up_to_the_maximum(queue: TaskQueue, owner: Owner) -> None:
     policy = RetryPolicy(max_attempts=7, base=10 * SECOND, factor=3.0, max_delay=timedelta(minutes=5))
     assert [delay / SECOND for delay in delays(queue, owner, policy)] == [10, 30, 90, 270, 300, 300]
 
 
-def test_attempts_are_failures_in_all(queue: TaskQueue, owner: Owner) -> None:
+def test_max_attempts_counts_all_failures(queue: TaskQueue, owner: Owner) -> None:
     assert len(delays(queue, owner, RetryPolicy(max_attempts=4, base=SECOND))) == 3
 
 
@@ -136,7 +136,7 @@ def test_event_handling_counts_retries_after_the_first_run(queue: TaskQueue, own
     assert RetryPolicy.event_handling(max_attempts=0).delay(1) is None
 
 
-def test_delays_stop_once_they_add_up_to_the_greatest_sum(queue: TaskQueue, owner: Owner) -> None:
+def test_retries_end_once_their_delays_add_up_to_the_maximum(queue: TaskQueue, owner: Owner) -> None:
     """2 + 3 + 4.5 = 9.5 s: the fourth failure is given up where 9.5 is the bound, the fifth where it is 9.6."""
     assert len(delays(queue, owner, RetryPolicy.event_handling(max_elapsed=9.5 * SECOND))) == 3
     assert len(delays(queue, owner, RetryPolicy.event_handling(max_elapsed=9.6 * SECOND))) == 4
@@ -156,7 +156,7 @@ def test_no_retry_is_due_beyond_the_horizon(queue: TaskQueue, owner: Owner) -> N
 
 
 @pytest.mark.parametrize("jitter", [0.25, 1.0])
-def test_jitter_takes_at_most_its_share_off_a_delay(queue: TaskQueue, owner: Owner, jitter: float) -> None:
+def test_jitter_shortens_a_delay_by_at_most_its_share(queue: TaskQueue, owner: Owner, jitter: float) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=100 * SECOND, jitter=jitter)))
     queue.push("work", [f"{number}" for number in range(200)])
     tasks = queue.poll("work", owner, 200)
@@ -169,7 +169,7 @@ def test_jitter_takes_at_most_its_share_off_a_delay(queue: TaskQueue, owner: Own
 
 
 @pytest.mark.parametrize("of_topic", [True, False], ids=["topic's ttl", "task's ttl"])
-def test_a_failure_within_the_ttl_is_not_noted(queue: TaskQueue, owner: Owner, of_topic: bool) -> None:
+def test_a_failure_within_the_ttl_is_not_recorded(queue: TaskQueue, owner: Owner, of_topic: bool) -> None:
     queue.alter_topic("work", TopicPolicy(ttl=MINUTE if of_topic else None))
     [pushed] = queue.push("work", [NewTask("a", ttl=None if of_topic else MINUTE)])
     place = known(queue, pushed).available_at
@@ -186,7 +186,7 @@ def test_a_failure_within_the_ttl_is_not_noted(queue: TaskQueue, owner: Owner, o
     assert known(queue, task).error == "old"
 
 
-def test_a_tasks_own_ttl_stands_before_its_topics(queue: TaskQueue, owner: Owner) -> None:
+def test_the_ttl_of_a_task_overrides_the_ttl_of_its_topic(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(ttl=timedelta(hours=1)))
     queue.push("work", [NewTask("a", ttl=timedelta(0))])
     assert fail(queue, owner, queue.poll("work", owner)[0]) is None
@@ -274,6 +274,6 @@ def test_the_policy_in_python_is_the_policy_in_sql(
 
 
 @pytest.mark.parametrize("policy", [RetryPolicy, TopicPolicy])
-def test_the_first_line_about_a_policy_says_that_one_attempt_is_the_default(policy: type) -> None:
+def test_the_docstring_of_a_policy_starts_with_the_default_of_one_attempt(policy: type) -> None:
     assert "One attempt is the default" in (policy.__doc__ or "").splitlines()[0]
     assert RetryPolicy().max_attempts == TopicPolicy().retry.max_attempts == 1

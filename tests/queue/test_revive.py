@@ -127,7 +127,7 @@ def test_a_copy_has_payload_reference_priority_and_ttl_of_the_old_and_nothing_el
 
 @pytest.mark.parametrize("revival", list(Revival))
 @pytest.mark.parametrize("state", list(State))
-def test_other_tasks_of_the_identifier_fare_as_under_a_push(
+def test_a_revival_changes_other_tasks_of_the_identifier_as_a_push_does(
     queue: TaskQueue, owner: Owner, state: State, revival: Revival
 ) -> None:
     revived = task_in(queue, owner, State.FAILED)
@@ -158,7 +158,7 @@ def test_tasks_of_other_identifiers_and_topics_are_left_alone(queue: TaskQueue, 
         (Revival.REPLACE, [State.REDUNDANT, State.REDUNDANT, State.READY]),
     ],
 )
-def test_several_of_one_identifier_are_pushes_one_after_the_other(
+def test_recreating_several_tasks_of_an_identifier_pushes_one_after_the_other(
     queue: TaskQueue, owner: Owner, revival: Revival, after: list[State]
 ) -> None:
     tasks = failed(queue, owner, *(NewTask("a", {"n": number}) for number in range(3)))
@@ -173,7 +173,7 @@ def test_several_of_one_identifier_are_pushes_one_after_the_other(
 
 
 @pytest.mark.parametrize("revival", RECREATING)
-def test_recreating_many_at_once_is_the_same_as_one_push_each(
+def test_recreating_many_tasks_at_once_equals_one_push_for_each(
     queue: TaskQueue, owner: Owner, session: TaskQueue, revival: Revival
 ) -> None:
     for number in range(36):
@@ -200,14 +200,14 @@ def look(info: TaskInfo) -> tuple[object, ...]:
     return info.identifier, info.state, info.descent, info.payload, info.attempt, info.owner, info.output
 
 
-def test_recreating_asks_no_limit_that_the_topic_has_got_since(queue: TaskQueue, owner: Owner) -> None:
+def test_recreating_ignores_limits_that_the_topic_got_later(queue: TaskQueue, owner: Owner) -> None:
     failed(queue, owner, NewTask("a", "x" * 1000))
     queue.alter_topic("work", TopicPolicy(max_payload_bytes=10))
     [new] = queue.revive("work", State.FAILED, Revival.APPEND).values()
     assert known(queue, new).payload == "x" * 1000
 
 
-def test_by_state_the_lowest_sequences_come_first(queue: TaskQueue, owner: Owner) -> None:
+def test_reviving_by_state_takes_the_lowest_sequences_first(queue: TaskQueue, owner: Owner) -> None:
     tasks = failed(queue, owner, *"abcde")
     at = [task.sequence for task in tasks]
     assert queue.revive("work", State.FAILED, size=0) == {}
@@ -219,7 +219,7 @@ def test_by_state_the_lowest_sequences_come_first(queue: TaskQueue, owner: Owner
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.SUCCEEDED])
-def test_by_state_a_range_includes_both_ends(queue: TaskQueue, owner: Owner, state: State) -> None:
+def test_reviving_by_state_in_a_range_includes_both_ends(queue: TaskQueue, owner: Owner, state: State) -> None:
     at = [task_in(queue, owner, state, identifier).sequence for identifier in "abcd"]
     task_in(queue, owner, State.FILTERED, "e")
     assert queue.revive("work", state, from_=at[1], to=at[2]) == {at[1]: at[1], at[2]: at[2]}
@@ -270,7 +270,7 @@ def test_a_state_that_is_not_ended_is_refused(queue: TaskQueue, state: State) ->
         queue.revive("work", state)
 
 
-def test_tasks_are_named_by_state_or_by_sequences_not_both_nor_neither(queue: TaskQueue) -> None:
+def test_a_revival_needs_either_a_state_or_sequences(queue: TaskQueue) -> None:
     with pytest.raises(InvalidState, match="either by their state or by their sequences"):
         queue.revive("work")
     with pytest.raises(InvalidState, match="either by their state or by their sequences"):

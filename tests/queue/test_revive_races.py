@@ -18,7 +18,7 @@ from tests.queue.test_revive import failed
 from tests.queue.test_sessions import pages_of
 
 
-def test_two_that_revive_by_state_at_once_share_the_tasks_and_neither_waits(
+def test_two_concurrent_revivals_by_state_share_the_tasks_and_neither_waits(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     at = [task.sequence for task in failed(queue, owner, *"abcde")]
@@ -70,7 +70,7 @@ def test_a_named_task_that_another_revives_is_waited_for_and_then_refused(
         revived.result()
 
 
-def test_two_that_name_the_same_tasks_in_opposite_order_never_deadlock(
+def test_two_revivals_of_the_same_tasks_in_opposite_order_never_deadlock(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,
@@ -116,7 +116,7 @@ def test_a_task_that_depends_on_another_waits_for_it_again_after_a_reset(queue: 
 
 
 @pytest.mark.parametrize("revival", [Revival.APPEND, Revival.SUPERSEDE, Revival.REPLACE])
-def test_a_copy_depends_on_what_the_old_one_did(queue: TaskQueue, owner: Owner, revival: Revival) -> None:
+def test_a_copy_has_the_dependencies_of_the_old_task(queue: TaskQueue, owner: Owner, revival: Revival) -> None:
     [first] = queue.push("work", ["first"])
     queue.push("work", [NewTask("second", depends_on=[("work", "first")], suspended=True)])
     [new] = queue.revive("work", State.SUSPENDED, revival).values()
@@ -128,7 +128,7 @@ def test_a_copy_depends_on_what_the_old_one_did(queue: TaskQueue, owner: Owner, 
 @pytest.mark.slow
 @pytest.mark.parametrize("revival", list(Revival))
 @pytest.mark.parametrize("hot", [True, False], ids=["of one identifier", "each of its own"])
-def test_a_hundred_thousand_are_revived_in_one_call(own_queue: TaskQueue, revival: Revival, hot: bool) -> None:
+def test_one_call_revives_a_hundred_thousand_tasks(own_queue: TaskQueue, revival: Revival, hot: bool) -> None:
     queue, count = own_queue, 100_000
     owner = queue.register("owner")
     queue.push_stream("work", (NewTask("hot") for _ in range(count)) if hot else numbered(count))
@@ -142,7 +142,7 @@ def test_a_hundred_thousand_are_revived_in_one_call(own_queue: TaskQueue, reviva
 
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
 @pytest.mark.parametrize("revival", list(Revival))
-def test_a_revival_costs_the_same_however_much_has_ended(
+def test_a_revival_costs_the_same_behind_any_number_of_ended_tasks(
     own_queue: TaskQueue, revival: Revival, analysed: bool
 ) -> None:
     queue = own_queue

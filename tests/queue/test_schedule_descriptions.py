@@ -28,11 +28,11 @@ WEEKS = timedelta(days=20)
         (ticks_every(timedelta(hours=1), NOW), "one time is known"),
     ],
 )
-def test_a_schedule_is_told_in_words(moments: list[datetime], words: str) -> None:
+def test_a_schedule_is_described_in_words(moments: list[datetime], words: str) -> None:
     assert describe_schedule(moments) == words
 
 
-def test_ticks_that_wait_and_those_that_are_over_tell_the_schedule(queue: TaskQueue) -> None:
+def test_a_schedule_is_described_from_waiting_and_ended_ticks(queue: TaskQueue) -> None:
     moments = ticks_every(timedelta(hours=1), NOW - timedelta(hours=3), 5)
     payload = NewTask("", {"n": 1})
     queue.install_ticks("work", "hourly", config_hash("v1"), [(moment, payload) for moment in moments])

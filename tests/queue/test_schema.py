@@ -109,7 +109,7 @@ def test_an_install_leaves_the_session_as_it_was(empty_dsn: str) -> None:
         assert conn.execute("SELECT name, setting FROM pg_settings ORDER BY name").fetchall() == before
 
 
-def test_uninstall_leaves_nothing_and_can_be_asked_again(empty: psycopg.Connection) -> None:
+def test_uninstall_leaves_nothing_and_can_be_repeated(empty: psycopg.Connection) -> None:
     install(empty)
     uninstall(empty)
     assert empty.execute("SELECT to_regnamespace('taskq')").fetchone() == (None,)
@@ -118,7 +118,7 @@ def test_uninstall_leaves_nothing_and_can_be_asked_again(empty: psycopg.Connecti
     verify(empty)
 
 
-def test_a_missing_schema_is_told_with_what_to_run(empty: psycopg.Connection) -> None:
+def test_a_missing_schema_is_reported_with_the_command_to_run(empty: psycopg.Connection) -> None:
     with pytest.raises(SchemaMismatch, match=r"missing.*python -m airflow_provider_taskq\.queue install"):
         verify(empty)
 
@@ -131,7 +131,7 @@ def test_a_schema_of_that_name_without_our_ledger_is_missing(empty: psycopg.Conn
     verify(empty)
 
 
-def test_an_older_schema_is_told_with_what_to_run(empty: psycopg.Connection) -> None:
+def test_an_older_schema_is_reported_with_the_command_to_run(empty: psycopg.Connection) -> None:
     install(empty)
     last = "(SELECT max(number) FROM taskq_internal.migration)"
     empty.execute(f"DELETE FROM taskq_internal.migration WHERE number = {last}".encode())
@@ -139,7 +139,7 @@ def test_an_older_schema_is_told_with_what_to_run(empty: psycopg.Connection) -> 
         verify(empty)
 
 
-def test_other_functions_are_told_and_put_right_by_install(empty: psycopg.Connection) -> None:
+def test_changed_functions_are_reported_and_replaced_by_install(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
     empty.execute("CREATE FUNCTION taskq.left_over() RETURNS int LANGUAGE sql AS 'SELECT 1'")
@@ -150,7 +150,7 @@ def test_other_functions_are_told_and_put_right_by_install(empty: psycopg.Connec
     assert empty.execute("SELECT to_regprocedure('taskq.left_over()')").fetchone() == (None,)
 
 
-def test_a_newer_schema_says_to_upgrade_the_package_and_is_left_alone(empty: psycopg.Connection) -> None:
+def test_a_newer_schema_is_left_alone_with_the_advice_to_upgrade_the_package(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
     before = things(empty)
@@ -160,7 +160,7 @@ def test_a_newer_schema_says_to_upgrade_the_package_and_is_left_alone(empty: psy
     assert things(empty) == before
 
 
-def test_a_changed_migration_is_told_by_its_name_and_left_alone(empty: psycopg.Connection) -> None:
+def test_a_changed_migration_is_reported_by_name_and_left_alone(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 2")
     before = things(empty)
@@ -179,7 +179,7 @@ def test_an_install_that_fails_leaves_the_callers_transaction_usable(empty: psyc
         assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_session_goes_on_while_the_functions_are_replaced(empty: psycopg.Connection, empty_dsn: str) -> None:
+def test_a_session_continues_while_the_functions_are_replaced(empty: psycopg.Connection, empty_dsn: str) -> None:
     install(empty)
     with connect(empty_dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
@@ -324,7 +324,7 @@ def test_views_that_others_built_on_are_not_removed(empty: psycopg.Connection) -
     verify(empty)
 
 
-def test_other_views_are_told_and_put_right_by_install(empty: psycopg.Connection) -> None:
+def test_changed_views_are_reported_and_replaced_by_install(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = -1")
     with pytest.raises(SchemaMismatch, match="install"):

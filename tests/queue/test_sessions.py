@@ -150,7 +150,9 @@ def _touched(queue: TaskQueue) -> int:
 
 
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
-def test_a_poll_costs_the_same_however_much_is_pending_or_finished(own_queue: TaskQueue, analysed: bool) -> None:
+def test_a_poll_costs_the_same_beside_any_number_of_pending_or_finished_tasks(
+    own_queue: TaskQueue, analysed: bool
+) -> None:
     queue = own_queue
     owner = queue.register("owner")
     bound = {"poll": 200, "ready": 24, "complete": 200}  # of 700 and more that a walk over all would touch
@@ -173,7 +175,7 @@ def test_a_poll_costs_the_same_however_much_is_pending_or_finished(own_queue: Ta
 
 
 @pytest.mark.parametrize("verb", ["poll", "ready"])
-def test_a_long_queue_of_the_future_costs_a_poll_nothing(own_queue: TaskQueue, verb: str) -> None:
+def test_many_tasks_scheduled_for_later_do_not_slow_a_poll_down(own_queue: TaskQueue, verb: str) -> None:
     queue = own_queue
     owner = queue.register("owner")
     queue.push_stream("work", (NewTask(f"{n}", delay=timedelta(days=1), priority=n % 3) for n in range(20_000)))

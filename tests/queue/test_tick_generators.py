@@ -120,7 +120,7 @@ def test_an_hour_that_a_time_change_skips_gives_no_tick(
 
 @pytest.mark.parametrize(("zone", "day_before", "hour", "shown", "moment"), DOUBLED, ids=[case[0] for case in DOUBLED])
 @pytest.mark.parametrize("kind", ["daily", "cron"])
-def test_of_an_hour_that_comes_twice_the_first_gives_the_tick(
+def test_an_hour_that_comes_twice_gives_one_tick_at_its_first_occurrence(
     kind: str, zone: str, day_before: str, hour: time, shown: str, moment: str
 ) -> None:
     def ticks(now: datetime) -> list[datetime]:
@@ -173,7 +173,7 @@ def test_daily_ticks_ascend_after_now_show_their_hours_and_are_complete(
 
 
 @given(now=MOMENTS, zone=st.sampled_from(ZONES), expression=st.sampled_from(EXPRESSIONS))
-def test_cron_ticks_are_the_same_from_wherever_one_looks(now: datetime, zone: str, expression: str) -> None:
+def test_cron_ticks_are_the_same_from_any_starting_moment(now: datetime, zone: str, expression: str) -> None:
     ticks = ticks_cron(expression, zone, now, timedelta(days=2))
     assert ticks == sorted(set(ticks))
     assert now < ticks[0]
@@ -232,14 +232,14 @@ def test_the_zone_of_now_does_not_matter() -> None:
         lambda: ticks_cron("@reboot", "UTC", utc("2026-01-01T00:00")),
     ],
 )
-def test_what_gives_no_times_is_refused_in_a_sentence(call: object) -> None:
+def test_an_invalid_schedule_is_refused_in_one_line(call: object) -> None:
     with pytest.raises(InvalidArgument) as error:
         call()  # type: ignore[operator]
     assert len(str(error.value).splitlines()) == 1
     assert isinstance(error.value, TaskQueueError)
 
 
-def test_an_hour_that_its_zone_skips_for_good_ends_in_a_sentence() -> None:
+def test_a_search_for_ticks_ends_at_the_year_9999() -> None:
     """Not in an endless search: there are no days after the year 9999."""
     with pytest.raises(InvalidArgument, match="9999"):
         ticks_daily([time(8)], "UTC", datetime(9999, 12, 31, 12, tzinfo=UTC))
@@ -289,7 +289,7 @@ def test_configurations_that_differ_have_different_hashes() -> None:
 
 
 @pytest.mark.parametrize("part", [float("nan"), float("inf"), {1: "x"}, timedelta(1), {"a": {2: 3}}, [object()], b"x"])
-def test_what_is_no_json_has_no_hash(part: Json) -> None:
+def test_a_value_that_is_not_json_has_no_hash(part: Json) -> None:
     with pytest.raises(InvalidArgument, match="JSON"):
         config_hash(part)
 

@@ -20,7 +20,7 @@ from tests.queue.test_sessions import pages_of
 from tests.queue.test_ticks import FAR, HOUR, LONG_AGO, moments, stored
 
 
-def test_many_thousands_of_ticks_are_one_installation(queue: TaskQueue, session: TaskQueue) -> None:
+def test_one_installation_takes_thousands_of_ticks(queue: TaskQueue, session: TaskQueue) -> None:
     assert session.install_ticks("work", "p", "h", iter(moments(12_000))) == 12_000
     session.conn.rollback()
     with pytest.raises(InvalidTask, match="position 11000"):
@@ -127,7 +127,7 @@ def test_ticks_are_undone_by_the_callers_rollback(queue: TaskQueue, session: Tas
 
 
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
-def test_installing_costs_by_its_prefix_and_not_by_what_else_there_is(own_queue: TaskQueue, analysed: bool) -> None:
+def test_an_installation_costs_the_same_beside_any_number_of_other_tasks(own_queue: TaskQueue, analysed: bool) -> None:
     own_queue.push_stream("work", numbered(20_000))
     own_queue.install_ticks("work", "p", "old", moments(5, FAR))
     own_queue.conn.execute("VACUUM ANALYZE" if analysed else "VACUUM")

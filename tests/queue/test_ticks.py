@@ -53,7 +53,7 @@ def test_identifiers_of_ticks_sort_as_their_times(queue: TaskQueue) -> None:
     ]
 
 
-def test_a_moment_is_one_tick_whatever_zone_it_is_written_in(queue: TaskQueue) -> None:
+def test_a_moment_is_one_tick_in_any_time_zone(queue: TaskQueue) -> None:
     moment = datetime(2100, 7, 1, 8, tzinfo=ZoneInfo("Europe/Oslo"))
     assert queue.install_ticks("work", "p", "h", [(moment, 1), (moment.astimezone(UTC), 2)]) == 1
     assert queue.install_ticks("work", "p", "h", [(moment.astimezone(ZoneInfo("Asia/Tokyo")), 3)]) == 0
@@ -91,7 +91,7 @@ def test_another_configuration_removes_the_ticks_of_the_old_one(queue: TaskQueue
     assert [name.split("/")[1] for name in stored(queue)] == ["new", "new"]
 
 
-def test_no_ticks_at_all_remove_those_of_other_configurations_only(queue: TaskQueue) -> None:
+def test_installing_no_ticks_removes_only_those_of_other_configurations(queue: TaskQueue) -> None:
     queue.install_ticks("work", "p", "old", moments(3))
     assert queue.install_ticks("work", "p", "old", []) == 0
     assert len(stored(queue)) == 3
@@ -100,7 +100,7 @@ def test_no_ticks_at_all_remove_those_of_other_configurations_only(queue: TaskQu
 
 
 @pytest.mark.parametrize("verb", ["install another", "uninstall"])
-def test_what_is_held_being_polled_or_ended_stays_and_what_waits_goes(
+def test_a_new_configuration_removes_waiting_ticks_and_keeps_held_polled_and_ended_ones(
     queue: TaskQueue, owner: Owner, session: TaskQueue, verb: str
 ) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR)))
@@ -254,7 +254,7 @@ def test_ticks_that_break_a_rule_are_refused_and_nothing_is_changed(
     assert stored(queue) == ["p/before/20200101T000000.000000Z"]
 
 
-def test_a_rule_is_kept_for_ticks_that_exist_already_as_well(queue: TaskQueue) -> None:
+def test_the_rules_hold_for_existing_ticks_too(queue: TaskQueue) -> None:
     queue.install_ticks("work", "p", "h", moments(2))
     with pytest.raises(InvalidTask, match="position 1: its payload"):
         queue.install_ticks("work", "p", "h", [(FAR, None), (LONG_AGO + HOUR, "x" * 300_000)])

@@ -197,7 +197,7 @@ def test_a_consumer_of_a_topic_reaches_no_other(queue: TaskQueue, limited: Limit
     assert contents(queue) == before
 
 
-def test_a_consumer_of_a_topic_waits_for_others_in_vain(limited: Limited) -> None:
+def test_a_wait_of_a_limited_consumer_treats_other_topics_as_unknown(limited: Limited) -> None:
     """Where many topics are asked for at once, a topic that the role may not consume counts as unknown."""
     consumer = limited("consumer")
     assert consumer.topics() == ["orders"]
@@ -265,7 +265,7 @@ def test_a_consumer_of_a_topic_cannot_complete_by_the_sequence_of_another_topic(
 
 
 @pytest.mark.parametrize("follow_up", ["task", "junction"])
-def test_what_follows_a_decision_reaches_no_other_topic(queue: TaskQueue, limited: Limited, follow_up: str) -> None:
+def test_follow_ups_of_a_decision_reach_no_other_topic(queue: TaskQueue, limited: Limited, follow_up: str) -> None:
     worker, before = limited("consumer", "producer"), contents(queue)
     mine = worker.register("mine")
     [task] = worker.poll("orders", mine)
@@ -402,7 +402,7 @@ def test_an_administrator_is_limited_only_while_it_sets_a_limited_role(queue: Ta
     queue.push("invoices", ["a"], Insertion.DELETE)
 
 
-def test_a_role_without_access_gets_nowhere_through_a_function_of_a_limited_role(
+def test_a_role_without_access_gains_none_through_a_function_of_a_limited_role(
     queue: TaskQueue, limited: Limited
 ) -> None:
     owner, caller = limited(), limited()
@@ -462,7 +462,7 @@ def test_a_limit_is_never_ignored_and_a_grant_for_every_topic_lifts_it(queue: Ta
         ("producer", [""], "each has a name"),
     ],
 )
-def test_a_limit_that_means_nothing_is_an_error(
+def test_an_invalid_limit_is_refused(
     queue: TaskQueue, limited: Limited, kind: str, topics: list[str], reason: str
 ) -> None:
     with pytest.raises(psycopg.Error, match=reason):

@@ -185,7 +185,7 @@ def test_a_second_move_of_a_topic_is_refused_with_the_session_of_the_first(
 @pytest.mark.parametrize("second", ["own", "shared"])
 @pytest.mark.parametrize("first", ["own", "shared"])
 @pytest.mark.parametrize("topics", [("work", "work"), ("work", "other")], ids=["one topic", "two topics"])
-def test_two_moves_at_once_end_well_or_with_a_reason(
+def test_two_concurrent_moves_succeed_or_are_refused_with_a_reason(
     queue: TaskQueue,
     owner: Owner,
     dsn: str,

@@ -40,7 +40,7 @@ RICH = TopicPolicy(
 )
 
 
-def test_a_topic_is_new_once(queue: TaskQueue) -> None:
+def test_creating_a_topic_returns_true_only_the_first_time(queue: TaskQueue) -> None:
     assert queue.create_topic("orders") is True
     assert queue.create_topic("orders") is False
 
@@ -131,7 +131,7 @@ def test_fields_that_are_altered_at_the_same_time_are_all_kept(
         ({"retry": {"max_attempts": 5}}, "retry is a dict, not a RetryPolicy"),
     ],
 )
-def test_a_change_that_is_none_of_a_policy_is_refused(queue: TaskQueue, changes: dict[str, Any], reason: str) -> None:
+def test_a_change_of_an_unknown_field_is_refused(queue: TaskQueue, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         queue.alter_topic("work", **changes)
     assert queue.policy("work") == TopicPolicy()
@@ -194,7 +194,7 @@ def test_a_policy_that_makes_no_sense_is_refused(queue: TaskQueue, policy: Topic
     assert queue.topics() == ["work"]
 
 
-def test_a_refused_policy_is_told_in_the_words_of_a_policy(queue: TaskQueue) -> None:
+def test_a_refused_policy_is_described_by_the_names_of_its_fields(queue: TaskQueue) -> None:
     with pytest.raises(TaskQueueError) as refusal:
         queue.create_topic("orders", TopicPolicy(RetryPolicy(max_attempts=0)))
     assert "max_attempts" in str(refusal.value)

@@ -24,7 +24,7 @@ def opened(open_queue: Callable[[], TaskQueue]) -> Callable[[], TaskQueue]:
     return lambda: hurry(open_queue())
 
 
-def test_the_naive_anti_join_hands_out_two_tasks_of_one_identifier_where_the_lower_one_commits_late_and_ours_does_not(
+def test_a_naive_anti_join_hands_out_two_tasks_of_an_identifier_if_the_lower_commits_late_and_a_poll_does_not(
     own_dsn: str,
 ) -> None:
     with connect(own_dsn) as late, connect(own_dsn) as one, connect(own_dsn) as two:
@@ -66,7 +66,9 @@ def test_a_poll_leaves_out_identifiers_that_another_poll_examines_and_never_wait
     assert two.ready("work", 10, SINGULAR) == 0
 
 
-def test_what_a_poll_rolled_back_goes_to_the_next(queue: TaskQueue, opened: Callable[[], TaskQueue]) -> None:
+def test_a_task_whose_poll_was_rolled_back_goes_to_the_next_poll(
+    queue: TaskQueue, opened: Callable[[], TaskQueue]
+) -> None:
     tasks = queue.push("work", ["a", "a"])
     one, two = opened(), opened()
     first, second = one.register("one"), two.register("two")
@@ -102,7 +104,7 @@ def _take(queue: TaskQueue, owner: Owner, seen: tuple[list[int], list[str], str]
     return taken
 
 
-def test_between_the_looks_of_a_poll_another_takes_and_finishes_nothing_unseen(
+def test_a_poll_sees_tasks_that_another_poll_claimed_and_completed_between_its_two_checks(
     queue: TaskQueue, owner: Owner, opened: Callable[[], TaskQueue]
 ) -> None:
     """Statement by statement: what another poll took, ended or put back meanwhile is seen by the second look."""
@@ -129,7 +131,7 @@ def test_between_the_looks_of_a_poll_another_takes_and_finishes_nothing_unseen(
     one.conn.rollback()
 
 
-def test_between_the_looks_a_task_with_an_earlier_place_takes_the_turn(
+def test_a_task_with_an_earlier_place_takes_the_turn_between_the_two_checks_of_a_poll(
     queue: TaskQueue, owner: Owner, opened: Callable[[], TaskQueue]
 ) -> None:
     failed = task_in(queue, owner, State.FAILED, "a")
@@ -145,7 +147,7 @@ def test_between_the_looks_a_task_with_an_earlier_place_takes_the_turn(
     assert queue.poll("work", owner, condition=SINGULAR) == [failed]
 
 
-def test_between_the_looks_a_task_of_higher_priority_takes_the_turn(
+def test_a_task_of_higher_priority_takes_the_turn_between_the_two_checks_of_a_poll(
     queue: TaskQueue, opened: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a"])
@@ -157,7 +159,7 @@ def test_between_the_looks_a_task_of_higher_priority_takes_the_turn(
     assert _take(one, first, seen) == []
 
 
-def test_the_second_look_takes_at_once_what_was_seen_where_nothing_was_committed_meanwhile(
+def test_the_second_check_claims_at_once_if_nothing_was_committed_since_the_first(
     queue: TaskQueue, opened: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a", "b"])
@@ -213,7 +215,7 @@ def _orders(steps: list[str]) -> list[list[str]]:
     return [[step, *rest] for step in steps for rest in _orders([other for other in steps if other != step])]
 
 
-def test_a_group_is_given_out_by_one_of_two_polls(queue: TaskQueue, opened: Callable[[], TaskQueue]) -> None:
+def test_only_one_of_two_polls_hands_out_a_group(queue: TaskQueue, opened: Callable[[], TaskQueue]) -> None:
     queue.push("work", ["a", "a", "b"])
     one, two = opened(), opened()
     first, second = one.register("one"), two.register("two")
@@ -223,7 +225,7 @@ def test_a_group_is_given_out_by_one_of_two_polls(queue: TaskQueue, opened: Call
     assert list(two.poll_batch("work", second, 5)) == ["a"]
 
 
-def test_a_group_of_which_another_transaction_holds_a_task_is_left_out_whole(
+def test_a_poll_leaves_out_a_group_if_another_transaction_holds_one_of_its_tasks(
     queue: TaskQueue, opened: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a", "a", "b"])
@@ -233,14 +235,14 @@ def test_a_group_of_which_another_transaction_holds_a_task_is_left_out_whole(
     assert list(two.poll_batch("work", second, 5)) == ["b"]
 
 
-def test_a_hundred_thousand_lanes_are_taken_in_one_claim(own_queue: TaskQueue) -> None:
+def test_one_claim_takes_tasks_of_a_hundred_thousand_identifiers(own_queue: TaskQueue) -> None:
     """More locks than the server's lock table holds, if they were advisory ones."""
     own_queue.push_stream("work", (f"id-{number}" for number in range(100_000)))
     owner = own_queue.register("me")
     assert own_queue.claim("work", owner, 100_000, condition=SINGULAR) == 100_000
 
 
-def test_the_locks_of_lanes_stay_as_they_are_made(own_queue: TaskQueue) -> None:
+def test_the_rows_that_lock_identifiers_never_change(own_queue: TaskQueue) -> None:
     """Locked only, never changed: no dead rows come of them."""
     own_queue.push("work", [f"id-{number}" for number in range(500)])
     owner = own_queue.register("me")

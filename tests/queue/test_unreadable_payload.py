@@ -77,13 +77,13 @@ def is_spared(tasks: Iterable[Task]) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_a_poll_hands_out_an_unreadable_payload_beside_the_others(queue: TaskQueue, owner: Owner) -> None:
+def test_a_poll_hands_out_an_unreadable_payload_and_all_others(queue: TaskQueue, owner: Owner) -> None:
     is_spared(queue.poll("work", owner, 10))
     is_spared(queue.held(owner))
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_a_batch_holds_an_unreadable_payload_beside_the_others(queue: TaskQueue, owner: Owner) -> None:
+def test_a_batch_has_an_unreadable_payload_and_all_others(queue: TaskQueue, owner: Owner) -> None:
     is_spared(task for group in queue.poll_batch("work", owner, 10).values() for task in group)
 
 
@@ -96,7 +96,7 @@ def test_an_exchange_completes_and_hands_out_an_unreadable_payload(
     is_spared([done, *polled])
 
 
-def test_verbs_that_read_tasks_return_an_unreadable_payload_beside_the_others(
+def test_verbs_that_read_tasks_return_an_unreadable_payload_and_all_others(
     queue: TaskQueue, poisoned: list[Task]
 ) -> None:
     is_spared(queue.page("work"))
@@ -108,7 +108,7 @@ def test_verbs_that_read_tasks_return_an_unreadable_payload_beside_the_others(
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_readers_of_the_log_get_an_unreadable_payload_beside_the_others(queue: TaskQueue) -> None:
+def test_readers_of_the_log_get_an_unreadable_payload_and_all_others(queue: TaskQueue) -> None:
     is_spared(task for _, task in queue.events("work", None))
     queue.join_group("group", "work")
     led = queue.acquire_partition("group", "work", "leader", timedelta(minutes=5))
@@ -179,9 +179,7 @@ def test_a_cursor_of_an_asynchronous_connection_decodes_tolerantly(dsn: str) -> 
     is_spared(Task(n, "work", "", payload, None, 0, False) for n, (payload,) in enumerate(asyncio.run(fetched())))
 
 
-def test_a_payload_that_the_stack_has_no_room_for_is_unreadable_and_harms_no_other(
-    queue: TaskQueue, owner: Owner
-) -> None:
+def test_a_payload_too_deep_for_the_stack_is_unreadable_and_harms_no_other(queue: TaskQueue, owner: Owner) -> None:
     depth = 600  # which Python reads from the top of its stack only
     limit = sys.getrecursionlimit()
     tasks = queue.push("work", ["a", "b"])
@@ -226,18 +224,18 @@ def test_a_lowered_limit_of_digits_harms_nothing(queue: TaskQueue, owner: Owner)
         ("[" * 200 + "]" * 200, None),
     ],
 )
-def test_what_python_reads_is_read(text: str, value: Json) -> None:
+def test_json_that_python_can_read_is_readable(text: str, value: Json) -> None:
     found = decode_json(text)
     assert not isinstance(found, UnreadablePayload)
     assert found == value or value is None
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", "-Infinity", "[", "", "{'a': 1}"])
-def test_what_is_not_json_is_unreadable(text: str) -> None:
+def test_text_that_is_not_json_is_unreadable(text: str) -> None:
     assert isinstance(decode_json(text), UnreadablePayload)
 
 
-def test_no_reason_holds_text_of_the_payload(unreadable: str) -> None:
+def test_no_reason_quotes_the_payload(unreadable: str) -> None:
     found = decode_json(unreadable.replace("1", "7"))
     assert isinstance(found, UnreadablePayload)
     assert not any(letter.isdigit() for letter in found.reason)
@@ -260,7 +258,7 @@ USES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("use", list(USES))
-def test_every_use_as_data_raises_the_reason(use: str) -> None:
+def test_every_use_of_an_unreadable_payload_as_data_raises_the_reason(use: str) -> None:
     with pytest.raises(InvalidTask, match=r"^the reason$"):
         USES[use](UnreadablePayload("the reason"))
 

@@ -64,7 +64,7 @@ def test_a_held_task_shows_its_owner_and_lease(queue: TaskQueue, owner: Owner) -
     assert why(queue) == "held by owner, whose lease lapsed 7 min ago"
 
 
-def test_a_task_tells_why_it_is_not_running(queue: TaskQueue, owner: Owner) -> None:
+def test_the_view_says_why_a_task_is_not_running(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(hours=1))))
     queue.push("work", ["tried"])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
@@ -76,14 +76,14 @@ def test_a_task_tells_why_it_is_not_running(queue: TaskQueue, owner: Owner) -> N
     assert why(queue) == "the topic is paused"
 
 
-def test_a_task_tells_what_of_its_identifier_comes_first(queue: TaskQueue, owner: Owner) -> None:
+def test_the_view_names_the_task_that_comes_first_for_its_identifier(queue: TaskQueue, owner: Owner) -> None:
     first, second = queue.push("work", ["a", "a"])
     queue.poll("work", owner)
     sentence = f"may be polled; one at a time per identifier, it comes after sequence {first.sequence}, held by 'owner'"
     assert rows(queue, f"sequence = {second.sequence}")[0]["why"] == sentence
 
 
-def test_a_task_tells_which_dependency_it_waits_for(queue: TaskQueue, owner: Owner) -> None:
+def test_the_view_names_the_dependency_that_a_task_waits_for(queue: TaskQueue, owner: Owner) -> None:
     [first] = queue.push("work", ["a"])
     queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
     assert why(queue, "b") == f"waits for a of topic work (sequence {first.sequence}, not ended)"
@@ -94,7 +94,7 @@ def test_a_task_tells_which_dependency_it_waits_for(queue: TaskQueue, owner: Own
     assert why(queue, "b") == "its dependencies are fulfilled: the next poll looks again"
 
 
-def test_an_ended_task_tells_what_became_of_it(queue: TaskQueue, owner: Owner) -> None:
+def test_the_view_says_how_a_task_ended(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     tasks = queue.poll("work", owner)
     queue.complete(owner, dict.fromkeys(tasks, Decision(Result.FAILURE, {"at": 3}, "first line\nsecond line")))
@@ -131,7 +131,7 @@ def test_payloads_are_left_out_and_outputs_cut(queue: TaskQueue, owner: Owner) -
         ("topic = 'work' AND state = 'SUSPENDED'", 300),
     ],
 )
-def test_a_question_about_few_tasks_reads_few_pages(own_queue: TaskQueue, where: str, most: int) -> None:
+def test_a_query_for_few_tasks_reads_few_pages(own_queue: TaskQueue, where: str, most: int) -> None:
     queue = own_queue
     queue.create_topic("other")
     queue.push("other", ["x", "y"])
@@ -166,7 +166,7 @@ def pages(conn: psycopg.Connection, question: str) -> int:
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
-def test_a_topic_is_a_line_with_what_is_due_waiting_and_held(queue: TaskQueue, owner: Owner) -> None:
+def test_the_view_of_topics_counts_due_waiting_and_held_tasks(queue: TaskQueue, owner: Owner) -> None:
     queue.create_topic("empty")
     queue.pause_topic("empty")
     queue.push("work", ["a", "b", "c", NewTask("later", delay=timedelta(days=1))])

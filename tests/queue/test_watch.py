@@ -31,7 +31,7 @@ def look(
     return {(kind, position): (number, waited) for kind, position, number, waited in rows}
 
 
-def test_one_look_answers_all_kinds(queue: TaskQueue) -> None:
+def test_one_call_of_watch_answers_all_kinds_of_waits(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", NewTask("c", suspended=True)])
     seen = look(
         queue.conn,
@@ -55,13 +55,15 @@ def test_one_look_answers_all_kinds(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("state", State)
-def test_a_look_tells_each_state_of_the_newest_task(queue: TaskQueue, owner: Owner, state: State) -> None:
+def test_watch_returns_the_state_of_the_newest_task_of_each_identifier(
+    queue: TaskQueue, owner: Owner, state: State
+) -> None:
     task_in(queue, owner, State.FAILED if state is not State.FAILED else State.FILTERED)
     task_in(queue, owner, state)
     assert look(queue.conn, state=[("work", "a")]) == {("state", 1): (state, None)}
 
 
-def test_a_look_tells_how_long_the_oldest_due_task_has_waited(queue: TaskQueue) -> None:
+def test_watch_returns_how_long_the_oldest_due_task_has_waited(queue: TaskQueue) -> None:
     queue.push("work", [NewTask("late", priority=-5), NewTask("new", priority=5)])
     assert look(queue.conn, [("work", 1, "NONE", False)])["ready", 1] == (1, None)
     queue.conn.execute(

@@ -96,7 +96,7 @@ def test_the_first_seeds_table_holds_for_batches_and_their_head_keeps_back_what_
     assert [len(group) for group in queue.poll_batch("work", owner).values()] == [1]
 
 
-def test_the_first_seeds_table_goes_on_where_the_message_succeeds_at_last(queue: TaskQueue, owner: Owner) -> None:
+def test_the_first_seeds_table_holds_until_the_message_succeeds(queue: TaskQueue, owner: Owner) -> None:
     correlation(queue)
     [message] = queue.push("work", [NewTask("key", ttl=10 * SECOND)])
     schedule = Schedule(queue, message)
