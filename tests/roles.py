@@ -1,4 +1,4 @@
-"""Database roles that log in with some kinds of access, for tests of what programs need."""
+"""Database roles with given kinds of access, for tests of the access that programs need."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 @contextmanager
 def logged_in(conn: psycopg.Connection[Any], dsn: str, *kinds: str) -> Iterator[str]:
-    """The DSN of a new role with these kinds of access, which is dropped at the end. `conn` may create roles."""
+    """Yield the DSN of a new role with these kinds of access, and drop the role at the end. `conn` may create roles."""
     name, password = f"taskq_role_{uuid4().hex[:8]}", uuid4().hex
     role = sql.Identifier(name)
     conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(password)))

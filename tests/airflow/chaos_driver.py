@@ -1,6 +1,7 @@
-"""A driver that lives apart from the Airflow task that submitted it, as in Spark's cluster modes; one row of `jobs`.
+"""A driver in a process of its own, which outlives the Airflow task that submitted it, as in Spark's cluster modes.
 
-It takes the gate's tasks over, as a drain does, waits for a signal, and completes them together with its ledger.
+It takes the gate's tasks over, as a drain does, and waits for a signal. Then it completes them and its row of `jobs` in
+one transaction.
 """
 
 import os
@@ -12,7 +13,7 @@ from airflow_provider_taskq.queue.claims import Claim
 
 
 def drive(queue: TaskQueue, job: str, claim: Claim, completes: bool) -> None:
-    """One job, from registration to its last state."""
+    """Run one job, from the takeover to its last state."""
     owner, topic = queue.take_over(claim.owner, claim.fence), claim.topic
     tasks = queue.held(owner, topic)
     queue.conn.execute(
@@ -20,7 +21,7 @@ def drive(queue: TaskQueue, job: str, claim: Claim, completes: bool) -> None:
         (sorted(task.identifier for task in tasks), os.getpid(), job),
     )
     while not queue.conn.execute("SELECT FROM signals WHERE topic = %s", (topic,)).fetchall():
-        time.sleep(0.1)  # the row comes from a process that may be killed before it could notify
+        time.sleep(0.1)  # poll: the test process may be killed before it could notify
     try:
         with queue.conn.transaction():
             queue.conn.execute("UPDATE jobs SET state = 'FINISHED' WHERE job = %s", (job,))

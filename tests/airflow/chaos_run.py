@@ -1,4 +1,4 @@
-"""A run of one of the DAGs in dags/claims.py, what it holds, and what a user of Airflow may do to it."""
+"""A run of a DAG in dags/claims.py: the tasks that it holds, and the actions of an Airflow user on it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ SECONDS = 150
 
 @dataclass(frozen=True)
 class Work:
-    """One try of the task `work`: what it found held, its process, and the worker above it."""
+    """One try of the task `work`: the tasks that it held, its process id, and the id of its worker."""
 
     try_number: int
     tasks: list[str]
@@ -21,7 +21,7 @@ class Work:
 
 
 class Run:
-    """A run on a topic of its own, named like it, where three tasks wait of which its gate takes two."""
+    """A run on a topic of the same name with three tasks, of which its gate claims two."""
 
     dag_id = "claims"
 
@@ -71,11 +71,11 @@ class Run:
         self.site.patch(f"dags/{self.dag_id}/dagRuns/{self.id}/taskInstances/{task_id}", {"new_state": "failed"})
 
     def tasks(self) -> list[tuple[str, str, int, int]]:
-        """Identifier, state, attempts and crashes of each task."""
+        """Return identifier, state, attempts and crashes of each task."""
         return [(task.identifier, task.state.name, task.attempt, task.crashes) for task in self.queue.page(self.id)]
 
     def holders(self) -> list[str | None]:
-        """Who holds each of the tasks."""
+        """Return the owner of each task; None for a task that is not held."""
         return [task.owner if task.state is State.ACTIVE else None for task in self.queue.page(self.id)]
 
     def returned(self, task_id: str) -> Any:
@@ -83,7 +83,7 @@ class Run:
         return self.site.get(path, stringify="false")["value"]
 
     def lapse(self) -> int:
-        """Lets the lease run out, as if its hour had passed, and does what the maintenance DAG then does."""
+        """Let the lease lapse, and expire it as the maintenance DAG does."""
         self.queue.conn.execute(
             "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() WHERE name = %s", (self.owner,)
         )
@@ -93,5 +93,5 @@ class Run:
         assert self.holders() == [self.owner, self.owner, None]
 
     def completed_once(self) -> None:
-        """Two tasks succeeded in their first attempt, none crashed, and the third was never touched."""
+        """Assert that two tasks succeeded in one attempt without a crash, and that the third was never polled."""
         assert self.tasks() == [("a", "SUCCEEDED", 1, 0), ("b", "SUCCEEDED", 1, 0), ("c", "READY", 0, 0)]

@@ -1,4 +1,4 @@
-"""One real Airflow for tests that break it: soon found dead, soon back, with a queue's database of its own."""
+"""A real Airflow for tests that kill its processes, with short heartbeats and a queue database of its own."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from demo.airflow_site import AirflowSite
 from tests.airflow.conftest import connection_json
 
 DAGS = Path(__file__).parent / "dags"
-# Whoever is dead is found so after seconds, not minutes. The rest are Airflow's defaults.
+# Airflow detects a dead process after seconds instead of minutes. All other settings are its defaults.
 IMPATIENT = MappingProxyType(
     {
         "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "2",
@@ -38,7 +38,7 @@ IMPATIENT = MappingProxyType(
 
 @dataclass(frozen=True)
 class Installation:
-    """An Airflow, and the databases behind it."""
+    """An Airflow and its databases."""
 
     site: AirflowSite
     queue_dsn: str
@@ -46,12 +46,12 @@ class Installation:
 
     @contextmanager
     def queue(self) -> Iterator[TaskQueue]:
-        """The queue, each verb in a transaction of its own."""
+        """Yield the queue in autocommit mode."""
         with connect(self.queue_dsn, autocommit=True) as connection:
             yield TaskQueue(connection)
 
     def states(self, dag_id: str, run_id: str, task_id: str) -> Counter[str]:
-        """How many instances of a task are in each state; from the metadata, so also while no api-server runs."""
+        """Count the instances of a task by state. Reads the metadata, so it also works without an api-server."""
         rows = self._metadata(
             "SELECT coalesce(state, 'none') FROM task_instance WHERE dag_id = %s AND run_id = %s AND task_id = %s",
             (dag_id, run_id, task_id),
@@ -59,7 +59,7 @@ class Installation:
         return Counter(state for (state,) in rows)
 
     def tries(self, dag_id: str, run_id: str, task_id: str) -> Counter[int]:
-        """How many instances of a task are in their first, second, ... try."""
+        """Count the instances of a task by try number."""
         rows = self._metadata(
             "SELECT try_number FROM task_instance WHERE dag_id = %s AND run_id = %s AND task_id = %s",
             (dag_id, run_id, task_id),
@@ -75,9 +75,10 @@ class Installation:
         )
 
     def workers(self) -> list[psutil.Process]:
-        """The processes of LocalExecutor that run a task now.
+        """Return the processes of LocalExecutor that run a task now.
 
-        Not the idle ones: one of them holds the lock of the executor's pipe, and killed it would keep it for ever.
+        Idle ones are left out: one of them holds the lock of the executor's pipe, and would never release it if it were
+        killed.
         """
         scheduler = psutil.Process(self.site.pids["scheduler"])
         return [each for each in scheduler.children() if "LocalExecutor" in _title(each) and _children(each)]
@@ -91,7 +92,7 @@ class Installation:
 def installed(
     server_dsn: str, template: str, repository: Path, home: Path, dag_file: str, **env: str
 ) -> Iterator[Installation]:
-    """An Airflow that knows the DAGs of one file, and a queue behind its `taskq_default`; nothing of it is left."""
+    """Yield an Airflow with the DAGs of one file and a queue behind `taskq_default`. Drop both databases at the end."""
     name = f"taskq_{Path(dag_file).stem}_{uuid4().hex[:8]}"
     queue, metadata = f"{name}_queue", f"{name}_metadata"
     folder = home / "dags"

@@ -17,7 +17,7 @@ from airflow_provider_taskq.queue import TaskQueue, connect, install
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.site import arguments, databases, site
 
-__all__ = ["arguments", "databases", "site"]  # fixtures of the session
+__all__ = ["arguments", "databases", "site"]  # session fixtures
 
 # Airflow reads its configuration as soon as it is imported, and makes its home if there is none.
 _home = tempfile.mkdtemp(prefix="taskq-airflow-")
@@ -33,7 +33,7 @@ Connect = Callable[..., str]
 
 
 def connection_json(dsn: str, conn_type: str = "taskq", **extra: Any) -> str:
-    """An Airflow connection to the database of a DSN, as Airflow reads it from the environment."""
+    """Return an Airflow connection to the database of a DSN, as Airflow reads it from the environment."""
     parts = conninfo_to_dict(dsn)
     return json.dumps(
         {
@@ -50,7 +50,7 @@ def connection_json(dsn: str, conn_type: str = "taskq", **extra: Any) -> str:
 
 @pytest.fixture
 def connect_airflow(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Connect:
-    """Makes an Airflow connection to the test's database, and returns its id."""
+    """Return a function that creates an Airflow connection to the test's database and returns its id."""
 
     def connected(conn_id: str = "taskq_default", dsn: str = dsn, conn_type: str = "taskq", **extra: Any) -> str:
         monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", connection_json(dsn, conn_type, **extra))
@@ -61,7 +61,7 @@ def connect_airflow(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Connect:
 
 @pytest.fixture
 def airflow_connection(connect_airflow: Connect) -> str:
-    """The Airflow connection `taskq_default`, to the test's database."""
+    """Create the Airflow connection `taskq_default` to the test's database."""
     return connect_airflow()
 
 
@@ -76,7 +76,7 @@ def own_server() -> Iterator[EmbeddedPostgres]:
 
 
 def claim_of(queue: TaskQueue, *identifiers: str, owner: str = "gate") -> dict[str, Any]:
-    """The claim of tasks that are pushed to `work`, as a gate returns it."""
+    """Push tasks to `work`, claim them, and return the claim as a gate does."""
     queue.push("work", identifiers)
     registered = queue.register(owner)
     claimed = queue.claim("work", registered, len(identifiers))
@@ -84,7 +84,7 @@ def claim_of(queue: TaskQueue, *identifiers: str, owner: str = "gate") -> dict[s
 
 
 def context_of(task_id: str = "gate", run_id: str = "run", map_index: int = -1) -> Any:
-    """What a task of DAG `dag` is called with."""
+    """Return the context of a task of DAG `dag`."""
     ti = SimpleNamespace(dag_id="dag", run_id=run_id, task_id=task_id, map_index=map_index)
     ti.get_first_reschedule_date = lambda _: None
     ti.pushed = {}

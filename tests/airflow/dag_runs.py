@@ -1,6 +1,6 @@
-"""A program: runs DAGs by `dag.test()` in an Airflow of its own, and tells as JSON what Airflow stored of them.
+"""Program that runs DAGs by `dag.test()` in an Airflow of its own, and prints as JSON what Airflow stored.
 
-Its arguments are the DAGs' ids; AIRFLOW_HOME and the folder of DAGs come from the environment.
+Its arguments are the ids of the DAGs. AIRFLOW_HOME and the DAG folder come from the environment.
 """
 
 import json
@@ -20,7 +20,7 @@ except ImportError:  # Airflow 3.1
 
 
 def run(dag_ids: list[str]) -> dict[str, Any]:
-    """Runs them one after the other; what Airflow has stored by then."""
+    """Run DAGs one after the other; return what Airflow stored."""
     initdb()
     bag = DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     states = {}
@@ -31,7 +31,7 @@ def run(dag_ids: list[str]) -> dict[str, Any]:
 
 
 def stored() -> dict[str, Any]:
-    """XComs by task, map index and key; events by the asset's URI."""
+    """Return the XComs by task, map index and key, and the asset events by URI."""
     with create_session() as session:
         xcoms = {f"{x.dag_id}.{x.task_id}[{x.map_index}].{x.key}": x.value for x in session.query(XComModel)}
         found = session.query(AssetModel.uri, AssetEvent.extra).filter(AssetEvent.asset_id == AssetModel.id)

@@ -1,4 +1,4 @@
-"""What a test needs of Airflow that an older release doesn't have."""
+"""Marks for tests that need a newer Airflow release."""
 
 import pytest
 

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def run_dags(home: Path, dsn: str, file: Path, *dag_ids: str) -> dict[str, Any]:
-    """What Airflow has stored after the DAGs of a file have run; see dag_runs.py."""
+    """Run DAGs of a file; return what Airflow has stored (see dag_runs.py), and the output."""
     dags = home / "dags"
     dags.mkdir()
     shutil.copy(file, dags)

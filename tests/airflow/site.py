@@ -1,4 +1,4 @@
-"""One real Airflow for all end-to-end tests of a session; payloads and the password of its queue's role are marked."""
+"""One real Airflow for all end-to-end tests of a session. Payloads and the queue's password contain marks."""
 
 import secrets
 import threading
@@ -20,7 +20,7 @@ ROLE = f"taskq_e2e_{secrets.token_hex(4)}"
 
 
 class Arguments(threading.Thread):
-    """Collects the arguments of all processes of this machine while a test goes on."""
+    """A thread that collects the arguments of all processes of this machine."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -28,20 +28,20 @@ class Arguments(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Collects."""
+        """Collect until `end` is called."""
         while not self._ended.wait(0.5):
             for process in psutil.process_iter(["cmdline"]):
                 self.seen.add(" ".join(process.info["cmdline"] or ()))
 
     def end(self) -> None:
-        """Stops collecting."""
+        """Stop collecting."""
         self._ended.set()
         self.join()
 
 
 @pytest.fixture(scope="session")
 def databases(server_dsn: str, template: str) -> Iterator[tuple[str, str]]:
-    """The DSNs of a queue's database, by a role with a marked password, and of one for Airflow's metadata."""
+    """Yield the DSNs of a queue database, by a role with a marked password, and of Airflow's metadata database."""
     queue, metadata = f"{ROLE}_queue", f"{ROLE}_metadata"
     role, name, other = sql.Identifier(ROLE), sql.Identifier(queue), sql.Identifier(metadata)
     with psycopg.connect(server_dsn, autocommit=True) as admin:
@@ -60,7 +60,7 @@ def databases(server_dsn: str, template: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def arguments() -> Iterator[Arguments]:
-    """The arguments of all processes, from before Airflow starts."""
+    """Collect the arguments of all processes, from before Airflow starts."""
     collecting = Arguments()
     collecting.start()
     yield collecting
@@ -70,12 +70,12 @@ def arguments() -> Iterator[Arguments]:
 @pytest.fixture(scope="session")
 def site(
     databases: tuple[str, str],
-    arguments: Arguments,  # noqa: ARG001  collected from the beginning
+    arguments: Arguments,  # noqa: ARG001  the collection has to start first
     repository: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[AirflowSite]:
-    """An Airflow that knows all DAGs in `dags`, with Airflow's own heartbeats where fast ones would hide something."""
-    from tests.airflow.conftest import connection_json  # which imports this module
+    """An Airflow with all DAGs in `dags`. It keeps the default heartbeats that matter for races."""
+    from tests.airflow.conftest import connection_json  # not at the top: it imports this module
 
     queue, metadata = (conninfo_to_dict(dsn) for dsn in databases)
     env = {
@@ -94,18 +94,18 @@ def site(
 
 
 def instance(site: AirflowSite, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
-    """What Airflow's API tells of an instance of a task."""
+    """Return a task instance as Airflow's API shows it."""
     found: dict[str, Any] = site.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")
     return found
 
 
 def returned(site: AirflowSite, dag_id: str, run_id: str, task_id: str) -> Any:
-    """What a task returned."""
+    """Return the return value of a task."""
     path = f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
     return site.get(path, stringify="false")["value"]
 
 
 def xcoms(site: AirflowSite, dag_id: str, run_id: str, task_id: str) -> set[str]:
-    """The keys of all values that are stored of a task."""
+    """Return the keys of all XComs of a task."""
     found = site.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries")["xcom_entries"]
     return {entry["key"] for entry in found}

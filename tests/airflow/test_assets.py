@@ -44,7 +44,7 @@ def test_a_topic_of_any_name_is_one_part_of_the_uri() -> None:
 
 
 def test_openlineage_gets_a_namespace_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client, which has the class, is no dependency: without it Airflow converts nothing."""
+    """OpenLineage is not a dependency. Without its client Airflow converts nothing."""
     monkeypatch.setattr(facet, "Dataset", SimpleNamespace)
     data_set = convert_asset_to_openlineage(create_asset(host="db", database="d", topic="a/b"), None)
     assert (data_set.namespace, data_set.name) == ("taskq://db:5432", "d/a/b")
@@ -55,7 +55,7 @@ def push(topic: str = "work", tasks: Any = ("a", "b"), **arguments: Any) -> Task
 
 
 def events_of(operator: TaskQPushOperator) -> OutletEventAccessors:
-    """The events that Airflow would emit after the push."""
+    """Push, and return the events that Airflow would emit."""
     context = context_of()
     context["outlet_events"] = OutletEventAccessors()
     operator.render_template_fields(context)

@@ -1,4 +1,4 @@
-"""What becomes of claimed tasks when Airflow retries, clears, fails, moves, kills or deletes what had claimed them."""
+"""Claimed tasks after Airflow retried, cleared, failed, moved, killed or deleted the task instance that claimed."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def test_a_retry_of_failed_work_has_the_same_tasks(airflow: Installation, queue:
 
 
 def test_a_cleared_gate_finds_the_same_tasks_and_claims_no_more(airflow: Installation, queue: TaskQueue) -> None:
-    run = Run(airflow, queue, "cleared", first_try="goes on")
+    run = Run(airflow, queue, "cleared", first_try="runs")
     run.worked()
     before = queue.owner(run.owner)
     run.clear("gate")
@@ -61,7 +61,7 @@ def test_a_cleared_gate_finds_the_same_tasks_and_claims_no_more(airflow: Install
 def test_a_cleared_task_finds_the_tasks_that_it_held_when_it_was_marked_failed(
     airflow: Installation, queue: TaskQueue
 ) -> None:
-    run = Run(airflow, queue, "marked", first_try="goes on")
+    run = Run(airflow, queue, "marked", first_try="runs")
     run.worked()
     run.mark_failed("work")
     assert airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS) == "failed"
@@ -75,7 +75,7 @@ def test_a_cleared_task_finds_the_tasks_that_it_held_when_it_was_marked_failed(
 
 
 def test_tasks_of_a_failed_run_go_to_others_after_its_lease_expired(airflow: Installation, queue: TaskQueue) -> None:
-    run = Run(airflow, queue, "lapsed", first_try="goes on")
+    run = Run(airflow, queue, "lapsed", first_try="runs")
     run.worked()
     run.mark_failed("work")
     airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS)
@@ -90,7 +90,7 @@ def test_tasks_of_a_failed_run_go_to_others_after_its_lease_expired(airflow: Ins
 def test_tasks_of_a_failed_run_go_to_others_immediately_after_a_release(
     airflow: Installation, queue: TaskQueue
 ) -> None:
-    run = Run(airflow, queue, "released", first_try="goes on")
+    run = Run(airflow, queue, "released", first_try="runs")
     run.worked()
     run.mark_failed("work")
     airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS)
@@ -112,7 +112,7 @@ def test_a_gate_that_claims_outlives_its_triggerer_and_claims_once(airflow: Inst
 
 
 def test_a_task_process_that_is_killed_is_retried_with_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
-    run = Run(airflow, queue, "killed", first_try="goes on")
+    run = Run(airflow, queue, "killed", first_try="runs")
     (first,) = run.worked()
     os.kill(first.pid, signal.SIGKILL)
     _, second = run.worked(2)
@@ -122,8 +122,8 @@ def test_a_task_process_that_is_killed_is_retried_with_the_same_tasks(airflow: I
 
 
 def test_work_whose_worker_is_killed_is_retried_with_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
-    """The process of the task itself lives on, which Airflow does not see; it has nothing to report to any more."""
-    run = Run(airflow, queue, "orphaned", first_try="goes on")
+    """The process of the task survives its worker. Airflow does not see it, and it cannot report any more."""
+    run = Run(airflow, queue, "orphaned", first_try="runs")
     (first,) = run.worked()
     orphan = psutil.Process(first.pid)
     os.kill(first.worker, signal.SIGKILL)
@@ -161,7 +161,7 @@ def test_a_gate_cleared_after_the_completion_claims_the_remaining_tasks(
 
 
 def test_a_run_with_the_id_of_a_deleted_run_finds_its_tasks(airflow: Installation, queue: TaskQueue) -> None:
-    run = Run(airflow, queue, "deleted", first_try="goes on")
+    run = Run(airflow, queue, "deleted", first_try="runs")
     run.worked()
     run.mark_failed("work")
     airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS)

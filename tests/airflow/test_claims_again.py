@@ -1,4 +1,4 @@
-"""A completion that is run again: by a retry after a worker died between commit and report, or by a user."""
+"""A repeated completion: by a retry after the worker died between commit and report, or by a user."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("airflow_connection")
 
 
 def complete(claim: dict[str, Any], sequences: list[int] | None = None) -> int:
-    """How many tasks the operator completes."""
+    """Run the operator, and return the number of tasks that it completes."""
     operator = TaskQCompleteOperator(task_id="complete", claim=claim, sequences=sequences)
     completed: int = operator.execute(context_of())["completed"]
     return completed

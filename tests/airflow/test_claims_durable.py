@@ -1,7 +1,7 @@
-"""Claims under a task that reconnects, in its next try, to the driver that an earlier one has submitted.
+"""Claims of a task whose retry reconnects to the driver that an earlier try submitted.
 
-Spark runs a Python driver apart from its submitter on YARN and Kubernetes only, so a driver of our own stands in its
-place. What decides whether to reconnect is the base class that SparkSubmitOperator has too, in a real Airflow.
+Spark runs a Python driver apart from its submitter only on YARN and Kubernetes, so chaos_driver.py replaces it. The
+base class of SparkSubmitOperator decides whether to reconnect, in a real Airflow.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Durable(Run):
-    """A run whose task `submit` has a driver work on what the gate claimed."""
+    """A run whose task `submit` starts a driver for the claim of the gate."""
 
     dag_id = "durable"
 
     def jobs(self) -> list[tuple[Any, ...]]:
-        """State, tasks and submitter of each driver, the first first."""
+        """Return state, tasks and submitter of each driver, in the order of their start."""
         return self.queue.conn.execute(
             "SELECT state, tasks, submitter FROM jobs WHERE topic = %s ORDER BY at", (self.id,)
         ).fetchall()
 
     def driven(self) -> tuple[Any, ...]:
-        """Waits until the first driver holds the tasks."""
+        """Wait until the first driver holds the tasks."""
         return until(
             lambda: jobs[0] if (jobs := self.jobs()) and jobs[0][0] == "RUNNING" else None,
             SECONDS,
@@ -42,7 +42,7 @@ class Durable(Run):
         )
 
     def submitted(self, tries: int) -> None:
-        """Waits until `submit` is in its so manieth try, and runs."""
+        """Wait until this try of `submit` runs."""
         until(
             lambda: (
                 True
@@ -55,7 +55,7 @@ class Durable(Run):
         )
 
     def ended_again(self, task_id: str) -> None:
-        """Waits until the run has ended after a second try of one of its tasks."""
+        """Wait until the run has ended after a second try of a task."""
         until(
             lambda: True if self.airflow.tries(self.dag_id, self.id, task_id)[2] else None,
             SECONDS,
@@ -64,20 +64,20 @@ class Durable(Run):
         self.succeeds()
 
     def worked_on(self) -> list[str]:
-        """The tasks that drivers have worked on."""
+        """Return the tasks that drivers worked on."""
         return sorted(task for job in self.jobs() for task in job[1])
 
     def succeeded(self) -> list[str]:
-        """The tasks that were completed."""
+        """Return the tasks that were completed."""
         return [name for name, state, _, _ in self.tasks() if state == "SUCCEEDED"]
 
-    def tell(self) -> None:
-        """Lets its drivers come to their end."""
+    def end_drivers(self) -> None:
+        """Let the drivers end."""
         self.queue.conn.execute("INSERT INTO signals VALUES (%s)", (self.id,))
 
 
 class NotDurable(Durable):
-    """The same, where every try submits a driver of its own."""
+    """A run in which every try submits a driver of its own."""
 
     dag_id = "not_durable"
 
@@ -115,7 +115,7 @@ def test_a_retry_reconnects_to_the_driver_that_still_holds_the_tasks(airflow: In
     os.kill(submitter, signal.SIGKILL)
     run.submitted(2)
     assert queue.owner(run.owner) == fence
-    run.tell()
+    run.end_drivers()
     run.succeeds()
     assert [job[:2] for job in run.jobs()] == [("FINISHED", ["a", "b"])]
     run.completed_once()
@@ -128,7 +128,7 @@ def test_a_gate_that_is_cleared_locks_out_the_driver_and_the_next_one_has_the_sa
     run.driven()
     run.clear("gate")
     run.submitted(2)
-    run.tell()
+    run.end_drivers()
     run.succeeds()
     assert [job[:2] for job in run.jobs()] == [("FAILED", ["a", "b"]), ("FINISHED", ["a", "b"])]
     run.completed_once()
@@ -149,8 +149,8 @@ def test_a_run_that_is_not_durable_may_be_cleared_after_its_end(airflow: Install
 
 
 def cleared_after_its_end(run: Durable) -> None:
-    """The driver leaves the completion to Airflow, and a user clears the whole run once it has ended."""
-    run.tell()
+    """Let Airflow complete the tasks instead of the driver, and clear the whole run after its end."""
+    run.end_drivers()
     run.succeeds()
     run.completed_once()
     run.clear("gate")

@@ -51,7 +51,7 @@ def test_the_claim_may_be_rendered_text(queue: TaskQueue) -> None:
 
 
 def test_a_second_try_has_nothing_to_complete(queue: TaskQueue) -> None:
-    """A worker died after the commit and before its report, and Airflow runs the task again."""
+    """The worker dies between the commit and its report, and Airflow runs the task again."""
     claim = claim_of(queue, "a")
     assert [complete(claim)["completed"], complete(claim)["completed"]] == [1, 0]
 
@@ -103,7 +103,7 @@ def test_a_lease_that_is_gone_is_lost_and_changes_nothing(queue: TaskQueue) -> N
 
 
 def test_a_later_claim_of_the_same_name_cannot_be_completed_by_the_first(queue: TaskQueue) -> None:
-    """Two gates with one claim_as: the second took the tasks over."""
+    """Two gates have the same claim_as, and the second takes the tasks over."""
     first = claim_of(queue, "a")
     second = claim_of(queue, "b")
     with pytest.raises(LeaseLost, match=f"a later registration of the same owner, fence {second['fence']}"):

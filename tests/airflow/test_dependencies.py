@@ -1,4 +1,4 @@
-"""What is declared, and that Airflow itself requires whatever else is imported: also on older releases (the matrix)."""
+"""The declared dependencies. Airflow requires every other imported distribution, also in older releases."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ DECLARED = {
     "pendulum",
     "psycopg",
 }
-# Distributions that we import and do not declare, each with the distribution whose requirement brings it.
+# Imported distributions that are not declared, each with the distribution that requires it.
 BROUGHT_BY = {
     "apache-airflow-core": "apache-airflow",
     "apache-airflow-task-sdk": "apache-airflow",
@@ -32,7 +32,7 @@ BROUGHT_BY = {
     "uvicorn": "apache-airflow-core",
     "click": "uvicorn",
 }
-# Packages of ours whose imports an extra of the same name declares.
+# Subpackages whose imports are declared by an extra of the same name.
 EXTRAS = {"spark", "demo"}
 
 
@@ -47,12 +47,12 @@ def named(requirement: str) -> str:
 
 
 def required_by(distribution: str) -> set[str]:
-    """The requirements of a distribution on every system, without extras."""
+    """Return the requirements of a distribution on every system, without extras."""
     return {named(each) for each in requires(distribution) or [] if "extra ==" not in each}
 
 
 def imported(package: Path) -> set[str]:
-    """The top-level modules that the package imports, also inside functions; of Airflow, its distributions' own."""
+    """Return the top-level modules that the package imports, also in functions; for Airflow, its distributions."""
     found: set[str] = set()
     for path in package.rglob("*.py"):
         if path.relative_to(package).parts[0] in EXTRAS:
@@ -66,7 +66,7 @@ def imported(package: Path) -> set[str]:
 
 
 def project(repository: Path) -> dict[str, Any]:
-    """The table `project` of pyproject.toml."""
+    """Return the table `project` of pyproject.toml."""
     found: dict[str, Any] = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return found
 
@@ -97,7 +97,7 @@ def test_the_requirement_that_brings_an_undeclared_import_is_there(distribution:
 
 
 def test_pyspark_and_pyspark_client_have_one_exact_version(repository: Path) -> None:
-    """A range of each would let them differ; `make test-matrix` resolves the extra on the index."""
+    """Version ranges would let the two differ. `make test-matrix` resolves the extra on the index."""
     extra = project(repository)["optional-dependencies"]["spark"]
     pinned = {named(each): each.partition("==")[2] for each in extra if named(each).startswith("pyspark")}
     assert set(pinned) == {"pyspark", "pyspark-client"}

@@ -1,4 +1,4 @@
-"""With Airflow's own processes: scheduler, workers, triggerer, api-server."""
+"""Gates, claims and pushes with Airflow's own processes: scheduler, workers, triggerer, api-server."""
 
 import json
 import re
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(autouse=True, scope="module")
 def dags(site: AirflowSite) -> None:
-    """Waits until Airflow knows the DAGs of these tests."""
+    """Wait until Airflow knows the DAGs of these tests."""
     site.wait_dags("push", "push_all_ways", "gate_only", "claim", "many", "many_claims", "started", "timeouts")
 
 
@@ -67,7 +67,7 @@ def test_a_retry_after_the_claim_continues_with_the_same_tasks(site: AirflowSite
 def test_gates_that_open_right_after_they_deferred_all_succeed(
     site: AirflowSite, queue: TaskQueue, dag_id: str
 ) -> None:
-    """Airflow fails tasks that are resumed so soon (docs/decisions.md); these are not resumed."""
+    """Airflow fails tasks that a worker resumes too soon (docs/decisions.md). These tasks end in the triggerer."""
     topics = [f"{dag_id}-{number}" for number in range(8)]
     for topic in topics:
         queue.create_topic(topic)
@@ -79,7 +79,7 @@ def test_gates_that_open_right_after_they_deferred_all_succeed(
 
 
 def test_a_gate_that_starts_in_the_triggerer_uses_no_worker(site: AirflowSite, queue: TaskQueue) -> None:
-    """Airflow notes the worker of a task instance: its host name, its process, and when it was queued for one."""
+    """A task instance without a worker has no host name, no process id and no queued time."""
     queue.create_topic("started")
     run = site.trigger("started", conf={"topic": "started"})
     site.wait_task("started", run, "gate", {"deferred"}, 60)
@@ -117,7 +117,7 @@ def test_a_gate_outlives_its_triggerer(site: AirflowSite, queue: TaskQueue, data
 
 
 def stored_triggers(metadata_dsn: str) -> list[str]:
-    """The arguments of the triggers that wait now; there is one at least."""
+    """Return the arguments of the triggers that wait now; there is at least one."""
     with psycopg.connect(metadata_dsn) as metadata:
         rows = metadata.execute("SELECT kwargs FROM trigger").fetchall()
     assert rows
@@ -135,7 +135,7 @@ def test_gates_time_out_and_fail_when_their_topic_is_dropped(site: AirflowSite, 
     assert states == {"skipped": "skipped", "unknown": "failed", "dropped": "failed", "rescheduled": "success"}
     log = site.log_text()
     assert "topic 'nowhere' does not exist; create it with: taskq topics create nowhere" in log
-    # The drop may come before the first look of the trigger, to which the topic then never was there.
+    # The drop may come before the first check of the trigger, which then never saw the topic.
     gone = "topic 'dropped' (was dropped; create it again|does not exist; create it) with: taskq topics create dropped"
     assert re.search(gone, log)
 
@@ -154,9 +154,9 @@ def test_these_tests_stored_and_logged_no_payload_and_no_password(
 ) -> None:
     logs, metadata = site.log_text(), dump(databases[1])
     assert "Pushed tasks: topic=work count=3" in logs
-    assert "function-0" not in metadata  # not even identifiers, where a function gave them
-    assert "dict-{{ run_id }}" in metadata  # the list in the DAG's file, by its identifiers
-    seen = tuple(arguments.seen)  # at once: they are still being collected
+    assert "function-0" not in metadata  # not even the identifiers that a function returned
+    assert "dict-{{ run_id }}" in metadata  # the identifiers of the list in the DAG file
+    seen = tuple(arguments.seen)  # a copy: the thread still collects
     assert any("triggerer" in line for line in seen)
     for place in (logs, metadata, *seen):
         assert MARK not in place
@@ -164,7 +164,7 @@ def test_these_tests_stored_and_logged_no_payload_and_no_password(
 
 
 def dump(dsn: str) -> str:
-    """Every row of every table, as text."""
+    """Return every row of every table as text."""
     with psycopg.connect(dsn) as metadata:
         tables = metadata.execute(
             "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"

@@ -1,4 +1,4 @@
-"""Claims through Airflow's own shared streams, with what the triggerer does around them."""
+"""TaskQEventTrigger(mode="claim") on Airflow's shared streams, without a triggerer process."""
 
 import asyncio
 import logging
@@ -34,21 +34,21 @@ pytestmark = pytest.mark.usefixtures("airflow_connection")
 
 
 class Picky(TaskQEventTrigger):
-    """Rejects the identifier bad."""
+    """Rejects batches with the identifier `bad`."""
 
     def rejection(self, batch: EventBatch) -> str | None:
         return "bad identifier" if "bad" in batch.identifiers else None
 
 
 class Triggerer:
-    """What Airflow's triggerer does with triggers of shared streams; events are stored when the test says so."""
+    """Runs triggers of shared streams as Airflow's triggerer does. The test decides when events are stored."""
 
     def __init__(self, ack_timeout: float = 300.0) -> None:
-        self.now = 0.0  # seconds on the clock by which Airflow waits for confirmations: it goes when the test says so
+        self.now = 0.0  # seconds; the test moves the clock by which Airflow waits for confirmations
         self.streams = SharedStreamManager(ack_timeout=ack_timeout, _now=lambda: self.now)
         self.events: list[tuple[int, TriggerEvent]] = []
         self.unstored: list[tuple[int, int]] = []
-        self.stores = False  # whether events are stored at once
+        self.stores = False  # whether events are stored immediately
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.before_taking: Callable[[], Awaitable[Any]] | None = None
 
@@ -62,7 +62,7 @@ class Triggerer:
         await self.streams.stop_all()
 
     def store(self, *numbers: int) -> None:
-        """Stores the events of these triggers, or of all."""
+        """Store the events of these triggers, or of all."""
         chosen = [(number, seq) for number, seq in self.unstored if not numbers or number in numbers]
         self.unstored = [entry for entry in self.unstored if entry not in chosen]
         self.streams.confirm_persisted([seq for _, seq in chosen])
@@ -107,7 +107,7 @@ def producer(trigger: TaskQEventTrigger) -> SharedStreamProducer:
 
 async def until(condition: Callable[[], bool], seconds: float = 200) -> None:
     async with asyncio.timeout(seconds):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  what happens, happens in the server
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  the database has no event to await
             await asyncio.sleep(0.02)
 
 
@@ -179,7 +179,7 @@ def test_a_task_whose_event_is_not_stored_is_returned_and_fires_again(queue: Tas
             airflow.start(claiming(), 1)
             airflow.start(claiming(), 2)
             await until(lambda: len(airflow.events) == 2)
-            airflow.store(1)  # the other's is never confirmed
+            airflow.store(1)  # the other trigger's event is never confirmed
             airflow.now += 1
             await until(lambda: airflow.tasks[2].done())
             await until(lambda: states(queue)["a"] is State.READY)
@@ -209,7 +209,7 @@ def test_equal_triggers_share_one_stream_and_a_task_waits_for_all_of_them(queue:
 
 
 def test_a_trigger_cancelled_before_it_fired_does_not_end_the_task(queue: TaskQueue) -> None:
-    """Airflow tells of such a task that it was accepted."""
+    """Airflow counts such a trigger as accepting."""
 
     async def test() -> None:
         queue.push("work", ["a"])
@@ -255,13 +255,13 @@ def test_events_of_a_killed_triggerer_fire_again_and_its_late_settlement_changes
         (task,) = queue.push("work", ["a"])
         killed = producer(claiming(lease=20))
         stream = killed.open_stream()
-        claim, _ = await anext(stream)  # and then nothing more: no heartbeat, no farewell
+        claim, _ = await anext(stream)  # then nothing more: no heartbeat, no release
         (old,) = queue.owners()
         async with triggerer() as airflow:
             airflow.start(claiming(lease=20))
             await until(lambda: airflow.sequences() == [task.sequence])
             (new,) = queue.owners()
-            # After half its lease, during which it might live, and before the whole is over.
+            # After half of its lease, when it counts as dead, and before the lease lapses.
             assert new.name == old.name
             assert timedelta(seconds=10) <= new.lease_until - old.lease_until < timedelta(seconds=20)
             claim.fired = 1
@@ -288,7 +288,7 @@ def test_of_two_triggerers_with_one_stream_the_second_waits_until_the_first_is_g
                 await until(lambda: len(first.events) == 1)
                 first.store()
                 await until(lambda: states(queue) == {"a": State.SUCCEEDED})
-                await until(lambda: queue.owners()[0].lease_until > until_then)  # it is kept alive
+                await until(lambda: queue.owners()[0].lease_until > until_then)  # the stream extends the lease
             queue.push("work", ["b"])
             await until(lambda: len(second.events) == 1)
             assert len(first.events) == 1
@@ -310,12 +310,12 @@ def test_a_batch_has_the_ready_tasks_up_to_its_size(queue: TaskQueue) -> None:
 
 
 def claimed(airflow: Triggerer) -> list[int]:
-    """The number of tasks in each event."""
+    """Return the number of tasks in each event."""
     return [event.payload["claimed"] for _, event in airflow.events]
 
 
 def test_no_event_is_empty_and_the_last_of_a_burst_fires_after_the_cooldown(queue: TaskQueue) -> None:
-    """Airflow leaves events behind that come soon after another: the last one starts a run that gets all of them."""
+    """Events that follow each other quickly wait for the last one, whose run gets all of them."""
 
     async def test() -> None:
         async with triggerer() as airflow:
@@ -436,7 +436,7 @@ def test_tasks_that_are_gone_when_their_event_is_stored_leave_the_stream_alive(q
 
 
 def test_closing_events_follow_a_burst_and_a_start_if_requested(queue: TaskQueue) -> None:
-    """For a DAG at its limit of runs: Airflow makes no run of the last events before another event comes."""
+    """If a DAG has reached its limit of runs, its last events wait until another event comes."""
 
     async def test() -> None:
         async with triggerer() as airflow:
@@ -500,7 +500,7 @@ def test_tasks_of_a_poll_whose_answer_was_lost_still_fire(queue: TaskQueue) -> N
             airflow.start(claiming(lease=10))
             await until(lambda: len(airflow.events) == 1)
             (owner,) = queue.owners()
-            with queue.conn.transaction():  # as the stream itself would have polled
+            with queue.conn.transaction():  # the poll of the stream, whose answer is lost
                 (lost,) = queue.push("work", ["lost"])
                 assert [task.sequence for task in queue.poll("work", owner)] == [lost.sequence]
             assert queue.conn.execute(LINES).fetchall()
@@ -543,7 +543,7 @@ def test_a_lost_lease_ends_the_stream_and_airflow_restarts_it(queue: TaskQueue) 
 
 
 def signalled(pids: list[int], number: int) -> None:
-    """Signals processes of a server; one that looks after its tables now and then may have ended meanwhile."""
+    """Send a signal to server processes. An autovacuum worker may have ended meanwhile."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -569,12 +569,12 @@ def test_a_server_that_hangs_does_not_block_the_event_loop(
                 try:
                     signalled(stopped, signal.SIGSTOP)
                     while loop.time() < ended:
-                        looked = loop.time()
+                        before = loop.time()
                         await asyncio.sleep(0.01)
-                        longest = max(longest, loop.time() - looked)
+                        longest = max(longest, loop.time() - before)
                 finally:
                     signalled(stopped, signal.SIGCONT)
-                assert longest < 3  # what blocks on a server that stands still does so for its patience at least
+                assert longest < 3  # a blocking call would wait for the call timeout, 4 seconds
                 queue.push("work", ["a"])
                 await until(lambda: len(airflow.events) == 1)
 

@@ -36,7 +36,7 @@ UNDER_WAY = (
 
 @pytest.fixture(scope="module")
 def databases(server_dsn: str, template: str) -> Iterator[tuple[str, str]]:
-    """The DSNs of a queue's database, and of one for Airflow's metadata."""
+    """Yield the DSNs of a queue database and of Airflow's metadata database."""
     queue, metadata = f"taskq_events_{uuid4().hex[:8]}", f"airflow_events_{uuid4().hex[:8]}"
     with psycopg.connect(server_dsn, autocommit=True) as admin:
         made = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
@@ -93,7 +93,7 @@ def ended(queue: TaskQueue, topic: str, number: int) -> bool | None:
 
 
 def recorded(queue: TaskQueue, topic: str) -> Counter[int]:
-    """Count by task how many DAG runs had its event."""
+    """Count the DAG runs by task whose event they had."""
     return Counter(int(task.identifier) for task in queue.page(topic, size=10_000))
 
 
@@ -108,11 +108,11 @@ def wait_recorded(queue: TaskQueue, topic: str, sequences: list[int], seconds: f
 
 
 def stopped_holding(site: AirflowSite, queue: TaskQueue, topic: str) -> bool | None:
-    """Has the triggerer stand still, unless it turns out that it holds nothing any more: then it goes on."""
+    """Stop the triggerer (SIGSTOP), and return whether it holds tasks. If it holds none, let it continue."""
     group = site.pids["triggerer"]
     os.killpg(group, signal.SIGSTOP)
     idle = lambda: not queue.conn.execute(UNDER_WAY).fetchall() or None  # noqa: E731
-    until(idle, 60, lambda: "what it had asked for has not ended", pause=0.02)
+    until(idle, 60, lambda: "its last statement has not ended", pause=0.02)
     if count(queue, topic, State.ACTIVE):
         return True
     os.killpg(group, signal.SIGCONT)
@@ -152,7 +152,7 @@ def test_a_triggerer_killed_between_claim_and_completion_loses_no_task(site: Air
     until(holds_some, 60, lambda: "nothing was claimed", pause=0.02)
     site.kill("triggerer")
     held = count(queue, "orders", State.ACTIVE)
-    assert held  # what it held when it died
+    assert held  # the tasks that the triggerer held when it died
     site.restart("triggerer")
     for topic in ("recorded-claimed", "recorded-twin"):
         wait_recorded(queue, topic, sequences)

@@ -40,7 +40,7 @@ class Peeking:
         self._next: asyncio.Task[TriggerEvent] | None = None
 
     async def event(self, seconds: float = 200) -> Any:
-        """The next event, or None where there is none in time."""
+        """Return the next event, or None if there is none in time."""
         self._next = self._next or asyncio.create_task(anext(self._events))  # type: ignore[arg-type]
         done, _ = await asyncio.wait({self._next}, timeout=seconds)
         if not done:
@@ -55,11 +55,11 @@ def drained(queue: TaskQueue) -> None:
         queue.complete(owner, dict.fromkeys(tasks, 3))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("waited", "looked", "outcome"), [(1.9, 12.0, 1), (2.1, 12.0, None), (0.1, 9.0, None)])
+@pytest.mark.parametrize(("waited", "started_at", "outcome"), [(1.9, 12.0, 1), (2.1, 12.0, None), (0.1, 9.0, None)])
 def test_a_task_is_new_only_if_it_certainly_became_ready_after_the_event(
-    waited: float, looked: float, outcome: int | None
+    waited: float, started_at: float, outcome: int | None
 ) -> None:
-    assert NewTasksWait("work", since=10.0).outcome([QueryResult(1, waited, looked)]) == outcome
+    assert NewTasksWait("work", since=10.0).outcome([QueryResult(1, waited, started_at)]) == outcome
 
 
 def test_a_peek_fires_as_soon_as_tasks_are_ready_and_claims_none(queue: TaskQueue) -> None:
@@ -90,7 +90,7 @@ def test_a_late_answer_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.Mo
 
     async def slowly(self: QueryBatch, connection: psycopg.AsyncConnection) -> object:
         seen = await read(self, connection)
-        await asyncio.sleep(late[0])  # as a slow network does
+        await asyncio.sleep(late[0])  # as in a slow network
         answers.append(seen)
         return seen
 
@@ -101,7 +101,7 @@ def test_a_late_answer_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.Mo
         pushed = time.monotonic()
         queue.push("work", ["a"])
         assert await peeking.event() is not None
-        late[0] = time.monotonic() - pushed + 0.1  # more than the task's age at the event
+        late[0] = time.monotonic() - pushed + 0.1  # longer than the age of the task at the event
         answers.clear()
         event = asyncio.create_task(peeking.event())
         await until(lambda: len(answers) == 3 or event.done())
@@ -114,7 +114,7 @@ def test_a_late_answer_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.Mo
 def test_a_task_pushed_during_a_check_is_found_by_the_next_check(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    """A look that began so long before the answer cannot tell whether the task came after the event."""
+    """A slow check cannot decide whether the task became ready after the event."""
 
     async def test() -> None:
         peeking = Peeking(cooldown=600)
@@ -142,7 +142,7 @@ def test_a_peek_repeats_its_event_only_while_tasks_remain(queue: TaskQueue) -> N
         for _ in range(3):
             assert await peeking.event(5) is not None
         drained(queue)
-        await peeking.event(1.0)  # one may have been on its way
+        await peeking.event(1.0)  # one event may have been under way
         assert await peeking.event(1.5) is None
 
     in_loop(test)
@@ -151,7 +151,7 @@ def test_a_peek_repeats_its_event_only_while_tasks_remain(queue: TaskQueue) -> N
 def test_a_peek_fires_immediately_for_tasks_pushed_after_the_topic_was_drained(queue: TaskQueue) -> None:
     async def test() -> None:
         peeking = Peeking(cooldown=600)
-        for pause in (0, 0, 1.5):  # with and without a look in between that sees the topic empty
+        for pause in (0, 0, 1.5):  # with and without a check while the topic is empty
             queue.push("work", ["a"])
             assert await peeking.event() is not None
             drained(queue)

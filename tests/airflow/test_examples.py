@@ -15,7 +15,7 @@ from airflow_provider_taskq.triggers.event import has_shared_streams
 
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
-# What DAG files pay for Airflow and its Spark provider, with us or without.
+# Imports that every DAG file with Airflow and its Spark provider needs anyway.
 AIRFLOWS = (
     "from airflow.sdk import DAG, Asset, AssetAlias, BaseOperator, BaseSensorOperator, Param, task\n"
     "from airflow.providers.common.compat.sdk import (\n"
@@ -23,7 +23,7 @@ AIRFLOWS = (
     "from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator\n"
 )
 
-# What only a worker or the triggerer needs, once it works.
+# Modules that only a running worker or triggerer needs.
 HEAVY = (
     "psycopg_pool",
     "pyspark",
@@ -34,12 +34,12 @@ HEAVY = (
 )
 
 
-# What only a newer Airflow has a use for, and nothing of ours imports on an older one.
+# Modules that need a newer Airflow, and that no other module imports on an older one.
 UNUSABLE = [] if has_shared_streams() else ["airflow_provider_taskq.triggers.event_stream"]
 
 
 def run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """A program in a process whose Airflow has no database and no connection."""
+    """Run a program in a process whose Airflow has no database and no connection."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_CONN_")},
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "sqlite:////nowhere/airflow.db",
@@ -50,7 +50,7 @@ def run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def load(file: Path) -> ModuleType:
-    """An example, as the DAG processor imports it."""
+    """Import an example as the DAG processor does."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -86,7 +86,7 @@ def test_the_maintenance_example_has_a_dag_for_each_schedule(monkeypatch: pytest
 
 
 def test_our_imports_take_less_than_a_second_of_a_dag_file() -> None:
-    """Without a database. One process imports Airflow, as every DAG file does, and a fork of it each example."""
+    """One process imports Airflow, as every DAG file does, and a fork of it imports each example."""
     examples = sorted(file.stem for file in EXAMPLES.glob("*.py"))
     program = AIRFLOWS + (
         "import os, sys, time\n"
@@ -102,9 +102,7 @@ def test_our_imports_take_less_than_a_second_of_a_dag_file() -> None:
     result = run(program, "-X", "importtime")
     seconds = dict(re.findall(r"^seconds (\w+) ([0-9.e-]+)$", result.stdout, re.MULTILINE))
     assert sorted(seconds) == examples
-    assert {
-        name: taken for name, taken in seconds.items() if float(taken) >= 1
-    } == {}  # of its own work, on any machine
+    assert {name: taken for name, taken in seconds.items() if float(taken) >= 1} == {}  # CPU seconds, on any machine
     _, *parts = result.stderr.split("from here on it is ours: ")
     assert len(parts) == len(examples)
     for part in parts:
@@ -127,6 +125,6 @@ def test_importing_our_modules_imports_nothing_heavy() -> None:
         "            importlib.import_module(module.name)\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    brought: list[Any] = json.loads(run(program).stdout.splitlines()[-1])  # Airflow logs to it, too
+    brought: list[Any] = json.loads(run(program).stdout.splitlines()[-1])  # Airflow logs to stdout too
     assert {f"airflow_provider_taskq.{package}" for package in packages} <= set(brought)
     assert [name for name in brought if name.startswith(HEAVY)] == []

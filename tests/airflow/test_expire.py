@@ -12,13 +12,13 @@ pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
 
 def held(queue: TaskQueue, topic: str = "work", owner: str = "worker") -> None:
-    """A task that an owner holds."""
+    """Push a task, and let an owner hold it."""
     queue.push(topic, ["a"])
     queue.claim(topic, queue.register(owner), 1)
 
 
 def lapse(conn: psycopg.Connection, ago: timedelta = timedelta(seconds=1)) -> None:
-    """Lets all leases lapse."""
+    """Let all leases lapse."""
     conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - %s", (ago,))
 
 

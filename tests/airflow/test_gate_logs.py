@@ -1,4 +1,4 @@
-"""What a waiting gate writes into its own log: what it waits for, and each change."""
+"""The log of a waiting gate: its wait, and each change of the topic's status."""
 
 import asyncio
 import logging
@@ -29,11 +29,11 @@ from tests.roles import logged_in
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
 NOWHERE = "host=127.0.0.1 port=1 user=x password=x dbname=x"
-TRIGGER = ContextVar("TRIGGER", default="no trigger")  # as the triggerer's own, by which it finds the log of a task
+TRIGGER = ContextVar("TRIGGER", default="no trigger")  # like the triggerer's own context variable
 
 
 class Lines(logging.Handler):
-    """The lines that were logged, with the trigger in whose context they were."""
+    """The logged lines, each with the trigger from whose context it was logged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ TaskLog = Callable[[], list[str]]
 
 @pytest.fixture
 def task_log(capfd: pytest.CaptureFixture[str]) -> TaskLog:
-    """What a task in this process has logged since the last call: Airflow prints it."""
+    """Return the log lines of tasks in this process since the last call; Airflow prints them."""
     return lambda: re.findall(r"\[(?:info|warning) *\] (.*?) *\[airflow\.task\.", capfd.readouterr().out)
 
 
@@ -73,7 +73,7 @@ def status(ready: int = 0, paused_by: str | None = None) -> TopicStatus:
 
 
 def waiting(wait: Wait[Any], lines: Lines, trigger: str = "mine") -> "asyncio.Task[Any]":
-    """A wait in the context of a trigger."""
+    """Wait in the context of a trigger."""
 
     async def run() -> Any:
         TRIGGER.set(trigger)

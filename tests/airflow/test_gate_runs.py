@@ -20,7 +20,7 @@ AND backend_start < clock_timestamp() - interval '1 second'
 
 
 def until(condition: Callable[[], bool], seconds: float = 200) -> None:
-    """Waits for what another process does to the queue."""
+    """Wait until another process has changed the queue."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -28,7 +28,7 @@ def until(condition: Callable[[], bool], seconds: float = 200) -> None:
 
 
 class Others(threading.Thread):
-    """Does the work that the gates wait for, after each gate has found itself closed."""
+    """A thread that does the work for which the gates wait, after each gate has found itself closed."""
 
     def __init__(self, dsn: str, mode: str) -> None:
         super().__init__(daemon=True)
@@ -43,10 +43,10 @@ class Others(threading.Thread):
             self.failure = error
 
     def act(self, queue: TaskQueue) -> None:
-        if self.mode == "deferrable":  # looks of workers are over sooner than that
+        if self.mode == "deferrable":  # a check in a worker ends too soon to be seen
             until(lambda: queue.conn.execute(WATCHES).fetchall() != [(0,)])
         else:
-            until(lambda: queue.ready("looks", 2) == 2)
+            until(lambda: queue.ready("checks", 2) == 2)
         owner = queue.register("others")
         queue.complete(owner, dict.fromkeys(queue.poll(self.mode, owner, 2), Result.SUCCESS))
         until(lambda: queue.latest(self.mode, ["e"])["e"].state is State.READY)  # the juncture has released it
@@ -55,7 +55,7 @@ class Others(threading.Thread):
 
 @pytest.mark.parametrize("mode", ["deferrable", "reschedule"])
 def test_gates_wait_in_a_run_of_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path, mode: str) -> None:
-    queue.create_topic("looks")
+    queue.create_topic("checks")
     queue.create_topic(mode)
     queue.push(mode, ["a", "b", NewTask("c", suspended=True), NewTask("e", suspended=True)])
     others = Others(dsn, mode)

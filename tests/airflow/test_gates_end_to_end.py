@@ -21,7 +21,7 @@ def queue(site: AirflowSite, databases: tuple[str, str]) -> Iterator[TaskQueue]:
 
 
 def end(queue: TaskQueue, topic: str, result: Result) -> None:
-    """Ends the next task of a topic."""
+    """End the next task of a topic."""
     owner = queue.register("end")
     queue.complete(owner, dict.fromkeys(queue.poll(topic, owner), result))
 
@@ -71,7 +71,7 @@ def test_a_deferred_juncture_releases_each_group_when_it_is_complete(site: Airfl
 
 
 def task_log(site: AirflowSite, dag_id: str, run: str, task_id: str) -> list[str]:
-    """The lines that Airflow shows as the log of a task's first try, what its trigger logged included."""
+    """Return the log of a task's first try as Airflow shows it, with the lines of its trigger."""
     path = f"dags/{dag_id}/dagRuns/{run}/taskInstances/{task_id}/logs/1"
     return [line["event"] for line in site.get(path, full_content="true")["content"] if isinstance(line, dict)]
 
@@ -101,7 +101,7 @@ def test_a_gate_logs_each_change_once_in_its_own_log_in_all_modes(site: AirflowS
     assert site.wait_run("gate_logs", run, {"success"}, 120) == "success"
     for mode in modes:
         lines = [line for line in task_log(site, "gate_logs", run, mode) if line.startswith("Waits for ")]
-        # The worker logs it when the gate defers, and the trigger when it begins to wait.
+        # The worker logs it when the gate defers, and the trigger when it starts to wait.
         assert lines[0] == closed, mode
         assert sum("topic paused by alice" in line for line in lines) == 1, (mode, lines)
         assert len(lines) <= 5, (mode, lines)

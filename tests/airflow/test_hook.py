@@ -35,7 +35,7 @@ TIMEOUTS = {
 
 
 def parameters(connection: psycopg.Connection | psycopg.AsyncConnection) -> dict[str, str]:
-    """What a connection was opened with."""
+    """Return the parameters with which a connection was opened."""
     given = {option.keyword.decode(): option.val for option in connection.pgconn.info}
     return {name: (given[name] or b"").decode() for name in (*TIMEOUTS, "target_session_attrs")}
 
@@ -91,11 +91,11 @@ def test_gets_cloud_tokens_from_postgres_hook(connect_airflow: Connect, dsn: str
 def test_a_cancelled_connect_leaves_no_connection_open(
     airflow_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a triggerer, the wait that connects may be cancelled while a cloud's token is asked for."""
-    asked, go_on, get_conn = threading.Event(), threading.Event(), PostgresHook.get_conn
+    """A triggerer may cancel a wait while the hook requests a cloud token."""
+    requested, go_on, get_conn = threading.Event(), threading.Event(), PostgresHook.get_conn
 
     def request_token(self: PostgresHook) -> object:
-        asked.set()
+        requested.set()
         assert go_on.wait(60)
         return get_conn(self)
 
@@ -103,7 +103,7 @@ def test_a_cancelled_connect_leaves_no_connection_open(
 
     async def test() -> None:
         connecting = asyncio.create_task(TaskQAsyncHook(airflow_connection).get_async_conn())
-        await asyncio.to_thread(asked.wait, 60)
+        await asyncio.to_thread(requested.wait, 60)
         connecting.cancel()
         await asyncio.wait({connecting})
         go_on.set()
@@ -136,7 +136,7 @@ def test_a_transaction_commits_or_is_rolled_back_and_always_closes(
         _create_and_fail(hook)
     assert TaskQueue(conn).topics() == ["kept"]
     left = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
-    while conn.execute(left).fetchall():  # the server's side ends a moment after ours
+    while conn.execute(left).fetchall():  # the session ends a moment after the connection
         pass
 
 
@@ -158,17 +158,17 @@ def test_the_connection_test_passes_with_the_schema(airflow_connection: str, dsn
 def test_the_connection_test_names_the_command_that_installs_the_schema(
     connect_airflow: Connect, empty_dsn: str
 ) -> None:
-    passed, sentence = TaskQHook(connect_airflow(dsn=empty_dsn)).test_connection()
+    passed, message = TaskQHook(connect_airflow(dsn=empty_dsn)).test_connection()
     assert not passed
-    assert "airflow_provider_taskq.queue install" in sentence
+    assert "airflow_provider_taskq.queue install" in message
 
 
 @pytest.mark.own_database
 def test_the_connection_test_reports_a_newer_schema(airflow_connection: str, conn: psycopg.Connection) -> None:
     conn.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', '')")
-    passed, sentence = TaskQHook(airflow_connection).test_connection()
+    passed, message = TaskQHook(airflow_connection).test_connection()
     assert not passed
-    assert "new" in sentence
+    assert "new" in message
 
 
 def test_the_error_of_a_failed_connection_is_one_line_without_the_password(
@@ -184,12 +184,12 @@ def test_the_error_of_a_failed_connection_is_one_line_without_the_password(
         hook = TaskQHook(connect_airflow(dsn=make_conninfo(own_server.dsn, **changes)))
         with pytest.raises(TaskQConnectionError) as raised:
             hook.get_conn()
-        sentence = str(raised.value)
-        assert sentence.startswith("Airflow connection 'taskq_default' cannot connect to its database: ")
-        assert said in sentence
-        assert "\n" not in sentence
-        assert password not in sentence
-        reason = sentence.partition("cannot connect to its database: ")[2]
+        message = str(raised.value)
+        assert message.startswith("Airflow connection 'taskq_default' cannot connect to its database: ")
+        assert said in message
+        assert "\n" not in message
+        assert password not in message
+        reason = message.partition("cannot connect to its database: ")[2]
         assert hook.test_connection() == (False, f"The database cannot be reached: {reason}")
         assert hook.get_conn_id() not in reason
 

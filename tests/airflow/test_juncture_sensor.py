@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.providers.common.compat.sdk import AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow.sdk import DAG, Asset
 
@@ -24,7 +24,7 @@ def gate(**arguments: Any) -> TaskQJunctureSensor:
 
 
 def suspend(queue: TaskQueue, *names: str) -> None:
-    """Pushes tasks suspended."""
+    """Push suspended tasks."""
     queue.push("work", [NewTask(name, suspended=True) for name in names])
 
 
@@ -33,7 +33,7 @@ def states(queue: TaskQueue) -> dict[str, State]:
 
 
 def closed(sensor: TaskQJunctureSensor, context: Any = None) -> Any:
-    """How a gate that is closed waits on, or ends."""
+    """Return the exception with which a closed gate waits on or ends."""
     with pytest.raises((TaskDeferred, AirflowRescheduleException, AirflowSensorTimeout)) as raised:
         sensor.execute(context or context_of())
     return raised.value

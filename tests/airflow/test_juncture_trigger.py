@@ -13,7 +13,7 @@ READY = {"status": "ready", "topic": "work", "groups": 2}
 
 
 async def fired(trigger: TaskQJunctureTrigger) -> TriggerEvent:
-    """The one event of a trigger, which ends after it."""
+    """Run a trigger, and return its only event."""
     async with asyncio.timeout(30):
         (event,) = [event async for event in trigger.run()]
         return event
@@ -25,12 +25,12 @@ def waiting(**arguments: Any) -> TaskQJunctureTrigger:
 
 
 def suspend(queue: TaskQueue, *names: str) -> None:
-    """Pushes tasks suspended."""
+    """Push suspended tasks."""
     queue.push("work", [NewTask(name, suspended=True) for name in names])
 
 
 async def released(queue: TaskQueue, identifier: str) -> None:
-    """Waits until the task of an identifier has been released."""
+    """Wait until the task of an identifier has been released."""
     async with asyncio.timeout(30):
         while queue.latest("work", [identifier])[identifier].state is not State.READY:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.providers.common.compat.sdk import HookLineageCollector
 from psycopg.conninfo import conninfo_to_dict
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Airflow's collector of lineage, as there is one where a plugin such as OpenLineage's brings a reader."""
+    """Create Airflow's lineage collector, which exists if a plugin such as OpenLineage reads it."""
     made: Any = HookLineageCollector()  # type: ignore[no-untyped-call]
     monkeypatch.setattr(taskq, "get_hook_lineage_collector", lambda: made)
     return made
 
 
 def seen(collector: Any) -> tuple[list[str], list[str]]:
-    """The URIs of inputs and outputs."""
+    """Return the URIs of inputs and outputs."""
     found = collector.collected_assets
     return [entry.asset.uri for entry in found.inputs], [entry.asset.uri for entry in found.outputs]
 
@@ -114,7 +114,7 @@ def test_lineage_is_not_collected_without_a_reader(connect_airflow: Connect, mon
     hook = TaskQHook(connect_airflow())
 
     def refuse(*_: Any) -> None:
-        raise AssertionError("the connection was looked up")
+        raise AssertionError("the connection was read")
 
     monkeypatch.setattr(hook, "_asset_uri", refuse)
     monkeypatch.setattr(hook.log, "warning", refuse)

@@ -38,7 +38,7 @@ def test_the_maintenance_dags_keep_a_queue_in_order(
     assert xcoms["taskq_purge.purge[-1].return_value"]["purged"] == 1
     assert [(task.sequence, task.state) for task in queue.page("work")] == [(stuck.sequence, State.READY)]
     assert xcoms["taskq_ticks.ticks[-1].return_value"]["installed"] == len(reports)
-    # How many that are depends on the clocks being changed; which, on whether one of the times came meanwhile.
+    # Their number depends on time changes, and their times on when the test runs.
     assert sorted(report.available_at for report in reports) in [
         ticks_daily([time(6), time(18)], "Europe/Berlin", moment, timedelta(days=2))
         for moment in (before, reports[0].created)
@@ -48,7 +48,7 @@ def test_the_maintenance_dags_keep_a_queue_in_order(
 
 @pytest.mark.slow
 def test_pushes_emit_events_of_assets_and_links_are_stored(tmp_path: Path, dsn: str, queue: TaskQueue) -> None:
-    """A topic that is known, one that is a template, and one that is mapped."""
+    """The topic of a push is a constant, a template, or mapped."""
     file = tmp_path / "emitting.py"
     file.write_text(
         "from airflow.sdk import DAG\n"
@@ -93,7 +93,7 @@ def health(**arguments: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def neglected(queue: TaskQueue, conn: psycopg.Connection) -> None:
-    """A topic whose task has been due for two days."""
+    """Create a topic whose task has been due for two days."""
     queue.push("work", ["a"])
     conn.execute("UPDATE taskq_internal.task SET created = created - interval '2 days'")
     conn.execute("UPDATE taskq_internal.live SET available_at = available_at - interval '2 days'")

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.providers.common.compat.sdk import Stats, TaskDeferred
 from airflow.sdk import Asset
 from airflow.triggers.base import TaskSuccessEvent
@@ -31,7 +31,7 @@ from tests.airflow.conftest import context_of
 
 
 class Receiver:
-    """A receiver of metrics, in the place of Airflow's clients of StatsD and OpenTelemetry."""
+    """A receiver of metrics that replaces Airflow's clients of StatsD and OpenTelemetry."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any, dict[str, Any]]] = []
@@ -52,7 +52,7 @@ class Receiver:
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
-    """What receives Airflow's metrics in this test: where Airflow keeps its client, which differs by release."""
+    """Receive Airflow's metrics in this test. The place of Airflow's client differs by release."""
     made = Receiver()
     monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
     receive(Stats, made, monkeypatch)
@@ -61,7 +61,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
 
 @pytest.fixture
 def triggerers_receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
-    """What receives the metrics of a triggerer: since Airflow 3.2, its client is not that of the workers."""
+    """Receive the metrics of a triggerer: since Airflow 3.2 it has another client than workers."""
     stats = pytest.importorskip("airflow.observability.stats", reason="Airflow 3.1 has one client for all").Stats
     assert stats is not Stats
     made = Receiver()
@@ -70,7 +70,7 @@ def triggerers_receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
 
 
 def receive(stats: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts a receiver in the place of the client behind one of Airflow's `Stats`."""
+    """Replace the client behind one of Airflow's `Stats` by a receiver."""
     if "incr" in vars(stats):
         monkeypatch.setattr(sys.modules[stats.incr.__module__], "_backend", receiver)
     else:
@@ -125,12 +125,12 @@ class TestOperators:
 
     def test_do_not_query_depths_without_a_receiver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
-        looked: list[str] = []
-        monkeypatch.setattr(TaskQHealthOperator, "_gauge_topics", lambda *_: looked.append("depths"))
+        queried: list[str] = []
+        monkeypatch.setattr(TaskQHealthOperator, "_gauge_topics", lambda *_: queried.append("depths"))
         run(TaskQHealthOperator(task_id="health"))
         monkeypatch.setenv("AIRFLOW__METRICS__OTEL_ON", "True")
         run(TaskQHealthOperator(task_id="health"))
-        assert looked == ["depths"]
+        assert queried == ["depths"]
 
 
 @pytest.mark.usefixtures("airflow_connection", "queue")
@@ -207,7 +207,7 @@ HOUR = timedelta(hours=1)
 
 
 def waited(receiver: Receiver) -> timedelta:
-    """How long the only gate waited that was reported."""
+    """Return how long the only reported gate waited."""
     ((name, length, tags),) = receiver.sent
     assert (name, tags) == ("taskq.gate_wait_ms", {"topic": "work"})
     assert isinstance(length, timedelta)
@@ -215,7 +215,7 @@ def waited(receiver: Receiver) -> timedelta:
 
 
 def fill(queue: TaskQueue) -> None:
-    """Opens the gates of GATES."""
+    """Open the gates of GATES."""
     queue.push("work", [NewTask("suspended", suspended=True), "ready"])
 
 
@@ -333,14 +333,14 @@ class TestGates:
 
 
 async def fired(trigger: Any) -> Any:
-    """What a trigger fires."""
+    """Return the event of a trigger."""
     return await anext(trigger.run())
 
 
 def test_a_receiver_that_fails_fails_no_task(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, queue: TaskQueue, airflow_connection: str
 ) -> None:
-    """What is counted is committed: a task that failed now would push again in its next try."""
+    """The push is committed. If the metric failed the task, its retry would push again."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no route to host")

@@ -31,7 +31,7 @@ class TestNotifier:
         assert task.payload == {"day": "2013-01-01", "n": [1, "2013-01-01"]}
 
     def test_renders_each_call_separately(self, queue: TaskQueue) -> None:
-        """Airflow renders in place: one that many tasks share would repeat what it said first."""
+        """Airflow renders a notifier in place. A shared one would repeat its first message."""
         shared = notifier(payload="{{ ti.task_id }}")
         for task_id in ("a", "b"):
             shared(context_of(task_id))
@@ -48,7 +48,7 @@ class TestNotifier:
             notifier("nowhere")(context_of())
 
     def test_can_be_awaited(self, queue: TaskQueue) -> None:
-        """As the triggerer does with the callbacks of deadlines."""
+        """The triggerer awaits the callbacks of deadlines."""
 
         async def awaited() -> None:
             await notifier(context=context_of(), payload=MARK)

@@ -1,4 +1,4 @@
-"""What the tasks of TaskQ return, as other tasks of a DAG get it."""
+"""The return values of operators and sensors, as the next tasks of a DAG get them."""
 
 from pathlib import Path
 from typing import Any

@@ -116,7 +116,7 @@ def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allo
     assert "2 of 4 tasks that ended in topic 'work' failed, max_failed allows 25 % of them" in text
     assert f"bad-3 (sequence {tasks[1].sequence}): LookupError: no mailbox for bad-3" in text
     assert {name for name, state in states(queue) if state is State.SUCCEEDED} == {"a", "b", "c", "d"}
-    assert process(deliver, max_failed=0)["handled"] == 0  # what failed before is not counted again
+    assert process(deliver, max_failed=0)["handled"] == 0  # earlier failures are not counted again
 
 
 def test_exceptions_of_success_on_mean_success_of_their_task(queue: TaskQueue) -> None:
@@ -351,11 +351,11 @@ def test_its_tasks_are_held_under_names_that_lead_back_to_the_task_instance(queu
     instance = TaskInstanceName(context.dag_id, context.run_id, context.task_id, context.map_index)
     seen: list[tuple[int, TaskInstanceName | None]] = []
 
-    def look(_: Task) -> None:
+    def record_owner(_: Task) -> None:
         held = queue.browse_held(str(instance), workers=True)
         seen.append((len(held), TaskInstanceName.parse(held[0].owner or "")))
 
-    process(look, size=10)
+    process(record_owner, size=10)
     assert seen == [(10, instance)] * 10
 
 

@@ -18,7 +18,7 @@ INFO = get_provider_info()
 
 
 def class_paths() -> Iterator[str]:
-    """Every class and function that it names."""
+    """Return the paths of all named classes and functions."""
     yield from (entry["hook-class-name"] for entry in INFO["connection-types"])
     for section in ("queues", "notifications", "extra-links"):
         yield from INFO[section]
@@ -27,7 +27,7 @@ def class_paths() -> Iterator[str]:
 
 
 def named(path: str) -> Any:
-    """What a path names."""
+    """Import the object of a path."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
 
@@ -78,7 +78,7 @@ def test_the_connection_type_is_the_hooks() -> None:
 
 
 def test_the_form_of_a_connection_has_a_field_for_each_option() -> None:
-    """As Airflow's API server reads it for the form in the browser."""
+    """The fields are those that Airflow's API server returns for the form in the browser."""
     from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
 
     (form,) = [one for one in HookMetaService.hook_meta_data() if one.connection_type == "taskq"]

@@ -15,7 +15,7 @@ DAY = timedelta(days=1)
 
 
 def ended(queue: TaskQueue, *identifiers: str, topic: str = "work") -> list[int]:
-    """The sequences of tasks that have succeeded."""
+    """Push tasks, let them succeed, and return their sequences."""
     tasks = queue.push(topic, identifiers)
     owner = queue.register("worker")
     queue.complete(owner, dict.fromkeys(queue.poll(topic, owner, len(tasks)), Result.SUCCESS))
@@ -24,7 +24,7 @@ def ended(queue: TaskQueue, *identifiers: str, topic: str = "work") -> list[int]
 
 
 def age(conn: psycopg.Connection, days: int, *sequences: int) -> None:
-    """Lets tasks be so old."""
+    """Make tasks this many days old."""
     conn.execute(
         "UPDATE taskq_internal.task SET created = created - %s WHERE sequence = ANY (%s)", (days * DAY, list(sequences))
     )
@@ -84,7 +84,7 @@ def test_an_age_and_a_range_bound_both(queue: TaskQueue, conn: psycopg.Connectio
 
 
 def test_each_batch_is_committed_on_its_own(queue: TaskQueue, conn: psycopg.Connection) -> None:
-    """The third batch fails: what the first two removed stays removed."""
+    """The third batch fails. The tasks of the first two stay removed."""
     sequences = ended(queue, *map(str, range(10)))
     conn.execute(
         f"CREATE FUNCTION refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"

@@ -19,7 +19,7 @@ MARK = "marked-payload"
 
 
 def rendered(operator: TaskQPushOperator) -> dict[str, Any]:
-    """What Airflow stores as rendered fields, after it has rendered them."""
+    """Return the rendered fields as Airflow stores them."""
     operator.render_template_fields(context_of())
     return dict(_serialize_rendered_fields(operator))
 

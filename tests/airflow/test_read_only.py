@@ -1,4 +1,4 @@
-"""What the triggerer does when its server becomes read-only, as after a failover behind one address."""
+"""The triggerer reconnects when its server becomes read-only, as after a failover behind one address."""
 
 import asyncio
 
@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.usefixtures("airflow_connection"), pytest.mark.own_dat
 
 
 def make_read_only(conn: psycopg.Connection, *, on: bool) -> None:
-    """Makes new sessions of the database read-only, or writable again."""
+    """Make new sessions of the database read-only, or writable again."""
     name = sql.Identifier(conn.info.dbname)
     change = "SET default_transaction_read_only = on" if on else "RESET default_transaction_read_only"
     conn.execute(sql.SQL("ALTER DATABASE {} ").format(name) + sql.SQL(change))
 
 
 def pids(conn: psycopg.Connection) -> set[int]:
-    """The sessions of the triggerer."""
+    """Return the process ids of the triggerer's sessions."""
     return {row[0] for row in conn.execute(LINES).fetchall()}
 
 
@@ -38,7 +38,7 @@ def test_a_watcher_does_not_keep_a_session_that_is_read_only(
         wait = asyncio.ensure_future(get_watcher("taskq_default").wait_for(ReadyWait("work", poll_interval=0.1)))
         await until(lambda: len(pids(conn)) == 1)
         first = pids(conn)
-        await until(lambda: bool(pids(conn) - first))  # another session, while the wait goes on
+        await until(lambda: bool(pids(conn) - first))  # another session, and the wait is still open
         assert not wait.done()
         make_read_only(conn, on=False)
         await asyncio.sleep(1)
@@ -54,7 +54,7 @@ def test_an_event_trigger_replaces_a_session_that_is_read_only(queue: TaskQueue,
         register = "SELECT fence FROM taskq.register(%s::text, '1 minute'::interval)"
         line = ReconnectingConnection("taskq_default")
         make_read_only(conn, on=True)
-        with pytest.raises(psycopg.OperationalError, match="read-only"):  # as of a connection that was lost
+        with pytest.raises(psycopg.OperationalError, match="read-only"):  # as after a lost connection
             await line.fetch_all(register, ("a",))
         make_read_only(conn, on=False)
         assert await line.fetch_all(register, ("a",))

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
 
 def ended(queue: TaskQueue, *identifiers: str, result: Result = Result.FAILURE) -> list[int]:
-    """The sequences of tasks that have ended so."""
+    """Push tasks, end them with a result, and return their sequences."""
     tasks = queue.push("work", identifiers)
     owner = queue.register("worker")
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, len(tasks)), result))

@@ -22,7 +22,7 @@ from tests.roles import logged_in
 
 @pytest.fixture
 def as_consumer(conn: psycopg.Connection, dsn: str, connect_airflow: Connect) -> Iterator[None]:
-    """Makes `taskq_default` the connection of a consumer."""
+    """Make `taskq_default` the connection of a consumer."""
     with logged_in(conn, dsn, "consumer") as consumer:
         connect_airflow(dsn=consumer)
         yield
@@ -51,7 +51,7 @@ def test_operators_that_complete_are_consumers(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     claim = executed(TaskQSensor(task_id="claiming", topic="work", claim=1))
     first, second = (task.sequence for task in queue.page("work"))
-    queue.take_over(claim["owner"], claim["fence"])  # as a drain between gate and completion does
+    queue.take_over(claim["owner"], claim["fence"])  # as a drain does between gate and completion
     with pytest.raises(NotHeld, match=f"sequence {second}"):
         executed(TaskQCompleteOperator(task_id="complete", claim=claim, sequences=[first, second]))
     assert executed(TaskQCompleteOperator(task_id="complete", claim=claim, sequences=[first]))["completed"] == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.models.taskinstance import TaskInstance
 from airflow.providers.common.compat.sdk import (
     AirflowException,
@@ -41,7 +41,7 @@ def deferred(sensor: TaskQSensor, context: Any = None) -> TaskDeferred:
 
 
 def resume(sensor: TaskQSensor, event: dict[str, Any], **kwargs: Any) -> Any:
-    """Resumes a deferred sensor as Airflow does."""
+    """Resume a deferred sensor as Airflow does."""
     kwargs = {"deadline": "2999-01-01T00:00:00+00:00", "event": event} | kwargs
     return sensor.resume_execution("execute_complete", kwargs, context_of())
 
@@ -75,7 +75,7 @@ class TestEveryMode:
         assert [task.owner for task in queue.page("work")] == [NAME, NAME, None]
         assert owner is not None
         with pytest.raises(LeaseLost):
-            queue.heartbeat(owner)  # the first try is locked out
+            queue.heartbeat(owner)  # the first try has lost its lease
 
     def test_a_retry_finds_its_tasks_though_its_lease_has_lapsed(
         self, queue: TaskQueue, conn: psycopg.Connection, arguments: dict[str, Any]
@@ -94,7 +94,7 @@ MODES = pytest.mark.parametrize("arguments", [{}, {"mode": "reschedule"}, {"defe
 
 
 def grow_old(conn: psycopg.Connection) -> None:
-    """A minute passes for all ready tasks."""
+    """Make all ready tasks a minute older."""
     conn.execute("UPDATE taskq_internal.live SET available_at = available_at - interval '1 minute'")
 
 
@@ -104,9 +104,8 @@ def test_max_wait_limits_how_long_the_oldest_task_waits(
     queue: TaskQueue, conn: psycopg.Connection, arguments: dict[str, Any], claim: int | None
 ) -> None:
     queue.push("work", ["a", "b"])
-    timeout = (
-        60 if arguments else 0.1
-    )  # poking ends by it only; in the other modes it is no more than a limit to a look
+    # A gate that pokes ends by its timeout only. In the other modes a short timeout could end a slow check.
+    timeout = 60 if arguments else 0.1
     sensor = gate(min_tasks=3, max_wait=timedelta(seconds=50), claim=claim, timeout=timeout, **arguments)
     closed = {"reschedule": AirflowRescheduleException}.get(sensor.mode, AirflowSensorTimeout)
     with pytest.raises(TaskDeferred if sensor.deferrable else closed):
@@ -217,7 +216,7 @@ def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
 
 
 def test_a_claim_that_finds_too_few_tasks_claims_none(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another poller takes tasks between the look and the claim."""
+    """Another consumer polls tasks between the check and the claim."""
     queue.push("work", ["a", "b"])
     ready = ClaimRequest._count_ready
 
@@ -260,7 +259,7 @@ class TestDeferred:
     @pytest.mark.parametrize(
         "arguments",
         [{"outlets": [Asset("flights")]}, {"outlets": [Asset("flights")], "claim": 1}],
-        ids=["looks", "claims"],
+        ids=["counts", "claims"],
     )
     def test_a_gate_with_outlets_is_resumed_after_a_while(self, arguments: dict[str, Any]) -> None:
         kwargs = deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]
@@ -307,7 +306,7 @@ class TestDeferred:
 
 
 def test_owner_is_airflows_own() -> None:
-    """Two unrelated DAGs of one team do not claim under one name."""
+    """Two DAGs with the same Airflow owner claim under different names."""
     with DAG("dag", schedule=None, default_args={"owner": "data-team"}):
         plain = TaskQSensor(task_id="plain", topic="work", claim=1)
         named = TaskQSensor(task_id="named", topic="work", claim=1, owner="loaders", claim_as="loader")
@@ -471,7 +470,7 @@ class TestStartFromTrigger:
             gate(start_from_trigger=True)
 
     def test_airflow_does_not_expand_the_trigger_of_a_mapped_gate(self) -> None:
-        """A proof for docs/decisions.md: what the scheduler would start has nothing of the mapped values."""
+        """Evidence for docs/decisions.md: the trigger that the scheduler would create lacks the mapped values."""
 
         class StartsAtOnce(TaskQSensor):
             start_from_trigger = True

@@ -1,4 +1,4 @@
-"""TaskQSparkSubmitOperator: what it hands to Spark, and how what it was given ends."""
+"""TaskQSparkSubmitOperator: the arguments that it passes to Spark, and the end of the drained tasks."""
 
 import json
 import os
@@ -37,7 +37,7 @@ EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
 
 def drain(**given: Any) -> TaskQSparkSubmitOperator:
-    """The operator with its fields rendered."""
+    """Return the operator with rendered fields."""
     arguments: dict[str, Any] = {"task_id": "drain", "topic": "work", **given}
     if not set(WORK) & set(given):
         arguments["transform"] = "transforms:succeed"
@@ -62,15 +62,15 @@ def test_the_drain_accepts_the_arguments_of_the_operator() -> None:
         partitions=3,
         max_failed=0.05,
     )
-    asked = _parser().parse_args(operator._arguments("-me"))
-    assert (asked.topic, asked.owner, asked.each, asked.transform) == ("work", "-me", "rules:decide", None)
-    assert asked.option == ["day=2013-01-01", "note=a=b c"]
-    assert (asked.size, asked.rounds, asked.budget, asked.partitions) == (10, 0, None, 3)
-    assert FailureLimit.of(asked.max_failed) == FailureLimit(share=0.05)
+    parsed = _parser().parse_args(operator._arguments("-me"))
+    assert (parsed.topic, parsed.owner, parsed.each, parsed.transform) == ("work", "-me", "rules:decide", None)
+    assert parsed.option == ["day=2013-01-01", "note=a=b c"]
+    assert (parsed.size, parsed.rounds, parsed.budget, parsed.partitions) == (10, 0, None, 3)
+    assert FailureLimit.of(parsed.max_failed) == FailureLimit(share=0.05)
     assert _parser().parse_args(drain(max_failed=0)._arguments("me")).max_failed == "0"
     assert _parser().parse_args(drain(max_failed="{{ none }}")._arguments("me")).max_failed is None
-    assert (asked.deadline, asked.lease) == (timedelta(minutes=1), timedelta(seconds=91))
-    assert asked.condition is Condition.SINGULAR_BY_IDENTIFIER
+    assert (parsed.deadline, parsed.lease) == (timedelta(minutes=1), timedelta(seconds=91))
+    assert parsed.condition is Condition.SINGULAR_BY_IDENTIFIER
     moment = datetime(2013, 1, 1, tzinfo=UTC)
     assert _parser().parse_args(drain(deadline=moment)._arguments("me")).deadline == moment
     for lease in ("5m", "PT5M", 300, timedelta(minutes=5)):
@@ -125,13 +125,13 @@ def test_the_drain_of_a_claim_names_its_owner_fence_and_topic() -> None:
     operator = drain(topic=None, claim={"topic": "work", "owner": "me", "fence": 7, "claimed": 2}, lease=None)
     claim = Claim.parse(operator.claim)
     operator.topic = claim.topic
-    asked = _parser().parse_args(operator._arguments(claim.owner, claim))
-    assert (asked.topic, asked.owner, asked.claim, asked.budget, asked.lease) == ("work", "me", 7, None, None)
+    parsed = _parser().parse_args(operator._arguments(claim.owner, claim))
+    assert (parsed.topic, parsed.owner, parsed.claim, parsed.budget, parsed.lease) == ("work", "me", 7, None, None)
 
 
 @pytest.fixture
 def claim(queue: TaskQueue) -> dict[str, Any]:
-    """What a gate returns that has claimed three of four tasks, the first of which nothing can deliver."""
+    """Claim three of four tasks as a gate does; the first one cannot be delivered."""
     queue.push("work", ["bad", "b", "c", "d"])
     owner = queue.register("dag/run/gate/-1", timedelta(minutes=20))
     claimed = queue.claim("work", owner, 3)
@@ -158,7 +158,7 @@ def test_a_claim_is_drained_by_its_fence_and_no_other_task_is_claimed(queue: Tas
     holder = queue.owner(claim["owner"], claim["fence"])
     assert holder is not None
     assert holder.lease == timedelta(minutes=20)
-    assert len(queue.held(holder)) == 3  # for the retry, whatever it takes
+    assert len(queue.held(holder)) == 3  # held for the retry
     report = executed(drain(topic=None, claim=claim, each="transforms:reject_bad", rounds="all"))
     assert (report["resumed"], report["claimed"], report["decided"], report["failed"]) == (3, 0, 3, 1)
     assert states(queue) == {"READY": 1, "FAILED": 1, "SUCCEEDED": 2}
@@ -167,7 +167,7 @@ def test_a_claim_is_drained_by_its_fence_and_no_other_task_is_claimed(queue: Tas
 
 
 def states(queue: TaskQueue) -> dict[str, int]:
-    """How many tasks of the topic `work` are in which state."""
+    """Count the tasks of topic `work` by state."""
     return {state.name: count.count for state, count in queue.count("work")["work"].items()}
 
 
@@ -180,7 +180,7 @@ def test_a_missing_topic_fails_before_spark_is_started(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def spark_submit(monkeypatch: pytest.MonkeyPatch, airflow_connection: str) -> str:
-    """Airflow's connection to a local Spark, and spark-submit in reach; returns the connection of the queue."""
+    """Set up a connection to a local Spark and the path of spark-submit; return the queue's connection."""
     home = find_spec("pyspark")
     assert home is not None
     assert home.origin is not None
@@ -199,7 +199,7 @@ def spark_submit(monkeypatch: pytest.MonkeyPatch, airflow_connection: str) -> st
 
 
 class Running:
-    """An operator that executes in a thread, as its task's process would."""
+    """Executes an operator in a thread."""
 
     def __init__(self, operator: TaskQSparkSubmitOperator) -> None:
         self.operator = operator
@@ -211,7 +211,7 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends it as Airflow does, unless it has ended."""
+        """End the operator as Airflow does, unless it has ended."""
         if self._thread.is_alive():
             self.operator.on_kill()
         self._thread.join(120)
@@ -220,11 +220,11 @@ class Running:
     def _execute(self) -> None:
         try:
             self.operator.execute(context_of("drain"))
-        except BaseException as error:  # noqa: BLE001  for the test to look at
+        except BaseException as error:  # noqa: BLE001  the test reads it
             self.error = error
 
     def wait(self, happened: Callable[[], bool]) -> None:
-        """Looks until something has happened while it executes."""
+        """Check until a condition holds while the operator executes."""
         wait_until(lambda: happened() or not self._thread.is_alive())
         assert self._thread.is_alive(), self.error
 
@@ -249,7 +249,7 @@ def test_the_next_try_drains_the_tasks_of_a_killed_try_with_the_shipped_package(
     with Running(drain(**waiting)) as first:
         first.wait(lambda: conn.execute("SELECT count(*) > 0 FROM taskq.staged").fetchall() == [(True,)])
     assert isinstance(first.error, AirflowException)
-    # spark-submit is dead: the driver, a child of it, sees that, and gives back what it holds.
+    # The driver is a child of spark-submit. It detects that its parent died, and releases its tasks.
     wait_until(lambda: queue.count("work")["work"].keys() == {State.READY} and not queue.owners())
     gate.touch()
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -291,7 +291,7 @@ def test_the_next_try_drains_the_tasks_of_a_killed_try_with_the_shipped_package(
 def test_the_report_arrives_although_the_output_of_the_driver_does_not(
     queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the cluster modes, where the submitter does not see what the driver prints."""
+    """In the cluster modes the submitter does not see the output of the driver."""
     queue.push("work", ["a", "b", "bad"])
     silent = tmp_path / "spark-submit"
     silent.write_text(f'#!/bin/sh\nexec {shutil.which("spark-submit")} "$@" >/dev/null 2>&1\n')
@@ -348,7 +348,7 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_pas
 def test_the_documented_script_reads_what_a_gate_claimed_between_the_gate_and_its_completion(
     dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Airflow's own SparkSubmitOperator, as docs/spark.md shows it, but for the paths."""
+    """The script of docs/spark.md runs in Airflow's own SparkSubmitOperator; only the paths differ."""
     section = (EXAMPLES.parent / "docs" / "spark.md").read_text().split("## A script of your own from Airflow")[1]
     dag, script = (part.split("```")[0] for part in section.split("```python\n")[1:3])
     dags, jobs = tmp_path / "dags", tmp_path / "jobs"
@@ -374,7 +374,7 @@ def test_the_documented_script_reads_what_a_gate_claimed_between_the_gate_and_it
 
 
 def run_examples(home: Path, *dag_ids: str) -> tuple[str, str]:
-    """What `dag.test()` printed in an Airflow of its own, and the arguments of all processes meanwhile."""
+    """Run the examples by `dag.test()`; return the output, and the arguments of all processes meanwhile."""
     dags = home / "dags"
     dags.mkdir()
     for name in ("plane_decisions", *dag_ids):
@@ -383,7 +383,7 @@ def run_examples(home: Path, *dag_ids: str) -> tuple[str, str]:
 
 
 def run_dags(home: Path, dags: Path, *dag_ids: str) -> tuple[str, str]:
-    """The same for the DAGs of a folder."""
+    """Run the DAGs of a folder, as `run_examples` does."""
     seen = ""
     named = {"HOME": str(home), "_CORE__DAGS_FOLDER": str(dags), "_CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
     environment = {**os.environ, **{f"AIRFLOW_{variable}": value for variable, value in named.items()}}
@@ -395,9 +395,9 @@ def run_dags(home: Path, dags: Path, *dag_ids: str) -> tuple[str, str]:
         try:
             while running.poll() is None:
                 seen += arguments_of_processes()
-                time.sleep(0.5)  # between two looks at the processes
+                time.sleep(0.5)
         finally:
-            with suppress(ProcessLookupError):  # nothing is left of it
+            with suppress(ProcessLookupError):  # the process group has ended
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
         output.seek(0)
@@ -407,7 +407,7 @@ def run_dags(home: Path, dags: Path, *dag_ids: str) -> tuple[str, str]:
 
 
 def executed(operator: TaskQSparkSubmitOperator) -> dict[str, Any]:
-    """What the operator returns."""
+    """Execute the operator, and return its result."""
     try:
         return operator.execute(context_of("drain"))
     finally:
@@ -415,20 +415,20 @@ def executed(operator: TaskQSparkSubmitOperator) -> dict[str, Any]:
 
 
 def close_output(operator: TaskQSparkSubmitOperator) -> None:
-    """Closes the pipe to spark-submit, which the hook of the Spark provider leaves to the end of its process."""
+    """Close the pipe to spark-submit, which the hook of the Spark provider leaves open."""
     started = operator._hook._submit_sp if operator._hook else None
     if started is not None:
         started.stdout.close()
 
 
 def arguments_of_processes() -> str:
-    """The process table, as every user of the machine sees it."""
+    """Return the process table as every user of the machine sees it."""
     return subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout  # noqa: S607
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    """Looks until something has happened."""
+    """Check until a condition holds."""
     deadline = time.monotonic() + 400
     while not happened():
         assert time.monotonic() < deadline
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)

@@ -2,7 +2,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from airflow.exceptions import AirflowRescheduleException  # common-compat has all the others
+from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.providers.common.compat.sdk import (
     AirflowException,
     AirflowFailException,
@@ -22,7 +22,7 @@ from tests.airflow.storing import restored
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
 MODES = pytest.mark.parametrize("mode", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
-SENTENCE = "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED"
+MESSAGE = "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED"
 OPEN = {"topic": "work", "states": {"SUCCEEDED": 2}}
 
 
@@ -32,14 +32,14 @@ def gate(**arguments: Any) -> TaskQStateSensor:
 
 
 def end(queue: TaskQueue, owner: Owner, **results: Result) -> None:
-    """Pushes tasks and ends them."""
+    """Push tasks and end them."""
     for identifier, result in results.items():
         queue.push("work", [identifier])
         queue.complete(owner, dict.fromkeys(queue.poll("work", owner), result))
 
 
 def waits_on(sensor: TaskQStateSensor, context: Any = None) -> TaskDeferred | AirflowRescheduleException:
-    """How a gate that is closed waits on, in a mode that gives the worker up."""
+    """Return the exception with which a closed gate waits on without a worker."""
     with pytest.raises((TaskDeferred, AirflowRescheduleException)) as raised:
         sensor.execute(context or context_of())
     assert isinstance(raised.value, TaskDeferred | AirflowRescheduleException)
@@ -53,8 +53,8 @@ def deferred(sensor: TaskQStateSensor, context: Any = None) -> TaskDeferred:
 
 
 def resume(sensor: TaskQStateSensor, status: str = "ready", context: Any = None, **kwargs: Any) -> Any:
-    """Resumes a deferred sensor as Airflow does."""
-    event = {"status": status, "message": "the trigger's sentence"}
+    """Resume a deferred sensor as Airflow does."""
+    event = {"status": status, "message": "the trigger's message"}
     kwargs = {"deadline": "2999-01-01T00:00:00+00:00", "event": event} | kwargs
     return sensor.resume_execution("execute_complete", kwargs, context or context_of())
 
@@ -73,7 +73,7 @@ class TestEveryMode:
         end(queue, owner, b=Result.FAILURE)
         with pytest.raises(AirflowFailException) as raised:
             gate(**mode).execute(context_of())
-        assert str(raised.value) == SENTENCE
+        assert str(raised.value) == MESSAGE
 
     @pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
     def test_skips_instead_if_requested(
@@ -82,7 +82,7 @@ class TestEveryMode:
         end(queue, owner, b=Result.FAILURE)
         with pytest.raises(AirflowSkipException, match=f"due to {option}") as raised:
             gate(**mode, **{option: True}).execute(context_of())
-        assert str(raised.value.__cause__) == SENTENCE
+        assert str(raised.value.__cause__) == MESSAGE
 
     def test_a_failure_is_not_silenced(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]) -> None:
         end(queue, owner, b=Result.FAILURE)
@@ -263,7 +263,7 @@ class TestDeferred:
         end(queue, owner, b=Result.FAILURE)
         with pytest.raises(AirflowFailException) as raised:
             resume(gate(deferrable=True), "failed")
-        assert str(raised.value) == SENTENCE
+        assert str(raised.value) == MESSAGE
         for option in ("soft_fail", "never_fail"):
             with pytest.raises(AirflowSkipException, match=f"due to {option}"):
                 resume(gate(deferrable=True, **{option: True}), "failed")
@@ -275,7 +275,7 @@ class TestDeferred:
             resume(gate(deferrable=True), "failed")
 
     def test_fails_or_skips_with_the_message_of_the_trigger_if_it_cannot_wait(self) -> None:
-        with pytest.raises(AirflowException, match="the trigger's sentence"):
+        with pytest.raises(AirflowException, match="the trigger's message"):
             resume(gate(deferrable=True), "error")
         with pytest.raises(AirflowSkipException):
             resume(gate(deferrable=True, soft_fail=True), "error")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
 
 async def fired(trigger: TaskQStateTrigger) -> TriggerEvent:
-    """The one event of a trigger, which ends after it."""
+    """Run a trigger, and return its only event."""
     async with asyncio.timeout(30):
         (event,) = [event async for event in trigger.run()]
         return event
@@ -23,12 +23,12 @@ def waiting(**arguments: Any) -> TaskQStateTrigger:
     return TaskQStateTrigger(**{**given, **arguments})
 
 
-def after_a_look(trigger: TaskQStateTrigger, act: Callable[[], object]) -> TriggerEvent:
-    """What a trigger fires that does so only after something was done, and had looked before."""
+def after_a_check(trigger: TaskQStateTrigger, act: Callable[[], object]) -> TriggerEvent:
+    """Run a trigger, act after its first check, and return its event."""
 
     async def test() -> TriggerEvent:
         event = asyncio.create_task(fired(trigger))
-        # Waits that come later are looked at in the same query, or a later one: so the first was looked at before.
+        # A later wait is checked in the same query or in a later one. So when it ends, the first was checked too.
         await fired(waiting(identifiers=["known"], states=["READY"]))
         assert not event.done()
         await asyncio.to_thread(act)
@@ -39,7 +39,7 @@ def after_a_look(trigger: TaskQStateTrigger, act: Callable[[], object]) -> Trigg
 
 @pytest.fixture
 def end(queue: TaskQueue, owner: Owner) -> Callable[..., None]:
-    """Ends tasks that were pushed, each with a result."""
+    """Push the task `known`, and return a function that pushes tasks and ends each with a result."""
     queue.push("work", ["known"])
 
     def ended(**results: Result) -> None:
@@ -60,18 +60,18 @@ def test_can_be_serialized_and_restored() -> None:
 
 def test_fires_when_all_tasks_are_in_a_state(end: Callable[..., None]) -> None:
     end(a=Result.SUCCESS)
-    event = after_a_look(waiting(states=["SUCCEEDED", "FILTERED"]), lambda: end(b=Result.FILTER))
+    event = after_a_check(waiting(states=["SUCCEEDED", "FILTERED"]), lambda: end(b=Result.FILTER))
     assert event.payload == {"status": "ready", "topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
 
 
 def test_ends_the_task_with_success_immediately(end: Callable[..., None]) -> None:
     trigger = waiting(ends_task=True, resume_after=3600)
-    event = after_a_look(trigger, lambda: end(a=Result.SUCCESS, b=Result.SUCCESS))
+    event = after_a_check(trigger, lambda: end(a=Result.SUCCESS, b=Result.SUCCESS))
     assert isinstance(event, TaskSuccessEvent)
 
 
 def test_a_failed_task_ends_the_wait_before_the_others_end(end: Callable[..., None]) -> None:
-    event = after_a_look(waiting(ends_task=True), lambda: end(b=Result.FAILURE))
+    event = after_a_check(waiting(ends_task=True), lambda: end(b=Result.FAILURE))
     assert event.payload == {
         "status": "failed",
         "message": "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED",
@@ -82,7 +82,7 @@ def test_waits_on_after_a_failure_was_repaired(queue: TaskQueue, owner: Owner, e
     end(a=Result.FAILURE, b=Result.SUCCESS)
     queue.revive("work", State.FAILED)
     (revived,) = queue.poll("work", owner)
-    event = after_a_look(waiting(), lambda: queue.complete(owner, {revived: Result.SUCCESS}))
+    event = after_a_check(waiting(), lambda: queue.complete(owner, {revived: Result.SUCCESS}))
     assert event.payload == {"status": "ready", "topic": "work", "states": {"SUCCEEDED": 2}}
 
 
@@ -101,7 +101,7 @@ def test_resumes_the_task_no_sooner_than_resume_after(end: Callable[..., None], 
 @pytest.mark.usefixtures("end")
 def test_a_topic_that_is_dropped_ends_the_wait(queue: TaskQueue) -> None:
     queue.create_topic("other")
-    event = after_a_look(waiting(topic="other", ends_task=True), lambda: queue.drop_topic("other"))
+    event = after_a_check(waiting(topic="other", ends_task=True), lambda: queue.drop_topic("other"))
     assert event.payload["status"] == "error"
     assert "'other' was dropped; create it again" in event.payload["message"]
 

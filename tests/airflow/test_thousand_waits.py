@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 log = logging.getLogger(__name__)
 
-ENDS = 400  # seconds in which each step has to be over; on a machine of its own it takes a tenth of that
+ENDS = 400  # seconds until a step fails; on a machine of its own a step takes a tenth of that
 SINGLY = range(0, GATES, GATES // 10)
 
 
@@ -24,9 +24,9 @@ SINGLY = range(0, GATES, GATES // 10)
 def airflow(
     server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """An Airflow of its own: others' waits would count against the triggerer's capacity, which is a thousand."""
+    """Start an Airflow for this test only: other waits would use the triggerer's capacity of a thousand."""
     home = tmp_path_factory.mktemp("thousand")
-    # A triggerer that is busy with a thousand newcomers need not be found dead.
+    # Airflow shall not declare a triggerer dead that is busy with a thousand new triggers.
     patient = {"AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "60"}
     with installed(server_dsn, template, repository, home, "thousand.py", **patient) as installation:
         installation.site.wait_dags("thousand")
@@ -71,14 +71,14 @@ def test_a_thousand_gates_wait_on_two_connections_and_all_open(airflow: Installa
 
 
 class Connections:
-    """The most connections that the triggerer had to the queue's database at any time it was looked at."""
+    """Counts the triggerer's connections to the queue database, and keeps the maximum."""
 
     def __init__(self, airflow: Installation) -> None:
         self._dsn = airflow.queue_dsn
         self.most = 0
 
     def seen(self) -> bool:
-        """Looks. All are the triggerer's that aren't the test's own: no task runs in a worker."""
+        """Count now. No task runs in a worker, so all connections but the test's own are the triggerer's."""
         with psycopg.connect(self._dsn, application_name="test") as connection:
             row = connection.execute(
                 "SELECT count(*) FROM pg_stat_activity"
@@ -90,7 +90,7 @@ class Connections:
 
 
 def deferred(airflow: Installation) -> int:
-    """How many triggers run: Airflow keeps a log of each, from when it begins."""
+    """Return how many triggers run, by their logs, which Airflow creates when a trigger starts."""
     return len(list((airflow.site.home / "logs").rglob("*.trigger.*.log")))
 
 

@@ -22,7 +22,7 @@ def install(topic: str = "work", prefix: str = "report", **arguments: Any) -> di
 
 
 def moments(queue: TaskQueue) -> list[datetime]:
-    """When the ticks that wait are due."""
+    """Return the due times of the waiting ticks."""
     return sorted(task.available_at.astimezone(UTC) for task in queue.page("work", size=1000, state=State.READY))
 
 

@@ -29,7 +29,7 @@ async def first_event(trigger: TaskQTrigger) -> TriggerEvent:
 
 
 def waiting(topic: str = "work", **arguments: Any) -> "asyncio.Task[TriggerEvent]":
-    """A trigger that runs concurrently with the test, as many do in one triggerer."""
+    """Run a trigger concurrently with the test, as a triggerer does."""
     return asyncio.create_task(first_event(TaskQTrigger(**{"topic": topic, "poke_interval": 0.05, **arguments})))
 
 
@@ -40,19 +40,19 @@ async def until(condition: Callable[[], bool], seconds: float = 200) -> None:
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs a test in an event loop of its own, for a minute at most."""
+    """Run a test in an event loop of its own, for at most a minute."""
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
 @pytest.fixture
 def lines(conn: psycopg.Connection) -> Callable[[], int]:
-    """Counts the connections that triggers have to the test's server now."""
+    """Return a function that counts the triggers' connections to the test's server."""
     return lambda: len(conn.execute(LINES).fetchall())
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of waits at each look, as they are made."""
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the number of waits at each check."""
     made: list[int] = []
     check = Watcher._check
 
@@ -71,11 +71,11 @@ def test_can_be_serialized_and_restored() -> None:
     assert TaskQTrigger(**arguments).serialize() == (path, arguments)
 
 
-def test_fires_when_enough_tasks_are_ready(queue: TaskQueue, looks: list[int]) -> None:
+def test_fires_when_enough_tasks_are_ready(queue: TaskQueue, checks: list[int]) -> None:
     async def test() -> None:
         queue.push("work", ["a"])
         wait = waiting(min_tasks=2)
-        await until(lambda: len(looks) > 3)
+        await until(lambda: len(checks) > 3)
         assert not wait.done()
         queue.push("work", ["b", "c"])
         assert (await wait).payload == {"status": "ready", "topic": "work", "ready": 2}
@@ -83,13 +83,13 @@ def test_fires_when_enough_tasks_are_ready(queue: TaskQueue, looks: list[int]) -
     in_loop(test)
 
 
-def test_counts_under_its_condition(queue: TaskQueue, looks: list[int]) -> None:
+def test_counts_under_its_condition(queue: TaskQueue, checks: list[int]) -> None:
     async def test() -> None:
         queue.push("work", ["a", "a", "a"])
         wait = waiting(min_tasks=2, condition="SINGULAR_BY_IDENTIFIER")
         other = waiting(min_tasks=3)
         assert (await other).payload == {"status": "ready", "topic": "work", "ready": 3}
-        await until(lambda: len(looks) > 3)
+        await until(lambda: len(checks) > 3)
         assert not wait.done(), "three tasks, but one turn"
         queue.push("work", ["b"])
         assert (await wait).payload == {"status": "ready", "topic": "work", "ready": 2}
@@ -130,7 +130,7 @@ def test_does_not_resume_its_task_too_early(queue: TaskQueue) -> None:
 
 
 def test_200_waits_share_one_connection_and_one_query(
-    queue: TaskQueue, lines: Callable[[], int], looks: list[int]
+    queue: TaskQueue, lines: Callable[[], int], checks: list[int]
 ) -> None:
     topics = [f"topic-{number}" for number in range(50)]
     for topic in topics:
@@ -138,11 +138,11 @@ def test_200_waits_share_one_connection_and_one_query(
 
     async def test() -> None:
         waits = [waiting(topics[number % 50], min_tasks=1 + number // 50) for number in range(200)]
-        await until(lambda: looks[-3:] == [200] * 3)
+        await until(lambda: checks[-3:] == [200] * 3)
         assert lines() == 1
-        began, before = asyncio.get_running_loop().time(), len(looks)
-        await until(lambda: len(looks) > before + 10)
-        assert asyncio.get_running_loop().time() - began > 10 * 0.05 * 0.8  # whatever their number
+        began, before = asyncio.get_running_loop().time(), len(checks)
+        await until(lambda: len(checks) > before + 10)
+        assert asyncio.get_running_loop().time() - began > 10 * 0.05 * 0.8  # for any number of waits
         queue.push(topics[7], ["a", "b"])
         await asyncio.gather(waits[7], waits[57])
         assert [number for number, wait in enumerate(waits) if wait.done()] == [7, 57]
@@ -165,27 +165,27 @@ def test_the_event_loop_is_not_blocked(queue: TaskQueue) -> None:
             busiest = max(busiest, time.thread_time() - worked)
         queue.push("work", ["a"])
         await asyncio.gather(*waits)
-        assert busiest < 0.25  # of its own work: how long that takes is the machine's affair
+        assert busiest < 0.25  # CPU time of the loop, which does not depend on the load of the machine
         assert longest < 5
 
     gc.collect()
-    gc.freeze()  # a collection of all that the session has made is not the loop's work
+    gc.freeze()  # a full garbage collection is not the work of the loop
     try:
         in_loop(test)
     finally:
         gc.unfreeze()
 
 
-def test_a_cancelled_wait_is_forgotten(queue: TaskQueue, lines: Callable[[], int], looks: list[int]) -> None:
+def test_a_cancelled_wait_is_forgotten(queue: TaskQueue, lines: Callable[[], int], checks: list[int]) -> None:
     async def test() -> None:
         one, other = waiting(), waiting()
-        await until(lambda: looks[-1:] == [2])
+        await until(lambda: checks[-1:] == [2])
         one.cancel()
-        await until(lambda: looks[-1:] == [1])
+        await until(lambda: checks[-1:] == [1])
         other.cancel()
         await until(lambda: lines() == 0)
         queue.push("work", ["a"])
-        assert (await waiting()).payload["status"] == "ready"  # and the next one finds the watcher at work again
+        assert (await waiting()).payload["status"] == "ready"  # the next wait starts the watcher again
 
     in_loop(test)
 
@@ -202,10 +202,10 @@ def test_an_unknown_topic_ends_its_wait_only(queue: TaskQueue) -> None:
     in_loop(test)
 
 
-def test_a_topic_that_is_dropped_ends_its_wait(queue: TaskQueue, looks: list[int]) -> None:
+def test_a_topic_that_is_dropped_ends_its_wait(queue: TaskQueue, checks: list[int]) -> None:
     async def test() -> None:
         wait = waiting()
-        await until(lambda: looks != [])
+        await until(lambda: checks != [])
         queue.drop_topic("work")
         message = "topic 'work' was dropped; create it again with: taskq topics create work"
         assert (await wait).payload == {"status": "error", "message": message}
@@ -233,10 +233,10 @@ def test_a_missing_airflow_connection_ends_the_wait() -> None:
     in_loop(test)
 
 
-def test_survives_a_killed_connection(queue: TaskQueue, conn: psycopg.Connection, looks: list[int]) -> None:
+def test_survives_a_killed_connection(queue: TaskQueue, conn: psycopg.Connection, checks: list[int]) -> None:
     async def test() -> None:
         wait = waiting()
-        await until(lambda: looks != [])
+        await until(lambda: checks != [])
         conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({LINES}) lines")
         queue.push("work", ["a"])
         assert (await wait).payload["status"] == "ready"
@@ -259,7 +259,7 @@ def test_reconnects_when_the_server_process_hangs(
 
     async def test(conn: psycopg.Connection) -> None:
         wait = waiting()
-        await paused.wait()  # the first look is over, which on a server just started may take a while
+        await paused.wait()  # the first check is done; it may be slow on a server that has just started
         monkeypatch.setattr(watching, "_CALL_TIMEOUT", 1.0)
         ((still,),) = conn.execute(LINES).fetchall()
         os.kill(still, signal.SIGSTOP)
@@ -276,14 +276,14 @@ def test_reconnects_when_the_server_process_hangs(
 
 
 def test_survives_a_restart_of_the_server(
-    own_server: EmbeddedPostgres, connect_airflow: Connect, looks: list[int], caplog: pytest.LogCaptureFixture
+    own_server: EmbeddedPostgres, connect_airflow: Connect, checks: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     connect_airflow(dsn=own_server.dsn)
     password = str(psycopg.conninfo.conninfo_to_dict(own_server.dsn)["password"])
 
     async def test() -> None:
         waits = [waiting() for _ in range(20)]
-        await until(lambda: looks != [])
+        await until(lambda: checks != [])
         await asyncio.to_thread(own_server.stop, "immediate")
         await until(lambda: "Cannot check waits, will retry" in caplog.text)
         await asyncio.to_thread(own_server.start)

@@ -1,4 +1,4 @@
-"""Claims of deferred gates, made in the triggerer."""
+"""Claims of deferred gates in the triggerer."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -19,7 +19,7 @@ NAME = "dag/run/gate/-1"
 
 
 def trigger(**arguments: Any) -> TaskQTrigger:
-    """The trigger of a deferred gate, which stores no result: that is for the tests with real processes."""
+    """Return the trigger of a deferred gate that stores no result; tests with real processes cover that."""
     given = {"topic": "work", "claim": 2, "poke_interval": 0.05, "ends_task": True, "stores": "nothing", **arguments}
     made = TaskQTrigger(**given)
     if "claim_as" not in arguments:
@@ -129,7 +129,7 @@ def test_the_claim_of_a_cancelled_gate_is_released(queue: TaskQueue, dsn: str) -
 
     async def test() -> None:
         session = psycopg.connect(dsn)
-        TaskQueue(session).register(NAME)  # in an open transaction: the claim waits for its end
+        TaskQueue(session).register(NAME)  # in an open transaction, so the claim waits for it
         waiting = asyncio.create_task(event_of(trigger()))
         await until(lambda: bool(queue.conn.execute(BLOCKED).fetchall()))
         waiting.cancel()

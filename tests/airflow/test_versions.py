@@ -1,4 +1,4 @@
-"""What TaskQ does without on an older Airflow, and what it says about it; `make test-matrix` runs this on each."""
+"""Features that an older Airflow lacks, and their errors. `make test-matrix` runs these tests on each release."""
 
 import runpy
 from pathlib import Path
@@ -12,7 +12,7 @@ from airflow_provider_taskq.triggers.event import TaskQEventTrigger, has_shared_
 
 RELEASE = tuple(int(part) for part in __version__.split(".")[:2])
 EXAMPLE = Path(__file__).parents[2] / "example_dags" / "taskq_events.py"
-SENTENCE = (
+MESSAGE = (
     r"mode='claim'\) needs the shared streams of Airflow 3\.3 or later: use mode='peek' here,"
     r" and let the DAG claim with TaskQSensor\(claim=n\)\.$"
 )
@@ -38,23 +38,23 @@ def test_events_can_be_claimed_from_airflow_3_3_on() -> None:
 
 @BELOW_3_3
 def test_a_claim_names_the_airflow_release_that_it_needs_and_the_alternative() -> None:
-    with pytest.raises(AirflowException, match=SENTENCE):
+    with pytest.raises(AirflowException, match=MESSAGE):
         TaskQEventTrigger(topic="work", mode="claim")
 
 
 @BELOW_3_3
 def test_a_dag_file_that_claims_is_refused_when_it_is_parsed(tmp_path: Path) -> None:
-    """So the sentence is the import error that Airflow shows, and no trigger fails later, out of sight."""
+    """Airflow shows the message as an import error, and no trigger fails later in the triggerer."""
     file = tmp_path / "claiming.py"
     file.write_text(CLAIMING_DAG, encoding="utf-8")
-    with pytest.raises(AirflowException, match=SENTENCE):
+    with pytest.raises(AirflowException, match=MESSAGE):
         runpy.run_path(str(file))
 
 
 @BELOW_3_3
 def test_a_message_queue_that_claims_has_the_same_error() -> None:
     queues = pytest.importorskip("airflow.providers.common.messaging.triggers.msg_queue")
-    with pytest.raises(AirflowException, match=SENTENCE):
+    with pytest.raises(AirflowException, match=MESSAGE):
         queues.MessageQueueTrigger(scheme="taskq", topic="work", mode="claim").serialize()
 
 

@@ -62,7 +62,7 @@ def test_the_schedule_slows_down_while_idle_and_backs_off_while_it_fails() -> No
     assert 0.8 * PollSchedule.IDLE_INTERVAL <= schedule.due <= 1.2 * PollSchedule.IDLE_INTERVAL
     assert schedule.hasten(0, 0.1)
     schedule.checked(0, 0.1, eventful=True, took=2)
-    assert schedule.due == 8, "looks take a fifth of the time at most"
+    assert schedule.due == 8, "checks take at most a fifth of the time"
     dues = []
     for _ in range(20):
         schedule.failed(0)

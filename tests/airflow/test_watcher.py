@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("airflow_connection")
 
 ROUNDING = 1e-6  # seconds
 SUCCEEDED, FAILED = frozenset({"SUCCEEDED"}), frozenset({"FAILED"})
-LISTENING = f"{LINES} AND query = 'LISTEN taskq' AND state = 'idle'"  # it listens once the statement has ended
+LISTENING = f"{LINES} AND query = 'LISTEN taskq' AND state = 'idle'"  # idle: LISTEN has ended
 
 
 def waiting(wait: Wait[Outcome], conn_id: str = "taskq_default") -> "asyncio.Task[Outcome]":
@@ -42,7 +42,7 @@ def test_waits_of_all_kinds_share_one_connection(queue: TaskQueue, lines: Callab
         ready = waiting(ReadyWait("work", 3))
         state = waiting(StateWait("work", ("a", "c"), frozenset({"READY"}), FAILED))
         juncture = waiting(JunctureWait("gate", "work", (("a", "b"), ("c",))))
-        await until(lambda: queue.ready("work", 9) == 2)  # the first group was released by the look
+        await until(lambda: queue.ready("work", 9) == 2)  # the first check has released the first group
         assert lines() == 1
         assert not juncture.done()
         queue.push("work", [NewTask("c", suspended=True)])
@@ -113,7 +113,7 @@ def test_an_old_task_ends_the_wait_before_min_tasks_are_ready(
         other.cancel()
 
     in_loop(test)
-    assert max(waited[:-1], default=0.0) < 1 <= waited[-1]  # at the first look that could tell
+    assert max(waited[:-1], default=0.0) < 1 <= waited[-1]  # at the first check after a second
 
 
 def test_a_notification_wakes_the_waits_on_its_topic(
@@ -152,7 +152,7 @@ def test_a_lost_listener_loses_only_notifications(
         conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({LISTENING}) lines")
         queue.push("work", ["a"])
         assert await first == 1
-        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)  # and comes back
+        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)  # the listener reconnects
         queue.push("work", ["b"])
         queue.notify("work")
         assert await asyncio.wait_for(second, 20) == 2
@@ -209,17 +209,17 @@ def test_a_watcher_that_is_cancelled_while_it_connects_leaves_no_connection_open
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        asked = asyncio.Event()
+        connecting = asyncio.Event()
 
         async def delayed(_: TaskQAsyncHook) -> bool:
-            asked.set()
+            connecting.set()
             await asyncio.Event().wait()
             return False
 
         monkeypatch.setattr(TaskQAsyncHook, "wants_notifications", delayed)
         wait = waiting(ReadyWait("work"))
-        await asked.wait()
-        wait.cancel()  # and with the event loop, what looks for it
+        await connecting.wait()
+        wait.cancel()  # then the event loop ends
 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -247,29 +247,29 @@ def test_a_role_that_may_only_read_can_wait(queue: TaskQueue, dsn: str, connect_
 
 @pytest.mark.usefixtures("queue")
 def test_an_idle_watcher_slows_down_to_one_check_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the watcher tells its pace, and when it looks next, whatever a look takes on a loaded machine."""
-    looks: list[tuple[float, float, bool, float]] = []
+    """Recorded from the schedule, so that slow checks on a loaded machine do not matter."""
+    checks: list[tuple[float, float, bool, float]] = []
     checked = PollSchedule.checked
 
     def noted(self: PollSchedule, now: float, shortest: float, *, eventful: bool, took: float) -> None:
         checked(self, now, shortest, eventful=eventful, took=took)
-        looks.append((now, self.due, eventful, took))
+        checks.append((now, self.due, eventful, took))
 
     monkeypatch.setattr(PollSchedule, "checked", noted)
 
     async def test() -> None:
         wait = waiting(ReadyWait("work", poll_interval=0.05))
-        await until(lambda: len(looks) >= 12, 50)
+        await until(lambda: len(checks) >= 12, 50)
         wait.cancel()
 
     in_loop(test)
     interval = 0.05
-    for number, (now, due, eventful, took) in enumerate(looks):
-        assert eventful == (number == 0), "only the first look is one for a new wait"
+    for number, (now, due, eventful, took) in enumerate(checks):
+        assert eventful == (number == 0), "only the first check is eventful, because of a new wait"
         pause, rest = due - now, PollSchedule.REST_FACTOR * took
         assert pause >= 0.8 * interval - ROUNDING
         assert pause <= max(1.2 * interval, rest) + ROUNDING, "a long check has a longer rest"
         interval = min(1.5 * interval, PollSchedule.IDLE_INTERVAL)
     assert interval == PollSchedule.IDLE_INTERVAL
-    for (_, due, *_), (now, _, _, took) in pairwise(looks):
-        assert now - took >= due - ROUNDING, "no look begins before it is due"
+    for (_, due, *_), (now, _, _, took) in pairwise(checks):
+        assert now - took >= due - ROUNDING, "no check starts before it is due"

@@ -33,7 +33,7 @@ Client = Callable[[str | None], httpx.Client]
 
 
 class FabSite(AirflowSite):
-    """An api-server with a user of each of FAB's roles, made with Airflow's own commands."""
+    """An api-server with a user of each of FAB's roles, created with Airflow's own commands."""
 
     def __init__(self, home: Path, env: Mapping[str, str]) -> None:
         manager = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
@@ -43,18 +43,18 @@ class FabSite(AirflowSite):
         self.username, self.password = "Admin", PASSWORD
 
     def start(self) -> None:
-        """Migrates the metadata, makes the users, starts the api-server, and waits until it answers."""
+        """Migrate the metadata, create the users, start the api-server, and wait until it answers."""
         self._migrate()
         self._run([sys.executable, "-c", _CREATE_USERS, PASSWORD, *ROLES])
         self._launch("api-server")
         self._wait_until_healthy(dt.datetime.now(dt.UTC), [])
 
     def airflow(self, *words: str) -> str:
-        """Runs an `airflow` command on this Airflow, and returns what it printed."""
+        """Run an `airflow` command on this Airflow, and return its output."""
         return self._run([str(Path(sys.executable).with_name("airflow")), *words])
 
     def token(self, username: str) -> str:
-        """The token of a user who has logged in."""
+        """Log a user in, and return the token."""
         login = {"username": username, "password": PASSWORD}
         answer = httpx.post(f"{self.url}/auth/token", json=login, trust_env=False, timeout=60)
         return str(answer.raise_for_status().json()["access_token"])
@@ -70,7 +70,7 @@ class FabSite(AirflowSite):
 
 @pytest.fixture(scope="session")
 def queue_dsn(server_dsn: str, template: str) -> Iterator[str]:
-    """A database with the schema, for the whole session."""
+    """Yield the DSN of a database with the schema, for the whole session."""
     name = "taskq_fab"
     with psycopg.connect(server_dsn, autocommit=True) as admin:
         made = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
@@ -82,7 +82,7 @@ def queue_dsn(server_dsn: str, template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def fab_site(queue_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FabSite]:
-    """The api-server, whose connection `taskq_default` leads to the queue."""
+    """Yield the api-server, with a connection `taskq_default` to the queue."""
     env = {"AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(queue_dsn, connect_timeout=30)}
     with FabSite(tmp_path_factory.mktemp("fab") / "home", env) as site:
         yield site
@@ -90,7 +90,7 @@ def fab_site(queue_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def work(queue_dsn: str) -> Iterator[TaskQueue]:
-    """The queue, with a topic `work`."""
+    """Yield the queue with a topic `work`."""
     with connect(queue_dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
         queue.create_topic("work")
@@ -99,7 +99,7 @@ def work(queue_dsn: str) -> Iterator[TaskQueue]:
 
 @pytest.fixture(scope="session")
 def client(fab_site: FabSite) -> Iterator[Client]:
-    """A client with the token of a role's user (None: without a token), whose paths begin at the server's root."""
+    """Return a client with the token of a role's user; None is a client without a token."""
     clients = {
         role: httpx.Client(
             base_url=fab_site.url,

@@ -27,13 +27,13 @@ def act(client: Client, role: str | None) -> int:
 
 
 def commands(repository: Path) -> list[list[str]]:
-    """The `airflow roles` commands of docs/page.md, without `airflow`."""
+    """Return the `airflow roles` commands of docs/page.md, without the word `airflow`."""
     text = (repository / "docs" / "page.md").read_text(encoding="utf-8")
     return [shlex.split(line, comments=True)[1:] for line in re.findall(r"^airflow roles .*$", text, re.MULTILINE)]
 
 
 def test_the_servers_import_the_installed_wheel(repository: Path, fab_site: FabSite) -> None:
-    """The servers import what is installed; this process imports the checkout."""
+    """This process imports the checkout, so the test reads what the servers import."""
     installed = fab_site.airflow("providers", "list", "-o", "plain")
     assert "airflow-provider-taskq" in installed
     assert importlib.util.find_spec("airflow.providers.fab") is not None

@@ -1,4 +1,4 @@
-"""DAGs for the tests that kill Airflow's processes: many gates that wait, and many claims that are held."""
+"""DAGs for the tests that kill Airflow's processes: many waiting gates, and many held claims."""
 
 from datetime import timedelta
 from typing import Any
@@ -8,15 +8,15 @@ from airflow.sdk import DAG, Context, get_current_context, task
 from airflow_provider_taskq.queue import Decision, Result
 from airflow_provider_taskq.sensors import TaskQSensor
 
-LOOKING, CLAIMING, HOLDING = 180, 20, 50
+CHECKING, CLAIMING, HOLDING = 180, 20, 50
 
-# What Airflow itself loses, it runs again: see the decisions on the race of fast triggers.
+# Airflow retries the tasks that it loses itself: see the race of fast triggers in docs/decisions.md.
 AGAIN: dict[str, Any] = {"retries": 5, "retry_delay": timedelta(seconds=1)}
 
 
 @task(retries=5, retry_delay=timedelta(seconds=1))
 def work(claim: dict[str, Any]) -> int:
-    """Completes what a gate took, and writes it down in the same transaction. A second try finds nothing to do."""
+    """Complete the tasks of a gate, and record them in the same transaction. A second try has nothing to complete."""
     from airflow_provider_taskq.hooks import TaskQHook
 
     context: Context = get_current_context()
@@ -33,8 +33,8 @@ def work(claim: dict[str, Any]) -> int:
 
 
 with DAG("gates", schedule=None, max_active_tasks=64):
-    TaskQSensor.partial(task_id="look", deferrable=True, timeout=900, **AGAIN).expand(
-        topic=[f"look-{number}" for number in range(LOOKING)]
+    TaskQSensor.partial(task_id="check", deferrable=True, timeout=900, **AGAIN).expand(
+        topic=[f"check-{number}" for number in range(CHECKING)]
     )
     claims = TaskQSensor.partial(task_id="claim", claim=1, deferrable=True, timeout=900, **AGAIN).expand(
         topic=[f"claim-{number}" for number in range(CLAIMING)]

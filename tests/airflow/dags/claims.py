@@ -1,4 +1,4 @@
-"""A gate that claims, work on what it has claimed, and its completion; the conf says what becomes of the work."""
+"""A gate that claims, work on its claim, and a completion. The conf of the run decides how the work ends."""
 
 import json
 import os
@@ -37,16 +37,16 @@ with DAG("claims", schedule=None, params={"topic": "work", "first_try": "succeed
             )
         if ti.try_number == 1 and params["first_try"] == "fails":
             raise RuntimeError("the first try fails")
-        if ti.try_number == 1 and params["first_try"] == "goes on":
+        if ti.try_number == 1 and params["first_try"] == "runs":
             time.sleep(600)  # long work, which the tests end in different ways
 
     work(gate.output) >> TaskQCompleteOperator(task_id="complete", claim=gate.output, **AGAIN)
 
-if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no task reconnects to what it has submitted
+if find_spec("airflow.sdk.bases.resumablejobmixin"):  # Airflow 3.3: tasks reconnect to drivers
     from airflow.sdk import ResumableJobMixin
 
     class Submit(ResumableJobMixin, BaseOperator):
-        """Submits tests/airflow/chaos_driver.py, durable as SparkSubmitOperator is, whose base class this is too."""
+        """Submits tests/airflow/chaos_driver.py with the base class of SparkSubmitOperator, which makes it durable."""
 
         template_fields = ("claim", "topic", "driver")
         external_id_key = "job"
@@ -56,11 +56,11 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no ta
             self.claim, self.topic, self.driver = claim, topic, driver
 
         def execute(self, context: Context) -> Any:
-            """Submits, or reconnects."""
+            """Submit, or reconnect."""
             return self.execute_resumable(context)
 
         def submit_job(self, context: Context) -> JsonValue:  # noqa: ARG002  Airflow's signature
-            """Starts a driver that nothing of Airflow ends."""
+            """Start a driver that Airflow does not end."""
             job = uuid4().hex
             with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
                 connection.execute(
@@ -78,31 +78,31 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # before Airflow 3.3 no ta
             return job
 
         def get_job_status(self, external_id: JsonValue, context: Context) -> str:  # noqa: ARG002  the same
-            """Its last state."""
+            """Return the last state of the driver."""
             with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
                 row = connection.execute("SELECT state FROM jobs WHERE job = %s", (external_id,)).fetchone()
             return str(row[0]) if row else "UNKNOWN"
 
         def is_job_active(self, status: str) -> bool:
-            """Whether it is worth to reconnect."""
+            """Return whether a driver still runs, so that Airflow reconnects."""
             return status in {"SUBMITTED", "RUNNING"}
 
         def is_job_succeeded(self, status: str) -> bool:
-            """Whether nothing is left to do."""
+            """Return whether the driver has finished."""
             return status == "FINISHED"
 
         def poll_until_complete(self, external_id: JsonValue, context: Context) -> None:
-            """Waits for the end of the driver."""
+            """Wait for the end of the driver."""
             while self.is_job_active(status := self.get_job_status(external_id, context)):
-                time.sleep(0.2)  # between two looks
+                time.sleep(0.2)
             if status != "FINISHED":
                 raise RuntimeError(f"the driver ended as {status}")
 
         def get_job_result(self, external_id: JsonValue, context: Context) -> None:
-            """Nothing."""
+            """Return nothing."""
 
     def driven(dag_id: str, durable: bool) -> None:
-        """A DAG whose driver works on what its gate claims."""
+        """Create a DAG whose driver works on the claim of its gate."""
         with DAG(dag_id, schedule=None, params={"topic": "work", "driver": "completes"}) as dag:
             claim = TaskQSensor(
                 task_id="gate", topic="{{ params.topic }}", claim=2, deferrable=True, timeout=600, **AGAIN

@@ -1,4 +1,4 @@
-"""DAGs scheduled on topics, for tests/airflow/test_event_dags.py; elsewhere their triggers would only be in the way."""
+"""DAGs scheduled on topics, for test_event_dags.py only: in other tests their triggers would run needlessly."""
 
 import os
 from typing import Any
@@ -22,7 +22,7 @@ def record(topic: str, triggering_asset_events: Any = None) -> None:
 
 @task(retries=2, retry_delay=1)
 def drain(topic: str, ti: Any = None) -> int:
-    """Takes all there is."""
+    """Complete all tasks of a topic."""
     taken = 0
     with TaskQHook().transaction() as queue:
         owner = queue.register(f"{ti.dag_id}/{ti.run_id}")

@@ -1,4 +1,4 @@
-"""Gates that wait in each mode, for the test of what they log."""
+"""Gates in each mode, for the test of their logs."""
 
 from airflow.sdk import DAG
 

@@ -1,4 +1,4 @@
-"""DAGs for the tests with real Airflow processes; TASKQ_TEST_MARK is a payload that must not be seen anywhere."""
+"""DAGs for the tests with real Airflow processes. TASKQ_TEST_MARK is a payload that must not appear anywhere."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def marked(params: dict[str, Any]) -> Iterator[NewTask]:
 
 
 class FailsAfterItsFirstClaim(TaskQSensor):
-    """Takes tasks and then dies: what a try leaves behind that never reported."""
+    """A gate whose first try claims tasks and fails before it returns its claim."""
 
     def execute(self, context: Context) -> Any:
         with self.hook.transaction() as queue:

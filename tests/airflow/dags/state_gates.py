@@ -1,4 +1,4 @@
-"""Gates on states and junctures: in each mode for `dag.test()`, deferred for the tests with real Airflow processes."""
+"""Gates on states and junctures: in both modes for `dag.test()`, deferred for the tests with real processes."""
 
 from airflow.sdk import DAG, Context
 
@@ -6,10 +6,10 @@ from airflow_provider_taskq.hooks import TaskQHook
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQStateSensor
 
 
-def tell(context: Context) -> None:
-    """Tells the test that a gate begins to look."""
+def announce(context: Context) -> None:
+    """Tell the test that a gate starts its first check."""
     with TaskQHook().transaction() as queue:
-        queue.push("looks", [context["ti"].task_id])
+        queue.push("checks", [context["ti"].task_id])
 
 
 for mode in ("deferrable", "reschedule"):
@@ -17,7 +17,7 @@ for mode in ("deferrable", "reschedule"):
     with DAG(f"gates_{mode}", schedule=None):
         (
             TaskQStateSensor(
-                task_id="state", topic=mode, identifiers=["a", "b"], timeout=120, pre_execute=tell, **chosen
+                task_id="state", topic=mode, identifiers=["a", "b"], timeout=120, pre_execute=announce, **chosen
             )
             >> TaskQJunctureSensor(task_id="juncture", topic=mode, groups=[["c", "d"], ["e"]], timeout=120, **chosen)
             >> TaskQStateSensor(

@@ -1,4 +1,4 @@
-"""A DAG with a thousand gates, which Airflow's scheduler hands to the triggerer without a worker before them."""
+"""A DAG with a thousand gates, which Airflow's scheduler defers without a worker."""
 
 from airflow.sdk import DAG
 from airflow.triggers.base import StartTriggerArgs
@@ -9,7 +9,7 @@ GATES = 1000
 
 
 class WaitsAtOnce(TaskQSensor):
-    """A gate without its first look: it takes a worker seconds, and a thousand of them many minutes."""
+    """A gate without a first check, because workers would need many minutes for a thousand of them."""
 
     start_from_trigger = True
     start_trigger_args = StartTriggerArgs(
