@@ -11,7 +11,7 @@ from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, t
 from tests.queue.conftest import until
 
 
-def test_a_consumer_handles_every_event_in_order_and_stores_how_far_it_is(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_handles_every_event_in_order_and_stores_its_progress(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "a"])
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
@@ -23,7 +23,7 @@ def test_a_consumer_handles_every_event_in_order_and_stores_how_far_it_is(dsn: s
     assert queue.ready("work", 10) == 4, "it takes nothing"
 
 
-def test_a_consumer_goes_on_where_the_group_left_off(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_continues_from_the_progress_of_its_group(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     first, second = heard_all(), heard_all()
     read_all(queue, Consumer(dsn, first.group, "work", quick()))
@@ -32,7 +32,7 @@ def test_a_consumer_goes_on_where_the_group_left_off(dsn: str, queue: TaskQueue)
     assert (first.identifiers, second.identifiers) == (["a", "b"], ["c"])
 
 
-def test_a_group_goes_on_from_progress_that_was_stored_before_it_had_a_consumer(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_continues_from_progress_that_was_stored_before_its_first_start(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     queue.advance("readers", "work", 0, place(queue, 1))
     heard = heard_all()
@@ -48,7 +48,7 @@ def test_groups_read_independently_of_each_other(dsn: str, queue: TaskQueue) -> 
     assert one.identifiers == two.identifiers == ["a", "b"]
 
 
-def test_handlers_are_chosen_by_the_kind_of_an_event_by_a_predicate_or_get_all(dsn: str, queue: TaskQueue) -> None:
+def test_handlers_match_events_by_kind_by_predicate_or_all(dsn: str, queue: TaskQueue) -> None:
     heard = Heard()
     told: list[tuple[str, str]] = []
 
@@ -67,7 +67,7 @@ def test_handlers_are_chosen_by_the_kind_of_an_event_by_a_predicate_or_get_all(d
     assert told == [("kind", "a"), ("kind", "c"), ("predicate", "c"), ("predicate", "d")]
 
 
-def test_a_group_may_tell_the_kind_of_an_event_in_its_own_way(dsn: str, queue: TaskQueue) -> None:
+def test_a_group_may_define_the_kind_of_an_event(dsn: str, queue: TaskQueue) -> None:
     heard = Heard()
     heard.group.kind = lambda event: event.identifier[0]
     heard.group.on("b")(heard.hear)
@@ -76,7 +76,7 @@ def test_a_group_may_tell_the_kind_of_an_event_in_its_own_way(dsn: str, queue: T
     assert heard.identifiers == ["b1", "b2"]
 
 
-def test_an_event_that_is_for_nobody_is_passed_by_and_progress_goes_on(dsn: str, queue: TaskQueue) -> None:
+def test_an_event_without_a_handler_is_skipped_and_progress_moves_on(dsn: str, queue: TaskQueue) -> None:
     heard = Heard()
     heard.group.on("never")(heard.hear)
     queue.push("work", ["a", "b"])
@@ -94,7 +94,7 @@ def test_an_event_that_is_for_nobody_is_passed_by_and_progress_goes_on(dsn: str,
         ("/", True, ["/books", "/books/1", "/bookshop"]),
     ],
 )
-def test_a_consumer_observes_a_subject_with_or_without_what_is_below(
+def test_a_consumer_handles_a_subject_with_or_without_identifiers_below_it(
     dsn: str, queue: TaskQueue, subject: str | None, recursive: bool, expected: list[str]
 ) -> None:
     queue.push("work", ["/books", "/books/1", "/bookshop", "a"])
@@ -146,9 +146,7 @@ def test_each_partition_has_progress_of_its_own(dsn: str, queue: TaskQueue) -> N
         heard.wait(20)
 
 
-def test_an_operator_may_put_progress_back_while_the_consumer_runs_to_have_events_again(
-    dsn: str, queue: TaskQueue
-) -> None:
+def test_an_operator_may_move_progress_back_while_the_consumer_runs(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
@@ -193,7 +191,7 @@ def test_handlers_without_the_queue_run_outside_of_any_transaction_and_progress_
     assert seen == [None, (0,)]
 
 
-def test_effects_and_progress_land_together_where_the_handler_is_in_the_transaction(dsn: str, queue: TaskQueue) -> None:
+def test_a_transactional_handler_commits_its_effects_with_the_progress(dsn: str, queue: TaskQueue) -> None:
     table(queue, "shelf", "book text")
     queue.push("work", ["a"])
     heard = Heard()
@@ -217,7 +215,7 @@ def test_effects_and_progress_land_together_where_the_handler_is_in_the_transact
     assert queue.progress("readers", "work") == place(queue, 2)
 
 
-def test_a_transaction_that_fails_leaves_no_effect_and_is_tried_again(dsn: str, queue: TaskQueue) -> None:
+def test_a_transaction_that_fails_has_no_effect_and_is_retried(dsn: str, queue: TaskQueue) -> None:
     table(queue, "shelf", "book text")
     queue.push("work", ["a"])
     heard = Heard()
@@ -234,9 +232,7 @@ def test_a_transaction_that_fails_leaves_no_effect_and_is_tried_again(dsn: str, 
     assert queue.conn.execute("SELECT * FROM shelf").fetchall() == [("a",)]
 
 
-def test_events_that_are_handled_together_land_in_one_transaction_and_one_by_one_where_one_fails(
-    dsn: str, queue: TaskQueue
-) -> None:
+def test_events_share_a_transaction_unless_one_of_them_fails(dsn: str, queue: TaskQueue) -> None:
     table(queue, "shelf", "book text, tx xid8 DEFAULT pg_current_xact_id()")
     queue.push("work", [f"id-{n}" for n in range(9)])
     heard = Heard()
@@ -255,7 +251,7 @@ def test_events_that_are_handled_together_land_in_one_transaction_and_one_by_one
     assert [failure.event.identifier for failure in heard.failures] == ["id-5"]
 
 
-def test_a_handler_that_goes_on_after_its_transaction_failed_has_failed(dsn: str, queue: TaskQueue) -> None:
+def test_a_handler_that_ignores_the_error_of_its_transaction_fails(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     heard = Heard()
 

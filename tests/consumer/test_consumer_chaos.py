@@ -172,7 +172,7 @@ def wrong(conn: psycopg.Connection, query: str) -> list[object]:
     return list(conn.execute(query.encode()).fetchall())
 
 
-def test_every_event_is_handled_once_and_in_order_though_consumers_are_killed_and_want_different_partitions(
+def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_and_repartitioned(
     queue: TaskQueue, crew: Crew, stop_producing: Callable[[], None]
 ) -> None:
     for name in PARTITIONS:

@@ -12,14 +12,14 @@ from tests.consumer.consumers import QUICK, heard_all
 from tests.queue.conftest import until
 
 
-def test_a_groups_own_settings_go_before_the_standard_ones_and_these_before_the_built_in_property_by_property() -> None:
+def test_options_of_a_group_precede_standard_ones_and_these_the_built_in_defaults() -> None:
     settings = merge_options({"partitions": 2, "level": None}, {"partitions": 5, "level": 1, "retry_max_attempts": 5})
     assert (settings.partitions, settings.level, settings.retry_max_attempts) == (2, None, 5)
     assert settings == ConsumerConfig(partitions=2, retry_max_attempts=5)
     assert merge_options() == ConsumerConfig()
 
 
-def test_the_built_in_settings_are_those_of_the_source_where_it_has_them() -> None:
+def test_built_in_settings_are_those_of_opencqrs() -> None:
     built_in = ConsumerConfig()
     assert (built_in.partitions, built_in.recursive, built_in.auto_start) == (1, True, True)
     assert (built_in.progress, built_in.transactional, built_in.exclusivity) == ("database", False, "lease")
@@ -27,7 +27,7 @@ def test_the_built_in_settings_are_those_of_the_source_where_it_has_them() -> No
     assert (built_in.retry_initial, built_in.retry_max_interval) == (timedelta(seconds=2), timedelta(seconds=30))
 
 
-def test_a_setting_that_there_is_not_is_refused_by_name() -> None:
+def test_an_unknown_option_raises_with_its_name() -> None:
     with pytest.raises(InvalidArgument, match="partitons"):
         merge_options({"partitons": 2})  # type: ignore[typeddict-unknown-key]
 
@@ -47,15 +47,13 @@ def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) 
         Worker(dsn, "work", lambda _: Result.SUCCESS, lease="soon")
 
 
-def test_a_lease_that_the_queue_does_not_store_is_refused_by_the_settings() -> None:
+def test_a_lease_that_is_too_long_to_store_raises() -> None:
     assert ConsumerConfig(lease=timedelta(days=3650)).lease == timedelta(days=3650)
     with pytest.raises(InvalidArgument, match="at most 3650 days"):
         ConsumerConfig(lease=timedelta(days=99_999_999))
 
 
-def test_a_program_starts_its_consumers_but_those_that_are_not_to_start_by_themselves(
-    dsn: str, queue: TaskQueue
-) -> None:
+def test_consumers_start_unless_auto_start_is_off(dsn: str, queue: TaskQueue) -> None:
     books, backup = heard_all("books"), heard_all("backup")
     groups: dict[str, ConsumerOptions] = {"books": {"partitions": 2}, "backup": {"auto_start": False}}
     consumers = Consumers(dsn, QUICK, groups)
@@ -72,7 +70,7 @@ def test_a_program_starts_its_consumers_but_those_that_are_not_to_start_by_thems
     assert consumers.stop()
 
 
-def test_none_starts_where_one_cannot(dsn: str, queue: TaskQueue) -> None:
+def test_no_consumer_stays_started_if_one_cannot_start(dsn: str, queue: TaskQueue) -> None:
     consumers = Consumers(dsn, QUICK)
     fine, wrong = consumers.add(heard_all("a").group, "work"), consumers.add(heard_all("b").group, "nowhere")
     with pytest.raises(Exception, match="nowhere"):

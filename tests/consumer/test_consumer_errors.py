@@ -45,7 +45,7 @@ def delays(attempts: AttemptCounter, count: int) -> list[float | None]:
     return [None if delay is None else delay.total_seconds() for delay in found]
 
 
-def test_an_error_is_tried_again_with_all_handlers_until_it_goes_well(dsn: str, queue: TaskQueue) -> None:
+def test_a_failed_event_is_retried_with_all_its_handlers_until_it_succeeds(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = heard_all()
     failing(heard, "a", 3)
@@ -57,7 +57,7 @@ def test_an_error_is_tried_again_with_all_handlers_until_it_goes_well(dsn: str, 
     assert queue.progress("readers", "work") == place(queue, 2)
 
 
-def test_an_event_that_is_out_of_tries_is_skipped_and_progress_passes_it(dsn: str, queue: TaskQueue) -> None:
+def test_an_event_without_attempts_left_is_skipped_and_progress_moves_on(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = Heard()
     failing(heard, "a", 1000)
@@ -76,7 +76,7 @@ def test_without_retries_an_event_is_skipped_at_its_first_failure(dsn: str, queu
     assert [(each.failures, each.delay) for each in heard.failures] == [(1, None), (1, None)]
 
 
-def test_a_predicate_that_fails_is_a_handler_that_fails(dsn: str, queue: TaskQueue) -> None:
+def test_a_predicate_that_raises_fails_its_event(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = Heard()
     heard.group.on(lambda event: 1 // (event.identifier == "b"))(heard.hear)
@@ -86,7 +86,9 @@ def test_a_predicate_that_fails_is_a_handler_that_fails(dsn: str, queue: TaskQue
 
 
 @pytest.mark.parametrize("error", [NonTransient("never"), OutOfOrder("never")], ids=["itself", "of a program"])
-def test_a_non_transient_error_stops_the_consumer_and_says_why(dsn: str, queue: TaskQueue, error: NonTransient) -> None:
+def test_a_non_transient_error_ends_the_consumer_with_its_reason(
+    dsn: str, queue: TaskQueue, error: NonTransient
+) -> None:
     queue.push("work", ["a", "b", "c"])
     heard = heard_all()
     failing(heard, "b", 1000, error)
@@ -103,7 +105,7 @@ def test_a_non_transient_error_stops_the_consumer_and_says_why(dsn: str, queue: 
     assert told.failed is not None
 
 
-def test_other_partitions_go_on_where_one_has_stopped_and_a_spare_may_take_it_over(dsn: str, queue: TaskQueue) -> None:
+def test_other_partitions_continue_and_another_consumer_may_acquire_the_ended_one(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", [f"id-{n}" for n in range(20)])
     broken, whole = Heard(), heard_all()
     failing(broken, "id-0", 1000, NonTransient("never"))
@@ -140,7 +142,7 @@ def test_an_interruption_ends_the_loop_quietly_without_progress(
     assert (state(queue).leader, state(queue).error) == (None, None)
 
 
-def test_an_executor_that_takes_no_more_work_ends_the_loop_quietly(
+def test_an_executor_that_is_shut_down_ends_the_loop_quietly(
     dsn: str, queue: TaskQueue, refused: ThreadPoolExecutor
 ) -> None:
     queue.push("work", ["a"])
@@ -153,7 +155,7 @@ def test_an_executor_that_takes_no_more_work_ends_the_loop_quietly(
     assert queue.progress("readers", "work") is None
 
 
-def test_a_stop_in_the_middle_of_a_back_off_ends_at_once_without_progress(dsn: str, queue: TaskQueue) -> None:
+def test_a_stop_during_a_retry_delay_ends_at_once_without_progress(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     heard = Heard()
     failing(heard, "a", 1000)
@@ -164,7 +166,7 @@ def test_a_stop_in_the_middle_of_a_back_off_ends_at_once_without_progress(dsn: s
     assert queue.progress("readers", "work") is None
 
 
-def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_success_or_a_skip() -> None:
+def test_the_retry_delays_are_those_of_opencqrs_and_start_again_after_a_success_or_a_skip() -> None:
     attempts = AttemptCounter(ConsumerConfig().retry_delay)
     assert delays(attempts, 9) == SERIES
     attempts.reset()
@@ -172,7 +174,7 @@ def test_the_back_off_series_is_that_of_the_source_and_begins_anew_after_a_succe
     assert attempts.failed(2) == timedelta(seconds=2), "another event starts again"
 
 
-def test_retries_can_be_bounded_by_number_and_by_time_fixed_or_left_out() -> None:
+def test_retries_can_be_limited_by_number_or_time_fixed_or_disabled() -> None:
     assert delays(AttemptCounter(ConsumerConfig(retry_max_attempts=2).retry_delay), 3) == [2, 3, None]
     assert delays(AttemptCounter(ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)).retry_delay), 4) == [
         2,
@@ -189,9 +191,7 @@ def test_retries_can_be_bounded_by_number_and_by_time_fixed_or_left_out() -> Non
     assert delays(AttemptCounter(ConsumerConfig(retry="none").retry_delay), 1) == [None]
 
 
-def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_for_it(
-    dsn: str, queue: TaskQueue
-) -> None:
+def test_a_consumer_replaces_a_lost_connection_and_handles_each_event_once(dsn: str, queue: TaskQueue) -> None:
     table(queue, "shelf", "book text")
     heard = Heard()
 
@@ -218,7 +218,7 @@ def test_a_lost_connection_is_made_again_and_no_event_is_skipped_or_done_twice_f
 
 
 @pytest.mark.parametrize("limit", ["the lease's", "the server's"])
-def test_a_program_that_stands_still_before_its_commit_is_cut_off_and_then_goes_on(
+def test_a_suspended_program_loses_its_transaction_and_continues_afterwards(
     dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     if limit == "the server's" and queue.conn.info.server_version < TRANSACTION_TIMEOUTS:
@@ -249,7 +249,7 @@ def test_a_program_that_stands_still_before_its_commit_is_cut_off_and_then_goes_
     assert (heard.failures, consumer.errors, len(stood_still)) == ([], {}, 1)
 
 
-def test_a_handler_that_always_takes_longer_than_the_server_allows_ends_its_partition_with_the_servers_error(
+def test_a_handler_that_always_exceeds_a_server_timeout_ends_its_partition_with_that_error(
     dsn: str, queue: TaskQueue
 ) -> None:
     heard = Heard()
@@ -269,7 +269,7 @@ def test_a_handler_that_always_takes_longer_than_the_server_allows_ends_its_part
     assert heard.identifiers == ["a"] * 3
 
 
-def test_a_consumer_whose_connection_is_lost_as_it_begins_makes_another(
+def test_a_consumer_that_loses_its_connection_at_its_start_opens_another(
     dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.push("work", ["a"])

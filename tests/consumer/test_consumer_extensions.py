@@ -25,7 +25,7 @@ def orders(queue: TaskQueue, count: int = 60) -> list[Task]:
 
 
 @pytest.mark.parametrize("progress", ["database", "memory"])
-def test_a_function_of_the_event_decides_on_its_partition(dsn: str, queue: TaskQueue, progress: str) -> None:
+def test_a_function_maps_events_to_partitions(dsn: str, queue: TaskQueue, progress: str) -> None:
     pushed = orders(queue)
     heard: list[Heard] = []
     consumers: list[Consumer] = []
@@ -82,7 +82,7 @@ class FileTracker:
         return self.folder / f"{group}-{topic}-{partition}.json"
 
 
-def test_an_object_tracks_progress_and_a_later_consumer_continues_there(
+def test_a_tracker_stores_progress_and_a_later_consumer_continues_from_it(
     dsn: str, queue: TaskQueue, tmp_path: Path
 ) -> None:
     tracker = FileTracker(tmp_path)
@@ -98,7 +98,7 @@ def test_an_object_tracks_progress_and_a_later_consumer_continues_there(
     assert queue.partition_states("work") == []
 
 
-def test_a_tracker_stores_nothing_of_an_event_that_failed(dsn: str, queue: TaskQueue, tmp_path: Path) -> None:
+def test_a_tracker_stores_no_progress_for_a_failed_event(dsn: str, queue: TaskQueue, tmp_path: Path) -> None:
     tracker = FileTracker(tmp_path)
     one, _ = queue.push("work", ["good", "bad"])
     heard = Heard()
@@ -119,7 +119,7 @@ def test_a_tracker_stores_nothing_of_an_event_that_failed(dsn: str, queue: TaskQ
     [[0.001, timedelta(milliseconds=2), "3ms"], lambda failures: None if failures > 3 else failures / 1000],
     ids=["a series", "a function"],
 )
-def test_a_series_or_a_function_gives_the_delays_between_tries_and_their_end(
+def test_a_series_or_a_function_sets_the_delays_between_attempts_and_their_end(
     dsn: str, queue: TaskQueue, retry: object
 ) -> None:
     queue.push("work", ["bad", "good"])
@@ -136,7 +136,7 @@ def test_a_series_or_a_function_gives_the_delays_between_tries_and_their_end(
     assert delays == [timedelta(milliseconds=1), timedelta(milliseconds=2), timedelta(milliseconds=3), None]
 
 
-def test_a_consumer_holds_the_partitions_of_its_numbers_and_no_others(dsn: str, queue: TaskQueue) -> None:
+def test_a_consumer_holds_only_the_partitions_of_only_partitions(dsn: str, queue: TaskQueue) -> None:
     heard = heard_all()
     consumer = Consumer(dsn, heard.group, "work", quick(partitions=4, only_partitions=[1, 3]))
     with consumer:
@@ -168,6 +168,6 @@ def endless() -> Iterator[timedelta]:
         ({"only_partitions": 2, "partitions": 2}, "only_partitions .2. must be numbers of partitions, 0 to 1"),
     ],
 )
-def test_an_object_that_cannot_be_the_setting_is_refused(said: dict[str, object], words: str) -> None:
+def test_an_object_of_the_wrong_type_as_a_setting_raises(said: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         quick(**said)

@@ -13,7 +13,7 @@ from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, s
 from tests.queue.conftest import until
 
 
-def test_a_consumer_that_runs_cannot_be_started_and_can_be_stopped_any_number_of_times(
+def test_a_running_consumer_cannot_be_started_and_can_be_stopped_any_number_of_times(
     dsn: str, queue: TaskQueue
 ) -> None:
     queue.push("work", ["a"])
@@ -32,7 +32,7 @@ def test_a_consumer_that_runs_cannot_be_started_and_can_be_stopped_any_number_of
     assert consumer.wait(0)
 
 
-def test_a_stop_waits_for_the_event_at_hand_and_no_longer_than_its_timeout(dsn: str, queue: TaskQueue) -> None:
+def test_a_stop_waits_for_the_current_event_and_no_longer_than_its_timeout(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = Heard()
     inside, go = threading.Event(), threading.Event()
@@ -69,7 +69,7 @@ def test_a_handler_may_stop_its_consumer(dsn: str, queue: TaskQueue) -> None:
     assert heard.identifiers == ["a"]
 
 
-def test_a_consumer_that_pauses_is_woken_by_resume_and_by_a_notification(dsn: str, queue: TaskQueue) -> None:
+def test_resume_and_notifications_wake_a_consumer_that_pauses(dsn: str, queue: TaskQueue) -> None:
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick(pause=timedelta(hours=1))) as consumer:
         until(lambda: consumer.partitions == [0])
@@ -121,12 +121,12 @@ def wake(queue: TaskQueue) -> bool:
     ],
     ids=str,
 )
-def test_settings_that_make_no_sense_are_refused(refused: dict[str, object]) -> None:
+def test_invalid_settings_raise(refused: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         ConsumerConfig(**refused)  # type: ignore[arg-type]
 
 
-def test_a_group_without_handlers_and_a_handler_that_cannot_be_called_are_refused(dsn: str) -> None:
+def test_a_group_without_handlers_and_a_handler_with_a_wrong_signature_raise(dsn: str) -> None:
     with pytest.raises(InvalidArgument, match="no handlers"):
         Consumer(dsn, ConsumerGroup("empty"), "work")
     with pytest.raises(InvalidArgument, match="event"):

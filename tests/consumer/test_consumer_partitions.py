@@ -47,7 +47,7 @@ def sharing(queue: TaskQueue) -> tuple[int, int, int | None, bool]:
     return row[0], row[1], row[2], row[3]
 
 
-def test_the_old_partitions_come_to_rest_at_one_place_and_the_new_ones_begin_there(queue: TaskQueue) -> None:
+def test_old_partitions_end_at_one_event_and_new_ones_start_after_it(queue: TaskQueue) -> None:
     tasks = queue.push("work", [f"id-{n}" for n in range(40)])
     queue.join_group("readers", "work", 2)
     zero, one = lead_all(queue)
@@ -69,7 +69,7 @@ def test_the_old_partitions_come_to_rest_at_one_place_and_the_new_ones_begin_the
             assert task.sequence in rest[partition_of(task.identifier, 3)]
 
 
-def test_no_new_partition_begins_while_an_old_one_is_behind_even_if_its_leader_is_dead(queue: TaskQueue) -> None:
+def test_no_new_partition_starts_before_every_old_one_has_ended_even_if_its_holder_is_dead(queue: TaskQueue) -> None:
     queue.push("work", [f"id-{n}" for n in range(20)])
     queue.join_group("readers", "work", 2)
     zero, one = lead_all(queue)
@@ -86,7 +86,7 @@ def test_no_new_partition_begins_while_an_old_one_is_behind_even_if_its_leader_i
     assert (new.generation, new.partitions) == (2, 1)
 
 
-def test_whoever_led_a_partition_of_the_generation_before_changes_nothing_any_more(queue: TaskQueue) -> None:
+def test_a_holder_of_a_partition_of_an_earlier_generation_changes_nothing(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.join_group("readers", "work")
     [old] = lead_all(queue)
@@ -99,7 +99,7 @@ def test_whoever_led_a_partition_of_the_generation_before_changes_nothing_any_mo
     assert queue.renew_partitions("readers", "work", "me") == set()
 
 
-def test_asking_for_what_is_there_changes_nothing_and_whoever_asks_last_has_the_say(queue: TaskQueue) -> None:
+def test_joining_with_the_same_setting_changes_nothing_and_the_last_join_decides(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     queue.join_group("readers", "work", 2)
     leds = lead_all(queue)
@@ -116,7 +116,7 @@ def test_asking_for_what_is_there_changes_nothing_and_whoever_asks_last_has_the_
     assert sharing(queue) == (2, 4, 1, False)
 
 
-def test_another_level_is_handed_over_like_another_number(queue: TaskQueue) -> None:
+def test_a_changed_level_starts_a_new_generation_like_a_changed_number(queue: TaskQueue) -> None:
     queue.push("work", ["/a/1", "/a/2"])
     queue.join_group("readers", "work", 2)
     for led in lead_all(queue):
@@ -160,9 +160,7 @@ def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
     assert len(handle_all(queue, new)) == 1
 
 
-def test_a_change_waits_for_whoever_is_being_handed_events(
-    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
-) -> None:
+def test_a_change_waits_for_a_holder_that_reads_events(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
     queue.push("work", ["a", "b"])
     queue.join_group("readers", "work")
     [led] = lead_all(queue)
@@ -179,7 +177,7 @@ def test_a_change_waits_for_whoever_is_being_handed_events(
     assert queue.partition_states()[0].ends == handed.cursor, "what was handed out is the old partition's"
 
 
-def test_consumers_with_the_old_and_the_new_setting_at_once_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:
+def test_consumers_with_different_settings_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:
     names = [f"id-{n % 7}" for n in range(300)]
     old, new = heard_all(), heard_all()
     slow_to_lapse = timedelta(

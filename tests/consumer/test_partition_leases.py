@@ -64,7 +64,7 @@ def leader_since(queue: TaskQueue) -> datetime:
     return row[0]
 
 
-def test_a_partition_is_led_by_one_at_a_time(queue: TaskQueue) -> None:
+def test_a_partition_has_one_holder_at_a_time(queue: TaskQueue) -> None:
     first, second = led_by(queue, "one", 2), led_by(queue, "two", 2)
     assert (first.partition, second.partition) == (0, 1)
     assert queue.acquire_partition("readers", "work", "three", HOUR) is None
@@ -77,7 +77,7 @@ def test_a_partition_is_led_by_one_at_a_time(queue: TaskQueue) -> None:
     assert queue.renew_partitions("readers", "work", "one") == {first.fence}
 
 
-def test_a_leader_that_was_replaced_is_handed_nothing_and_stores_nothing(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_replaced_holder_reads_nothing_and_stores_nothing(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     old = led_by(queue, "old")
     handed = queue.read_partition(old)
@@ -95,7 +95,7 @@ def test_a_leader_that_was_replaced_is_handed_nothing_and_stores_nothing(queue: 
     assert queue.conn.execute("SELECT to_regclass('undone')").fetchone() == (None,)
 
 
-def test_a_lapsed_leader_that_nobody_replaced_still_stores_progress(queue: TaskQueue) -> None:
+def test_a_holder_with_a_lapsed_lease_that_was_not_replaced_still_stores_progress(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     led = led_by(queue, "me")
     handed = queue.read_partition(led)
@@ -105,7 +105,7 @@ def test_a_lapsed_leader_that_nobody_replaced_still_stores_progress(queue: TaskQ
     assert queue.acquire_partition("readers", "work", "other", HOUR) is None
 
 
-def test_whoever_is_just_storing_progress_is_not_replaced_and_nobody_waits(
+def test_a_holder_that_stores_progress_is_not_replaced_and_no_consumer_waits(
     queue: TaskQueue, session: TaskQueue
 ) -> None:
     queue.push("work", ["a"])
@@ -136,7 +136,7 @@ def test_a_transaction_that_stored_progress_and_hangs_is_ended_by_the_server(
     assert queue.progress("readers", "work") is None
 
 
-def test_an_advance_from_a_place_where_progress_is_not_any_more_stores_nothing(queue: TaskQueue) -> None:
+def test_an_advance_from_an_outdated_cursor_stores_nothing(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     led = led_by(queue, "me")
     handed = queue.read_partition(led)
@@ -145,7 +145,7 @@ def test_an_advance_from_a_place_where_progress_is_not_any_more_stores_nothing(q
     assert queue.progress("readers", "work") == handed.cursor
 
 
-def test_of_two_who_lead_at_once_one_gets_the_partition(
+def test_one_of_two_concurrent_consumers_acquires_the_partition(
     queue: TaskQueue, session: TaskQueue, background: InBackground[PartitionLease | None]
 ) -> None:
     queue.join_group("readers", "work")
@@ -155,7 +155,7 @@ def test_of_two_who_lead_at_once_one_gets_the_partition(
     assert queue.acquire_partition("readers", "work", "two", HOUR) is not None
 
 
-def test_keeping_a_lease_waits_for_progress_that_is_being_stored(
+def test_renewing_a_lease_waits_for_progress_that_is_being_stored(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[set[int]]
 ) -> None:
     queue.push("work", ["a"])
@@ -169,7 +169,7 @@ def test_keeping_a_lease_waits_for_progress_that_is_being_stored(
     assert kept.result(10) == {led.fence}
 
 
-def test_spares_wait_and_take_over_at_once_where_a_leader_stops(dsn: str, queue: TaskQueue) -> None:
+def test_a_standby_consumer_takes_over_at_once_when_a_holder_stops(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     first, second = heard_all(), heard_all()
     settings = quick(lease=timedelta(minutes=1))
@@ -187,7 +187,7 @@ def test_spares_wait_and_take_over_at_once_where_a_leader_stops(dsn: str, queue:
     assert first.identifiers == ["a", "b"]
 
 
-def test_a_spare_takes_over_within_the_lease_where_a_leader_gives_no_sign_of_life(dsn: str, queue: TaskQueue) -> None:
+def test_a_standby_consumer_takes_over_within_the_lease_of_a_dead_holder(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.join_group("readers", "work")
     assert queue.acquire_partition("readers", "work", "dead", stored_length(LEASE)) is not None
@@ -199,7 +199,7 @@ def test_a_spare_takes_over_within_the_lease_where_a_leader_gives_no_sign_of_lif
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1, 10, 60])
-def test_what_is_left_of_a_lease_after_it_lapsed_is_enough_for_a_spare_to_look(seconds: float) -> None:
+def test_standby_consumers_look_often_enough_to_take_over_within_the_lease(seconds: float) -> None:
     lease = timedelta(seconds=seconds)
     assert stored_length(lease).total_seconds() + renewal_interval(lease) <= seconds
 
@@ -229,7 +229,7 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str
     assert spare.events == []
 
 
-def test_a_leader_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, queue: TaskQueue) -> None:
+def test_a_holder_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, queue: TaskQueue) -> None:
     table(queue, "shelf", "by text")
     queue.push("work", ["a"])
     heard = Heard()
@@ -268,7 +268,7 @@ def test_a_program_holds_no_more_partitions_than_its_limit(dsn: str) -> None:
         assert len(first.partitions) == len(second.partitions) == 2
 
 
-def test_partitions_with_progress_in_memory_are_led_by_one_at_a_time_too_unless_it_is_switched_off(
+def test_partitions_with_progress_in_memory_have_one_holder_unless_exclusivity_is_none(
     dsn: str, queue: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b"])
@@ -287,7 +287,7 @@ def test_partitions_with_progress_in_memory_are_led_by_one_at_a_time_too_unless_
             assert sorted(two.wait(2)) == ["a", "b"]
 
 
-def test_the_operator_sees_who_leads_what_and_how_far_it_is(dsn: str, queue: TaskQueue) -> None:
+def test_an_operator_sees_the_holder_and_the_progress_of_each_partition(dsn: str, queue: TaskQueue) -> None:
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick(partitions=2, level=1, lease=HOUR)) as consumer:
         until(lambda: consumer.partitions == [0, 1])
@@ -332,7 +332,7 @@ def test_a_dropped_topic_forgets_its_consumers_and_a_consumer_of_it_ends_with_th
     assert queue.conn.execute("SELECT FROM taskq_internal.consumer_partition").fetchall() == []
 
 
-def test_a_topic_is_dropped_while_a_leader_stores_progress_of_it_and_neither_errs(
+def test_a_topic_can_be_dropped_while_a_holder_stores_progress_in_it(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
 ) -> None:
     queue.push("work", ["a", "b"])
@@ -348,7 +348,7 @@ def test_a_topic_is_dropped_while_a_leader_stores_progress_of_it_and_neither_err
     assert dropped.result(10)
 
 
-def test_a_group_is_forgotten_while_a_leader_keeps_its_partitions_and_neither_errs(
+def test_a_group_can_be_forgotten_while_a_holder_renews_its_partitions(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
 ) -> None:
     queue.push("work", ["a", "b"])

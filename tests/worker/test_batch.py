@@ -35,7 +35,7 @@ def test_a_missing_value_is_an_error_where_it_is_required_and_none_where_it_is_p
     assert batch.probe(int) == 0
 
 
-def test_a_suggested_value_is_computed_once_by_however_many_threads() -> None:
+def test_a_suggested_value_is_computed_once_for_all_threads() -> None:
     batch, calls, together = Batch([]), [], threading.Barrier(8)
 
     def make() -> list[int]:
@@ -53,7 +53,7 @@ def test_a_suggested_value_is_computed_once_by_however_many_threads() -> None:
     assert batch.require(list) is values[0]
 
 
-def test_a_suggestion_that_fails_is_made_anew_and_one_that_needs_itself_is_refused() -> None:
+def test_a_suggestion_that_fails_is_repeated_and_one_that_needs_itself_raises() -> None:
     batch = Batch([])
     with pytest.raises(ZeroDivisionError):
         batch.suggest(int, lambda: 1 // 0)
@@ -62,7 +62,7 @@ def test_a_suggestion_that_fails_is_made_anew_and_one_that_needs_itself_is_refus
         batch.suggest(str, lambda: batch.require(str))
 
 
-def test_what_follows_a_task_of_another_batch_is_refused() -> None:
+def test_a_follow_up_of_a_task_of_another_batch_raises() -> None:
     batch = Batch([task(1)])
     with pytest.raises(InvalidTask, match="task 2 of topic 'work' is not in this batch"):
         batch.push(task(2), "mail", ["a"])
@@ -76,13 +76,13 @@ def test_what_follows_a_task_of_another_batch_is_refused() -> None:
         batch.junction(task(1), "mail", ["abc"])
 
 
-def test_new_tasks_are_rewritten_before_they_follow() -> None:
+def test_follow_ups_are_rewritten_when_they_are_recorded() -> None:
     batch = Batch([task(7)], tagged)
     batch.push(task(7), "mail", ["a", NewTask("b", 1)])
     assert [new.reference for new in batch.follow_ups[0].tasks] == ["7", "7"]
 
 
-def test_what_follows_a_batch_crosses_to_another_process_and_its_supplement_does_not() -> None:
+def test_a_pickled_batch_has_its_follow_ups_without_its_supplement() -> None:
     batch = Batch([task(1)])
     batch.push(task(1), "mail", ["a"])
     batch.register(int, 1)
@@ -92,7 +92,7 @@ def test_what_follows_a_batch_crosses_to_another_process_and_its_supplement_does
     assert crossed.probe(int) is None
 
 
-def test_a_batch_tells_where_it_is_and_is_cancelled_there() -> None:
+def test_a_batch_reports_its_activities_and_cancels_them() -> None:
     batch, cancelled, inside, go_on = Batch([task(1)]), threading.Event(), threading.Event(), threading.Event()
 
     def deep_inside() -> None:

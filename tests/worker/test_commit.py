@@ -37,7 +37,7 @@ def two_tasks(queue: TaskQueue, owner: Owner) -> Batch:
     return Batch(queue.poll("work", owner, 2))
 
 
-def test_participants_write_in_the_transaction_that_completes(
+def test_commit_hooks_write_in_the_transaction_that_completes_the_batch(
     queue: TaskQueue, owner: Owner, batch: Batch, effects: Effects
 ) -> None:
     def write(own: TaskQueue, decisions: Mapping[Task, Decision]) -> None:
@@ -66,7 +66,7 @@ def test_without_a_lease_nothing_is_committed(queue: TaskQueue, owner: Owner, ba
     assert (effects(), states(queue, "mail"), called) == ([], [], [])
 
 
-def test_decisions_of_participants_are_merged_by_priority(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
+def test_decisions_of_commit_hooks_are_merged_by_priority(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
     a, b = batch.tasks
     batch.in_commit(lambda *_: {a: Decision(Result.SUSPENSION), b: Decision(Result.SUCCESS, "noted")})
     batch.in_commit(lambda _, decisions: {task: Decision(Result.FILTER) for task in decisions})
@@ -76,7 +76,7 @@ def test_decisions_of_participants_are_merged_by_priority(queue: TaskQueue, owne
     assert states(queue) == [("a", State.SUSPENDED), ("b", State.FILTERED)]
 
 
-def test_a_participant_that_fails_leaves_nothing_and_fails_its_tasks(
+def test_a_commit_hook_that_fails_writes_nothing_and_fails_its_tasks(
     queue: TaskQueue, owner: Owner, batch: Batch, effects: Effects
 ) -> None:
     a, b = batch.tasks
@@ -93,14 +93,16 @@ def test_a_participant_that_fails_leaves_nothing_and_fails_its_tasks(
     assert "DivisionByZero" in (known(queue, a).error or "")
 
 
-def test_a_participant_that_leaves_a_task_open_fails_its_tasks(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
+def test_a_commit_hook_that_decides_on_some_of_its_tasks_fails_them_all(
+    queue: TaskQueue, owner: Owner, batch: Batch
+) -> None:
     batch.in_commit(lambda *_: {batch.tasks[0]: SUCCESS})
     commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS))
     assert [state for _, state in states(queue)] == [State.FAILED] * 2
     assert "made no decision on sequence" in (known(queue, batch.tasks[0]).error or "")
 
 
-def test_new_tasks_follow_continued_tasks_only(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
+def test_follow_ups_are_pushed_for_continued_tasks_only(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
     a, b = batch.tasks
     batch.push(a, "mail", ["follows a", NewTask("later", 1)])
     batch.push(b, "mail", ["follows b"])
@@ -113,9 +115,7 @@ def test_new_tasks_follow_continued_tasks_only(queue: TaskQueue, owner: Owner, b
     ]
 
 
-def test_a_failure_that_is_continued_is_followed_and_a_success_that_is_not_is_not(
-    queue: TaskQueue, owner: Owner, batch: Batch
-) -> None:
+def test_follow_ups_depend_on_continued_and_not_on_the_result(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
     a, b = batch.tasks
     batch.push(a, "mail", ["follows a"])
     batch.push(b, "mail", ["follows b"])
@@ -125,7 +125,7 @@ def test_a_failure_that_is_continued_is_followed_and_a_success_that_is_not_is_no
     assert states(queue, "mail") == [("follows a", State.READY)]
 
 
-def test_junctions_come_after_pushes_and_for_continued_tasks_only(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
+def test_groups_of_continued_tasks_are_released_after_all_pushes(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
     a, b = batch.tasks
     batch.junction(a, "mail", [["m", "n"]])
     batch.junction(b, "mail", [["o"]], Junction.ETERNAL)
@@ -134,7 +134,9 @@ def test_junctions_come_after_pushes_and_for_continued_tasks_only(queue: TaskQue
     assert states(queue, "mail") == [("m", State.READY), ("n", State.READY), ("o", State.SUSPENDED)]
 
 
-def test_a_follow_up_that_is_refused_undoes_it_all(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
+def test_a_follow_up_that_cannot_be_pushed_undoes_the_whole_commit(
+    queue: TaskQueue, owner: Owner, batch: Batch
+) -> None:
     batch.push(batch.tasks[0], "mail", ["m"])
     batch.push(batch.tasks[0], "none", ["n"])
     with pytest.raises(UnknownTopic):
@@ -143,7 +145,7 @@ def test_a_follow_up_that_is_refused_undoes_it_all(queue: TaskQueue, owner: Owne
     assert identifiers(queue.held(owner)) == ["a", "b"]
 
 
-def test_what_comes_after_a_commit_sees_it_and_may_fail(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
+def test_after_commit_functions_see_the_commit_and_may_fail(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
     seen: list[list[tuple[str, State]]] = []
 
     def fail() -> None:
@@ -155,7 +157,7 @@ def test_what_comes_after_a_commit_sees_it_and_may_fail(queue: TaskQueue, owner:
     assert seen == [[("a", State.SUCCEEDED), ("b", State.SUCCEEDED)]]
 
 
-def test_workers_of_the_topics_that_got_something_are_woken(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_workers_of_topics_that_got_follow_ups_are_woken(queue: TaskQueue, make_worker: MakeWorker) -> None:
     queue.create_topic("mail")
     sent = threading.Event()
 
@@ -181,7 +183,7 @@ def _listeners(queue: TaskQueue) -> int:
     return int(found[0]) if found else 0
 
 
-def test_a_batch_in_a_worker_commits_its_effects_once(
+def test_a_worker_commits_the_effects_of_a_batch_once(
     queue: TaskQueue, effects: Effects, make_worker: MakeWorker
 ) -> None:
     queue.push("work", [f"t{number}" for number in range(50)])

@@ -63,7 +63,7 @@ class Seen:
         self.numbers.append(task.sequence)
 
 
-def test_steps_are_named_after_their_functions_and_come_after_those_that_are_meant() -> None:
+def test_a_step_has_the_name_of_its_function_and_comes_after_named_steps() -> None:
     composite = Composite("orders")
 
     @composite.step
@@ -81,7 +81,7 @@ def test_steps_are_named_after_their_functions_and_come_after_those_that_are_mea
     assert isinstance(composite, BatchHandler)
 
 
-def test_a_builder_returns_another_composite_and_leaves_the_one_that_it_is_called_on() -> None:
+def test_with_step_returns_another_composite_and_leaves_the_first_as_it_was() -> None:
     one = Composite("orders").with_step(even(FILTER), name="first")
     two = one.with_batch(len, name="second", after="first").with_around(lambda _, __, proceed: proceed())
     assert [[step.name for step in each.steps] for each in (one, two)] == [["first"], ["first", "second"]]
@@ -89,7 +89,7 @@ def test_a_builder_returns_another_composite_and_leaves_the_one_that_it_is_calle
     assert results(one.with_step(even(FAILURE), name="third")) == [FAILURE, SUCCESS, FAILURE, SUCCESS]
 
 
-def test_an_unknown_dependency_is_refused_where_the_composite_is_built() -> None:
+def test_an_unknown_dependency_raises_when_the_step_is_added() -> None:
     composite = Composite("orders").with_step(even(None), name="load")
     with pytest.raises(InvalidArgument, match="'orders' has no step 'lod' to come after; there are: load"):
         composite.with_step(even(None), name="check", after="lod")
@@ -97,7 +97,7 @@ def test_an_unknown_dependency_is_refused_where_the_composite_is_built() -> None
         composite.step(after=task)(len)
 
 
-def test_a_name_that_is_taken_is_refused_where_the_composite_is_built() -> None:
+def test_a_step_name_that_is_taken_raises_when_the_step_is_added() -> None:
     composite = Composite("orders").with_step(even(None), name="load")
     with pytest.raises(InvalidArgument, match="has a step 'load' already"):
         composite.with_batch(len, name="load")
@@ -106,12 +106,12 @@ def test_a_name_that_is_taken_is_refused_where_the_composite_is_built() -> None:
         twice.with_step(len, after=task)
 
 
-def test_there_is_no_cycle_as_a_step_comes_after_steps_that_are_there() -> None:
+def test_a_step_cannot_come_after_itself_so_there_are_no_cycles() -> None:
     with pytest.raises(InvalidArgument, match="there are: none"):
         Composite("orders").with_step(even(None), name="load", after="load")
 
 
-def test_what_is_no_composite_is_refused() -> None:
+def test_an_invalid_composite_raises() -> None:
     with pytest.raises(InvalidArgument, match="'orders' has no steps"):
         Composite("orders").handle(batch_of(1))
     with pytest.raises(InvalidArgument, match="a step must be a function, not int"):
@@ -120,7 +120,7 @@ def test_what_is_no_composite_is_refused() -> None:
         Composite("orders", threads=0)
 
 
-def test_a_composite_that_runs_takes_no_more_steps_until_it_is_closed() -> None:
+def test_a_running_composite_takes_no_more_steps_until_it_is_closed() -> None:
     composite = Composite("orders").with_step(even(None), name="load")
     composite.handle(batch_of(1))
     with pytest.raises(InvalidArgument, match="'orders' has started and cannot be changed"):
@@ -149,7 +149,7 @@ def test_a_step_runs_when_its_dependencies_are_done_and_independent_steps_at_onc
     assert (order[0], set(order[1:3]), order[3:]) == ("top", {"left", "right"}, ["bottom"])
 
 
-def test_a_slow_step_holds_up_only_those_that_come_after_it() -> None:
+def test_a_slow_step_delays_only_steps_that_come_after_it() -> None:
     composite, passed = Composite("two lanes"), threading.Event()
 
     @composite.batch
@@ -176,7 +176,7 @@ def test_tasks_of_a_parallel_step_run_at_once_and_those_of_a_sequential_one_in_t
 
 
 @pytest.mark.parametrize("outcome", [FAILURE, SUSPENSION, FILTER, Decision(SUCCESS, continued=False)])
-def test_only_tasks_that_are_continued_enter_the_steps_behind(outcome: Result | Decision) -> None:
+def test_only_continued_tasks_enter_later_steps(outcome: Result | Decision) -> None:
     seen = Seen()
     composite = Composite("chain").with_step(even(outcome), name="first").with_step(seen, after="first")
     expected = outcome if isinstance(outcome, Result) else outcome.result
@@ -203,7 +203,7 @@ def test_a_failure_that_is_continued_enters_the_next_step_and_stays_a_failure() 
 
 @pytest.mark.parametrize("one", Result)
 @pytest.mark.parametrize("other", Result)
-def test_results_of_steps_side_by_side_are_merged_by_priority(one: Result, other: Result) -> None:
+def test_results_of_parallel_steps_are_merged_by_priority(one: Result, other: Result) -> None:
     seen = Seen()
     composite = Composite("merging").with_batch(lambda _: one, name="a").with_batch(lambda _: other, name="b")
     composite = composite.with_step(seen, after=("a", "b"))
@@ -211,7 +211,7 @@ def test_results_of_steps_side_by_side_are_merged_by_priority(one: Result, other
     assert len(seen.numbers) == (one is other is SUCCESS)
 
 
-def test_of_two_steps_with_one_result_the_later_ones_message_stands_and_both_errors_are_kept() -> None:
+def test_if_two_steps_have_the_same_result_the_later_message_and_both_errors_are_kept() -> None:
     composite = Composite("messages").with_batch(lambda _: Decision(SUCCESS, "first"), name="a")
     assert [each.message for each in decisions(composite.with_batch(lambda _: None, name="b"), 1)] == ["first"]
     later = composite.with_batch(lambda _: Decision(SUCCESS, "second"), name="b", after="a")
@@ -224,13 +224,13 @@ def test_of_two_steps_with_one_result_the_later_ones_message_stands_and_both_err
     assert sorted(map(str, error.exceptions)) == ["one", "two"]
 
 
-def test_an_exception_of_a_step_of_one_task_is_the_failure_of_that_task() -> None:
+def test_an_exception_in_a_step_of_one_task_fails_that_task() -> None:
     made = decisions(Composite("failing").with_step(even(ValueError("no luck")), name="try"))
     assert [each.result for each in made] == [FAILURE, SUCCESS, FAILURE, SUCCESS]
     assert str(made[0].error) == "no luck"
 
 
-def test_an_exception_of_a_step_of_the_batch_is_the_failure_of_all_that_entered() -> None:
+def test_an_exception_in_a_batch_step_fails_all_tasks_that_entered_it() -> None:
     def broken(_: Sequence[Task]) -> None:
         raise ValueError("no luck")
 
@@ -238,7 +238,7 @@ def test_an_exception_of_a_step_of_the_batch_is_the_failure_of_all_that_entered(
     assert results(composite) == [FILTER, FAILURE, FILTER, FAILURE]
 
 
-def test_a_result_that_is_raised_is_the_result() -> None:
+def test_a_task_result_exception_in_a_step_sets_the_result() -> None:
     raised = TaskResultException(SUSPENSION, continued=True)
 
     def broken(_: Sequence[Task]) -> None:
@@ -249,7 +249,7 @@ def test_a_result_that_is_raised_is_the_result() -> None:
     assert [(each.result, each.continued) for each in made] == [(SUSPENSION, True)] * 2
 
 
-def test_what_is_no_decision_is_a_failure() -> None:
+def test_a_returned_value_that_is_no_decision_fails_the_task() -> None:
     (made,) = decisions(Composite("odd").with_step(lambda _: "yes", name="a"), 1)
     assert made.result is FAILURE
     assert "a Decision, a Result or None, not str" in str(made.error)
@@ -258,7 +258,7 @@ def test_what_is_no_decision_is_a_failure() -> None:
     assert results(Composite("odd").with_step(even(not_json), name="a"), 2) == [FAILURE, SUCCESS]
 
 
-def test_a_task_without_a_decision_is_failed_by_the_name_of_the_step() -> None:
+def test_a_task_without_a_decision_fails_with_the_name_of_the_step() -> None:
     made = decisions(Composite("short").with_batch(lambda tasks: {tasks[1]: FILTER}, name="some"), 2)
     assert [each.result for each in made] == [FAILURE, FILTER]
     assert made[0].error == "step 'some' made no decision on this task"
@@ -275,7 +275,7 @@ def test_a_decision_on_a_foreign_task_fails_the_whole_batch() -> None:
         beyond.handle(batch_of(4))
 
 
-def test_steps_are_awaited_where_they_are_coroutines_those_of_all_tasks_at_once() -> None:
+def test_a_parallel_coroutine_step_awaits_all_tasks_at_once() -> None:
     composite, met = Composite("awaited"), list[asyncio.Barrier]()
 
     @composite.step
@@ -332,7 +332,7 @@ def test_a_step_may_return_a_future() -> None:
     assert results(Composite("future").with_batch(later), 2) == [FILTER] * 2
 
 
-def test_what_one_step_registers_the_next_requires() -> None:
+def test_a_step_requires_a_value_that_an_earlier_step_registered() -> None:
     composite = Composite("supplement")
 
     @composite.step
@@ -346,7 +346,7 @@ def test_what_one_step_registers_the_next_requires() -> None:
     assert [each.message for each in decisions(composite, 2)] == ["order 0", "order 1"]
 
 
-def test_steps_see_the_context_variables_of_whoever_hands_the_batch_in() -> None:
+def test_steps_see_the_context_variables_of_the_thread_that_submits_the_batch() -> None:
     user: ContextVar[str] = ContextVar("user")
     composite = Composite("baggage", concurrency=1, threads=2)
     for name in ("a", "b"):
@@ -360,7 +360,7 @@ def test_steps_see_the_context_variables_of_whoever_hands_the_batch_in() -> None
     assert [each.message for each in decisions(composite)] == ["me"] * 4
 
 
-def test_what_is_around_a_step_sees_its_name_and_tasks_and_may_change_what_it_decides() -> None:
+def test_a_wrapper_around_a_step_gets_its_name_and_tasks_and_may_change_its_decisions() -> None:
     composite, seen = Composite("around").with_step(even(FILTER), name="first"), list[tuple[str, int]]()
 
     @composite.around
@@ -380,7 +380,7 @@ def test_what_is_around_a_step_sees_its_name_and_tasks_and_may_change_what_it_de
     assert seen == [("first", 4), ("Seen", 2)]
 
 
-def test_an_error_around_a_step_is_the_failure_of_its_tasks() -> None:
+def test_an_error_in_a_wrapper_fails_the_tasks_of_its_step() -> None:
     def broken(_: str, __: Sequence[Task], proceed: Callable[[], Mapping[Task, Decision]]) -> Mapping[Task, Decision]:
         proceed()
         raise ValueError("no luck")
@@ -388,7 +388,7 @@ def test_an_error_around_a_step_is_the_failure_of_its_tasks() -> None:
     assert results(Composite("around").with_step(even(None), name="a").with_around(broken), 2) == [FAILURE] * 2
 
 
-def test_contexts_see_the_merged_decisions_and_add_theirs_by_priority() -> None:
+def test_contexts_get_the_merged_decisions_and_add_theirs_by_priority() -> None:
     composite = Composite("contexts").with_step(even(FILTER), name="first")
     composite.context(lambda _, made: {task: SUSPENSION if made[task].result is FILTER else SUCCESS for task in made})
     composite.context(lambda batch, _: batch.after_commit(lambda: None))
@@ -404,7 +404,7 @@ def test_a_context_that_fails_fails_its_tasks() -> None:
     assert results(composite.with_context(lambda *_: next(iter(()))), 2) == [FAILURE] * 2
 
 
-def test_what_steps_push_may_be_rewritten() -> None:
+def test_a_composite_rewrites_what_its_steps_push() -> None:
     composite = Composite("rewriting")
 
     @composite.step(mode=StepMode.SEQUENTIAL)
@@ -418,7 +418,7 @@ def test_what_steps_push_may_be_rewritten() -> None:
     assert pushed == [("a", "0", 0), ("b", "0", 3), ("a", "1", 0), ("b", "1", 3)]
 
 
-def test_what_follows_is_in_the_order_of_the_tasks_whichever_thread_was_faster() -> None:
+def test_follow_ups_are_in_the_order_of_the_tasks_whichever_thread_was_faster() -> None:
     composite, last = Composite("ordered", threads=4), threading.Event()
 
     @composite.step
@@ -434,7 +434,7 @@ def test_what_follows_is_in_the_order_of_the_tasks_whichever_thread_was_faster()
     assert [each.task.sequence for each in batch.releases] == [0, 1, 2, 3]
 
 
-def test_a_rewrite_that_fails_fails_the_task_that_is_followed() -> None:
+def test_a_rewrite_that_fails_fails_the_task_of_the_follow_up() -> None:
     composite = Composite("rewriting")
 
     @composite.step
@@ -446,7 +446,7 @@ def test_a_rewrite_that_fails_fails_the_task_that_is_followed() -> None:
     assert results(composite, 2) == [SUCCESS, FAILURE]
 
 
-def test_a_follow_up_that_nobody_could_push_fails_the_task_that_is_followed() -> None:
+def test_a_follow_up_that_cannot_be_pushed_fails_its_task() -> None:
     composite = Composite("pushing")
 
     @composite.step
@@ -458,7 +458,7 @@ def test_a_follow_up_that_nobody_could_push_fails_the_task_that_is_followed() ->
     assert "its priority 500 is outside -100..100" in str(made[1].error)
 
 
-def test_a_composite_pickles_as_its_definition_though_it_runs() -> None:
+def test_a_running_composite_pickles_as_its_definition() -> None:
     composite = Composite("orders", threads=3).with_step(task, name="load").with_batch(batch_of, after="load")
     composite.handle(batch_of(1))
     copied = pickle.loads(pickle.dumps(composite))  # noqa: S301 -- our own
@@ -466,7 +466,7 @@ def test_a_composite_pickles_as_its_definition_though_it_runs() -> None:
     composite.close()
 
 
-def test_a_composite_whose_steps_speak_of_it_pickles_by_value() -> None:
+def test_a_composite_whose_steps_refer_to_it_pickles_by_value() -> None:
     composite = Composite("orders")
 
     @composite.step

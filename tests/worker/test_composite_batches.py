@@ -57,24 +57,24 @@ def transform(noting: Noting, size: int, condition: Condition = Condition.NONE) 
     return CompositeTransform(Composite("noting").with_batch(noting), size).with_condition(condition)
 
 
-def test_batches_are_no_larger_than_said(noting: Noting) -> None:
+def test_a_batch_of_a_partition_has_at_most_the_given_size(noting: Noting) -> None:
     assert decided(transform(noting, 2), *"abcde") == [0, 1, 2, 3, 4]
     assert noting.batches == [[0, 1], [2, 3], [4]]
 
 
-def test_under_a_condition_the_first_of_each_identifier_is_a_batch_then_the_second(noting: Noting) -> None:
+def test_under_a_condition_a_batch_has_one_task_of_each_identifier(noting: Noting) -> None:
     assert decided(transform(noting, 10, PLAIN), "a", "a", "a", "b", "c", "c") == [0, 3, 4, 1, 5, 2]
     assert noting.batches == [[0, 3, 4], [1, 5], [2]]
 
 
-def test_behind_what_did_not_end_well_no_task_of_the_identifier_is_touched(noting: Noting) -> None:
+def test_no_task_of_an_identifier_is_handled_after_one_that_did_not_succeed(noting: Noting) -> None:
     given = ("a", "a FAILURE", "a", "b SUSPENSION", "b", "c FILTER", "c")
     assert sorted(decided(transform(noting, 10, PLAIN), *given)) == [0, 1, 3, 4, 5, 6]
     assert sorted(decided(transform(noting, 10, UNTIL), *given)) == [0, 1, 3, 5, 6]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 100], ids=lambda size: f"arrow batches of {size}")
-def test_an_identifier_that_stopped_stays_so_in_the_next_chunk(noting: Noting, batch: int) -> None:
+def test_an_identifier_stays_blocked_in_the_next_chunk(noting: Noting, batch: int) -> None:
     assert decided(transform(noting, 2, PLAIN), "a FAILURE", "a", "a", "a", "b", "b", batch=batch) == [0, 4, 5]
 
 
@@ -88,7 +88,7 @@ def test_the_threads_of_a_composite_end_with_the_partition(noting: Noting) -> No
     assert not any(thread.is_alive() for thread in new)
 
 
-def test_a_batch_that_fails_as_a_whole_is_failed_and_the_next_one_is_not() -> None:
+def test_a_batch_that_fails_does_not_fail_the_next_batch() -> None:
     def foreign(tasks: Sequence[Task]) -> Mapping[Task, Result]:
         own = dict.fromkeys(tasks, SUCCESS)
         return own | {Task(9, "work", "x", None, None, 1, False): SUCCESS} if tasks[0].sequence == 0 else own
@@ -99,13 +99,13 @@ def test_a_batch_that_fails_as_a_whole_is_failed_and_the_next_one_is_not() -> No
     assert "returned decisions for tasks that it did not get: 9" in rows[0]["error"]
 
 
-def test_what_cannot_be_sent_to_the_driver_is_refused_in_a_sentence() -> None:
+def test_a_commit_hook_that_does_not_pickle_raises_one_sentence() -> None:
     holding = Composite("holding").with_step(lambda _, batch: batch.after_commit(batch.cancelled.set), name="hold")
     with pytest.raises(TaskQueueError, match="'holding': cannot send a function of in_commit or after_commit"):
         decided(CompositeTransform(holding, 2), "a")
 
 
-def test_a_size_that_makes_no_sense_is_refused() -> None:
+def test_an_invalid_batch_size_raises() -> None:
     with pytest.raises(TaskQueueError, match="the size of a batch must be a whole number from 1, not 0"):
         by_composite(Composite("noting").with_batch(len), 0)
 

@@ -59,7 +59,7 @@ def in_thread(composite: Composite) -> "Future[BatchFuture]":
     return returned
 
 
-def test_without_concurrency_a_batch_is_done_when_it_is_accepted(gate: Gate) -> None:
+def test_without_concurrency_submit_returns_when_the_batch_is_done(gate: Gate) -> None:
     composite = Composite("one").with_batch(gate, name="wait")
     returned = in_thread(composite)
     gate.wait_for_begin()
@@ -69,7 +69,7 @@ def test_without_concurrency_a_batch_is_done_when_it_is_accepted(gate: Gate) -> 
     composite.close()
 
 
-def test_so_many_batches_are_in_flight_and_the_next_waits_for_room(gate: Gate) -> None:
+def test_submit_waits_while_concurrency_batches_are_in_flight(gate: Gate) -> None:
     composite = Composite("two", concurrency=2).with_batch(gate, name="wait")
     flying = [composite.submit(batch()) for _ in range(2)]
     for _ in flying:
@@ -97,7 +97,7 @@ def test_close_waits_for_the_batches_in_flight(gate: Gate) -> None:
     assert [each.result for each in landing.result(0).values()] == [Result.SUCCESS]
 
 
-def test_close_waits_for_an_end_that_is_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_callbacks_of_a_future(monkeypatch: pytest.MonkeyPatch) -> None:
     telling, go_on = threading.Event(), threading.Event()
 
     class Slow(Future[Any]):
@@ -119,7 +119,7 @@ def test_close_waits_for_an_end_that_is_being_told(monkeypatch: pytest.MonkeyPat
     assert [each.result for each in landing.result(0).values()] == [Result.SUCCESS]
 
 
-def test_who_is_told_of_an_end_may_close_the_composite(gate: Gate) -> None:
+def test_a_callback_of_a_future_may_close_the_composite(gate: Gate) -> None:
     closed = threading.Event()
     composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
     landing = composite.submit(batch())
@@ -134,7 +134,7 @@ def test_who_is_told_of_an_end_may_close_the_composite(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [0, 1])
-def test_close_fails_the_batches_in_flight_where_that_is_wished(gate: Gate, concurrency: int) -> None:
+def test_close_fails_the_batches_in_flight_with_fail_pending(gate: Gate, concurrency: int) -> None:
     seen: list[Task] = []
     composite = Composite("failing", concurrency=concurrency, fail_pending=True).with_batch(gate, name="wait")
     composite = composite.with_step(seen.append, after="wait")
@@ -147,7 +147,7 @@ def test_close_fails_the_batches_in_flight_where_that_is_wished(gate: Gate, conc
     assert seen == []
 
 
-def test_a_batch_that_is_given_up_ends_at_once_and_its_later_steps_never_begin(gate: Gate) -> None:
+def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) -> None:
     seen: list[Task] = []
     composite = Composite("abandoned", concurrency=1).with_batch(gate, name="wait").with_step(seen.append, after="wait")
     given = batch()
@@ -162,7 +162,7 @@ def test_a_batch_that_is_given_up_ends_at_once_and_its_later_steps_never_begin(g
     assert seen == []
 
 
-def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
+def test_the_coroutine_of_an_abandoned_batch_is_cancelled() -> None:
     composite, started, cancelled = Composite("awaiting", concurrency=1), threading.Event(), threading.Event()
 
     @composite.step
@@ -183,7 +183,7 @@ def test_what_a_batch_awaits_is_cancelled_when_it_is_given_up() -> None:
     composite.close()
 
 
-def test_what_is_awaited_for_a_batch_that_was_given_up_just_before_is_cancelled() -> None:
+def test_a_coroutine_of_a_batch_that_was_abandoned_just_before_is_cancelled() -> None:
     threads, given = CompositeThreads("late", 1), batch()
     ended: list[BaseException] = []
     given.cancel()
@@ -201,7 +201,7 @@ def test_what_is_awaited_for_a_batch_that_was_given_up_just_before_is_cancelled(
     threads.close()
 
 
-def test_a_closed_composite_begins_anew_with_the_next_batch() -> None:
+def test_a_closed_composite_starts_again_with_the_next_batch() -> None:
     composite = Composite("again").with_batch(lambda _: Result.FILTER, name="filter")
     for _ in range(2):
         assert [each.result for each in composite.handle(batch()).values()] == [Result.FILTER]
@@ -228,5 +228,5 @@ for _ in range(3):
 """
 
 
-def test_a_step_that_is_stuck_keeps_no_program_from_ending() -> None:
+def test_a_stuck_step_does_not_keep_the_program_from_ending() -> None:
     assert subprocess.run([sys.executable, "-c", STUCK], timeout=SECONDS, check=False).returncode == 0

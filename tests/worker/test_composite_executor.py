@@ -40,7 +40,7 @@ def diamond(noted: Noted, executor: ThreadPoolExecutor) -> Composite:
     return composite.with_step(note("end"), name="end", after=("left", "right"))
 
 
-def test_a_worker_commits_what_steps_decide_in_an_executor_of_the_caller(
+def test_a_worker_commits_decisions_of_steps_in_an_executor_of_the_caller(
     dsn: str, queue: TaskQueue, executor: ThreadPoolExecutor
 ) -> None:
     queue.push("work", [f"{number}" for number in range(5)])
@@ -109,7 +109,7 @@ def test_steps_in_an_executor_see_the_context_variables_of_their_caller(executor
     assert seen == ["carried"] * 2
 
 
-def test_an_error_of_a_step_in_an_executor_is_the_failure_of_its_task(
+def test_an_error_of_a_step_in_an_executor_fails_its_task(
     dsn: str, queue: TaskQueue, executor: ThreadPoolExecutor
 ) -> None:
     queue.push("work", ["good", "bad"])
@@ -152,7 +152,7 @@ def test_a_shutdown_that_cancels_a_step_fails_its_batch() -> None:
     composite.close()
 
 
-def test_a_batch_for_an_executor_that_is_shut_down_is_failed(dsn: str, queue: TaskQueue) -> None:
+def test_a_batch_for_an_executor_that_is_shut_down_fails(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
@@ -161,7 +161,7 @@ def test_a_batch_for_an_executor_that_is_shut_down_is_failed(dsn: str, queue: Ta
     assert (info.state.name, "shutdown" in (info.error_summary or "")) == ("FAILED", True)
 
 
-def test_an_executor_of_processes_is_refused() -> None:
+def test_an_executor_of_processes_raises() -> None:
     with ProcessPoolExecutor(1) as executor, pytest.raises(TypeError, match="a ProcessPoolExecutor cannot share"):
         Composite("processes", executor=executor)
 
@@ -170,7 +170,7 @@ def of_the_batch(tasks: Sequence[Task]) -> Mapping[Task, Result]:
     return dict.fromkeys(tasks, Result.FILTER)
 
 
-def test_a_pickled_composite_leaves_the_executor_out(executor: ThreadPoolExecutor) -> None:
+def test_a_pickled_composite_has_no_executor(executor: ThreadPoolExecutor) -> None:
     composite = Composite("pickled", executor=executor).with_batch(of_the_batch)
     made: Composite = pickle.loads(pickle.dumps(composite))  # noqa: S301
     executor.shutdown()

@@ -106,7 +106,7 @@ def test_the_example_of_the_page_runs_as_a_spark_plan(
 
 
 @pytest.mark.usefixtures("example_topics")
-def test_what_the_page_says_of_contexts_and_of_what_is_around_a_step_runs(
+def test_the_examples_of_contexts_and_wrappers_on_the_page_run(
     conn: psycopg.Connection[Any], queue: TaskQueue, owner: Owner, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", "")
@@ -132,7 +132,7 @@ def test_what_the_page_says_of_contexts_and_of_what_is_around_a_step_runs(
 
 
 @pytest.mark.slow
-def test_what_spark_cannot_do_is_refused_in_a_sentence_and_the_tasks_are_given_back(
+def test_a_composite_that_spark_cannot_run_raises_one_sentence_and_releases_its_tasks(
     spark: SparkSession, dsn: str, queue: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b"])
@@ -158,7 +158,7 @@ def test_the_program_takes_a_composite_by_name() -> None:
         _load_transform(_parser().parse_args([*named, "tests.worker.orders:load"]))
 
 
-def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
+def test_a_repeated_commit_calls_no_commit_hook_twice(
     conn: psycopg.Connection[Any], dsn: str, queue: TaskQueue, owner: Owner, tmp_path: Path
 ) -> None:
     conn.execute("CREATE TABLE noted (number int)")
@@ -191,7 +191,7 @@ def test_a_commit_that_is_asked_for_again_lets_nobody_take_part_twice(
     conn.execute("DROP TABLE noted")
 
 
-def test_nothing_follows_a_decision_that_a_stage_of_rounds_has_dropped(
+def test_no_follow_up_is_pushed_for_a_decision_that_a_drain_of_rounds_drops(
     conn: psycopg.Connection[Any], dsn: str, queue: TaskQueue, owner: Owner
 ) -> None:
     queue.create_topic("next")

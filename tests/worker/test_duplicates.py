@@ -51,7 +51,7 @@ def test_repeated_fails_every_duplicate(place: int) -> None:
     handler.close()
 
 
-def test_a_batch_of_duplicates_only_is_not_handed_on() -> None:
+def test_the_handler_is_not_called_for_a_batch_of_duplicates_only() -> None:
     given, seen = Batch(small_batch().tasks[:2]), list[Batch]()
     decided = without(repeated, batch(seen.append)).handle(given)
     assert [made.result for made in decided.values()] == [FAILURE] * 2

@@ -92,7 +92,7 @@ def push(queue: TaskQueue, count: int) -> list[Task]:
     return queue.push("work", [NewTask(f"item-{number}", {"number": number}) for number in range(count)])
 
 
-def test_steps_side_by_side_and_after_one_another_come_to_the_same_results(queue: TaskQueue, engine: Engine) -> None:
+def test_both_engines_merge_parallel_and_sequential_steps_to_the_same_results(queue: TaskQueue, engine: Engine) -> None:
     composite = Composite("all kinds")
 
     @composite.step
@@ -193,7 +193,7 @@ def expected(number: int) -> tuple[State, str | None, set[str]]:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["odd", "even"])
-def test_a_web_of_steps_comes_to_what_the_rules_say(queue: TaskQueue, engine: Engine, whole: bool) -> None:
+def test_both_engines_run_any_graph_of_steps_by_the_rules(queue: TaskQueue, engine: Engine, whole: bool) -> None:
     count = 400
     push(queue, count)
     engine(woven(whole))
@@ -205,7 +205,7 @@ def test_a_web_of_steps_comes_to_what_the_rules_say(queue: TaskQueue, engine: En
     assert sorted(followed) == sorted(name for rule in rules for name in rule[2])
 
 
-def test_what_follows_comes_for_continued_tasks_only_pushes_before_junctions(queue: TaskQueue, engine: Engine) -> None:
+def test_both_engines_push_and_then_release_for_continued_tasks_only(queue: TaskQueue, engine: Engine) -> None:
     queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(2)])
     composite = Composite("follow-ups")
 
@@ -233,7 +233,7 @@ def test_what_follows_comes_for_continued_tasks_only_pushes_before_junctions(que
     assert (follower.payload, follower.priority, follower.reference) == ({"of": 3}, 3, str(parents[3].sequence))
 
 
-def test_what_follows_may_displace_what_is_there(queue: TaskQueue, engine: Engine) -> None:
+def test_follow_ups_may_replace_waiting_tasks(queue: TaskQueue, engine: Engine) -> None:
     queue.push("next", ["a", "b"])
     composite = Composite("displacing")
 
@@ -263,7 +263,7 @@ def notes(conn: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
     conn.execute("DROP TABLE notes")
 
 
-def test_who_takes_part_in_the_commit_writes_with_the_decisions_and_decides_too(
+def test_a_commit_hook_writes_with_the_decisions_and_adds_its_own(
     notes: psycopg.Connection[Any], queue: TaskQueue, engine: Engine, tmp_path: Path
 ) -> None:
     composite = Composite("auditing")
@@ -305,7 +305,7 @@ def test_who_takes_part_in_the_commit_writes_with_the_decisions_and_decides_too(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
 
 
-def test_who_takes_part_and_fails_fails_its_tasks_and_its_writes_are_undone(
+def test_a_commit_hook_that_fails_fails_its_tasks_and_its_writes_are_undone(
     notes: psycopg.Connection[Any], queue: TaskQueue, engine: Engine
 ) -> None:
     composite = Composite("failing")
@@ -333,7 +333,7 @@ def test_who_takes_part_and_fails_fails_its_tasks_and_its_writes_are_undone(
     assert "write made no decision on sequence" in error
 
 
-def test_a_decision_on_a_foreign_task_fails_the_batch_and_nothing_follows(queue: TaskQueue, engine: Engine) -> None:
+def test_a_decision_on_a_foreign_task_fails_the_batch_without_follow_ups(queue: TaskQueue, engine: Engine) -> None:
     composite = Composite("foreign")
 
     @composite.batch
@@ -367,7 +367,7 @@ def test_tasks_of_one_identifier_are_in_one_batch_in_their_order(queue: TaskQueu
     assert ended[4].output == [3, 1, 5]
 
 
-def test_under_a_condition_a_batch_has_one_task_of_an_identifier_and_none_passes_a_failure(
+def test_under_a_condition_a_batch_has_one_task_of_an_identifier_and_none_overtakes_a_failure(
     queue: TaskQueue, engine: Engine
 ) -> None:
     composite = Composite("in turn")
@@ -393,7 +393,7 @@ def test_under_a_condition_a_batch_has_one_task_of_an_identifier_and_none_passes
     assert states(queue) == [*expected, State.READY, State.READY]
 
 
-def test_a_composite_of_a_module_runs_on_both(queue: TaskQueue, engine: Engine) -> None:
+def test_a_composite_of_a_module_runs_on_both_engines(queue: TaskQueue, engine: Engine) -> None:
     push(queue, 2)
     engine(orders)
     assert [task.output for task in queue.page("work")] == ["orders: item-0", "orders: item-1"]

@@ -15,7 +15,7 @@ def test_every_exported_name_can_be_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["GroupedWorker", "HealthMonitor", "HealthSignal", "Scheduler", "Worker"])
-def test_what_runs_for_long_is_exported(name: str) -> None:
+def test_classes_of_long_running_services_are_exported(name: str) -> None:
     assert name in worker.__all__
 
 

@@ -91,7 +91,7 @@ def test_groups_are_independent_of_each_other(dsn: str, queue: TaskQueue) -> Non
 
 
 @pytest.mark.parametrize(("size", "runs"), [(-1, [[1, 2, 3]]), (1, [[1], [2], [3]]), (2, [[1, 2], [3]]), (0, [[], []])])
-def test_the_batch_size_bounds_what_is_handled_of_a_group_in_one_run(
+def test_a_run_handles_at_most_size_tasks_of_a_group(
     dsn: str, queue: TaskQueue, size: int, runs: list[list[int]]
 ) -> None:
     push(queue, 1, 2, 3)
@@ -101,7 +101,7 @@ def test_the_batch_size_bounds_what_is_handled_of_a_group_in_one_run(
         assert told.handled == expected
 
 
-def test_with_a_size_of_one_nothing_overtakes_an_error(dsn: str, queue: TaskQueue) -> None:
+def test_with_a_size_of_one_no_task_overtakes_an_error(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     push(queue, 1, 2)
     told = Told(1)
@@ -114,7 +114,7 @@ def test_with_a_size_of_one_nothing_overtakes_an_error(dsn: str, queue: TaskQueu
     assert told.handled == [1, 1, 2]
 
 
-def test_a_group_is_sorted_by_its_pushes_or_as_one_says(dsn: str, queue: TaskQueue) -> None:
+def test_a_group_is_sorted_by_push_or_by_the_sorter(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", [NewTask("key", 2), NewTask("key", 1, priority=5), NewTask("key", 3)])
     told, sorted_ = Told(), Told()
     batches(dsn, told).run_once()
@@ -124,7 +124,9 @@ def test_a_group_is_sorted_by_its_pushes_or_as_one_says(dsn: str, queue: TaskQue
     assert sorted_.handled == [1, 2, 3]
 
 
-def test_each_task_has_a_transaction_of_its_own_and_an_error_undoes_its_effect_only(dsn: str, queue: TaskQueue) -> None:
+def test_each_task_of_a_group_has_a_transaction_and_an_error_undoes_only_its_own_effect(
+    dsn: str, queue: TaskQueue
+) -> None:
     table(queue, "effect", "payload int")
     push(queue, 1, 2, 3)
 
@@ -137,7 +139,7 @@ def test_each_task_has_a_transaction_of_its_own_and_an_error_undoes_its_effect_o
     assert queue.conn.execute("SELECT payload FROM effect").fetchall() == [(1,), (3,)]
 
 
-def test_a_handler_decides_as_a_workers_does(dsn: str, queue: TaskQueue) -> None:
+def test_a_handler_of_a_grouped_worker_decides_as_one_of_a_worker(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2, 3)
     suspended = Decision(Result.SUSPENSION, message={"because": 2})
     decided: dict[int, Decision | Result | None] = {1: Result.FILTER, 2: suspended, 3: None}
@@ -150,7 +152,7 @@ def test_a_handler_decides_as_a_workers_does(dsn: str, queue: TaskQueue) -> None
     assert [known(queue, task).state for task in tasks] == [State.FILTERED, State.SUSPENDED, State.SUCCEEDED]
 
 
-def test_rules_say_what_an_error_of_a_kind_decides(dsn: str, queue: TaskQueue) -> None:
+def test_rules_map_types_of_errors_to_decisions(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     rules = {ConnectionError: Decision(Result.SUSPENSION, delay=HOUR), LookupError: Result.FILTER}
     errors = [ConnectionResetError("away"), KeyError("x"), TaskResultException(Result.SUSPENSION), ValueError("x")]
@@ -161,7 +163,7 @@ def test_rules_say_what_an_error_of_a_kind_decides(dsn: str, queue: TaskQueue) -
         assert known(queue, task).status == status
 
 
-def test_within_its_time_to_live_an_error_is_not_noted(dsn: str, queue: TaskQueue) -> None:
+def test_an_error_within_the_time_to_live_is_not_counted(dsn: str, queue: TaskQueue) -> None:
     [task] = push(queue, 1, ttl=10 * SECOND)
     run = batches(dsn, Told(1))
     run.run_once()
@@ -171,7 +173,7 @@ def test_within_its_time_to_live_an_error_is_not_noted(dsn: str, queue: TaskQueu
     assert known(queue, task).status == "exhausted"
 
 
-def test_batches_run_every_so_often_until_they_are_stopped_and_clean_up(dsn: str, queue: TaskQueue) -> None:
+def test_a_grouped_worker_runs_and_cleans_up_periodically_until_it_is_stopped(dsn: str, queue: TaskQueue) -> None:
     [outlived] = push(queue, 1, identifier="old", ttl=HOUR)
     pass_time(queue, 2 * HOUR)
     told = Told(1)
@@ -188,7 +190,7 @@ def test_batches_run_every_so_often_until_they_are_stopped_and_clean_up(dsn: str
     assert times.count == 2
 
 
-def test_a_stop_gives_the_rest_of_the_group_back(dsn: str, queue: TaskQueue) -> None:
+def test_a_stop_releases_the_rest_of_the_group(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2, 3)
     inside, go = threading.Event(), threading.Event()
 
@@ -206,7 +208,7 @@ def test_a_stop_gives_the_rest_of_the_group_back(dsn: str, queue: TaskQueue) -> 
     assert known(queue, tasks[1]).attempt == 0
 
 
-def test_a_lease_is_kept_while_a_run_takes_longer(dsn: str, queue: TaskQueue) -> None:
+def test_a_grouped_worker_keeps_its_lease_during_a_longer_run(dsn: str, queue: TaskQueue) -> None:
     [task] = push(queue, 1)
 
     def handle(_task: Task) -> None:
@@ -228,7 +230,7 @@ def test_options_that_make_no_sense_are_refused(dsn: str) -> None:
         batches(dsn, Told(), mode="some")
 
 
-def test_an_error_that_a_rule_calls_a_success_counts_as_one_and_the_group_goes_on(dsn: str, queue: TaskQueue) -> None:
+def test_an_error_with_a_success_rule_counts_as_success_and_the_group_goes_on(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2, 3)
     told = Told(2, error=UniqueViolation("written before"))
     run = batches(dsn, told, mode="fail_first", rules={UniqueViolation: Result.SUCCESS})
@@ -238,14 +240,14 @@ def test_an_error_that_a_rule_calls_a_success_counts_as_one_and_the_group_goes_o
     assert known(queue, tasks[1]).error is None
 
 
-def test_an_error_that_a_rule_filters_counts_as_one_and_stops_its_group(dsn: str, queue: TaskQueue) -> None:
+def test_an_error_with_a_filter_rule_counts_as_an_error_and_stops_its_group(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2)
     run = batches(dsn, Told(1), mode="fail_first", rules={ValueError: Result.FILTER})
     assert run.run_once() == GroupedRun(groups=1, succeeded=0, failed=1, left=1)
     assert [known(queue, task).status for task in tasks] == ["filtered", "ready"]
 
 
-def test_an_error_of_success_on_undoes_its_write_and_is_a_success(dsn: str, queue: TaskQueue) -> None:
+def test_an_error_of_success_on_undoes_the_write_and_counts_as_success(dsn: str, queue: TaskQueue) -> None:
     table(queue, "paid_once", "number int PRIMARY KEY")
     queue.conn.execute("INSERT INTO paid_once VALUES (2)")
     tasks = push(queue, 1, 2, 3)
@@ -260,7 +262,7 @@ def test_an_error_of_success_on_undoes_its_write_and_is_a_success(dsn: str, queu
     assert [row[0] for row in queue.conn.execute("SELECT number FROM paid_once ORDER BY number")] == [1, 2, 3, 10, 30]
 
 
-def test_a_rule_and_a_result_that_is_raised_stand_before_success_on(dsn: str, queue: TaskQueue) -> None:
+def test_a_rule_and_a_task_result_exception_precede_success_on(dsn: str, queue: TaskQueue) -> None:
     errors = [KeyError("x"), TaskResultException(Result.SUSPENSION), ValueError("x")]
     expected = ["filtered", "suspended", "succeeded"]
     for number, (error, status) in enumerate(zip(errors, expected, strict=True)):

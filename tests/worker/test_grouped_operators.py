@@ -39,7 +39,7 @@ def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(qu
     assert queue.poll("work", owner, 2) == [a, b]
 
 
-def test_a_paused_retry_keeps_its_group_back_and_is_due_at_once_when_resumed(
+def test_a_paused_retry_holds_its_group_back_and_is_due_at_once_when_resumed(
     dsn: str, queue: TaskQueue, owner: Owner
 ) -> None:
     queue.alter_topic("work", retrying)
@@ -72,7 +72,7 @@ def test_a_paused_task_that_waits_for_another_stays_paused_when_that_has_ended(q
     until(lambda: queue.poll("work", owner) == [task])
 
 
-def test_the_due_time_of_a_task_can_be_set_and_given_back(queue: TaskQueue, owner: Owner) -> None:
+def test_the_due_time_of_a_task_can_be_set_and_reset(queue: TaskQueue, owner: Owner) -> None:
     a, b = queue.push("work", ["a", "b"])
     moment = datetime(2100, 1, 1, tzinfo=UTC)
     queue.set_due("work", a.sequence, moment)
@@ -82,7 +82,7 @@ def test_the_due_time_of_a_task_can_be_set_and_given_back(queue: TaskQueue, owne
     assert queue.poll("work", owner) == [a]
 
 
-def test_the_attempts_of_a_task_can_be_set_within_what_its_policy_gives(queue: TaskQueue, owner: Owner) -> None:
+def test_the_attempts_of_a_task_can_be_set_within_the_limit_of_its_policy(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", retrying)
     [task] = push(queue, 1)
     queue.set_attempts("work", task.sequence, 2)
@@ -110,7 +110,7 @@ def test_the_attempts_of_a_probing_topics_task_decide_whether_it_waits_for_the_p
 
 
 @pytest.mark.parametrize("state", ["held", "ended", "unknown", "being taken"])
-def test_only_a_task_that_waits_can_be_changed(
+def test_only_a_waiting_task_can_be_changed(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], state: str
 ) -> None:
     [task] = queue.push("work", ["a"])
@@ -130,7 +130,7 @@ def test_only_a_task_that_waits_can_be_changed(
         queue.set_attempts("work", sequence, 0)
 
 
-def test_the_history_tells_who_did_what_to_a_task(queue: TaskQueue) -> None:
+def test_the_history_names_the_operator_of_each_change(queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     [task] = push(queue, 1)
     with queue.conn.transaction():
@@ -148,7 +148,7 @@ def test_the_history_tells_who_did_what_to_a_task(queue: TaskQueue) -> None:
     ]
 
 
-def test_errors_that_outlived_their_time_to_live_are_removed_and_nothing_else(queue: TaskQueue, owner: Owner) -> None:
+def test_only_errors_past_their_time_to_live_are_removed(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", retrying)
     names = ["retrying", "failed", "without ttl", "young", "without error"]
     lives = [HOUR, HOUR, None, 10 * HOUR, HOUR]
@@ -164,7 +164,7 @@ def test_errors_that_outlived_their_time_to_live_are_removed_and_nothing_else(qu
     assert [info.identifier for info in queue.page("work")] == ["retrying", *names[2:]]
 
 
-def test_what_has_retries_before_its_expiry_is_not_removed(queue: TaskQueue, owner: Owner) -> None:
+def test_a_task_with_retries_before_its_expiry_is_not_removed(queue: TaskQueue, owner: Owner) -> None:
     """The worked example of camunda-bpm-correlate with a clean-up every minute: the last retry is due after ten."""
     minute = timedelta(minutes=1)
     queue.alter_topic("work", retry=RetryPolicy.correlation(max_backoff=10 * minute), ttl=10)
@@ -178,7 +178,7 @@ def test_what_has_retries_before_its_expiry_is_not_removed(queue: TaskQueue, own
     assert queue.page("work") == []
 
 
-def test_a_worker_gives_some_of_its_tasks_back_and_no_others(queue: TaskQueue, owner: Owner) -> None:
+def test_an_owner_releases_some_of_its_tasks_and_keeps_the_others(queue: TaskQueue, owner: Owner) -> None:
     tasks = queue.push("work", ["a", "b", "c"])
     queue.poll("work", owner, 3)
     assert queue.release_tasks(owner, [tasks[0], tasks[1].sequence]) == 2

@@ -26,9 +26,7 @@ def is_removed(queue: TaskQueue, task: Task) -> bool:
     return queue.task("work", task.sequence) is None
 
 
-def test_one_message_at_a_time_waits_for_the_pause_before_the_next_of_its_identifier(
-    dsn: str, queue: TaskQueue
-) -> None:
+def test_with_size_one_the_next_task_of_an_identifier_waits_for_the_pause(dsn: str, queue: TaskQueue) -> None:
     """Also on a full page: as many identifiers as one run takes."""
     for identifier in ("a", "b"):
         push(queue, 1, 2, 3, identifier=identifier)
@@ -40,20 +38,20 @@ def test_one_message_at_a_time_waits_for_the_pause_before_the_next_of_its_identi
         assert (second - first >= 0.5, third - second >= 0.5) == (True, True)
 
 
-def test_whole_groups_on_a_full_page_are_followed_by_the_next_at_once(dsn: str, queue: TaskQueue) -> None:
+def test_a_run_of_the_full_number_of_groups_is_followed_by_the_next_at_once(dsn: str, queue: TaskQueue) -> None:
     for identifier in ("a", "b", "c"):
         push(queue, 1, 2, identifier=identifier)
     with batches(dsn, Told(), groups=1, pause=HOUR):
         until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 6)
 
 
-def test_the_first_clean_up_does_not_depend_on_the_uptime_of_the_machine(dsn: str, queue: TaskQueue) -> None:
+def test_the_first_cleanup_does_not_depend_on_the_uptime_of_the_machine(dsn: str, queue: TaskQueue) -> None:
     task = expired(queue, "old")
     with batches(dsn, Told(), pause=HOUR, cleanup=A_CENTURY):
         until(lambda: is_removed(queue, task))
 
 
-def test_the_first_run_waits_for_the_initial_delay_and_the_clean_up_does_not(dsn: str, queue: TaskQueue) -> None:
+def test_the_first_run_waits_for_the_initial_delay_and_the_cleanup_does_not(dsn: str, queue: TaskQueue) -> None:
     first = expired(queue, "old")
     told = Told()
     with batches(dsn, told, pause=SHORT, initial_delay=HOUR, cleanup=SHORT):
@@ -64,7 +62,7 @@ def test_the_first_run_waits_for_the_initial_delay_and_the_clean_up_does_not(dsn
     assert told.handled == []
 
 
-def test_the_clean_up_waits_for_its_initial_delay_and_runs_do_not(dsn: str, queue: TaskQueue) -> None:
+def test_the_cleanup_waits_for_its_initial_delay_and_runs_do_not(dsn: str, queue: TaskQueue) -> None:
     task = expired(queue, "old")
     told = Told()
     with batches(dsn, told, pause=SHORT, cleanup=SHORT, cleanup_initial_delay=HOUR):
@@ -95,7 +93,7 @@ def test_a_program_without_the_cluster_lock_skips_its_run(dsn: str, queue: TaskQ
     assert run.run_once() == GroupedRun(groups=1, succeeded=1)
 
 
-def test_the_cluster_lock_is_held_during_a_run_and_given_back_after_it(dsn: str, queue: TaskQueue) -> None:
+def test_the_cluster_lock_is_held_during_a_run_and_released_after_it(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1)
     other = batches(dsn, Told(), cluster_lock=HOUR)
     tallies: list[GroupedRun] = []

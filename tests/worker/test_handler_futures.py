@@ -87,7 +87,7 @@ def test_a_process_may_return_a_future() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_the_wait_for_a_future_ends_when_the_batch_is_given_up(when: str) -> None:
+def test_the_wait_for_a_future_ends_when_the_batch_is_abandoned(when: str) -> None:
     future: Future[Result] = Future()
     given = Batch([task(1)])
     if when == "while":
@@ -100,7 +100,7 @@ def test_the_wait_for_a_future_ends_when_the_batch_is_given_up(when: str) -> Non
     assert future.cancelled()
 
 
-def test_the_wait_for_a_future_that_runs_ends_when_the_batch_is_given_up() -> None:
+def test_the_wait_for_a_running_future_ends_when_the_batch_is_abandoned() -> None:
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # as an executor does: now it cannot be cancelled
     batch = Batch([task(1)])
@@ -109,7 +109,7 @@ def test_the_wait_for_a_future_that_runs_ends_when_the_batch_is_given_up() -> No
     assert "abandoned before the Future" in str(made.error)
 
 
-def test_a_worker_commits_what_a_future_is_completed_with(dsn: str, queue: TaskQueue) -> None:
+def test_a_worker_commits_the_outcome_of_a_future(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     waiting: list[Future[Result]] = []
 
@@ -127,7 +127,7 @@ def test_a_worker_commits_what_a_future_is_completed_with(dsn: str, queue: TaskQ
     worker.stop()
 
 
-def test_a_worker_whose_limit_is_over_goes_on_without_the_future(dsn: str, queue: TaskQueue) -> None:
+def test_a_worker_goes_on_without_a_future_that_exceeds_its_limit(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["never"])
     future: Future[Result] = Future()
     decided: list[str] = []
@@ -164,7 +164,7 @@ def test_an_executor_of_the_caller_calls_the_function_and_stays_open() -> None:
         handler.handle(Batch([task(1)]))
 
 
-def test_futures_of_functions_do_not_take_a_thread_of_the_executor() -> None:
+def test_a_returned_future_does_not_occupy_a_thread_of_the_executor() -> None:
     """One thread would wait for a Future that only the second call completes."""
     first: Future[Result] = Future()
 
@@ -178,7 +178,7 @@ def test_futures_of_functions_do_not_take_a_thread_of_the_executor() -> None:
         assert results(each(decide, executor=executor), task(1), task(2)) == [Result.FILTER, Result.SUSPENSION]
 
 
-def test_calls_that_wait_for_the_executor_are_cancelled_with_their_batch() -> None:
+def test_calls_that_wait_for_an_executor_are_cancelled_with_their_batch() -> None:
     go = threading.Event()
     called: list[int] = []
     batch = Batch([task(1), task(2)])
@@ -195,7 +195,7 @@ def test_calls_that_wait_for_the_executor_are_cancelled_with_their_batch() -> No
     assert called == [1]
 
 
-def test_an_executor_that_cannot_call_the_function_is_refused() -> None:
+def test_an_executor_that_cannot_call_the_function_raises() -> None:
     async def awaited(_: Task) -> None: ...
 
     with ProcessPoolExecutor(1) as processes, pytest.raises(TypeError, match="processes="):
@@ -230,13 +230,13 @@ HANDLERS: dict[str, Callable[[], BatchHandler]] = {
 
 
 @pytest.mark.parametrize("make", HANDLERS.values(), ids=HANDLERS.keys())
-def test_an_exception_that_means_success_is_one_and_no_other(make: Callable[[], BatchHandler]) -> None:
+def test_only_exceptions_of_success_on_mean_success(make: Callable[[], BatchHandler]) -> None:
     handler = make()
     assert results(handler, task(1), task(2)) == [Result.SUCCESS, Result.FAILURE]
     handler.close()
 
 
-def test_of_a_batch_an_exception_that_means_success_is_that_of_all_tasks() -> None:
+def test_an_exception_of_success_on_in_a_batch_is_success_of_all_tasks() -> None:
     def write(batch: Batch) -> None:
         raise UniqueViolation if len(batch.tasks) == 2 else LookupError
 
@@ -246,7 +246,7 @@ def test_of_a_batch_an_exception_that_means_success_is_that_of_all_tasks() -> No
         handler.handle(Batch([task(1)]))
 
 
-def test_a_result_that_is_raised_counts_more_than_success_on() -> None:
+def test_a_task_result_exception_precedes_success_on() -> None:
     def stop(_: Any) -> None:
         raise TaskResultException(Result.FILTER)
 
@@ -254,7 +254,7 @@ def test_a_result_that_is_raised_counts_more_than_success_on() -> None:
     assert results(batch(stop, success_on=Exception), task(1)) == [Result.FILTER]
 
 
-def test_a_participant_whose_write_was_done_before_leaves_the_success(
+def test_a_commit_hook_whose_write_was_done_before_leaves_the_success(
     dsn: str, queue: TaskQueue, conn: psycopg.Connection
 ) -> None:
     conn.execute("CREATE TABLE paid (identifier text PRIMARY KEY)")
@@ -272,7 +272,7 @@ def test_a_participant_whose_write_was_done_before_leaves_the_success(
     assert [info.state.name for info in queue.page("work")] == ["SUCCEEDED", "FAILED"]
 
 
-def test_a_step_of_a_composite_stops_waiting_for_its_future_when_the_batch_is_given_up() -> None:
+def test_a_step_stops_waiting_for_its_future_when_the_batch_is_abandoned() -> None:
     future: Future[Result] = Future()
     batch = Batch([task(1)])
     composite = Composite("c")
@@ -303,7 +303,7 @@ class ByFuture:
     def close(self) -> None: ...
 
 
-def test_any_thread_may_complete_the_future_of_an_object_that_handles_batches(dsn: str, queue: TaskQueue) -> None:
+def test_any_thread_may_complete_the_future_of_a_handler_object(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     handler = ByFuture()
     worker = Worker(dsn, "work", handler, size=2)
@@ -315,7 +315,7 @@ def test_any_thread_may_complete_the_future_of_an_object_that_handles_batches(ds
     worker.stop()
 
 
-def test_an_exception_of_the_future_of_an_object_fails_the_batch(dsn: str, queue: TaskQueue) -> None:
+def test_an_exception_of_a_handler_objects_future_fails_the_batch(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     handler = ByFuture()
     handler.future.set_exception(LookupError("no mailbox"))
@@ -323,7 +323,9 @@ def test_an_exception_of_the_future_of_an_object_fails_the_batch(dsn: str, queue
     assert [info.error_summary for info in queue.page("work")] == ["LookupError: no mailbox"] * 2
 
 
-def test_an_unreadable_payload_fails_its_own_task_where_an_object_returns_a_future(dsn: str, queue: TaskQueue) -> None:
+def test_an_unreadable_payload_fails_only_its_task_if_a_handler_object_returns_a_future(
+    dsn: str, queue: TaskQueue
+) -> None:
     good, bad = queue.push("work", ["good", "bad"])
     poison(queue.conn, bad, POISON["brackets 2,000 deep"])
     handler = ByFuture()

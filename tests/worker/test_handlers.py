@@ -41,13 +41,13 @@ def test_a_function_takes_a_task_or_a_task_and_its_batch() -> None:
     assert results(each(Sized()), task(1)) == [Result.FILTER]
 
 
-def test_what_is_no_decision_is_a_failure_that_says_so() -> None:
+def test_a_returned_value_that_is_no_decision_is_a_failure_that_says_so() -> None:
     [made] = each(lambda _: 5).handle(Batch([task(1)])).values()  # type: ignore[arg-type]
     assert made.result is Result.FAILURE
     assert "not int" in str(made.error)
 
 
-def test_a_result_that_is_raised_keeps_its_message_and_whether_the_task_is_continued() -> None:
+def test_a_task_result_exception_keeps_its_message_and_continued() -> None:
     def stop(_: Task) -> None:
         raise TaskResultException(Result.FILTER, continued=True, message={"n": 1})
 
@@ -55,7 +55,7 @@ def test_a_result_that_is_raised_keeps_its_message_and_whether_the_task_is_conti
     assert (made.result, made.continued, made.message) == (Result.FILTER, True, {"n": 1})
 
 
-def test_an_exit_within_a_handler_is_a_failure_of_its_task_only() -> None:
+def test_system_exit_in_a_handler_fails_its_task_only() -> None:
     def leave(task: Task) -> None:
         if task.sequence == 1:
             sys.exit("enough")
@@ -63,7 +63,7 @@ def test_an_exit_within_a_handler_is_a_failure_of_its_task_only() -> None:
     assert results(each(leave), task(1), task(2)) == [Result.FAILURE, Result.SUCCESS]
 
 
-def test_a_batch_function_gives_one_outcome_for_all_or_one_for_each() -> None:
+def test_a_batch_function_returns_one_outcome_for_all_or_one_for_each() -> None:
     assert results(batch(lambda _: None), task(1), task(2)) == [Result.SUCCESS] * 2
     assert results(batch(lambda _: Result.FILTER), task(1)) == [Result.FILTER]
     assert results(batch(lambda batch: {batch.tasks[0]: None}), task(1)) == [Result.SUCCESS]
@@ -103,7 +103,7 @@ def _meet(place: Path, number: int) -> None:
         time.sleep(0.01)
 
 
-def test_processes_handle_tasks_and_one_that_dies_fails_its_task_only(tmp_path: Path) -> None:
+def test_a_process_that_dies_fails_its_task_only(tmp_path: Path) -> None:
     handler = each(by_name, processes=2)
     meeting = [task(8, f"meet {tmp_path}"), task(9, f"meet {tmp_path}")]
     given = [task(1, "pid"), task(2, "killed"), task(3, "failed"), task(4, "unspeakable"), task(5, "plain"), *meeting]
@@ -133,7 +133,7 @@ def _tells_where_a_process_stands(handler: BatchHandler) -> None:
     assert made[0].error == "the process that handled this task was killed by signal 9"
 
 
-def test_a_kill_that_comes_when_its_task_is_done_does_not_hit_the_next(tmp_path: Path) -> None:
+def test_a_late_kill_of_a_task_does_not_hit_the_next_task(tmp_path: Path) -> None:
     handler = each(by_name, processes=1)
     batch = Batch([task(1, f"meet {tmp_path}")])
     thread = threading.Thread(target=handler.handle, args=(batch,))
@@ -148,7 +148,7 @@ def test_a_kill_that_comes_when_its_task_is_done_does_not_hit_the_next(tmp_path:
     handler.close()
 
 
-def test_a_handler_that_was_closed_begins_anew() -> None:
+def test_a_closed_handler_starts_again() -> None:
     handler = each(lambda _: None, threads=2)
     assert results(handler, task(1), task(2)) == [Result.SUCCESS] * 2
     handler.close()
@@ -156,7 +156,7 @@ def test_a_handler_that_was_closed_begins_anew() -> None:
     handler.close()
 
 
-def test_a_handler_without_threads_is_refused() -> None:
+def test_a_handler_without_threads_raises() -> None:
     with pytest.raises(ValueError, match="threads must be at least 1"):
         each(lambda _: None, threads=0)
 
@@ -171,7 +171,7 @@ def test_a_coroutine_that_cancels_itself_is_a_failure_of_its_task_only() -> None
     handler.close()
 
 
-def test_coroutines_of_a_batch_that_was_given_up_before_they_began_are_cancelled() -> None:
+def test_coroutines_of_a_batch_that_was_abandoned_before_they_started_are_cancelled() -> None:
     async def waits_for_ever(_: Task) -> None:
         await asyncio.Event().wait()
 

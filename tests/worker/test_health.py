@@ -39,7 +39,7 @@ class Told:
         return self.told
 
 
-def test_three_bad_polls_signal_and_three_good_ones_recover() -> None:
+def test_three_checks_with_errors_signal_and_three_without_recover() -> None:
     told = Told()
     assert told.observe(1, 2) == []
     assert told.observe(3) == [3]
@@ -49,7 +49,7 @@ def test_three_bad_polls_signal_and_three_good_ones_recover() -> None:
     assert told.observe(1, 1, 1) == [3, "recovered", 1]
 
 
-def test_what_is_mixed_keeps_the_state() -> None:
+def test_mixed_checks_keep_the_state() -> None:
     told = Told()
     assert told.observe(1, 1, 0, 1, 1, 0, 0, 0) == [], "never three bad ones in a row, and nothing to recover from"
     assert told.observe(1, 1, 1, 0, 1, 0, 0, 1) == [1]
@@ -66,7 +66,7 @@ def test_the_signal_is_repeated_after_an_hour_of_errors_and_not_before() -> None
     assert told.told == [1, 7]
 
 
-def test_an_error_is_told_with_its_age_whether_it_is_retried_or_given_up(queue: TaskQueue, owner: Owner) -> None:
+def test_health_reports_the_age_of_retried_and_of_final_errors(queue: TaskQueue, owner: Owner) -> None:
     queue.create_topic("other", TopicPolicy(retry=RetryPolicy(max_attempts=2)))
     assert queue.topic_errors() == []
     failed = task_in(queue, owner, State.FAILED)
@@ -93,7 +93,7 @@ def test_a_queue_is_healthy_until_an_error_is_too_old(queue: TaskQueue, owner: O
     assert check_health(queue, error_age=HOUR).is_healthy
 
 
-def test_an_owner_that_hangs_with_its_tasks_is_stuck_and_a_living_or_idle_one_is_not(queue: TaskQueue) -> None:
+def test_an_owner_with_tasks_and_a_lapsed_lease_is_stuck(queue: TaskQueue) -> None:
     busy, dead, idle = (queue.register(name) for name in ("busy", "dead", "idle"))
     queue.push("work", ["a", "b", "c"])
     queue.poll("work", busy)
@@ -109,7 +109,7 @@ def test_an_owner_that_hangs_with_its_tasks_is_stuck_and_a_living_or_idle_one_is
     assert check_health(queue).is_healthy
 
 
-def test_a_partition_whose_consumer_gave_up_is_reported(dsn: str, queue: TaskQueue) -> None:
+def test_a_partition_that_ended_by_an_error_is_reported(dsn: str, queue: TaskQueue) -> None:
     heard = Heard()
 
     @heard.group.on()
@@ -124,7 +124,7 @@ def test_a_partition_whose_consumer_gave_up_is_reported(dsn: str, queue: TaskQue
     assert check_health(queue).wrong == ["group readers, topic work: partition 0 gave up"]
 
 
-def test_health_is_looked_at_every_so_often_and_told_to_a_signal(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+def test_a_health_monitor_checks_periodically_and_calls_its_signal(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     told, recovered = threading.Event(), threading.Event()
     signal = HealthSignal(lambda _errors: told.set(), recovered.set)
     task_in(queue, owner, State.FAILED)
@@ -140,14 +140,14 @@ def test_health_is_looked_at_every_so_often_and_told_to_a_signal(dsn: str, queue
     assert health.stop(20)
 
 
-def test_a_young_program_is_healthy_whatever_it_finds(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+def test_a_young_program_counts_as_healthy(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED)
     young, old = HealthMonitor(dsn, error_age=SECOND * 0), HealthMonitor(dsn, error_age=SECOND * 0, grace=SECOND * 0)
     assert len(young.check().wrong) == len(old.check().wrong) == 1
     assert (young.is_healthy, old.is_healthy) == (True, False)
 
 
-def test_health_that_cannot_be_looked_at_is_tried_again(dsn: str, queue: TaskQueue) -> None:
+def test_a_health_check_that_fails_is_repeated(dsn: str, queue: TaskQueue) -> None:
     found = threading.Event()
     health = HealthMonitor(
         dsn, signal=HealthSignal(lambda _: None, found.set, polls=1), every=timedelta(milliseconds=20)
@@ -161,7 +161,7 @@ def test_health_that_cannot_be_looked_at_is_tried_again(dsn: str, queue: TaskQue
     assert health.stop(20)
 
 
-def test_retry_statistics_count_tasks_tries_and_their_share(queue: TaskQueue, owner: Owner) -> None:
+def test_retry_statistics_count_tasks_attempts_and_their_share(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
     queue.push("work", ["a", "b", "c", "d"])
     bad = {"a": 1, "b": 5}
@@ -174,7 +174,7 @@ def test_retry_statistics_count_tasks_tries_and_their_share(queue: TaskQueue, ow
     assert (ends.retried, ends.retries, ends.retried_share) == (2, 3, 0.5)
 
 
-def test_statistics_tell_how_long_tasks_took_from_due_to_end(queue: TaskQueue, owner: Owner) -> None:
+def test_statistics_have_the_seconds_from_due_to_end(queue: TaskQueue, owner: Owner) -> None:
     tasks = queue.push("work", [f"id-{n}" for n in range(100)])
     queue.poll("work", owner, 100)
     queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
@@ -192,7 +192,7 @@ def test_statistics_tell_how_long_tasks_took_from_due_to_end(queue: TaskQueue, o
     assert len(queue.statistics(3 * HOUR)) == 1
 
 
-def test_handling_times_are_noted_by_those_who_handle_and_told_by_hour(queue: TaskQueue) -> None:
+def test_handling_times_are_recorded_by_handlers_and_reported_by_hour(queue: TaskQueue) -> None:
     assert queue.handling_times() == []
     queue.record_handling_times("work", [n / 100 for n in range(1, 51)])
     queue.record_handling_times("work", [n / 100 for n in range(51, 101)])
@@ -210,7 +210,7 @@ def test_handling_times_are_noted_by_those_who_handle_and_told_by_hour(queue: Ta
     assert queue.handling_times(timedelta(days=30))[0].count == 1, "what is older than 8 days is forgotten"
 
 
-def test_who_notes_handling_times_waits_for_no_drop_of_the_topic(
+def test_recording_handling_times_does_not_wait_for_a_drop_of_the_topic(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     queue.record_handling_times("work", [1.0])

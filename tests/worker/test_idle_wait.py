@@ -7,7 +7,7 @@ from airflow_provider_taskq.worker.runtime import IdleWait
 from tests.queue.conftest import until
 
 
-def test_when_one_has_looked_the_next_does_though_somebody_rests_who_came_before() -> None:
+def test_a_waiting_thread_polls_next_although_another_one_sleeps() -> None:
     pause = IdleWait(0.3)
     waiting = vars(pause._changed)["_waiters"]
     looking = _started(lambda: pause.wait(0))
@@ -23,7 +23,7 @@ def test_when_one_has_looked_the_next_does_though_somebody_rests_who_came_before
     assert not resting.is_alive()
 
 
-def test_looks_that_find_nothing_take_a_fifth_of_the_time_at_most() -> None:
+def test_empty_polls_take_at_most_a_fifth_of_the_time() -> None:
     pause = IdleWait(1.0)
     assert [pause.seconds_after(took) for took in (0.0, 0.25, 1.5)] == [1.0, 1.0, 6.0]
 

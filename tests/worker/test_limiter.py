@@ -17,11 +17,11 @@ def never() -> bool:
     return False
 
 
-def test_no_limit_gives_as_many_tokens_as_are_asked_for() -> None:
+def test_no_limit_hands_out_any_number_of_tokens() -> None:
     assert all(NoLimit().request(never) for _ in range(100))
 
 
-def test_a_bound_makes_the_next_wait_until_a_token_is_given_back() -> None:
+def test_a_bounded_limiter_makes_requests_wait_for_a_released_token() -> None:
     limiter = BoundedLimiter(2)
     first, _ = limiter.request(never), limiter.request(never)
     assert first is not None
@@ -33,7 +33,7 @@ def test_a_bound_makes_the_next_wait_until_a_token_is_given_back() -> None:
         assert third.result(10) is not None
 
 
-def test_a_token_that_is_given_back_twice_counts_once() -> None:
+def test_a_token_that_is_released_twice_counts_once() -> None:
     limiter = BoundedLimiter(1)
     token = limiter.request(never)
     assert token is not None
@@ -43,7 +43,7 @@ def test_a_token_that_is_given_back_twice_counts_once() -> None:
     assert limiter.request(lambda: True) is None, "only one was free"
 
 
-def test_higher_priorities_go_first_and_equals_in_the_order_in_which_they_came() -> None:
+def test_higher_priorities_go_first_and_equal_ones_in_the_order_of_requests() -> None:
     limiter = PriorityLimiter(1)
     held = limiter.request(never)
     assert held is not None
@@ -76,7 +76,7 @@ def _queue_up(
     return asked
 
 
-def test_whoever_gives_up_leaves_the_line() -> None:
+def test_a_withdrawn_request_leaves_the_queue() -> None:
     limiter = BoundedLimiter(1)
     held = limiter.request(never)
     assert held is not None
@@ -86,7 +86,7 @@ def test_whoever_gives_up_leaves_the_line() -> None:
         BoundedLimiter(0)
 
 
-def test_workers_that_share_a_limiter_share_what_may_be_in_flight(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_workers_that_share_a_limiter_share_its_limit(queue: TaskQueue, make_worker: MakeWorker) -> None:
     queue.create_topic("more")
     queue.push("work", [f"a{number}" for number in range(10)])
     queue.push("more", [f"b{number}" for number in range(10)])

@@ -38,7 +38,7 @@ class Diary(WorkerListener):
         self.heard.append(("error", trace, type(error).__name__))
 
 
-def test_a_batch_that_goes_well_is_told_from_start_to_complete(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_listener_hears_of_a_batch_from_start_to_complete(queue: TaskQueue, make_worker: MakeWorker) -> None:
     diary = Diary()
     queue.push("work", ["a", "b"])
     make_worker(lambda _: None, size=2, listener=diary, listen=False).start()
@@ -53,7 +53,7 @@ def test_a_batch_that_goes_well_is_told_from_start_to_complete(queue: TaskQueue,
     ]
 
 
-def test_a_batch_that_fails_is_told_as_an_error_with_its_trace(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_listener_hears_of_a_failed_batch_with_its_trace(queue: TaskQueue, make_worker: MakeWorker) -> None:
     def fail(_: Batch) -> None:
         raise ZeroDivisionError
 
@@ -76,7 +76,7 @@ def test_a_completion_that_fails_fails_its_batch(queue: TaskQueue, make_worker: 
     assert states(queue) == [("a", State.FAILED)]
 
 
-def test_where_failing_fails_too_it_is_fatal_and_the_tasks_are_held_no_longer(
+def test_a_batch_that_cannot_even_be_failed_is_fatal_and_loses_its_lease(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     diary = Diary()
@@ -93,7 +93,7 @@ def test_where_failing_fails_too_it_is_fatal_and_the_tasks_are_held_no_longer(
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
-def test_a_listener_that_fails_does_not_harm_the_work(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_listener_that_fails_does_not_stop_the_worker(queue: TaskQueue, make_worker: MakeWorker) -> None:
     class Broken(WorkerListener):
         def on_start(self, tasks: Sequence[Task]) -> None:
             raise ZeroDivisionError(len(tasks))
@@ -106,7 +106,7 @@ def test_a_listener_that_fails_does_not_harm_the_work(queue: TaskQueue, make_wor
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
-def test_a_fatal_listener_hears_of_nothing_else() -> None:
+def test_a_fatal_listener_hears_of_fatal_errors_only() -> None:
     told: list[BaseException] = []
     listener = FatalListener(told.append)
     assert listener.on_start([]) is None

@@ -24,7 +24,7 @@ def small_batch() -> Batch:
     return Batch((Task(number, "work", f"item-{number}", None, None, 1, False) for number in range(4)), tagged)
 
 
-def test_the_handler_sees_only_the_tasks_that_match_and_the_others_get_the_fallback() -> None:
+def test_a_partial_handler_gets_matching_tasks_and_the_others_get_the_fallback() -> None:
     seen: list[int] = []
 
     def look(task: Task) -> Result:
@@ -44,20 +44,20 @@ def test_the_fallback_may_be_a_decision_or_a_function_of_the_task() -> None:
     assert [decided[task].result for task in small_batch().tasks] == [FAILURE, SUCCESS, FILTER, SUCCESS]
 
 
-def test_the_handler_is_not_called_where_no_task_matches() -> None:
+def test_a_partial_handler_is_not_called_if_no_task_matches() -> None:
     seen: list[Batch] = []
     decided = partial(batch(seen.append), lambda _: False).handle(small_batch())
     assert [made.result for made in decided.values()] == [SUCCESS] * 4
     assert seen == []
 
 
-def test_a_task_of_the_batch_that_is_none_of_the_part_is_foreign_to_the_handler() -> None:
+def test_a_task_that_does_not_match_is_foreign_to_a_partial_handler() -> None:
     given = small_batch()
     with pytest.raises(ForeignDecision):
         partial(batch(lambda _: dict.fromkeys(given.tasks)), odd).handle(given)
 
 
-def test_a_task_without_a_decision_is_failed_and_what_is_registered_is_the_batchs() -> None:
+def test_a_partial_handler_fails_a_task_without_a_decision_and_shares_the_supplement() -> None:
     given = small_batch()
 
     def some(part: Batch) -> Mapping[Task, Result]:
@@ -71,7 +71,7 @@ def test_a_task_without_a_decision_is_failed_and_what_is_registered_is_the_batch
     assert [new.reference for follow_up in given.follow_ups for new in follow_up.tasks] == ["1"]
 
 
-def test_who_takes_part_in_the_commit_sees_and_decides_on_the_part_only(
+def test_a_commit_hook_of_a_partial_handler_gets_matching_tasks_only(
     conn: psycopg.Connection, queue: TaskQueue, owner: Owner
 ) -> None:
     queue.push("work", [f"item-{number}" for number in range(4)])
@@ -88,7 +88,7 @@ def test_who_takes_part_in_the_commit_sees_and_decides_on_the_part_only(
     assert [task.identifier for task in asked] == ["item-2"]
 
 
-def test_a_step_of_a_composite_may_be_for_some_tasks_only() -> None:
+def test_a_step_of_a_composite_may_get_matching_tasks_only() -> None:
     seen: list[Task] = []
 
     def look(tasks: Sequence[Task], _: Batch) -> Result:

@@ -29,7 +29,7 @@ def make_persistent(make_worker: MakeWorker) -> Iterator[MakePersistent]:
         each.shutdown(timedelta(seconds=5))
 
 
-def test_a_start_and_a_stop_are_remembered(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+def test_a_start_and_a_stop_are_stored(queue: TaskQueue, make_persistent: MakePersistent) -> None:
     persistent = make_persistent()
     assert queue.is_worker_active("mailer") is None
     assert persistent.start()
@@ -41,7 +41,7 @@ def test_a_start_and_a_stop_are_remembered(queue: TaskQueue, make_persistent: Ma
     assert queue.workers() == {"mailer": False}
 
 
-def test_what_nobody_said_starts_nothing(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+def test_a_worker_without_a_stored_state_does_not_start(queue: TaskQueue, make_persistent: MakePersistent) -> None:
     persistent = make_persistent()
     assert not persistent.initialize()
     assert not persistent.is_active
@@ -65,7 +65,7 @@ def test_a_worker_that_was_off_stays_off_after_a_restart(queue: TaskQueue, make_
     assert not persistent.is_active
 
 
-def test_a_resume_changes_nothing_that_is_remembered(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+def test_a_resume_does_not_change_the_stored_state(queue: TaskQueue, make_persistent: MakePersistent) -> None:
     persistent = make_persistent()
     assert not persistent.resume()
     persistent.start()
@@ -89,7 +89,9 @@ def test_workers_of_one_name_follow_each_other_by_notification(
     assert not other.is_active
 
 
-def test_an_operator_switches_workers_by_the_verb_alone(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+def test_an_operator_switches_workers_by_activate_and_deactivate(
+    queue: TaskQueue, make_persistent: MakePersistent
+) -> None:
     persistent = make_persistent()
     persistent.initialize()
     assert queue.activate_worker("mailer") is None
@@ -100,7 +102,7 @@ def test_an_operator_switches_workers_by_the_verb_alone(queue: TaskQueue, make_p
     assert not queue.forget_worker("mailer")
 
 
-def test_a_notification_that_was_missed_is_made_up_for(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+def test_a_worker_follows_a_change_without_its_notification(queue: TaskQueue, make_persistent: MakePersistent) -> None:
     persistent = make_persistent()
     persistent.initialize()
     queue.conn.execute(

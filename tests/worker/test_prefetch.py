@@ -23,7 +23,7 @@ class Gate:
         self.open.wait(10)
 
 
-def test_tasks_are_kept_ready_and_polling_waits_while_there_are_enough(
+def test_a_prefetcher_keeps_tasks_ready_and_waits_while_its_buffer_is_full(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     gate = Gate()
@@ -37,7 +37,7 @@ def test_tasks_are_kept_ready_and_polling_waits_while_there_are_enough(
     until(lambda: worker.statistics().succeeded == 20)
 
 
-def test_idle_workers_get_what_comes_and_all_at_once(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_idle_threads_handle_new_tasks_at_once(queue: TaskQueue, make_worker: MakeWorker) -> None:
     together = threading.Barrier(3, timeout=10)
 
     def meet(_: Task) -> None:
@@ -77,26 +77,26 @@ def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRe
 
 
 @pytest.mark.parametrize("stopped", [Pending.FINISH], indirect=True)
-def test_a_stop_finishes_what_is_ready(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
+def test_a_stop_with_finish_handles_the_prefetched_tasks(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
     assert stopped[1].started == ["in hand", "ready 1", "ready 2"]
     assert [state for _, state in states(queue)] == [*[State.SUCCEEDED] * 3, State.READY]
 
 
 @pytest.mark.parametrize("stopped", [Pending.FAIL], indirect=True)
-def test_a_stop_fails_what_is_ready_where_it_is_to(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
+def test_a_stop_with_fail_fails_the_prefetched_tasks(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
     assert stopped[1].started == ["in hand"]
     assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.FAILED, State.FAILED, State.READY]
     assert "WorkerStopped" in (everything(queue)[1].error or "")
 
 
 @pytest.mark.parametrize("stopped", [Pending.RELEASE], indirect=True)
-def test_a_stop_gives_back_what_is_ready_where_it_is_to(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
+def test_a_stop_with_release_releases_the_prefetched_tasks(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
     assert [state for _, state in states(queue)] == [State.SUCCEEDED, *[State.READY] * 3]
     assert everything(queue)[1].attempt == 0
     assert stopped[0].statistics().abandoned == 2
 
 
-def test_a_batch_that_does_not_end_in_time_is_given_back_with_what_is_ready(
+def test_a_batch_that_exceeds_the_stop_timeout_is_released_with_the_prefetched_tasks(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     gate = Gate()
@@ -109,7 +109,7 @@ def test_a_batch_that_does_not_end_in_time_is_given_back_with_what_is_ready(
     assert [state for _, state in states(queue)] == [State.READY] * 2
 
 
-def test_a_lost_lease_takes_what_is_ready_along_and_all_is_polled_again(
+def test_a_lost_lease_abandons_the_prefetched_tasks_and_all_are_polled_again(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     gate = Gate()
@@ -124,7 +124,7 @@ def test_a_lost_lease_takes_what_is_ready_along_and_all_is_polled_again(
     until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 3)
 
 
-def test_identifiers_keep_their_turn_in_a_buffer(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_identifiers_keep_their_order_in_the_prefetch_buffer(queue: TaskQueue, make_worker: MakeWorker) -> None:
     done: list[tuple[str, int]] = []
     queue.push("work", [f"k{number % 3}" for number in range(30)])
     condition = Condition.SINGULAR_BY_IDENTIFIER

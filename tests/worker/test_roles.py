@@ -78,7 +78,7 @@ def test_a_worker_without_the_access_of_a_producer_pushes_nothing(as_role: As, q
     assert queue.page("next") == []
 
 
-def test_a_ticker_is_a_producer(as_role: As, queue: TaskQueue) -> None:
+def test_a_scheduler_is_a_producer(as_role: As, queue: TaskQueue) -> None:
     with Scheduler(as_role("producer")) as ticker:
         ticker.every("work", "hourly", timedelta(hours=1))
         until(lambda: queue.page("work"))

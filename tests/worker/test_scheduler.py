@@ -26,7 +26,7 @@ def far(*hours: int) -> Ticks:
     return [(FAR + HOUR * hour, {"hour": hour}) for hour in hours]
 
 
-def test_several_configurations_are_installed_at_once_and_kept(dsn: str, queue: TaskQueue) -> None:
+def test_a_scheduler_installs_several_schedules(dsn: str, queue: TaskQueue) -> None:
     runs: list[datetime] = []
     again = threading.Event()
 
@@ -48,7 +48,7 @@ def test_several_configurations_are_installed_at_once_and_kept(dsn: str, queue: 
     assert ticker.stop()
 
 
-def test_several_programs_with_the_same_ticks_are_harmless(dsn: str, queue: TaskQueue) -> None:
+def test_several_schedulers_with_the_same_ticks_install_each_once(dsn: str, queue: TaskQueue) -> None:
     tickers = [Scheduler(dsn) for _ in range(4)]
     runs = [0] * 4
     for number, ticker in enumerate(tickers):
@@ -64,7 +64,7 @@ def test_several_programs_with_the_same_ticks_are_harmless(dsn: str, queue: Task
     assert len(installed(queue)) == len(set(installed(queue))) == 20
 
 
-def test_a_configuration_that_changed_replaces_the_ticks_that_wait(dsn: str, queue: TaskQueue) -> None:
+def test_a_scheduler_replaces_the_waiting_ticks_of_a_changed_schedule(dsn: str, queue: TaskQueue) -> None:
     old, new = Scheduler(dsn), Scheduler(dsn)
     old.add("work", "p", "old", HOUR, lambda _now: far(1, 2))
     new.add("work", "p", "new", HOUR, lambda _now: far(3))
@@ -96,7 +96,7 @@ def three_kinds(dsn: str, payload: Any, version: Any = None) -> list[Scheduler]:
     ],
     ids=["json", "none", "task"],
 )
-def test_the_first_installation_after_a_change_of_the_payload_updates_the_ticks_that_wait(
+def test_a_scheduler_replaces_the_waiting_ticks_of_a_changed_payload(
     dsn: str, queue: TaskQueue, kind: int, old: Any, new: Any, stored: object
 ) -> None:
     count = three_kinds(dsn, old)[kind].install()
@@ -108,7 +108,7 @@ def test_the_first_installation_after_a_change_of_the_payload_updates_the_ticks_
     assert three_kinds(dsn, new)[kind].install() == 0
 
 
-def test_another_version_of_a_function_updates_the_ticks_that_wait(dsn: str, queue: TaskQueue) -> None:
+def test_another_version_of_a_payload_function_replaces_the_waiting_ticks(dsn: str, queue: TaskQueue) -> None:
     three_kinds(dsn, lambda _moment: "old", 1)[0].install()
     assert three_kinds(dsn, lambda _moment: "new", 1)[0].install() == 0
     assert payloads(queue) == ["old", "old"]
@@ -116,7 +116,7 @@ def test_another_version_of_a_function_updates_the_ticks_that_wait(dsn: str, que
     assert payloads(queue) == ["new", "new"]
 
 
-def test_a_change_of_the_payload_leaves_a_tick_that_is_held(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+def test_a_changed_payload_leaves_a_held_tick(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     three_kinds(dsn, NewTask("x", "old", available_at=FIRST))[0].install()
     [held] = queue.poll("work", owner)
     assert three_kinds(dsn, NewTask("x", "new", available_at=FIRST))[0].install() == 2
@@ -125,7 +125,7 @@ def test_a_change_of_the_payload_leaves_a_tick_that_is_held(dsn: str, queue: Tas
     queue.complete(owner, {held: "SUCCESS"})
 
 
-def test_ticks_ahead_are_looked_after_every_quarter_of_that_time_and_at_least_every_hour(dsn: str) -> None:
+def test_ticks_are_installed_every_quarter_of_ahead_and_at_least_every_hour(dsn: str) -> None:
     ticker = Scheduler(dsn)
     for ahead in (DAY, HOUR, SECOND):
         ticker.cron("work", "p", "* * * * *", "UTC", ahead=ahead)
@@ -142,7 +142,7 @@ def test_the_command_line_makes_the_same_ticks(dsn: str, queue: TaskQueue) -> No
     assert {info.identifier.split("/")[1] for info in queue.page("work")} == {hash_}
 
 
-def test_an_error_is_logged_without_a_payload_and_the_next_run_and_the_others_go_on(
+def test_a_schedule_that_fails_is_logged_without_payload_and_the_others_go_on(
     dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs: list[int] = []
@@ -162,7 +162,9 @@ def test_an_error_is_logged_without_a_payload_and_the_next_run_and_the_others_go
     assert "secret" not in caplog.text
 
 
-def test_a_run_takes_no_longer_than_its_interval(dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_installation_fails_if_it_takes_longer_than_its_interval(
+    dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
     ticker = Scheduler(dsn)
     ticker.add("work", "p", "h", SECOND, lambda _now: far(1))
     with queue.conn.transaction():
@@ -172,7 +174,7 @@ def test_a_run_takes_no_longer_than_its_interval(dsn: str, queue: TaskQueue, cap
     assert installed(queue) == ["p/21000101T020000.000000Z"]
 
 
-def test_a_lost_connection_is_made_again(dsn: str, queue: TaskQueue) -> None:
+def test_a_scheduler_replaces_a_lost_connection(dsn: str, queue: TaskQueue) -> None:
     runs: list[datetime] = []
 
     def make(now: datetime) -> Ticks:
@@ -205,14 +207,14 @@ def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue:
     assert [datetime.fromisoformat(str(info.payload)) for info in daily] == [info.available_at for info in daily]
 
 
-def test_a_period_is_looked_after_every_quarter_of_it_and_not_more_often_than_each_second(dsn: str) -> None:
+def test_periodic_ticks_are_installed_every_quarter_of_the_period_and_at_most_each_second(dsn: str) -> None:
     ticker = Scheduler(dsn)
     ticker.every("work", "p", timedelta(minutes=1))
     ticker.every("work", "q", SECOND)
     assert [each.interval for each in ticker.schedules] == [15 * SECOND, SECOND]
 
 
-def test_a_blank_prefix_an_interval_of_nothing_and_no_hours_are_refused(dsn: str) -> None:
+def test_a_blank_prefix_a_zero_interval_and_no_hours_raise(dsn: str) -> None:
     ticker = Scheduler(dsn)
     for prefix, interval in ((" ", HOUR), ("p", timedelta(0)), ("p", -HOUR)):
         with pytest.raises(InvalidArgument):
@@ -225,7 +227,7 @@ def test_a_blank_prefix_an_interval_of_nothing_and_no_hours_are_refused(dsn: str
 
 
 @pytest.mark.usefixtures("queue")
-def test_a_ticker_that_runs_cannot_be_started_and_can_be_closed_any_number_of_times(dsn: str) -> None:
+def test_a_running_scheduler_cannot_be_started_and_can_be_stopped_any_number_of_times(dsn: str) -> None:
     ticker = Scheduler(dsn)
     with ticker, pytest.raises(TaskQueueError, match="runs already"):
         ticker.start()

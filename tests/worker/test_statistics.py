@@ -8,7 +8,7 @@ from tests.queue.conftest import until
 from tests.worker.conftest import MakeWorker
 
 
-def test_a_worker_counts_what_it_handled_by_result(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_worker_counts_its_tasks_by_result(queue: TaskQueue, make_worker: MakeWorker) -> None:
     def decide(task: Task) -> Result:
         return Result[task.identifier]
 
@@ -32,7 +32,7 @@ def test_times_are_those_of_the_last_thousand_batches() -> None:
     assert found.p90 == pytest.approx(101 + 0.9 * 999)
 
 
-def test_percentiles_are_interpolated_and_zero_of_nothing() -> None:
+def test_percentiles_are_interpolated_and_zero_for_an_empty_list() -> None:
     assert percentile([], 0.5) == 0
     assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
     assert percentile([7.0], 0.99) == 7

@@ -17,7 +17,7 @@ from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
 
-def test_a_slow_handler_is_reported_with_its_stack_while_it_runs_once_per_interval(
+def test_a_slow_handler_is_reported_with_its_stack_once_per_interval(
     queue: TaskQueue, make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
@@ -45,7 +45,7 @@ def test_a_slow_handler_is_reported_with_its_stack_while_it_runs_once_per_interv
     assert f"sequences={task.sequence} " in first
 
 
-def test_threads_of_a_handler_are_reported_each_with_its_task(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_each_thread_of_a_slow_handler_is_reported_with_its_task(queue: TaskQueue, make_worker: MakeWorker) -> None:
     go_on = threading.Event()
     told: list[str] = []
 
@@ -69,7 +69,7 @@ def test_threads_of_a_handler_are_reported_each_with_its_task(queue: TaskQueue, 
 
 
 @pytest.mark.parametrize("ready", [0, 5])
-def test_a_handler_at_its_limit_is_failed_and_what_it_decides_later_changes_nothing(
+def test_a_handler_at_its_limit_is_failed_and_its_later_decisions_are_ignored(
     queue: TaskQueue, make_worker: MakeWorker, ready: int
 ) -> None:
     go_on, ended = threading.Event(), threading.Event()
@@ -95,7 +95,9 @@ def test_a_handler_at_its_limit_is_failed_and_what_it_decides_later_changes_noth
     assert (worker.statistics().failed, worker.statistics().succeeded) == (1, 1)
 
 
-def test_a_handler_that_never_ends_keeps_no_worker_from_stopping(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_handler_that_never_ends_does_not_keep_its_worker_from_stopping(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
     go_on = threading.Event()
 
     def hangs(_: Task) -> None:
@@ -127,7 +129,7 @@ def test_a_coroutine_at_its_limit_is_cancelled(queue: TaskQueue, make_worker: Ma
     until(lambda: states(queue) == [("a", State.FAILED)])
 
 
-def test_threads_that_are_stuck_are_replaced_by_others(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_stuck_threads_are_replaced(queue: TaskQueue, make_worker: MakeWorker) -> None:
     go_on = threading.Event()
 
     def hangs_for_some(task: Task) -> None:
@@ -142,7 +144,7 @@ def test_threads_that_are_stuck_are_replaced_by_others(queue: TaskQueue, make_wo
 
 
 @pytest.mark.parametrize("ready", [0, 5])
-def test_a_stop_while_a_stuck_thread_is_replaced_does_not_keep_its_batch_from_being_failed(
+def test_a_stuck_batch_is_failed_although_the_worker_stops_meanwhile(
     queue: TaskQueue, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, ready: int
 ) -> None:
     go_on, stopped = threading.Event(), threading.Event()
@@ -186,9 +188,7 @@ def test_a_handler_that_ends_just_at_its_limit_keeps_its_thread(queue: TaskQueue
     assert len(queue.owners()) == 1
 
 
-def test_a_thread_that_is_stuck_when_its_lease_is_lost_is_replaced_at_its_limit_too(
-    queue: TaskQueue, make_worker: MakeWorker
-) -> None:
+def test_a_stuck_thread_with_a_lost_lease_is_replaced_at_its_limit(queue: TaskQueue, make_worker: MakeWorker) -> None:
     started, go_on = threading.Event(), threading.Event()
 
     def handle(task: Task) -> None:

@@ -30,7 +30,7 @@ from tests.queue.conftest import everything, known, states, until
 from tests.worker.conftest import HOUR, MakeWorker
 
 
-def test_a_worker_handles_what_is_there_and_what_comes(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_worker_handles_waiting_and_new_tasks(queue: TaskQueue, make_worker: MakeWorker) -> None:
     queue.push("work", ["a"])
     worker = make_worker(lambda _: None)
     assert worker.start()
@@ -40,7 +40,7 @@ def test_a_worker_handles_what_is_there_and_what_comes(queue: TaskQueue, make_wo
     until(lambda: states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)])
 
 
-def test_start_stop_and_resume_tell_whether_they_changed_anything(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_start_stop_and_resume_return_whether_they_changed_anything(queue: TaskQueue, make_worker: MakeWorker) -> None:
     worker = make_worker(lambda _: None)
     assert not _works(worker)
     assert not worker.stop()
@@ -61,7 +61,7 @@ def _works(worker: Worker) -> bool:
 
 
 @pytest.mark.usefixtures("queue")
-def test_a_start_that_cannot_work_says_why(dsn: str) -> None:
+def test_a_start_that_cannot_work_raises_the_reason(dsn: str) -> None:
     with pytest.raises(UnknownTopic):
         Worker(dsn, "none", lambda _: None).start()
     with pytest.raises(TaskQueueError, match="cannot connect"):
@@ -73,7 +73,7 @@ def test_a_start_that_cannot_work_says_why(dsn: str) -> None:
 
 
 @pytest.mark.usefixtures("queue")
-def test_a_start_that_gets_no_lease_in_time_is_a_timeout_and_leaves_nothing_behind(dsn: str) -> None:
+def test_a_start_without_a_lease_in_time_raises_timeout_error_and_leaves_no_thread(dsn: str) -> None:
     with connect(dsn) as blocker:
         blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
         worker = Worker(f"{dsn} options='-c lock_timeout=1s'", "work", lambda _: None)
@@ -82,7 +82,7 @@ def test_a_start_that_gets_no_lease_in_time_is_a_timeout_and_leaves_nothing_behi
     assert not worker.is_active
 
 
-def test_a_thread_that_gets_its_lease_when_the_start_was_given_up_takes_nothing(dsn: str, queue: TaskQueue) -> None:
+def test_a_thread_that_gets_its_lease_after_a_failed_start_polls_nothing(dsn: str, queue: TaskQueue) -> None:
     seen: list[str] = []
     queue.push("work", ["a"])
     before = set(threading.enumerate())
@@ -152,7 +152,7 @@ def _listens(queue: TaskQueue) -> bool:
     return found.fetchone() is not None
 
 
-def test_a_batch_has_at_most_its_size_in_polled_order(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_batch_has_at_most_size_tasks_in_polled_order(queue: TaskQueue, make_worker: MakeWorker) -> None:
     seen: list[list[str]] = []
     queue.push("work", ["a", "b", NewTask("c", priority=5), "d", "e"])
     make_worker(batch(lambda batch: seen.append([task.identifier for task in batch.tasks])), size=2).start()
@@ -160,7 +160,7 @@ def test_a_batch_has_at_most_its_size_in_polled_order(queue: TaskQueue, make_wor
     assert seen == [["c", "a"], ["b", "d"], ["e"]]
 
 
-def test_the_order_and_the_condition_are_those_of_the_polls(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_worker_polls_with_its_order_and_condition(queue: TaskQueue, make_worker: MakeWorker) -> None:
     seen: list[list[str]] = []
     queue.push("work", ["a", "a", "b"])
     handler = batch(lambda batch: seen.append([task.identifier for task in batch.tasks]))
@@ -225,7 +225,7 @@ def test_a_decision_on_a_foreign_task_fails_the_whole_batch(queue: TaskQueue, ma
     assert known(queue, other).state is State.READY
 
 
-def test_what_a_batch_handler_raises_fails_the_batch_or_is_its_result(
+def test_an_exception_of_a_batch_handler_fails_the_batch_or_sets_its_result(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     def handle(batch: Batch) -> None:
@@ -253,16 +253,14 @@ def test_a_failure_is_retried_by_the_policy_of_its_topic(queue: TaskQueue, make_
     assert attempts == [1, 2, 3]
 
 
-def test_a_message_that_is_no_json_fails_its_task_and_no_other_of_its_batch(
-    queue: TaskQueue, make_worker: MakeWorker
-) -> None:
+def test_a_message_that_is_not_json_fails_only_its_task(queue: TaskQueue, make_worker: MakeWorker) -> None:
     worker = make_worker(lambda task: Decision(Result.SUCCESS, {1, 2} if task.identifier == "a" else None), size=2)  # type: ignore[arg-type]
     queue.push("work", ["a", "b"])
     worker.start()
     until(lambda: states(queue) == [("a", State.FAILED), ("b", State.SUCCEEDED)])
 
 
-def test_tasks_that_were_purged_meanwhile_do_not_keep_the_others_from_their_end(
+def test_tasks_that_were_purged_meanwhile_do_not_keep_others_from_being_completed(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     tasks = queue.push("work", ["a", "b"])
@@ -286,7 +284,7 @@ def test_several_threads_handle_several_batches_at_once(queue: TaskQueue, make_w
     assert len(queue.owners()) == 3
 
 
-def test_coroutine_functions_run_beside_each_other_on_one_loop(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_coroutine_functions_run_concurrently_on_one_loop(queue: TaskQueue, make_worker: MakeWorker) -> None:
     inside: list[str] = []
     all_in = asyncio.Event()
 
@@ -317,7 +315,7 @@ def test_tasks_of_a_batch_are_handled_by_several_threads(queue: TaskQueue, make_
 
 
 @pytest.mark.parametrize("ready", [0, 20])
-def test_a_drain_ends_when_nothing_is_left_not_even_what_was_pushed_meanwhile(
+def test_a_drain_ends_when_no_task_is_left_including_tasks_pushed_meanwhile(
     queue: TaskQueue, make_worker: MakeWorker, ready: int
 ) -> None:
     def handle(task: Task, batch: Batch) -> None:
@@ -354,7 +352,7 @@ def test_a_drain_raises_after_the_commit_if_more_tasks_fail_than_max_failed_allo
     assert worker.drain(max_failed=0).failed == 11
 
 
-def test_a_drain_of_several_workers_ends_no_sooner_than_what_is_in_anybodys_hand(
+def test_a_drain_with_several_threads_ends_after_the_last_batch_in_flight(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     def count_down(task: Task, batch: Batch) -> None:
@@ -373,7 +371,7 @@ def test_a_drain_under_a_condition_leaves_no_task_of_an_identifier(queue: TaskQu
         assert worker.drain().handled == 20
 
 
-def test_a_worker_that_stopped_while_its_polls_failed_drains_to_the_end_the_next_time(
+def test_a_worker_that_stopped_while_its_polls_failed_can_drain_afterwards(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     told = threading.Event()
@@ -403,7 +401,7 @@ class Empty(WorkerListener):
         self.polls += 1
 
 
-def test_a_drain_does_not_end_at_what_another_poll_looks_at_and_takes_nothing_of(
+def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
     dsn: str, queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     queue.push("work", ["a", "a"])
@@ -418,7 +416,7 @@ def test_a_drain_does_not_end_at_what_another_poll_looks_at_and_takes_nothing_of
         assert drained.result(60).handled == 2
 
 
-def test_a_drain_leaves_what_a_transaction_keeps_that_stays_open(
+def test_a_drain_leaves_tasks_that_an_open_transaction_locks(
     dsn: str,
     queue: TaskQueue,
     make_worker: MakeWorker,

@@ -21,7 +21,7 @@ from tests.queue.conftest import known, lapse, states, until
 from tests.worker.conftest import MakeWorker
 
 
-def test_errors_of_polls_are_told_and_followed_by_growing_pauses(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_errors_of_polls_are_reported_and_followed_by_growing_pauses(queue: TaskQueue, make_worker: MakeWorker) -> None:
     told: list[float] = []
 
     class Listener(WorkerListener):
@@ -38,7 +38,7 @@ def test_errors_of_polls_are_told_and_followed_by_growing_pauses(queue: TaskQueu
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
-def test_a_lost_connection_is_survived(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_worker_survives_a_lost_connection(queue: TaskQueue, make_worker: MakeWorker) -> None:
     worker = make_worker(lambda _: None, pause=timedelta(milliseconds=20), size=2, workers=2)
     worker.start()
     for turn in range(5):
@@ -78,7 +78,7 @@ def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_forgotten(
     assert effects() == ["cut", "whole"]
 
 
-def test_a_stop_lets_what_is_handled_end_and_begins_nothing_new(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_stop_waits_for_batches_in_flight_and_starts_no_new_one(queue: TaskQueue, make_worker: MakeWorker) -> None:
     started, go_on = threading.Event(), threading.Event()
     queue.push("work", ["a", "b"])
 
@@ -96,7 +96,7 @@ def test_a_stop_lets_what_is_handled_end_and_begins_nothing_new(queue: TaskQueue
     assert queue.owners() == []
 
 
-def test_a_stop_gives_back_what_does_not_end_in_time_and_its_handler_changes_nothing(
+def test_a_stop_releases_batches_that_exceed_its_timeout_and_ignores_their_handlers(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
@@ -119,7 +119,7 @@ def test_a_stop_gives_back_what_does_not_end_in_time_and_its_handler_changes_not
     assert worker.statistics().abandoned == 1
 
 
-def test_a_lease_is_kept_while_a_handler_runs_for_longer(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(queue: TaskQueue, make_worker: MakeWorker) -> None:
     go_on = threading.Event()
 
     def handle(_: Task) -> None:
@@ -139,7 +139,7 @@ def test_a_lease_is_kept_while_a_handler_runs_for_longer(queue: TaskQueue, make_
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
-def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
+def test_a_lost_lease_abandons_its_batch_and_commits_nothing(
     queue: TaskQueue, make_worker: MakeWorker, effects: Callable[[], list[str]]
 ) -> None:
     started, cancelled = threading.Event(), threading.Event()
@@ -170,7 +170,7 @@ def test_a_lost_lease_gives_its_batch_up_and_commits_nothing(
     assert queue.held(successor) == [task]
 
 
-def test_tasks_of_dead_workers_come_back_through_those_that_live(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_living_workers_expire_the_leases_of_dead_workers(queue: TaskQueue, make_worker: MakeWorker) -> None:
     dead = queue.register("dead")
     queue.push("work", ["a"])
     assert queue.poll("work", dead)
@@ -179,7 +179,7 @@ def test_tasks_of_dead_workers_come_back_through_those_that_live(queue: TaskQueu
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
-def test_what_a_lost_lease_left_under_its_name_is_taken_over_and_handled(
+def test_a_worker_handles_tasks_that_a_lost_lease_left_under_its_name(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     started, go_on, seen = threading.Event(), threading.Event(), []

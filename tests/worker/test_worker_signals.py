@@ -12,7 +12,7 @@ from tests.queue.conftest import states, until
 from tests.worker.conftest import MakeWorker
 
 
-def test_a_signal_lets_what_is_handled_end_and_gives_the_signals_back(
+def test_a_signal_waits_for_batches_in_flight_and_restores_the_signal_handlers(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
@@ -36,7 +36,7 @@ def _tell(worker: Worker, number: signal.Signals) -> None:
     assert stopping.wait(10)
 
 
-def test_a_second_signal_ends_the_wait_and_what_is_handled_is_given_back(
+def test_a_second_signal_ends_the_wait_and_releases_the_batches_in_flight(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     go_on = threading.Event()
@@ -55,7 +55,7 @@ def test_a_second_signal_ends_the_wait_and_what_is_handled_is_given_back(
     go_on.set()
 
 
-def test_a_persistent_worker_starts_where_nothing_is_remembered_and_a_signal_leaves_what_is(
+def test_a_persistent_worker_starts_without_a_stored_state_and_a_signal_leaves_the_state(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     def handle(_: Task) -> None:
