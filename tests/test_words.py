@@ -1,0 +1,34 @@
+"""The word check of `make check`: .ci/words.py."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORD = "an" + "ew"  # in two parts, as the check reads this file, too
+ACCOUNT = "no" + "body"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "found"),
+    [
+        ("page.md", f"The worker polls {WORD}.", [WORD]),
+        ("page.md", f"> The worker polls {WORD}.", []),
+        ("page.md", f"The account `{ACCOUNT}` runs the server.", []),
+        ("page.md", f"Every worker waits for {ACCOUNT}.", [ACCOUNT]),
+        ("module.py", f"def test_a_worker_polls_{WORD}() -> None:", [WORD]),
+        ("module.py", f"{WORD.title()}, and so {'ma' + 'ny'} times", [WORD, "so " + "many"]),
+        ("module.py", "The renewed lease", []),
+    ],
+)
+def test_the_check_reports_words_but_no_quotations_and_no_account(
+    repository: Path, tmp_path: Path, name: str, line: str, found: list[str]
+) -> None:
+    file = tmp_path / name
+    file.write_text(f"The first line.\n{line}\n", encoding="utf-8")
+    expected = [[f"{file}:2", repr(word)] for word in found]
+    command = [sys.executable, str(repository / ".ci" / "words.py"), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [report.split(": ")[:2] for report in done.stdout.splitlines()] == expected, done.stderr
+    assert done.returncode == bool(found)
