@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace, transform: Transform) -> None:
         raise
     except Exception as error:
         if stopping.is_set():
-            raise TaskQueueError("stopped by SIGTERM: the drain gave back the tasks that it held") from error
+            raise TaskQueueError("stopped by SIGTERM: the drain released the tasks that it held") from error
         raise
     finally:
         spark.stop()
@@ -248,7 +248,7 @@ def _log_to_stdout() -> None:
 
 
 def _stop_on_sigterm(spark: SparkSession) -> threading.Event:
-    """On SIGTERM, cancels the Spark jobs, so that the drain fails and gives back its tasks; returns an event for it.
+    """On SIGTERM, cancels the Spark jobs, so that the drain fails and releases its tasks; returns an event for it.
 
     A thread cancels them: the main thread is inside a call to the JVM, whose connection an exception would break.
     """

@@ -2,7 +2,7 @@
 
 A batch may have more than decisions: functions of `batch.in_commit` and `batch.after_commit`, and pushes with another
 insertion than APPEND, which cannot be staged. They go to the driver with the decisions, pickled. In one transaction the
-driver calls the first, carries out all decisions, and pushes; then it calls the functions of `after_commit`. The
+driver calls the first, commits all decisions, and pushes; then it calls the functions of `after_commit`. The
 pickles travel inside Spark's own commit messages only: see `CompositeWriter`.
 """
 
@@ -149,7 +149,7 @@ class DriverCommit:
     def run_hooks(
         self, conn: psycopg.Connection[Any], abandoned: AbandonedHooks = NO_ABANDONED_HOOKS
     ) -> list[tuple[Task, Decision]]:
-        """Calls the commit hooks, before the decisions are carried out; returns the decisions that they changed.
+        """Calls the commit hooks before the stage is completed; returns the decisions that they changed.
 
         Abandoned hooks are not called: their tasks fail. Raises CommitHookInterrupted as `run_commit_hook` does.
         """
@@ -165,7 +165,7 @@ class DriverCommit:
         return changed
 
     def push_follow_ups(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Pushes and releases what could not be staged, for the decisions that the stage has carried out."""
+        """Pushes and releases what could not be staged, for the tasks that the stage has completed."""
         for actions, decisions in zip(self._actions, self._decisions, strict=True):
             if actions.pushes:
                 completed = _completed_decisions(conn, stage, decisions)
@@ -196,7 +196,7 @@ def _commit_once(
 
 
 def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool:
-    """Whether an earlier attempt, whose answer was lost, has carried out the stage."""
+    """Whether an earlier attempt, whose answer was lost, has completed the stage."""
     statement, arguments = stage_check(writer.options, writer.stage)
     try:
         with conn.transaction(), translate_errors():

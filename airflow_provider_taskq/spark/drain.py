@@ -119,7 +119,7 @@ class DrainLimits:
 class DrainResult:
     """What a drain did.
 
-    `done` counts the decided tasks, `completed` the same by result, `undecided` the tasks given back without a
+    `done` counts the decided tasks, `completed` the same by result, `undecided` the tasks released without a
     decision, and `pushed` the follow-ups. `failed` counts the tasks that are FAILED now: with those that a killed drain
     of this owner has committed before, and without those that the topic's policy retries.
     """
@@ -198,8 +198,8 @@ def drain(
     at once. Under a condition, a round has whole identifiers: the tasks of an identifier are in one partition in their
     order, and no task is decided after one that does not end well.
 
-    At the end the drain gives back the undecided tasks: READY in their old place, and the attempt not counted. After an
-    error it gives back all held tasks, and raises the error. If the driver is killed, the tasks stay held until its
+    At the end the drain releases the undecided tasks: READY in their old place, and the attempt not counted. After an
+    error it releases all held tasks, and raises the error. If the driver is killed, the tasks stay held until its
     successor or `expire()` takes them. What earlier rounds have committed stays.
 
     `claim` is the fence of a claim: `claim["fence"]` of the value that a gate returns, with its owner and topic. The
@@ -336,7 +336,7 @@ class DrainLoop:
     def finish(
         self, stop_reason: StopReason, since: datetime, failure_limit: FailureLimit | None
     ) -> tuple[DrainResult, TooManyFailures | None]:
-        """Gives back undecided tasks and stores the report, in one transaction.
+        """Releases undecided tasks and stores the report, in one transaction.
 
         Returns the report, and the error of `max_failed` if too many tasks have failed.
         """

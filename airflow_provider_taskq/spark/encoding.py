@@ -22,8 +22,8 @@ COPY_TASKS = (
 MAX_ERROR = 10_000
 MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
 
-_RESULTS = pa.array([result.name for result in sorted(Result)])
-_RESULT_NAMES = ", ".join(result.name for result in sorted(Result))
+RESULT_NAMES = pa.array([result.name for result in sorted(Result)])
+_ALL_RESULTS = ", ".join(result.name for result in sorted(Result))
 _WHOLE = ("bigint", "int", "smallint", "tinyint")
 _DURATION = (*_WHOLE, "double", "float", "interval day to second")
 # Column -> the Spark types it may have; any column but the required ones may be void.
@@ -107,14 +107,14 @@ def _optional(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 def _result_numbers(results: pa.Array, sequences: pa.Array) -> pa.Array:
     if kinds.is_integer(results.type):
-        numbers = pc.if_else(pc.and_(pc.greater_equal(results, 0), pc.less(results, len(_RESULTS))), results, None)
+        numbers = pc.if_else(pc.and_(pc.greater_equal(results, 0), pc.less(results, len(RESULT_NAMES))), results, None)
     else:
-        numbers = pc.index_in(results, value_set=_RESULTS)
+        numbers = pc.index_in(results, value_set=RESULT_NAMES)
     if numbers.null_count:
         place = pc.index(pc.is_null(numbers), True).as_py()
         value = results[place].as_py()
         shown = "null" if value is None else repr(value if len(str(value)) <= 30 else str(value)[:30] + "...")
-        raise InvalidTask(f"unknown result {shown} of the decision on task {sequences[place]}: use {_RESULT_NAMES}")
+        raise InvalidTask(f"unknown result {shown} of the decision on task {sequences[place]}: use {_ALL_RESULTS}")
     return numbers
 
 

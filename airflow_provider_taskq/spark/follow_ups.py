@@ -1,10 +1,10 @@
-"""Follow-ups: new tasks and junctions that are carried out in the transaction of the decision they belong to.
+"""Follow-ups: new tasks to push and groups to release, in the transaction of the decision that they belong to.
 
 A DataFrame of decisions may have three more columns. `push`: the new tasks, as an array of structs or as JSON text of
 the same form, with the fields `topic` and `identifier`, and optionally `payload` (JSON text), `reference`,
 `suspended`, `available_at`, `delay`, `ttl` (seconds), `priority`, `depends_on` (pairs of topic and identifier).
-`junctions`: `topic`, `groups` (lists of identifiers), `junction`. `continued`: whether the follow-ups are carried out;
-if it is null or missing, they are carried out for a SUCCESS only.
+`junctions`: `topic`, `groups` (lists of identifiers), `junction`. `continued`: whether the follow-ups count; if it
+is null or missing, those of a SUCCESS do.
 """
 
 import json
@@ -81,7 +81,7 @@ class FollowUpWriter(DataSourceArrowWriter):
         return staged
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Carries out the stage, on the driver."""
+        """Completes the stage, on the driver."""
         self.decisions.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -110,7 +110,7 @@ class FollowUpStager:
             yield batch.select([name for name in batch.schema.names if name not in COLUMNS])
 
     def commit(self, check: Check) -> None:
-        """Commits what was staged, if the check still holds: the stage may have been carried out in the meantime."""
+        """Commits what was staged, if the check still holds: the stage may have been completed in the meantime."""
         if self.conn is not None:
             self.conn.execute(check[0].encode(), check[1])
             self.conn.commit()

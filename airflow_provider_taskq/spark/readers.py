@@ -15,39 +15,24 @@ from airflow_provider_taskq.spark.binary_copy import record_batches
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.options import HeldOptions, parse_flag, parse_options, parse_partitions, require
 
-HELD_SCHEMA = (
-    StructType()
-    .add("sequence", "long")
-    .add("topic", "string")
-    .add("identifier", "string")
-    .add("payload", "string")
-    .add("reference", "string")
-    .add("attempt", "integer")
-    .add("redelivered", "boolean")
-    .add("priority", "integer")
-    .add("created", "timestamp")
-    .add("available_at", "timestamp")
+
+def spark_schema(columns: str) -> StructType:
+    """Makes a schema of columns such as "sequence long, topic string", without a Spark session."""
+    schema = StructType()
+    for column in columns.split(", "):
+        name, kind = column.split()
+        schema.add(name, kind)
+    return schema
+
+
+_COMMON = (
+    "sequence long, topic string, identifier string, payload string, reference string, attempt integer,"
+    " redelivered boolean"
 )
-TASKS_SCHEMA = (
-    StructType()
-    .add("sequence", "long")
-    .add("topic", "string")
-    .add("identifier", "string")
-    .add("payload", "string")
-    .add("reference", "string")
-    .add("attempt", "integer")
-    .add("redelivered", "boolean")
-    .add("state", "string")
-    .add("descent", "string")
-    .add("status", "string")
-    .add("owner", "string")
-    .add("crashes", "integer")
-    .add("priority", "integer")
-    .add("created", "timestamp")
-    .add("available_at", "timestamp")
-    .add("completed", "timestamp")
-    .add("output", "string")
-    .add("error", "string")
+HELD_SCHEMA = spark_schema(f"{_COMMON}, priority integer, created timestamp, available_at timestamp")
+TASKS_SCHEMA = spark_schema(
+    f"{_COMMON}, state string, descent string, status string, owner string, crashes integer, priority integer,"
+    " created timestamp, available_at timestamp, completed timestamp, output string, error string"
 )
 LARGE_COLUMNS = ("payload", "output")
 _ARROW_TYPES = {
@@ -69,14 +54,15 @@ _HELD_ARROW = arrow_schema(HELD_SCHEMA)
 _TOPIC = _HELD_ARROW.get_field_index("topic")
 
 
+@dataclass(eq=False)
 class SequenceRange(InputPartition):
     """A range of sequences, both ends included."""
 
-    def __init__(self, low: int, high: int) -> None:
-        self.low = low
-        self.high = high
+    low: int
+    high: int
 
 
+@dataclass(eq=False)
 class HeldReader(DataSourceReader):
     """Reads the tasks that an owner holds.
 
@@ -84,9 +70,8 @@ class HeldReader(DataSourceReader):
     until the owner completes the tasks. When its lease is gone, every read fails with LeaseLost.
     """
 
-    def __init__(self, options: HeldOptions, connection_info: ConnectionInfo) -> None:
-        self.options = options
-        self.connection_info = connection_info
+    options: HeldOptions
+    connection_info: ConnectionInfo
 
     def partitions(self) -> list[InputPartition]:
         """Ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
@@ -39,36 +40,23 @@ _QUEUE_ERROR = re.compile(r"airflow_provider_taskq\.queue\.errors\.(\w+): (.+)")
 _ANY_ERROR = re.compile(r"^(?!Caused by|\s)(?:[\w]+\.)*(\w*(?:Error|Exception|Exit|Interrupt)): (.+)$", re.MULTILINE)
 
 
+@dataclass(eq=False)
 class DrainSession:
     """The lease of one drain, and its steps.
 
     `in_rounds`: the drain may have more than one round. `since`: when the registration began, by the monotonic clock.
-    `claim`: the fence of the claim that this drain continues. The drain does not give back the tasks of a claim, and
-    does not end its lease: the retry of this Airflow task, or the next one, takes them over by the same fence.
+    `claim_fence`: the fence of the claim that this drain continues. The drain neither releases the tasks of a claim nor
+    ends its lease: the retry of this Airflow task, or the next one, takes them over by the same fence.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        connection_info: ConnectionInfo,
-        topic: str,
-        lease: Owner,
-        condition: Condition,
-        *,
-        in_rounds: bool,
-        since: float,
-        claim: int | None = None,
-    ) -> None:
-        self.spark = spark
-        self.connection_info = connection_info
-        self.topic = topic
-        self.lease = lease
-        self.condition = condition
-        self.in_rounds = in_rounds
-        self.since = since
-        self.claim_fence = claim
-        self.job_tag = f"taskq-drain-{lease.fence}"
-        self.options = {"topic": topic, "owner": lease.name, "fence": str(lease.fence)}
+    spark: SparkSession
+    connection_info: ConnectionInfo
+    topic: str
+    lease: Owner
+    condition: Condition
+    in_rounds: bool
+    since: float
+    claim_fence: int | None = None
 
     @classmethod
     def open(
@@ -91,7 +79,17 @@ class DrainSession:
             else:
                 current = queue.owner(owner, claim)
                 registered = queue.take_over(owner, claim, lease or (current.lease if current else DEFAULT_LEASE))
-        return cls(spark, connection_info, topic, registered, condition, in_rounds=in_rounds, since=since, claim=claim)
+        return cls(spark, connection_info, topic, registered, condition, in_rounds, since, claim)
+
+    @property
+    def job_tag(self) -> str:
+        """The tag of this drain's Spark jobs."""
+        return f"taskq-drain-{self.lease.fence}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of the data source that name the held tasks."""
+        return {"topic": self.topic, "owner": self.lease.name, "fence": str(self.lease.fence)}
 
     def keep_lease(self) -> DrainLease:
         """Keeps the lease, and cancels this drain's Spark jobs if the lease is lost."""
@@ -238,7 +236,7 @@ class DrainSession:
             conn.execute("SELECT taskq.defer_held_tasks(%s::text, %s::bigint)", (self.lease.name, self.lease.fence))
 
     def release(self, queue: TaskQueue) -> int:
-        """Gives back the held tasks and ends the lease, unless the drain continues a claim; returns their number."""
+        """Releases the held tasks and ends the lease, unless the drain continues a claim; returns their number."""
         if self.claim_fence is None:
             return queue.release(self.lease)
         with translate_errors():
@@ -257,7 +255,7 @@ class DrainSession:
 
     @contextmanager
     def release_on_error(self, drain_lease: DrainLease) -> Iterator[None]:
-        """After an error, gives back the held tasks, and raises the queue's own error if that is the cause."""
+        """After an error, releases the held tasks, and raises the queue's own error if that is the cause."""
         try:
             yield
         except BaseException as error:
@@ -268,7 +266,7 @@ class DrainSession:
             with suppress(psycopg.Error, TaskQueueError):  # the error that is being raised says more
                 if self.claim_fence is None:
                     with self.connection_info.connect() as conn:
-                        logger.info("tasks given back after an error: tasks=%s", self.release(TaskQueue(conn)))
+                        logger.info("tasks released after an error: tasks=%s", self.release(TaskQueue(conn)))
             cause = queue_error(error)
             if cause is None or cause is error:
                 raise

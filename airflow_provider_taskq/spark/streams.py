@@ -27,7 +27,7 @@ from airflow_provider_taskq.spark.options import (
     parse_partitions,
     require,
 )
-from airflow_provider_taskq.spark.readers import SequenceRange, arrow_schema, copy_batches
+from airflow_provider_taskq.spark.readers import SequenceRange, arrow_schema, copy_batches, spark_schema
 from airflow_provider_taskq.spark.staging import (
     MicroBatch,
     StagedAttempt,
@@ -61,15 +61,9 @@ HORIZON_SECONDS = 60.0  # for how long an open transaction may hold back the sta
 HORIZON_PAUSE = 0.2
 MAX_SEQUENCE = 2**63 - 1
 
-LOG_SCHEMA = (
-    StructType()
-    .add("sequence", "long")
-    .add("topic", "string")
-    .add("identifier", "string")
-    .add("payload", "string")
-    .add("reference", "string")
-    .add("priority", "integer")
-    .add("created", "timestamp")
+LOG_SCHEMA = spark_schema(
+    "sequence long, topic string, identifier string, payload string, reference string, priority integer,"
+    " created timestamp"
 )
 _ARROW = arrow_schema(LOG_SCHEMA)
 _COPY = (
@@ -226,16 +220,16 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return int(found[0]) if found else after
 
 
+@dataclass(eq=False)
 class PushStreamWriter(DataSourceStreamArrowWriter):
     """Pushes the tasks of each micro-batch once: a replayed batch commits nothing.
 
     The batch's number is stored under the stream's name, in the transaction that pushes its tasks.
     """
 
-    def __init__(self, options: PushOptions, seed: str, connection_info: ConnectionInfo) -> None:
-        self.options = options
-        self.seed = seed
-        self.connection_info = connection_info
+    options: PushOptions
+    seed: str
+    connection_info: ConnectionInfo
 
     @classmethod
     def open(cls, options: PushOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
@@ -264,17 +258,17 @@ class PushStreamWriter(DataSourceStreamArrowWriter):
                 abandon_push(conn, staged.stage)
 
 
+@dataclass(eq=False)
 class CompleteStreamWriter(DataSourceStreamArrowWriter):
     """Ends the tasks of each micro-batch together, and once: a replayed batch commits nothing.
 
     The owner of the option `owner` has to hold the tasks, and its lease has to be kept, until then. The batch's number
-    is stored under the stream's name, in the transaction that carries out its decisions.
+    is stored under the stream's name, in the transaction that commits its decisions.
     """
 
-    def __init__(self, options: HeldOptions, seed: str, connection_info: ConnectionInfo) -> None:
-        self.options = options
-        self.seed = seed
-        self.connection_info = connection_info
+    options: HeldOptions
+    seed: str
+    connection_info: ConnectionInfo
 
     @classmethod
     def open(cls, options: HeldOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
@@ -290,7 +284,7 @@ class CompleteStreamWriter(DataSourceStreamArrowWriter):
         return stage_decisions(self.connection_info, self.options, iterator, stage, context, batch.stream)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """Carries out one batch, on the driver, unless it was carried out before."""
+        """Commits one batch, on the driver, unless it was committed before."""
         if attempts := successful_attempts(messages):
             commit_with_retry(lambda: self._complete(attempts, batch))
 

@@ -32,7 +32,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
-from airflow_provider_taskq.spark.encoding import require_columns
+from airflow_provider_taskq.spark.encoding import RESULT_NAMES, require_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ DECISION_ARROW_SCHEMA = pa.schema(
         ("junctions", pa.string()),
     ]
 )
-_RESULTS = pa.array([result.name for result in sorted(Result)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class JunctionGroups:
 class TaskOutcome:
     """A decision with its follow-ups: new tasks by topic, and groups to release.
 
-    The follow-ups are carried out once, in the transaction of the decision, if the decision is continued (see
+    The follow-ups are pushed and released once, in the transaction of the decision, if the decision is continued (see
     `Decision.continued`).
     """
 
@@ -277,8 +276,8 @@ def _decision_column(batch: pa.RecordBatch, target: pa.Field) -> pa.Array:
 
 def _result_names(numbers: pa.Array) -> pa.Array:
     """Results by name. An unknown number stays a number: staging refuses it, and names the task."""
-    known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(_RESULTS)))
-    return pc.if_else(known, _RESULTS.take(pc.if_else(known, numbers, 0)), numbers.cast(pa.string()))
+    known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(RESULT_NAMES)))
+    return pc.if_else(known, RESULT_NAMES.take(pc.if_else(known, numbers, 0)), numbers.cast(pa.string()))
 
 
 def _json_default(value: object) -> object:

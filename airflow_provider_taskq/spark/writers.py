@@ -1,6 +1,7 @@
 """Batch writers: mode=push turns the rows of a DataFrame into tasks, mode=complete ends the tasks of an owner."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
@@ -35,6 +36,7 @@ from airflow_provider_taskq.spark.staging import (
 )
 
 
+@dataclass(eq=False)
 class PushWriter(DataSourceArrowWriter):
     """Pushes all rows of a job or none, each once, however often Spark runs a task.
 
@@ -43,10 +45,9 @@ class PushWriter(DataSourceArrowWriter):
     rows, so that their sequences ascend. The database applies the rules of a push; its errors name the row.
     """
 
-    def __init__(self, options: PushOptions, stage: str, connection_info: ConnectionInfo) -> None:
-        self.options = options
-        self.stage = stage
-        self.connection_info = connection_info
+    options: PushOptions
+    stage: str
+    connection_info: ConnectionInfo
 
     @classmethod
     def open(cls, options: PushOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
@@ -76,21 +77,21 @@ class PushWriter(DataSourceArrowWriter):
             abandon_push(conn, self.stage)
 
 
+@dataclass(eq=False)
 class CompleteWriter(DataSourceArrowWriter):
     """Ends the tasks that an owner holds: all decisions of a job together, or none.
 
     Columns: `sequence`; `result`, a name or number of `queue.Result`; optionally `message` (JSON text), `error`, and
     `delay` (an interval or seconds, for a SUSPENSION). Each Spark task stages its decisions under its attempt's number
-    in its own transaction. The driver then names the successful attempts, and the queue carries out their decisions in
+    in its own transaction. The driver then names the successful attempts, and the queue commits their decisions in
     one transaction under the owner's fence. A retried or speculative attempt has no effect; a job whose owner has lost
     its lease changes nothing. Several decisions on one task are merged: the result that comes first in FAILURE,
     SUSPENSION, FILTER, SUCCESS wins, with its message, error and delay.
     """
 
-    def __init__(self, options: HeldOptions, stage: str, connection_info: ConnectionInfo) -> None:
-        self.options = options
-        self.stage = stage
-        self.connection_info = connection_info
+    options: HeldOptions
+    stage: str
+    connection_info: ConnectionInfo
 
     @classmethod
     def open(cls, options: HeldOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
@@ -107,7 +108,7 @@ class CompleteWriter(DataSourceArrowWriter):
         return stage_decisions(self.connection_info, self.options, iterator, self.stage, task_context())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Carries out the staged decisions, on the driver. Repeating it changes nothing."""
+        """Commits the staged decisions, on the driver. Repeating it changes nothing."""
         attempts = successful_attempts(messages)
         commit_with_retry(lambda: self._complete(attempts))
 
@@ -197,14 +198,14 @@ def stage_decisions(
 
 
 def stage_check(options: HeldOptions, stage: str) -> Check:
-    """The last statement of a staging transaction: it fails if the lease is gone or the stage was carried out."""
+    """The last statement of a staging transaction: it fails if the lease is gone or the stage is completed."""
     return "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)", (options.owner, options.fence, stage)
 
 
 def complete_stage(
     conn: psycopg.Connection[Any], options: HeldOptions, stage: str, attempts: Sequence[StagedAttempt]
 ) -> None:
-    """Carries out the decisions of these attempts in the caller's transaction."""
+    """Completes the tasks by the decisions of these attempts, in the caller's transaction."""
     with translate_errors():
         conn.execute(
             "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, %s::int[], %s::bigint[], %s::bigint[])",

@@ -235,7 +235,7 @@ def test_a_stage_knows_its_fence(conn: Connection, owner: Owner, fence: int) -> 
 
 
 @pytest.mark.parametrize(("result", "state"), [(3, State.SUCCEEDED), (0, State.FAILED)])
-def test_many_decisions_are_carried_out_together(
+def test_many_decisions_are_committed_together(
     conn: Connection, queue: TaskQueue, owner: Owner, result: int, state: State
 ) -> None:
     count = 120_001
