@@ -113,7 +113,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
     def execute(self, context: "Context") -> Any:
         """Wait in the chosen mode."""
         if not self.deferrable:
-            began = self._began(context)
+            began = self._waiting_since(context)
             try:
                 result = super().execute(context)
             except (AirflowSensorTimeout, AirflowSkipException) as error:
@@ -124,7 +124,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
             return result
         deadline = datetime.now(UTC) + timedelta(seconds=self.timeout)
         found = self._check_or_skip(context)
-        return self._defer(context, deadline) if found is None else self._opened(found, deadline)
+        return self._defer(context, deadline) if found is None else self._report_open(found, deadline)
 
     def execute_complete(self, context: "Context", event: Any, deadline: str | None = None) -> Any:
         """Check again in a worker, after the trigger saw the gate open or failed.
@@ -135,7 +135,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         ends = datetime.fromisoformat(deadline) if deadline else default
         found = self._check_or_skip(context)
         if found is not None:
-            return self._opened(found, ends)
+            return self._report_open(found, ends)
         if isinstance(event, dict) and event["status"] == "error":
             raise AirflowException(event["message"])
         return self._defer(context, ends)
@@ -170,7 +170,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
             self.__dict__["_cached_wait_log"] = log
         return log
 
-    def _began(self, context: "Context") -> datetime:
+    def _waiting_since(self, context: "Context") -> datetime:
         """Return when this try began to wait: in mode reschedule, that may have been another process."""
         measured = self.reschedule and metrics.enabled()
         first_check = context["ti"].get_first_reschedule_date(context) if measured else None
@@ -195,7 +195,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         else:
             self.start_trigger_args = arguments
 
-    def _opened(self, result: dict[str, Any], deadline: datetime) -> dict[str, Any]:
+    def _report_open(self, result: dict[str, Any], deadline: datetime) -> dict[str, Any]:
         self.log.info("Gate is open: %s", result)
         metrics.gate_opened(self.topic, deadline - timedelta(seconds=self.timeout))
         return result

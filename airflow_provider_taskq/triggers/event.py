@@ -33,25 +33,6 @@ _MIN_LEASE = 10.0
 _RETRY_SECONDS = 30.0  # until a missing topic, schema or connection is checked again
 
 
-@dataclass(frozen=True, slots=True)
-class NewTasksWait(ReadyWait):
-    """Waits until enough tasks are ready and none of them was ready before `since`, a time of `time.monotonic()`.
-
-    The server measures the age of the oldest ready task after the check began. So the task became ready no earlier than
-    the begin of the check minus its age, and a slow answer makes no old task look new. A task that became ready
-    shortly after `since` may look old in a slow check. A later, faster check finds it, or the cooldown ends the wait.
-    """
-
-    max_wait: float | None = math.inf  # infinite, so that the age never opens the wait, but the watcher measures it
-    since: float = 0.0
-
-    def outcome(self, results: Sequence[QueryResult]) -> int | None:
-        """Return how many tasks are ready, once all of them are new."""
-        ready = ReadyWait.outcome(self, results)
-        (result,) = results
-        return ready if result.waited is not None and result.waited < result.started_at - self.since else None
-
-
 class TaskQEventTrigger(BaseEventTrigger):
     """Fires asset events for a topic's tasks, in `Asset(watchers=[AssetWatcher(trigger=TaskQEventTrigger(...))])`.
 
@@ -212,7 +193,7 @@ class TaskQEventTrigger(BaseEventTrigger):
                 batch.rejections.append(reason)
                 reject_shared_stream_event()
 
-    async def _cool_down(self, wait: NewTasksWait) -> None:
+    async def _cool_down(self, wait: "NewTasksWait") -> None:
         """Wait until new tasks are ready, or until the event is due again."""
         try:
             async with asyncio.timeout(self.cooldown):
@@ -232,6 +213,25 @@ class TaskQEventTrigger(BaseEventTrigger):
             raise ValueError(f"invalid lease of {self.lease:g} seconds: expected at least {_MIN_LEASE:g}")
         if self.mode == "claim" and not has_shared_streams():
             raise AirflowException(CLAIM_UNSUPPORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTasksWait(ReadyWait):
+    """Waits until enough tasks are ready and none of them was ready before `since`, a time of `time.monotonic()`.
+
+    The server measures the age of the oldest ready task after the check began. So the task became ready no earlier than
+    the begin of the check minus its age, and a slow answer makes no old task look new. A task that became ready
+    shortly after `since` may look old in a slow check. A later, faster check finds it, or the cooldown ends the wait.
+    """
+
+    max_wait: float | None = math.inf  # infinite, so that the age never opens the wait, but the watcher measures it
+    since: float = 0.0
+
+    def outcome(self, results: Sequence[QueryResult]) -> int | None:
+        """Return how many tasks are ready, once all of them are new."""
+        ready = ReadyWait.outcome(self, results)
+        (result,) = results
+        return ready if result.waited is not None and result.waited < result.started_at - self.since else None
 
 
 def has_shared_streams() -> bool:

@@ -50,95 +50,6 @@ class EventStreamConfig:
     poll_interval: float
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """The result of a claimed task. SUSPENSION returns the task to the topic."""
-
-    sequence: int
-    result: Result
-    error: str | None = None
-
-
-class AsyncOwner:
-    """One owner in one topic, for an event loop: the queue's verbs without payloads."""
-
-    def __init__(self, connection: ReconnectingConnection, config: EventStreamConfig) -> None:
-        self._connection = connection
-        self._topic = config.topic
-        self._name = config.owner
-        self._lease = timedelta(seconds=config.lease)
-        self._order = config.order
-        self._condition = config.condition
-        self._fence: int | None = None
-
-    @property
-    def registered(self) -> bool:
-        """Whether this process has registered the owner."""
-        return self._fence is not None
-
-    async def is_active_elsewhere(self) -> bool:
-        """Return whether the owner's lease runs and had a heartbeat within half its length."""
-        rows = await self._connection.fetch_all(
-            "SELECT name FROM taskq.owners(%s::interval) WHERE name = %s::text",
-            (interval_text(self._lease / 2), self._name),
-        )
-        return bool(rows)
-
-    async def register(self) -> None:
-        """Register the owner. It takes over the tasks of the name, and locks earlier registrations out."""
-        rows = await self._connection.fetch_all(
-            "SELECT fence FROM taskq.register(%s::text, %s::interval)", (self._name, interval_text(self._lease))
-        )
-        self._fence = int(rows[0][0])
-
-    async def heartbeat(self) -> None:
-        """Extend the lease; LeaseLost once it is gone."""
-        await self._connection.fetch_all("SELECT taskq.heartbeat(%s::text, %s::bigint)", (self._name, self._fence))
-
-    async def poll(self, size: int) -> list[tuple[int, str]]:
-        """Claim up to `size` tasks; return their sequences and identifiers."""
-        return await self._connection.fetch_all(
-            "SELECT sequence, identifier FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-            (self._topic, self._name, self._fence, size, self._order, self._condition),
-        )
-
-    async def held(self) -> list[tuple[int, str]]:
-        """Return the held tasks in polled order; none once the lease is gone."""
-        return await self._connection.fetch_all(
-            "SELECT sequence, identifier FROM taskq.held(%s::text, %s::bigint, %s::text)",
-            (self._name, self._fence, self._topic),
-        )
-
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Complete or return tasks, all or none; LeaseLost, NotHeld."""
-        delays = [_RETRY_DELAY if one.result is Result.SUSPENSION else None for one in settlements]
-        await self._connection.fetch_all(
-            "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], NULL, %b::text[],"
-            " %b::text[]::interval[])",
-            (
-                self._name,
-                self._fence,
-                [one.sequence for one in settlements],
-                [int(one.result) for one in settlements],
-                [one.error for one in settlements],
-                delays if any(delays) else None,
-            ),
-        )
-
-    async def unsettled(self, settlements: Collection[Settlement]) -> list[Settlement]:
-        """Return the settlements whose tasks are still held; LeaseLost."""
-        await self.heartbeat()  # raises LeaseLost, while `held` would return nothing
-        held = {sequence for sequence, _ in await self.held()}
-        return [one for one in settlements if one.sequence in held]
-
-    async def release(self, timeout: float) -> None:  # noqa: ASYNC109
-        """Release all held tasks, and end the lease."""
-        await self._connection.fetch_all(
-            "SELECT taskq.release(%s::text, %s::bigint)", (self._name, self._fence), timeout=timeout
-        )
-        self._fence = None
-
-
 class EventStreamProducer(SharedStreamProducer):
     """Claims tasks of a topic, keeps the lease, and settles the tasks after Airflow has stored their events.
 
@@ -218,7 +129,7 @@ class EventStreamProducer(SharedStreamProducer):
         for item in batch:
             self._debouncer.settle(item.broker_payload, now)
         self._settled.set()
-        self._count(settlements)
+        self._count_completed(settlements)
 
     async def aclose(self) -> None:
         """Release the held tasks. If that fails, the next triggerer takes them over, or the lease expires."""
@@ -340,10 +251,99 @@ class EventStreamProducer(SharedStreamProducer):
     def _new_backoff(self) -> Backoff:
         return Backoff(1.0, min(_MAX_BACKOFF, self._heartbeat_interval))
 
-    def _count(self, settlements: Sequence[Settlement]) -> None:
+    def _count_completed(self, settlements: "Sequence[Settlement]") -> None:
         for result in (Result.SUCCESS, Result.FAILURE):
             number = sum(one.result is result for one in settlements)
             metrics.count(metrics.COMPLETED, number, topic=self._config.topic, in_triggerer=True, result=result.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The result of a claimed task. SUSPENSION returns the task to the topic."""
+
+    sequence: int
+    result: Result
+    error: str | None = None
+
+
+class AsyncOwner:
+    """One owner in one topic, for an event loop: the queue's verbs without payloads."""
+
+    def __init__(self, connection: ReconnectingConnection, config: EventStreamConfig) -> None:
+        self._connection = connection
+        self._topic = config.topic
+        self._name = config.owner
+        self._lease = timedelta(seconds=config.lease)
+        self._order = config.order
+        self._condition = config.condition
+        self._fence: int | None = None
+
+    @property
+    def registered(self) -> bool:
+        """Whether this process has registered the owner."""
+        return self._fence is not None
+
+    async def is_active_elsewhere(self) -> bool:
+        """Return whether the owner's lease runs and had a heartbeat within half its length."""
+        rows = await self._connection.fetch_all(
+            "SELECT name FROM taskq.owners(%s::interval) WHERE name = %s::text",
+            (interval_text(self._lease / 2), self._name),
+        )
+        return bool(rows)
+
+    async def register(self) -> None:
+        """Register the owner. It takes over the tasks of the name, and locks earlier registrations out."""
+        rows = await self._connection.fetch_all(
+            "SELECT fence FROM taskq.register(%s::text, %s::interval)", (self._name, interval_text(self._lease))
+        )
+        self._fence = int(rows[0][0])
+
+    async def heartbeat(self) -> None:
+        """Extend the lease; LeaseLost once it is gone."""
+        await self._connection.fetch_all("SELECT taskq.heartbeat(%s::text, %s::bigint)", (self._name, self._fence))
+
+    async def poll(self, size: int) -> list[tuple[int, str]]:
+        """Claim up to `size` tasks; return their sequences and identifiers."""
+        return await self._connection.fetch_all(
+            "SELECT sequence, identifier FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
+            (self._topic, self._name, self._fence, size, self._order, self._condition),
+        )
+
+    async def held(self) -> list[tuple[int, str]]:
+        """Return the held tasks in polled order; none once the lease is gone."""
+        return await self._connection.fetch_all(
+            "SELECT sequence, identifier FROM taskq.held(%s::text, %s::bigint, %s::text)",
+            (self._name, self._fence, self._topic),
+        )
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Complete or return tasks, all or none; LeaseLost, NotHeld."""
+        delays = [_RETRY_DELAY if one.result is Result.SUSPENSION else None for one in settlements]
+        await self._connection.fetch_all(
+            "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], NULL, %b::text[],"
+            " %b::text[]::interval[])",
+            (
+                self._name,
+                self._fence,
+                [one.sequence for one in settlements],
+                [int(one.result) for one in settlements],
+                [one.error for one in settlements],
+                delays if any(delays) else None,
+            ),
+        )
+
+    async def unsettled(self, settlements: Collection[Settlement]) -> list[Settlement]:
+        """Return the settlements whose tasks are still held; LeaseLost."""
+        await self.heartbeat()  # raises LeaseLost, while `held` would return nothing
+        held = {sequence for sequence, _ in await self.held()}
+        return [one for one in settlements if one.sequence in held]
+
+    async def release(self, timeout: float) -> None:  # noqa: ASYNC109
+        """Release all held tasks, and end the lease."""
+        await self._connection.fetch_all(
+            "SELECT taskq.release(%s::text, %s::bigint)", (self._name, self._fence), timeout=timeout
+        )
+        self._fence = None
 
 
 def _settlements(item: AdvanceItem) -> list[Settlement]:

@@ -43,89 +43,6 @@ _STATUS_REST_FACTOR = 20.0  # a status query that took t seconds is not repeated
 _YIELD_EVERY = 100  # futures or log lines, after which other tasks of the event loop run
 
 
-class PollSchedule:
-    """Decides when the next check is due: soon after an event, later while nothing happens or while checks fail.
-
-    All times are of the caller's clock, in seconds.
-    """
-
-    IDLE_INTERVAL = 1.0
-    REST_FACTOR = 4.0  # a check that took t seconds is not repeated for 4 t, so checks take a fifth of the time
-    _SLOWDOWN = 1.5
-    _MIN_WAKE_INTERVAL = 0.05  # between two checks that notifications cause
-
-    def __init__(self) -> None:
-        self.due = 0.0
-        self.wake_due = 0.0  # when a notification may cause a check
-        self._interval = 0.0
-        self._backoff = Backoff(0.5, 10.0, jitter=0.3)
-
-    def checked(self, now: float, shortest: float, *, eventful: bool, took: float) -> None:
-        """Schedule after a full check. It was eventful if it ended a wait, or if new waits came before it."""
-        self._backoff.reset()
-        longest = max(self.IDLE_INTERVAL, shortest)
-        self._interval = shortest if eventful else min(max(self._interval, shortest) * self._SLOWDOWN, longest)
-        # Chance keeps several triggerers from checking in step.
-        self.due = now + max(self._interval * random.uniform(0.8, 1.2), self.REST_FACTOR * took)  # noqa: S311
-        self.woken(now, took)
-
-    def woken(self, now: float, took: float) -> None:
-        """Schedule after a check that a notification caused: the server rests at least as long as the check took."""
-        self.wake_due = now + max(self._MIN_WAKE_INTERVAL, took)
-
-    def failed(self, now: float) -> None:
-        """Schedule after a check that failed."""
-        self.due = self.wake_due = now + self._backoff.next()
-
-    def hasten(self, now: float, interval: float) -> bool:
-        """Bring the next check forward for a new wait; return whether that changed the schedule."""
-        if self._backoff.failures or now + interval >= self.due:
-            return False
-        self.due = now + interval
-        return True
-
-
-class NotificationReceiver:
-    """Listens on the channel `taskq` and passes on the topics. Reconnects after a loss: polling covers the gap."""
-
-    def __init__(self, connect: Callable[[], Awaitable[Connection]], on_topic: Callable[[str], None]) -> None:
-        self._connect = connect
-        self._on_topic = on_topic
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start to listen, unless it listens already."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), context=Context())
-
-    def stop(self) -> None:
-        """Stop without waiting: the server may hang."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _run(self) -> None:
-        backoff = Backoff(1.0, 60.0)
-        while True:
-            try:
-                async with asyncio.timeout(_CALL_TIMEOUT):
-                    connection = await self._connect()
-                backoff.reset()
-                await self._listen(connection)
-            except Exception as error:  # noqa: BLE001  no wait depends on notifications
-                log.info("Cannot listen for notifications, will retry: error=%s", error)
-            await asyncio.sleep(backoff.next())
-
-    async def _listen(self, connection: Connection) -> None:
-        try:
-            async with asyncio.timeout(_CALL_TIMEOUT):
-                await connection.execute("LISTEN taskq")
-            async for notification in connection.notifies():
-                self._on_topic(notification.payload)
-        finally:
-            await connection.close()
-
-
 class Watcher:
     """Checks all waits of one event loop on one Airflow connection, over one database connection.
 
@@ -393,6 +310,89 @@ class Watcher:
 
 
 get_watcher = per_event_loop(Watcher)
+
+
+class NotificationReceiver:
+    """Listens on the channel `taskq` and passes on the topics. Reconnects after a loss: polling covers the gap."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], on_topic: Callable[[str], None]) -> None:
+        self._connect = connect
+        self._on_topic = on_topic
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to listen, unless it listens already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), context=Context())
+
+    def stop(self) -> None:
+        """Stop without waiting: the server may hang."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        backoff = Backoff(1.0, 60.0)
+        while True:
+            try:
+                async with asyncio.timeout(_CALL_TIMEOUT):
+                    connection = await self._connect()
+                backoff.reset()
+                await self._listen(connection)
+            except Exception as error:  # noqa: BLE001  no wait depends on notifications
+                log.info("Cannot listen for notifications, will retry: error=%s", error)
+            await asyncio.sleep(backoff.next())
+
+    async def _listen(self, connection: Connection) -> None:
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT):
+                await connection.execute("LISTEN taskq")
+            async for notification in connection.notifies():
+                self._on_topic(notification.payload)
+        finally:
+            await connection.close()
+
+
+class PollSchedule:
+    """Decides when the next check is due: soon after an event, later while nothing happens or while checks fail.
+
+    All times are of the caller's clock, in seconds.
+    """
+
+    IDLE_INTERVAL = 1.0
+    REST_FACTOR = 4.0  # a check that took t seconds is not repeated for 4 t, so checks take a fifth of the time
+    _SLOWDOWN = 1.5
+    _MIN_WAKE_INTERVAL = 0.05  # between two checks that notifications cause
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        self.wake_due = 0.0  # when a notification may cause a check
+        self._interval = 0.0
+        self._backoff = Backoff(0.5, 10.0, jitter=0.3)
+
+    def checked(self, now: float, shortest: float, *, eventful: bool, took: float) -> None:
+        """Schedule after a full check. It was eventful if it ended a wait, or if new waits came before it."""
+        self._backoff.reset()
+        longest = max(self.IDLE_INTERVAL, shortest)
+        self._interval = shortest if eventful else min(max(self._interval, shortest) * self._SLOWDOWN, longest)
+        # Chance keeps several triggerers from checking in step.
+        self.due = now + max(self._interval * random.uniform(0.8, 1.2), self.REST_FACTOR * took)  # noqa: S311
+        self.woken(now, took)
+
+    def woken(self, now: float, took: float) -> None:
+        """Schedule after a check that a notification caused: the server rests at least as long as the check took."""
+        self.wake_due = now + max(self._MIN_WAKE_INTERVAL, took)
+
+    def failed(self, now: float) -> None:
+        """Schedule after a check that failed."""
+        self.due = self.wake_due = now + self._backoff.next()
+
+    def hasten(self, now: float, interval: float) -> bool:
+        """Bring the next check forward for a new wait; return whether that changed the schedule."""
+        if self._backoff.failures or now + interval >= self.due:
+            return False
+        self.due = now + interval
+        return True
 
 
 async def _close(connection: Connection | None) -> None:
