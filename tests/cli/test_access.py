@@ -23,7 +23,7 @@ def role(dsn: str) -> Iterator[str]:
         conn.execute(f"DROP ROLE {name}".encode())
 
 
-def test_a_role_is_granted_topics_and_loses_them(
+def test_access_grants_topics_to_a_role_and_revokes_them(
     run: Run, dsn: str, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("access", "list").stdout.strip() == "No role was granted access."
@@ -50,6 +50,6 @@ def test_a_role_is_granted_topics_and_loses_them(
         (("grant", "no such role", "reader"), "is not known to this server"),
     ],
 )
-def test_a_grant_that_cannot_be_is_an_error(run: Run, role: str, words: tuple[str, ...], reason: str) -> None:
+def test_access_refuses_an_invalid_grant(run: Run, role: str, words: tuple[str, ...], reason: str) -> None:
     code = 2 if "--" in reason or "producer" in reason else 1
     assert reason in run("access", *(role if word == "ROLE" else word for word in words), code=code).stderr

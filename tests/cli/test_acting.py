@@ -72,16 +72,14 @@ def test_push_reads_json_lines(ask: Ask, queue: TaskQueue, tmp_path: Path) -> No
         ('{"identifier": "b", "available_at": "2026-11-21T09:30"}', "position 1: its available_at has no time zone"),
     ],
 )
-def test_a_line_that_is_no_task_is_named_and_nothing_is_stored(
-    run: Run, queue: TaskQueue, line: str, reason: str
-) -> None:
+def test_push_names_an_invalid_line_and_stores_nothing(run: Run, queue: TaskQueue, line: str, reason: str) -> None:
     refused = run("push", "work", "--file", "-", code=1, stdin=f'"a"\n{line}\n')
     assert reason in refused.stderr
     assert "secret-word" not in refused.output
     assert everything(queue) == []
 
 
-def test_a_stream_tells_how_many_and_not_which(ask: Ask, queue: TaskQueue) -> None:
+def test_push_of_a_stream_prints_only_the_count(ask: Ask, queue: TaskQueue) -> None:
     lines = "".join(f'"task-{number}"\n' for number in range(500))
     answer = ask("push", "work", "--stream", "--file", "-", stdin=lines)
     assert answer["pushed"] == 500
@@ -90,7 +88,7 @@ def test_a_stream_tells_how_many_and_not_which(ask: Ask, queue: TaskQueue) -> No
     assert queue.count("work")["work"][State.READY].count == 500
 
 
-def test_a_payload_can_stay_out_of_the_arguments(ask: Ask, queue: TaskQueue, tmp_path: Path) -> None:
+def test_push_reads_a_payload_from_a_file_or_stdin(ask: Ask, queue: TaskQueue, tmp_path: Path) -> None:
     file = tmp_path / "payload.json"
     file.write_text('{"n": 1}')
     ask("push", "work", "a", "--payload", f"@{file}")
@@ -98,7 +96,7 @@ def test_a_payload_can_stay_out_of_the_arguments(ask: Ask, queue: TaskQueue, tmp
     assert [task.payload for task in everything(queue)] == [{"n": 1}, {"n": 2}]
 
 
-def test_what_cannot_be_pushed_is_a_matter_of_usage(run: Run, queue: TaskQueue) -> None:
+def test_push_refuses_invalid_arguments_with_exit_code_2(run: Run, queue: TaskQueue) -> None:
     assert "give an IDENTIFIER" in run("push", "work", code=2).stderr
     assert "give no identifier" in run("push", "work", "a", "--file", "-", code=2).stderr
     assert "not JSON" in run("push", "work", "a", "--payload", "{", code=2).stderr
@@ -115,7 +113,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("payload", "reason"), UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_a_payload_that_not_every_client_can_read_is_refused_with_the_reason(
+def test_push_refuses_a_payload_that_some_clients_cannot_read(
     run: Run, queue: TaskQueue, payload: str, reason: str
 ) -> None:
     by_option = run("push", "work", "a", "--payload", "@-", stdin=payload, code=1 if "100" in reason else 2)
@@ -128,7 +126,7 @@ def test_a_payload_that_not_every_client_can_read_is_refused_with_the_reason(
     assert everything(queue) == []
 
 
-def test_a_dry_push_checks_and_stores_nothing(run: Run, queue: TaskQueue) -> None:
+def test_push_with_dry_run_checks_tasks_and_stores_nothing(run: Run, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     before = image(queue)
     assert (
@@ -138,7 +136,7 @@ def test_a_dry_push_checks_and_stores_nothing(run: Run, queue: TaskQueue) -> Non
     assert trail(queue) == []
 
 
-def test_retry_starts_named_tasks_anew_without_asking(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
+def test_retry_of_named_tasks_needs_no_confirmation(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
     assert "Would retry 1 task" in run("retry", "work", failed[0], "--dry-run").stdout
     assert known(queue, failed[0]).state is State.FAILED
     answer = ask("retry", "work", failed[0])
@@ -150,9 +148,7 @@ def test_retry_starts_named_tasks_anew_without_asking(ask: Ask, run: Run, queue:
     assert f"{_session.actor()} via role {queue.conn.info.user}" in run("show", "work", failed[0]).stdout
 
 
-def test_retry_of_a_choice_asks_and_takes_what_the_filter_finds(
-    ask: Ask, run: Run, queue: TaskQueue, failed: list[int]
-) -> None:
+def test_retry_by_filter_needs_a_confirmation(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
     choice = ("retry", "work", "--state", "FAILED", "--error", "timeout", "--since", "1h")
     assert "This retries 2 tasks of work." in run(*choice, code=2).stderr
     assert ask(*choice, "--dry-run")["revived"] == 2
@@ -164,13 +160,13 @@ def test_retry_of_a_choice_asks_and_takes_what_the_filter_finds(
     assert trail(queue) == [("retry", "work", count) for count in (1, 1, 1, 0)]
 
 
-def test_retry_needs_to_be_told_which(run: Run, failed: list[int]) -> None:
+def test_retry_refuses_a_call_without_a_selection(run: Run, failed: list[int]) -> None:
     assert "select them with --state" in run("retry", "work", code=2).stderr
     assert "not both" in run("retry", "work", failed[0], "--state", "FAILED", code=2).stderr
     assert "not one of" in run("retry", "work", "--state", "READY", code=2).stderr
 
 
-def test_reassign_overrides_results(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
+def test_reassign_changes_the_result_of_ended_tasks(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
     assert ask("reassign", "work", *failed[:2], "--result", "SUCCESS", "--dry-run")["reassigned"] == 2
     assert ask("reassign", "work", failed[0], "--result", "success")["reassigned"] == 1
     assert known(queue, failed[0]).state is State.SUCCEEDED
@@ -179,7 +175,7 @@ def test_reassign_overrides_results(ask: Ask, run: Run, queue: TaskQueue, failed
     assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.FILTERED, State.FAILED]
 
 
-def test_pause_and_resume_say_what_changed(ask: Ask, run: Run, queue: TaskQueue) -> None:
+def test_pause_and_resume_print_the_changed_topics(ask: Ask, run: Run, queue: TaskQueue) -> None:
     queue.create_topic("other")
     assert run("pause", "work", "--dry-run").stdout == "work: would be paused\n"
     assert run("pause", "work").stdout == "work: paused\n"
@@ -189,7 +185,7 @@ def test_pause_and_resume_say_what_changed(ask: Ask, run: Run, queue: TaskQueue)
     assert [one.paused for one in queue.browse_topics()] == [True, False]  # all, or none
 
 
-def test_release_gives_back_what_an_owner_holds(ask: Ask, run: Run, queue: TaskQueue, owner: Owner) -> None:
+def test_release_gives_back_the_tasks_of_an_owner(ask: Ask, run: Run, queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b"])
     queue.poll("work", owner, 2)
     assert run("release", "owner", "--dry-run").stdout == "Would give back 2 tasks of owner.\n"
@@ -212,7 +208,7 @@ def test_expire_takes_lapsed_leases(ask: Ask, run: Run, queue: TaskQueue, owner:
     assert queue.held(owner) == []
 
 
-def test_purge_removes_what_has_ended(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
+def test_purge_removes_ended_tasks(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
     queue.push("work", ["d"])
     assert run("purge", "work", "--dry-run").stdout == "Would purge 3 tasks of work.\n"
     assert "This purges 3 tasks of work for good." in run("purge", "work", code=2).stderr
@@ -227,7 +223,7 @@ def test_purge_removes_what_has_ended(ask: Ask, run: Run, queue: TaskQueue, fail
     assert trail(queue) == [("purge", "work", count) for count in (1, 2, 1)]
 
 
-def test_purge_of_named_tasks_spares_what_is_held(ask: Ask, queue: TaskQueue, failed: list[int], owner: Owner) -> None:
+def test_purge_of_named_tasks_spares_held_ones(ask: Ask, queue: TaskQueue, failed: list[int], owner: Owner) -> None:
     queue.push("work", ["d", "e"])
     [held] = queue.poll("work", owner)
     words = ("purge", "work", failed[0], held.sequence, held.sequence + 1, 1)
@@ -236,13 +232,15 @@ def test_purge_of_named_tasks_spares_what_is_held(ask: Ask, queue: TaskQueue, fa
     assert [task.sequence for task in everything(queue)] == [failed[1], failed[2], held.sequence]
 
 
-def test_purge_goes_in_bites(ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, failed: list[int]) -> None:
+def test_purge_commits_in_batches(
+    ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, failed: list[int]
+) -> None:
     monkeypatch.setattr("airflow_provider_taskq.cli.actions.PURGE_BATCH", 2)
     assert ask("purge", "work", "--yes")["removed"] == len(failed)
     assert trail(queue) == [("purge", "work", 2), ("purge", "work", 1)]
 
 
-def test_topics_are_created_altered_and_dropped(ask: Ask, run: Run, queue: TaskQueue) -> None:
+def test_topics_creates_alters_and_drops_a_topic(ask: Ask, run: Run, queue: TaskQueue) -> None:
     assert ask("topics", "create", "orders", "--max-attempts", "5", "--base", "90s", "--horizon", "1d")["created"]
     assert run("topics", "create", "orders").stdout == "Topic orders exists; its policy is unchanged.\n"
     policy = queue.policy("orders")
@@ -274,7 +272,7 @@ def test_topics_are_created_altered_and_dropped(ask: Ask, run: Run, queue: TaskQ
     assert [action for action, _, _ in trail(queue)] == ["create", "alter", "drop"]
 
 
-def test_a_topic_moves_to_its_own_tables_and_back(run: Run, ask: Ask, queue: TaskQueue) -> None:
+def test_topics_partition_moves_a_topic_to_its_own_tables_and_back(run: Run, ask: Ask, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     before = image(queue)
     partition = ("topics", "partition")
@@ -292,7 +290,7 @@ def test_a_topic_moves_to_its_own_tables_and_back(run: Run, ask: Ask, queue: Tas
     assert "'missing'" in run(*partition, "own", "missing", code=1).stderr
 
 
-def test_the_tables_of_a_dropped_topic_are_dropped(run: Run, ask: Ask, queue: TaskQueue) -> None:
+def test_topics_partition_clean_drops_the_tables_of_dropped_topics(run: Run, ask: Ask, queue: TaskQueue) -> None:
     run("topics", "partition", "own", "work")
     queue.drop_topic("work")
     assert "dry_run" in ask("topics", "partition", "clean", "--dry-run")
@@ -361,14 +359,14 @@ def test_ticks_are_installed_and_uninstalled(ask: Ask, run: Run, queue: TaskQueu
     assert ask("ticks", "install", "work", "y", "--cron", "0 6 * * *")["installed"] >= 1
 
 
-def test_forgotten_owners_are_purged(ask: Ask, queue: TaskQueue) -> None:
+def test_owners_purge_removes_owners_without_a_heartbeat(ask: Ask, queue: TaskQueue) -> None:
     queue.release(queue.register("old"))
     assert ask("owners", "purge", "--older-than", "1h")["owners"] == 0
     assert ask("owners", "purge", "--older-than", "0s", "--dry-run")["owners"] == 1
     assert ask("owners", "purge", "--older-than", "0s")["owners"] == 1
 
 
-def test_a_producer_pushes_though_no_trail_is_open_to_it(
+def test_a_producer_pushes_without_the_right_to_write_the_audit_log(
     ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.conn.execute("CREATE ROLE taskq_cli_producer")
@@ -385,13 +383,13 @@ def test_a_producer_pushes_though_no_trail_is_open_to_it(
 
 
 @pytest.mark.usefixtures("queue")
-def test_documents_are_json_of_ascii_alone(run: Run) -> None:
+def test_json_documents_are_ascii(run: Run) -> None:
     answer = run("push", "work", "\u202ename\x1b[2J", "--json").stdout
     assert answer.isascii()
     assert json.loads(answer)["tasks"][0]["identifier"] == "\u202ename\x1b[2J"
 
 
-def test_a_database_that_refuses_is_told_in_a_sentence(run: Run, queue: TaskQueue, dsn: str) -> None:
+def test_a_database_error_is_one_line_on_stderr(run: Run, queue: TaskQueue, dsn: str) -> None:
     with psycopg.connect(dsn) as blocker:
         blocker.execute("LOCK TABLE taskq_internal.topic IN ACCESS EXCLUSIVE MODE")
         with pytest.MonkeyPatch.context() as patch:
@@ -400,7 +398,7 @@ def test_a_database_that_refuses_is_told_in_a_sentence(run: Run, queue: TaskQueu
     assert queue.browse_topics()[0].paused is False
 
 
-def test_offer_tells_what_became_of_each_identifier_and_drop_removes_what_waits(ask: Ask, queue: TaskQueue) -> None:
+def test_offer_prints_the_outcome_of_each_identifier_and_drop_removes_it(ask: Ask, queue: TaskQueue) -> None:
     [before] = queue.push("work", [NewTask("a", 1)])
     answer = ask("offer", "work", "a", "b", "--payload", "2", "--reference", "r")
     assert [(task["identifier"], task["outcome"]) for task in answer["tasks"]] == [("a", "UPDATED"), ("b", "CREATED")]
@@ -415,7 +413,7 @@ def test_offer_tells_what_became_of_each_identifier_and_drop_removes_what_waits(
     assert trail(queue) == [("offer", "work", 2), ("offer", "work", 1), ("drop", "work", 1), ("drop", "work", 0)]
 
 
-def test_offers_that_cannot_be_made_store_nothing(run: Run, queue: TaskQueue) -> None:
+def test_offer_of_an_invalid_task_stores_nothing(run: Run, queue: TaskQueue) -> None:
     assert "give an IDENTIFIER" in run("offer", "work", code=2).stderr
     line = '{"identifier": "b", "suspended": true}\n'
     assert "neither suspended nor depends" in run("offer", "work", "-f", "-", code=1, stdin=f'"a"\n{line}').stderr

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     "words",
     [[], ["--help"], ["-h"], ["--json", "topics"], ["push", "work", "--", "-x"], ["ls", "work", "-n", "5", "--oldest"]],
 )
-def test_airflow_leaves_every_word_to_the_program(parser: argparse.ArgumentParser, words: list[str]) -> None:
+def test_airflow_passes_every_argument_to_the_program(parser: argparse.ArgumentParser, words: list[str]) -> None:
     assert parser.parse_args(["taskq", *words]).words == words
 
 

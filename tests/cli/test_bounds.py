@@ -76,7 +76,7 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_absurd_value_is_one_line_and_exit_code_2(run: Run, queue: TaskQueue, verb: str) -> None:
+def test_a_value_out_of_range_is_one_line_and_exit_code_2(run: Run, queue: TaskQueue, verb: str) -> None:
     words, values = VERBS[verb]
     make_world(queue)
     before = stored(queue)
@@ -89,7 +89,7 @@ def test_an_absurd_value_is_one_line_and_exit_code_2(run: Run, queue: TaskQueue,
 
 
 @pytest.mark.parametrize("value", ["infinity", "-infinity", "294276-01-01 00:00Z"])
-def test_rows_with_moments_beyond_all_time_are_listed(run: Run, queue: TaskQueue, value: str) -> None:
+def test_ls_lists_rows_with_moments_out_of_range(run: Run, queue: TaskQueue, value: str) -> None:
     world = make_world(queue)
     with queue.conn.transaction(force_rollback=True):  # which is not seen by others
         spoil(queue, "timestamp with time zone", value)

@@ -19,7 +19,7 @@ def later(queue: TaskQueue) -> list[int]:
 
 
 @pytest.mark.parametrize("words", [("run-now", "work"), ("priority", "work", 9), ("cancel", "work")])
-def test_named_tasks_are_changed_and_a_dry_run_changes_nothing(
+def test_changes_of_named_tasks_apply_and_a_dry_run_changes_nothing(
     ask: Ask, queue: TaskQueue, later: list[int], words: tuple[object, ...]
 ) -> None:
     before = image(queue)
@@ -42,7 +42,7 @@ def test_named_tasks_are_changed_and_a_dry_run_changes_nothing(
     assert str(later[0]) in line.what
 
 
-def test_tasks_are_chosen_by_what_they_are_if_that_is_confirmed(run: Run, queue: TaskQueue, later: list[int]) -> None:
+def test_changes_by_filter_need_a_confirmation(run: Run, queue: TaskQueue, later: list[int]) -> None:
     assert "2 tasks of work" in run("cancel", "work", "--reference", "r", code=2).output
     assert known(queue, later[0]).status == "scheduled"
     run("cancel", "work", "--reference", "r", "--yes")
@@ -51,7 +51,7 @@ def test_tasks_are_chosen_by_what_they_are_if_that_is_confirmed(run: Run, queue:
     assert known(queue, later[2]).status == "ready"
 
 
-def test_what_would_be_ambiguous_or_boundless_is_refused(run: Run, later: list[int]) -> None:
+def test_changes_without_a_clear_selection_are_refused(run: Run, later: list[int]) -> None:
     assert "name the tasks" in run("cancel", "work", code=2).output
     assert "not both" in run("cancel", "work", later[0], "--status", "ready", code=2).output
     assert "-100" in run("priority", "work", "101", later[0], code=2).output

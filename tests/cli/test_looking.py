@@ -36,7 +36,7 @@ def sequences(answer: dict[str, list[dict[str, int]]]) -> list[int]:
     return [task["sequence"] for task in answer["tasks"]]
 
 
-def test_topics_are_shown_in_a_line_each(run: Run, ask: Ask, busy: TaskQueue) -> None:
+def test_topics_lists_each_topic_in_one_line(run: Run, ask: Ask, busy: TaskQueue) -> None:
     heading, _, quiet, work = run("topics").stdout.splitlines()
     assert heading.split() == [
         "topic",
@@ -66,7 +66,7 @@ def test_topics_are_shown_in_a_line_each(run: Run, ask: Ask, busy: TaskQueue) ->
     assert run("topics").stdout == "There are no topics.\n"
 
 
-def test_more_topics_than_a_call_brings_are_all_shown(
+def test_topics_lists_more_topics_than_one_query_returns(
     ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_taskq.cli.topics.TOPICS_PER_CALL", 2)
@@ -77,7 +77,7 @@ def test_more_topics_than_a_call_brings_are_all_shown(
 
 
 @pytest.mark.usefixtures("busy")
-def test_ls_shows_the_newest_first(run: Run, ask: Ask) -> None:
+def test_ls_lists_the_newest_task_first(run: Run, ask: Ask) -> None:
     first = min(sequences(ask("ls", "work")))
     assert sequences(ask("ls", "work")) == [first + 3, first + 2, first + 1, first]
     assert sequences(ask("ls", "work", "--oldest")) == [first, first + 1, first + 2, first + 3]
@@ -108,13 +108,13 @@ def test_ls_shows_the_newest_first(run: Run, ask: Ask) -> None:
     ],
 )
 @pytest.mark.usefixtures("busy")
-def test_ls_filters(ask: Ask, words: list[str], found: list[str]) -> None:
+def test_ls_lists_the_tasks_that_match_the_filters(ask: Ask, words: list[str], found: list[str]) -> None:
     assert [task["identifier"] for task in ask("ls", "work", *words)["tasks"]] == found
 
 
 @pytest.mark.parametrize("order", [[], ["--oldest"]])
 @pytest.mark.usefixtures("busy")
-def test_ls_goes_on_where_the_page_before_ended(run: Run, ask: Ask, order: list[str]) -> None:
+def test_ls_with_after_continues_the_previous_page(run: Run, ask: Ask, order: list[str]) -> None:
     whole = sequences(ask("ls", "work", *order))
     pages: list[list[int]] = []
     after: list[str | int] = []
@@ -130,7 +130,7 @@ def test_ls_goes_on_where_the_page_before_ended(run: Run, ask: Ask, order: list[
 
 
 @pytest.mark.usefixtures("busy")
-def test_show_tells_everything_but_what_is_private(run: Run, ask: Ask) -> None:
+def test_show_hides_payload_and_output(run: Run, ask: Ask) -> None:
     told = run("show", "work", "--identifier", "a").stdout
     for part in ("identifier  a\n", "state       FAILED\n", "payload     18 bytes\n", "Refused: no\n", "ended FAILED"):
         assert part in told
@@ -147,13 +147,13 @@ def test_show_tells_everything_but_what_is_private(run: Run, ask: Ask) -> None:
     assert ask("show", "work", answer["task"]["sequence"], "--payload")["task"]["payload"] == {"private": "word"}
 
 
-def test_show_names_what_a_task_depends_on(run: Run, queue: TaskQueue) -> None:
+def test_show_lists_the_dependencies_of_a_task(run: Run, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
     assert "depends on  a of work (" in run("show", "work", "-i", "b").stdout
 
 
-def test_why_answers_in_a_sentence(run: Run, ask: Ask, busy: TaskQueue) -> None:
+def test_why_prints_one_sentence(run: Run, ask: Ask, busy: TaskQueue) -> None:
     assert ask("why", "work", "-i", "d")["why"].startswith("it is due in 59 min")
     assert "it is running: held by dag/run/task/-1" in run("why", "work", "-i", "b").stdout
     busy.pause_topic("work")
@@ -162,7 +162,7 @@ def test_why_answers_in_a_sentence(run: Run, ask: Ask, busy: TaskQueue) -> None:
 
 @pytest.mark.parametrize("verb", ["show", "why"])
 @pytest.mark.usefixtures("queue")
-def test_a_task_that_is_not_there_is_exit_code_1(run: Run, verb: str) -> None:
+def test_an_unknown_task_is_exit_code_1(run: Run, verb: str) -> None:
     assert run(verb, "work", 17, code=1).stderr == (
         "Error: topic 'work' has no task of sequence 17, and none of identifier '17'\n"
     )
@@ -170,7 +170,7 @@ def test_a_task_that_is_not_there_is_exit_code_1(run: Run, verb: str) -> None:
     assert "either by SEQUENCE" in run(verb, "work", code=2).stderr
 
 
-def test_owners_are_shown_with_what_they_hold(run: Run, ask: Ask, busy: TaskQueue) -> None:
+def test_owners_lists_owners_with_their_tasks(run: Run, ask: Ask, busy: TaskQueue) -> None:
     busy.register("idle")
     lapsed = busy.register("lapsed")
     lapse(busy, lapsed, timedelta(minutes=5))
@@ -189,7 +189,7 @@ def test_owners_are_shown_with_what_they_hold(run: Run, ask: Ask, busy: TaskQueu
     assert run("owners", "--search", "none").stdout == "No owner contains 'none'.\n"
 
 
-def test_stats_count_by_state_and_tell_what_ended_lately(run: Run, ask: Ask, busy: TaskQueue, owner: Owner) -> None:
+def test_stats_counts_tasks_by_state_and_recent_ends(run: Run, ask: Ask, busy: TaskQueue, owner: Owner) -> None:
     busy.complete(owner, dict.fromkeys(busy.poll("work", owner), Result.SUCCESS))
     [quiet, work] = ask("stats")["topics"]
     assert {state: count for state, count in work["counts"].items() if count} == {
@@ -208,7 +208,7 @@ def test_stats_count_by_state_and_tell_what_ended_lately(run: Run, ask: Ask, bus
     run("stats", "nowhere", code=1)
 
 
-def test_health_is_exit_code_1_from_a_warning_on(
+def test_health_exits_with_1_for_a_warning_or_worse(
     run: Run, ask: Ask, own_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", own_dsn)  # what other tests have left behind is no matter of health here
@@ -230,7 +230,7 @@ def test_health_is_exit_code_1_from_a_warning_on(
 @pytest.mark.parametrize(
     "text", ["[1e400]", "9" * 5_000, "[" * 5_000 + "]" * 5_000, "[" * 400 + "]" * 400], ids=lambda text: text[:3]
 )
-def test_an_unreadable_payload_is_shown_as_its_text(
+def test_show_prints_an_unreadable_payload_as_its_text(
     run: Run, ask: Ask, queue: TaskQueue, owner: Owner, text: str
 ) -> None:
     tasks = queue.push("work", [NewTask("a", {"n": 1}), NewTask("b", {"n": 2})])
@@ -250,7 +250,7 @@ def test_an_unreadable_payload_is_shown_as_its_text(
     assert [task["identifier"] for task in ask("ls", "work")["tasks"]] == ["b", "a"]
 
 
-def test_hostile_text_stays_text(run: Run, queue: TaskQueue, owner: Owner) -> None:
+def test_commands_print_control_characters_as_escapes(run: Run, queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask(HOSTILE, HOSTILE, reference=HOSTILE), HOSTILE])
     [task] = queue.poll("work", owner)
     queue.complete(owner, {task: Decision(Result.FAILURE, error=HOSTILE)})
@@ -274,7 +274,7 @@ def test_hostile_text_stays_text(run: Run, queue: TaskQueue, owner: Owner) -> No
 
 
 @pytest.mark.usefixtures("busy")
-def test_a_narrow_terminal_shortens_and_leaves_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_shortens_and_drops_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "70")
     lines = run("ls", "work").stdout.splitlines()
     assert max(map(len, lines)) <= 70
@@ -283,7 +283,7 @@ def test_a_narrow_terminal_shortens_and_leaves_out(run: Run, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("busy")
-def test_only_a_terminal_gets_colours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_terminal_gets_colors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in run("ls", "work").stdout
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal would have it
     monkeypatch.setenv("TERM", "xterm")
@@ -293,7 +293,7 @@ def test_only_a_terminal_gets_colours(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("busy")
-def test_a_watch_looks_as_often_as_it_is_told(run: Run) -> None:
+def test_watch_ends_after_the_given_number_of_snapshots(run: Run) -> None:
     plain = run("watch", "--looks", 2, "--interval", "0.1s").stdout
     assert plain.count("quiet (paused)") == 2
     documents = [
@@ -306,7 +306,7 @@ def test_a_watch_looks_as_often_as_it_is_told(run: Run) -> None:
 
 @pytest.mark.parametrize("words", [["topics"], ["ls", "work"], ["stats"], ["owners"], ["why", "work", "-i", "c"]])
 @pytest.mark.usefixtures("busy")
-def test_looking_needs_no_more_than_a_readers_rights(
+def test_commands_that_read_need_only_a_readers_rights(
     run: Run, busy: TaskQueue, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     busy.conn.execute("CREATE ROLE taskq_cli_reader")
@@ -349,7 +349,7 @@ def test_errors_groups_failures_and_names_the_command_that_retries_a_group(
     assert ask("ls", "work", "--state", "READY")["tasks"][0]["error_summary"] is None
 
 
-def test_a_task_is_found_by_sequence_or_by_identifier(run: Run, ask: Ask, queue: TaskQueue) -> None:
+def test_show_finds_a_task_by_sequence_or_identifier(run: Run, ask: Ask, queue: TaskQueue) -> None:
     queue.push("work", ["c-100"])
     [newest] = queue.push("work", ["c-100"])
     [number] = queue.push("work", [str(newest.sequence)])

@@ -103,7 +103,7 @@ def on_terminal(environment: dict[str, str]) -> Iterator[OnTerminal]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_watch_is_live_and_ends_cleanly(queue: TaskQueue, on_terminal: OnTerminal, number: int) -> None:
+def test_watch_is_live_and_restores_the_terminal(queue: TaskQueue, on_terminal: OnTerminal, number: int) -> None:
     terminal = on_terminal("watch", "--interval", "0.1s")
     terminal.read_until("work", times=2)
     queue.push("work", [f"task-{count}" for count in range(777)])
@@ -113,7 +113,7 @@ def test_a_watch_is_live_and_ends_cleanly(queue: TaskQueue, on_terminal: OnTermi
     assert terminal.shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
-def test_a_watch_outlives_its_connection(queue: TaskQueue, on_terminal: OnTerminal) -> None:
+def test_watch_reconnects_after_a_lost_connection(queue: TaskQueue, on_terminal: OnTerminal) -> None:
     terminal = on_terminal("watch", "--interval", "0.1s")
     terminal.read_until("work")
     queue.conn.execute(
@@ -127,7 +127,7 @@ def test_a_watch_outlives_its_connection(queue: TaskQueue, on_terminal: OnTermin
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, []), ("n\n", 1, [State.READY])])
-def test_a_person_is_asked(
+def test_a_terminal_prompts_for_a_confirmation(
     queue: TaskQueue, on_terminal: OnTerminal, answer: str, code: int, left: list[State]
 ) -> None:
     queue.push("work", ["a"])
@@ -138,7 +138,7 @@ def test_a_person_is_asked(
     assert [state for _, state in states(queue)] == left
 
 
-def test_a_reader_that_leaves_early_is_no_error(queue: TaskQueue, environment: dict[str, str]) -> None:
+def test_a_closed_pipe_is_no_error(queue: TaskQueue, environment: dict[str, str]) -> None:
     queue.push("work", [f"task-{number}" for number in range(5000)])
     with subprocess.Popen(
         [*PROGRAM, "ls", "work", "-n", "5000", "--json"],
@@ -184,7 +184,7 @@ def test_no_password_is_in_the_arguments_of_any_process(
     assert process.returncode == 0
 
 
-def test_a_worker_stops_when_the_topic_is_empty(queue: TaskQueue, environment: dict[str, str]) -> None:
+def test_a_worker_with_drain_stops_when_the_topic_is_empty(queue: TaskQueue, environment: dict[str, str]) -> None:
     queue.push("work", [f"task-{number}" for number in range(50)])
     words = ["worker", "tests.cli.handlers:succeed", "--topic", "work", "--size", "5", "--threads", "2"]
     result = subprocess.run(
@@ -220,16 +220,14 @@ def test_a_drain_fails_if_more_tasks_fail_than_max_failed_allows(
         (["--drain", "--max-failed", "many"], "expected a count such as 0 or 10, or a share such as 0.05 or '5%'"),
     ],
 )
-def test_a_limit_of_failures_without_a_meaning_is_refused(
-    environment: dict[str, str], words: list[str], error: str
-) -> None:
+def test_a_worker_refuses_an_invalid_max_failed(environment: dict[str, str], words: list[str], error: str) -> None:
     command = [*PROGRAM, "worker", "tests.cli.handlers:deliver", "--topic", "work", *words]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert error in " ".join(result.stderr.split())
 
 
-def test_a_worker_that_is_told_to_end_finishes_what_is_in_hand(
+def test_a_worker_finishes_its_running_tasks_on_sigterm(
     queue: TaskQueue, environment: dict[str, str], tmp_path: Path
 ) -> None:
     begun, go_on = tmp_path / "begun", tmp_path / "go on"
@@ -255,7 +253,7 @@ def test_a_worker_that_is_told_to_end_finishes_what_is_in_hand(
     assert queue.owners() == []
 
 
-def test_the_help_of_topics_create_says_first_that_one_attempt_is_the_default(environment: dict[str, str]) -> None:
+def test_the_help_of_topics_create_starts_with_the_default_of_one_attempt(environment: dict[str, str]) -> None:
     command = [*PROGRAM, "topics", "create", "--help"]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     description = " ".join(told.partition("\n\n")[2].partition("\n\n")[0].split())

@@ -30,7 +30,7 @@ def python(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 
 
-def test_every_verb_is_there_with_a_help_of_its_own(run: Run) -> None:
+def test_every_command_has_its_own_help(run: Run) -> None:
     assert sorted(VERBS) == sorted(VERB_NAMES)
     for verb in VERBS:
         told = run(verb, "--help").stdout
@@ -38,7 +38,7 @@ def test_every_verb_is_there_with_a_help_of_its_own(run: Run) -> None:
         assert ("--json" in told) == (verb != "completion")
 
 
-def test_both_programs_have_the_same_verbs_with_a_database_each() -> None:
+def test_both_programs_have_the_same_commands_and_their_own_database_option() -> None:
     for program, option in ((standalone(), "--dsn"), (airflow_program(), "--conn-id")):
         command = program.get_command(program.make_context("taskq", ["verify"]), "purge")
         assert command is not None
@@ -56,7 +56,7 @@ def test_help_imports_neither_the_queue_nor_a_driver() -> None:
 
 
 @pytest.mark.parametrize("module", ["click", "rich"])
-def test_a_missing_library_is_named_with_the_extra_that_has_it(module: str) -> None:
+def test_a_missing_library_names_the_extra_to_install(module: str) -> None:
     """Where Airflow, which requires both, is not installed."""
     program = (
         "import sys, importlib.util; find = importlib.util.find_spec\n"
@@ -68,7 +68,7 @@ def test_a_missing_library_is_named_with_the_extra_that_has_it(module: str) -> N
     assert done.stderr == f"taskq: the command line needs {module}: pip install 'airflow-provider-taskq[cli]'\n"
 
 
-def test_a_verb_imports_neither_airflow_nor_spark() -> None:
+def test_a_command_imports_neither_airflow_nor_spark() -> None:
     program = (
         "import sys; from airflow_provider_taskq.cli.program import VERBS, standalone\n"
         "for verb in VERBS: standalone().get_command(None, verb)\n"
@@ -77,7 +77,7 @@ def test_a_verb_imports_neither_airflow_nor_spark() -> None:
     assert python(program).splitlines()[-1] == "[]"
 
 
-def test_words_of_the_options_are_those_of_the_queue() -> None:
+def test_the_options_accept_the_names_of_the_queue() -> None:
     assert tuple(state.name for state in State) == _options.STATES
     assert tuple(State[name] for name in actions.ENDED) == tuple(State)[2:7]
     assert tuple(Insertion) == push.INSERTIONS
@@ -86,7 +86,7 @@ def test_words_of_the_options_are_those_of_the_queue() -> None:
     assert (_options.LONGEST_STORED, _options.LONGEST_DURATION) == (encoding.MAX_STORED_DURATION, LONGEST_DURATION)
 
 
-def test_exit_codes_tell_usage_from_refusal(run: Run) -> None:
+def test_exit_codes_distinguish_usage_errors_from_other_errors(run: Run) -> None:
     assert "No such command" in run("polish", code=2).stderr
     assert "Missing argument" in run("ls", code=2).stderr
     refused = run("ls", "nowhere", code=1)
@@ -100,14 +100,14 @@ def test_a_worker_needs_a_handler(run: Run, handler: str, monkeypatch: pytest.Mo
     assert "Error: " in run("worker", handler, "--topic", "work", code=2).stderr
 
 
-def test_with_json_a_refusal_is_a_document_too(run: Run) -> None:
+def test_json_prints_an_error_as_a_document(run: Run) -> None:
     for words, code in ((("show", "nowhere", "1"), 1), (("ls", "work", "--size", "0"), 2)):
         refused = run("--json", *words, code=code)
         assert json.loads(refused.stdout)["error"]
         assert refused.stderr
 
 
-def test_a_password_in_an_argument_is_refused_and_not_repeated(run: Run) -> None:
+def test_a_password_in_an_argument_is_refused_and_not_printed(run: Run) -> None:
     for dsn in (
         "postgresql://me:secret-word@localhost/db",
         "postgresql://localhost/db?password=secret-word",
@@ -120,7 +120,9 @@ def test_a_password_in_an_argument_is_refused_and_not_repeated(run: Run) -> None
         assert "--dsn" in refused.stderr
 
 
-def test_the_database_is_named_before_or_after_the_verb(ask: Ask, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_database_option_works_before_and_after_the_command(
+    ask: Ask, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = conninfo_to_dict(dsn)
     password = parts.pop("password", None)
     named = make_conninfo("", **{name: value for name, value in parts.items() if value is not None})
@@ -131,26 +133,26 @@ def test_the_database_is_named_before_or_after_the_verb(ask: Ask, dsn: str, monk
     assert ask("verify", "--dsn", named)["matches"] is True
 
 
-def test_without_a_database_it_says_how_to_name_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_database_is_an_error_that_names_the_settings(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TASKQ_DSN")
     for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE"):
         monkeypatch.delenv(name, raising=False)
     assert "set TASKQ_DSN" in run("topics", code=1).stderr
 
 
-def test_options_have_a_twin_in_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_has_an_environment_variable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKQ_JSON", "1")
     assert json.loads(run("verify").stdout)["matches"] is True
 
 
-def test_every_section_of_the_help_names_its_verbs(run: Run) -> None:
+def test_the_help_lists_the_commands_by_section(run: Run) -> None:
     told = run("--help").stdout
     for section, verbs in SECTIONS.items():
         assert f"{section}:" in told
         assert all(does in " ".join(told.split()) for _, does in verbs.values())
 
 
-def test_help_is_there_in_no_time(repository: Path) -> None:
+def test_help_starts_fast(repository: Path) -> None:
     def seconds(*words: str) -> float:
         """The processor's time, which does not depend on who else is at work on this machine."""
         process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, cwd=repository)
@@ -163,7 +165,7 @@ def test_help_is_there_in_no_time(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_printed_for(run: Run, shell: str) -> None:
+def test_completion_prints_the_script_of_a_shell(run: Run, shell: str) -> None:
     assert "_TASKQ_COMPLETE" in run("completion", shell).stdout
 
 
@@ -185,7 +187,7 @@ def complete(dsn: str, repository: Path) -> Callable[..., list[str]]:
     return complete
 
 
-def test_a_shell_completes_verbs_options_topics_and_states(run: Run, complete: Callable[..., list[str]]) -> None:
+def test_a_shell_completes_commands_options_topics_and_states(run: Run, complete: Callable[..., list[str]]) -> None:
     run("topics", "create", "orders")
     run("topics", "create", "other")
     assert complete("pu") == ["push", "purge"]

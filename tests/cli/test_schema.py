@@ -65,7 +65,7 @@ def installed(server_dsn: str, template: str) -> list[tuple[object, ...]]:
         return schema_of(conn)
 
 
-def test_a_dba_makes_with_psql_what_install_makes(
+def test_the_sql_script_creates_the_schema_that_install_creates(
     run: Run, run_script: Script, empty_dsn: str, installed: list[tuple[object, ...]]
 ) -> None:
     result = run_script(run("sql", "--bare").stdout, "-1", "-v", "ON_ERROR_STOP=1")
@@ -75,7 +75,7 @@ def test_a_dba_makes_with_psql_what_install_makes(
         assert schema_of(conn) == installed
 
 
-def test_the_script_is_a_transaction_of_its_own(run: Run, run_script: Script, empty_dsn: str) -> None:
+def test_the_sql_script_is_one_transaction(run: Run, run_script: Script, empty_dsn: str) -> None:
     assert run_script(run("sql").stdout.replace("COMMIT;", "SELECT 1 / 0; COMMIT;")).returncode == 0
     with connect(empty_dsn) as conn:
         assert conn.execute("SELECT to_regnamespace('taskq')").fetchone() == (None,)
@@ -84,7 +84,7 @@ def test_the_script_is_a_transaction_of_its_own(run: Run, run_script: Script, em
         verify(conn)
 
 
-def test_a_dba_upgrades_with_psql_from_an_older_step(
+def test_the_sql_script_upgrades_an_older_step(
     run: Run, run_script: Script, empty_dsn: str, installed: list[tuple[object, ...]]
 ) -> None:
     older = [step for step in migrations() if step.number <= 2]
@@ -100,7 +100,7 @@ def test_a_dba_upgrades_with_psql_from_an_older_step(
         assert schema_of(conn) == installed
 
 
-def test_a_script_for_another_step_changes_nothing(run: Run, run_script: Script, empty_dsn: str) -> None:
+def test_the_sql_script_for_another_step_changes_nothing(run: Run, run_script: Script, empty_dsn: str) -> None:
     with connect(empty_dsn) as conn:
         install(conn)
         before = schema_of(conn)
@@ -113,7 +113,7 @@ def test_a_script_for_another_step_changes_nothing(run: Run, run_script: Script,
 
 
 @pytest.mark.parametrize("step", [0, NEWEST + 1])
-def test_there_is_no_script_from_a_step_that_there_is_not(run: Run, step: int) -> None:
+def test_sql_refuses_an_unknown_step(run: Run, step: int) -> None:
     assert "step of an installed schema" in run("sql", "--from", step, code=2).stderr
 
 
@@ -122,7 +122,7 @@ def test_sql_needs_no_database(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert run("sql").stdout.startswith("-- airflow-provider-taskq")
 
 
-def test_install_says_what_it_made_and_does_nothing_twice(
+def test_install_prints_its_steps_and_repeats_none(
     ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", empty_dsn)
@@ -139,7 +139,7 @@ def test_install_says_what_it_made_and_does_nothing_twice(
     assert ask("upgrade")["steps"] == []
 
 
-def test_install_leaves_the_views_out_and_an_upgrade_keeps_them_out(
+def test_install_without_views_and_later_upgrades_leave_them_out(
     ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", empty_dsn)
@@ -154,7 +154,7 @@ def test_install_leaves_the_views_out_and_an_upgrade_keeps_them_out(
     assert "up to date" in run("install", "--views").stdout
 
 
-def test_a_dba_makes_a_schema_without_views(
+def test_the_sql_script_without_views_leaves_them_out(
     run: Run, run_script: Script, empty_dsn: str, installed: list[tuple[object, ...]]
 ) -> None:
     assert run_script(run("sql", "--no-views").stdout, "-v", "ON_ERROR_STOP=1").returncode == 0
@@ -166,9 +166,7 @@ def test_a_dba_makes_a_schema_without_views(
         assert schema_of(conn) == installed
 
 
-def test_upgrade_brings_an_older_schema_up_to_date(
-    ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upgrade_updates_an_older_schema(ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKQ_DSN", empty_dsn)
     run("install")
     with connect(empty_dsn) as conn:
@@ -178,7 +176,7 @@ def test_upgrade_brings_an_older_schema_up_to_date(
     assert ask("verify")["matches"] is True
 
 
-def test_uninstall_says_what_goes_and_needs_a_yes(
+def test_uninstall_prints_the_contents_and_needs_a_confirmation(
     run: Run, ask: Ask, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", empty_dsn)

@@ -24,11 +24,11 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["1m30s", "3h", "4w2d", "250ms", "0s"])
-def test_durations_are_told_as_they_are_read(text: str) -> None:
+def test_format_exact_writes_what_parse_duration_reads(text: str) -> None:
     assert format_exact(parse_duration(text)) == text
 
 
-def test_moments_are_read_in_a_zone_or_as_how_long_ago() -> None:
+def test_parse_moment_reads_a_zone_or_a_duration_ago() -> None:
     assert parse_moment("2026-11-21T09:30+02:00") == datetime(2026, 11, 21, 7, 30, tzinfo=UTC)
     assert parse_moment("2026-11-21") == parse_moment("20261121") == datetime(2026, 11, 21).astimezone(UTC)
     assert parse_moment("2026-W47-6") == parse_moment("2026-325") == datetime(2026, 11, 21).astimezone(UTC)
@@ -37,12 +37,12 @@ def test_moments_are_read_in_a_zone_or_as_how_long_ago() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "2026-01-01/2026-02-01", "2026-01-01/PT2H", "6:", "P"])
-def test_text_that_is_no_moment_is_refused_with_an_example(text: str) -> None:
+def test_parse_moment_refuses_other_text_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid moment .*: expected for example 2026-11-21T09:30, or 2h"):
         parse_moment(text)
 
 
-def test_a_moment_without_an_offset_is_of_the_machines_time_zone() -> None:
+def test_parse_moment_without_an_offset_uses_the_machines_time_zone() -> None:
     program = (
         "from airflow_provider_taskq.cli._durations import parse_moment\n"
         "print(parse_moment('2026-07-01T12:00').isoformat())"
@@ -53,26 +53,26 @@ def test_a_moment_without_an_offset_is_of_the_machines_time_zone() -> None:
     assert told.strip() == "2026-07-01T16:00:00+00:00"
 
 
-def test_durations_are_told_in_short_words() -> None:
+def test_format_duration_writes_at_most_two_units() -> None:
     assert [format_duration(timedelta(seconds=s)) for s in (0, 119, 120, 7199, 7200, 11_100, 172_800)] == [
         *("0 s", "119 s", "2 min", "119 min", "2 h", "3 h 5 min", "2 days")
     ]
 
 
-def test_short_durations_have_two_digits() -> None:
+def test_format_short_writes_two_digits() -> None:
     spans = (0, 0.04, 0.9994, 0.9996, 1.24, 3, 9.94, 10.6, 130)
     assert [format_short(timedelta(seconds=span)) for span in spans] == [
         *("0 ms", "40 ms", "999 ms", "1 s", "1.2 s", "3 s", "9.9 s", "11 s", "2 min")
     ]
 
 
-def test_queue_time_and_run_time_are_one_phrase() -> None:
+def test_format_attempt_times_joins_queue_time_and_run_time() -> None:
     assert format_attempt_times(timedelta(seconds=3), timedelta(seconds=1.2)) == "waited 3 s · ran 1.2 s"
     assert format_attempt_times(timedelta(seconds=3), timedelta(0), "running for") == "waited 3 s · running for 0 ms"
     assert format_attempt_times(None, None) == ""
 
 
-def test_ages_are_told_in_words() -> None:
+def test_format_age_writes_words() -> None:
     ages = (timedelta(seconds=4), timedelta(seconds=59), timedelta(minutes=5), timedelta(hours=3), timedelta(days=15))
     assert [format_age(NOW - age, NOW) for age in ages] == [
         *("a few seconds ago", "59 seconds ago", "5 minutes ago", "3 hours ago", "2 weeks ago")
@@ -83,7 +83,7 @@ def test_ages_are_told_in_words() -> None:
     assert format_age(None, NOW) == ""
 
 
-def test_text_that_steers_a_terminal_is_written_out() -> None:
+def test_sanitize_escapes_control_characters() -> None:
     assert sanitize("\x1b[31mred\x07\x9b2J") == "\\x1b[31mred\\x07\\x9b2J"
     assert sanitize("a\tb\nc\r") == "a\\tb\\nc\\r"
     assert sanitize("a\tb\nc", lines=True) == "a\tb\nc"

@@ -62,7 +62,7 @@ def states(queue: TaskQueue) -> dict[State, int]:
     return {state: found.count for state, found in queue.count("work")["work"].items()}
 
 
-def test_a_preview_changes_nothing_and_leaves_no_trace(client: Client, acts: TaskQueue) -> None:
+def test_a_preview_changes_nothing_and_writes_no_audit_line(client: Client, acts: TaskQueue) -> None:
     tasks = ended(acts, Result.FAILURE, 3)
     before = states(acts)
     sequences = [task.sequence for task in tasks]
@@ -76,7 +76,7 @@ def test_a_preview_changes_nothing_and_leaves_no_trace(client: Client, acts: Tas
     assert [each.paused for each in acts.browse_topics()] == [False]
 
 
-def test_all_that_match_are_retried_and_no_other(client: Client, acts: TaskQueue) -> None:
+def test_a_retry_by_filter_takes_only_tasks_that_match(client: Client, acts: TaskQueue) -> None:
     ended(acts, Result.FAILURE, 3, "a timeout")
     ended(acts, Result.FAILURE, 2, "out of memory")
     given = {"state": "FAILED", "error": "TimeOut"}
@@ -98,7 +98,7 @@ def test_all_that_match_are_retried_and_no_other(client: Client, acts: TaskQueue
     assert (shown["actor"], shown["role"], shown["count"]) == ("op", role, 3)
 
 
-def test_a_group_of_errors_is_retried_and_no_other_failure(client: Client, acts: TaskQueue) -> None:
+def test_a_retry_by_error_group_takes_only_that_group(client: Client, acts: TaskQueue) -> None:
     ended(acts, Result.FAILURE, 3, "ValueError: no mailbox for 17")
     ended(acts, Result.FAILURE, 2, "TimeoutError")
     groups = client("viewer").get("/api/taskq_acts/errors", params={"topic": "work"}).json()["errors"]
@@ -116,7 +116,7 @@ def test_a_group_of_errors_is_retried_and_no_other_failure(client: Client, acts:
     assert line.what == "state FAILED, error group ValueError: no mailbox for #, by RESET"
 
 
-def test_a_selection_is_recreated_all_or_none(client: Client, acts: TaskQueue) -> None:
+def test_a_retry_of_named_tasks_recreates_all_or_none(client: Client, acts: TaskQueue) -> None:
     tasks = ended(acts, Result.FAILURE, 2)
     (waiting,) = acts.push("work", ["waiting"])
     sequences = [task.sequence for task in tasks]
@@ -130,7 +130,7 @@ def test_a_selection_is_recreated_all_or_none(client: Client, acts: TaskQueue) -
     assert [event.actor for event in events if event.what == "recreated"] == ["op"]
 
 
-def test_who_waits_for_a_topic_is_told_of_what_there_is_to_poll_now(
+def test_actions_that_make_tasks_ready_notify_the_workers(
     client: Client, acts: TaskQueue, page_dsns: dict[str, str]
 ) -> None:
     ended(acts, Result.FAILURE, 1)
@@ -145,14 +145,14 @@ def test_who_waits_for_a_topic_is_told_of_what_there_is_to_poll_now(
         assert list(waiting.notifies(timeout=0)) == []
 
 
-def test_ended_tasks_get_another_result(client: Client, acts: TaskQueue) -> None:
+def test_a_reassign_gives_ended_tasks_another_result(client: Client, acts: TaskQueue) -> None:
     ended(acts, Result.FAILURE, 3)
     options = {"result": "SUCCESS"}
     assert done(client, "reassign", filter={"state": "FAILED"}, options=options, expected=3) == 3
     assert states(acts) == {State.SUCCEEDED: 3}
 
 
-def test_more_than_was_previewed_is_not_done(client: Client, acts: TaskQueue) -> None:
+def test_an_action_changes_no_more_tasks_than_the_preview_counted(client: Client, acts: TaskQueue) -> None:
     ended(acts, Result.FAILURE, 3)
     refused = post(client, "retry", filter={"state": "FAILED"}, confirm=True, expected=2)
     assert (refused.status_code, "look again" in refused.json()["error"]) == (409, True)
@@ -160,7 +160,7 @@ def test_more_than_was_previewed_is_not_done(client: Client, acts: TaskQueue) ->
     assert states(acts) == {State.FAILED: 3}
 
 
-def test_a_purge_spares_what_is_held_waits_or_expired_unless_named(client: Client, acts: TaskQueue) -> None:
+def test_a_purge_spares_held_waiting_and_expired_tasks_unless_named(client: Client, acts: TaskQueue) -> None:
     ended(acts, Result.FAILURE, 2)
     ended(acts, Result.SUCCESS, 2)
     acts.push("work", ["held", "waiting"])
@@ -173,7 +173,7 @@ def test_a_purge_spares_what_is_held_waits_or_expired_unless_named(client: Clien
     assert states(acts) == {State.ACTIVE: 1}
 
 
-def test_an_owners_tasks_are_released(client: Client, acts: TaskQueue) -> None:
+def test_a_release_gives_back_the_tasks_of_an_owner(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a", "b"])
     acts.poll("work", acts.register("holder"), 2)
     assert preview(client, "release", topic=None, options={"owner": "holder"})["count"] == 2
@@ -183,7 +183,7 @@ def test_an_owners_tasks_are_released(client: Client, acts: TaskQueue) -> None:
     assert post(client, "release", options={"owner": "holder"}).status_code == 409
 
 
-def test_a_release_is_of_the_owner_that_was_looked_at(client: Client, acts: TaskQueue) -> None:
+def test_a_release_refuses_an_owner_that_registered_again(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a"])
     acts.poll("work", acts.register("holder"))
     seen = preview(client, "release", topic=None, options={"owner": "holder"})
@@ -193,7 +193,7 @@ def test_a_release_is_of_the_owner_that_was_looked_at(client: Client, acts: Task
     assert states(acts) == {State.ACTIVE: 1}
 
 
-def test_an_expiry_takes_no_more_than_was_previewed(client: Client, acts: TaskQueue) -> None:
+def test_an_expiry_takes_no_more_tasks_than_the_preview_counted(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a", "b"])
     for name in ("one", "two"):
         acts.poll("work", acts.register(name))
@@ -204,7 +204,7 @@ def test_an_expiry_takes_no_more_than_was_previewed(client: Client, acts: TaskQu
     assert done(client, "expire", topic=None, expected=2) == 2
 
 
-def test_what_a_refused_action_changed_is_given_back_before_it_is_told(
+def test_a_refused_action_rolls_back_before_it_answers(
     acts: TaskQueue, page_dsns: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_taskq.plugins import session
@@ -230,7 +230,7 @@ def test_what_a_refused_action_changed_is_given_back_before_it_is_told(
         connection.close()
 
 
-def test_a_push_says_what_it_does_to_older_tasks(client: Client, acts: TaskQueue) -> None:
+def test_the_preview_of_a_push_counts_the_older_tasks(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a", "a"])
     told = preview(client, "push", options={"identifier": "a", "insertion": "DELETE"})["sentence"]
     also = "; of 2 older tasks of this identifier the waiting or ended ones are deleted for good?"
@@ -238,12 +238,12 @@ def test_a_push_says_what_it_does_to_older_tasks(client: Client, acts: TaskQueue
     assert preview(client, "push", options={"identifier": "a"})["sentence"] == "Push a to work?"
 
 
-def test_a_number_that_would_be_rounded_is_refused(client: Client) -> None:
+def test_a_push_refuses_a_number_that_would_be_rounded(client: Client) -> None:
     for payload, status in (("0.12345678901234567890123", 400), ("1" * 5000, 400), ("0.5", 200)):
         assert post(client, "push", options={"identifier": "a", "payload": payload}).status_code == status
 
 
-def test_lapsed_leases_are_taken(client: Client, acts: TaskQueue) -> None:
+def test_an_expiry_takes_back_the_tasks_of_lapsed_leases(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a"])
     acts.poll("work", acts.register("holder"))
     acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
@@ -253,7 +253,7 @@ def test_lapsed_leases_are_taken(client: Client, acts: TaskQueue) -> None:
     assert states(acts) == {State.READY: 1}
 
 
-def test_a_task_is_pushed_with_everything_a_form_has(client: Client, acts: TaskQueue) -> None:
+def test_a_push_stores_every_field_of_the_form(client: Client, acts: TaskQueue) -> None:
     acts.create_topic("other")
     acts.push("other", ["first"])
     options = {
@@ -281,7 +281,7 @@ def test_a_topic_is_paused_and_resumed(client: Client, acts: TaskQueue) -> None:
     assert [(each.action, each.count) for each in acts.audit_trail()] == [("resume", 1), ("pause", 0), ("pause", 1)]
 
 
-def test_an_action_that_fails_leaves_no_trace(client: Client, acts: TaskQueue) -> None:
+def test_a_failed_action_changes_nothing_and_writes_no_audit_line(client: Client, acts: TaskQueue) -> None:
     refused: list[tuple[str, dict[str, Any], int]] = [
         ("pause", {"topic": "none"}, 404),
         ("pause", {"topic": None}, 400),
@@ -312,7 +312,9 @@ def test_an_action_that_fails_leaves_no_trace(client: Client, acts: TaskQueue) -
 
 
 @pytest.mark.parametrize("number", ["1e99999999999999999999999", "-1e400", "9" * 5_000, "[" * 5_000 + "]" * 5_000])
-def test_a_number_that_no_double_holds_is_refused_in_every_field(client: Client, acts: TaskQueue, number: str) -> None:
+def test_every_field_refuses_a_number_outside_the_range_of_a_double(
+    client: Client, acts: TaskQueue, number: str
+) -> None:
     bodies = (
         f'{{"action": "purge", "topic": "work", "sequences": [{number}]}}',
         f'{{"action": "purge", "topic": "work", "filter": {{"since": {number}}}}}',
@@ -332,7 +334,7 @@ def test_a_number_that_no_double_holds_is_refused_in_every_field(client: Client,
     assert (acts.audit_trail(), states(acts)) == ([], {})
 
 
-def test_an_unreadable_payload_is_listed_and_revealed_as_its_text(client: Client, acts: TaskQueue) -> None:
+def test_the_page_reveals_an_unreadable_payload_as_its_text(client: Client, acts: TaskQueue) -> None:
     (task,) = acts.push("work", ["a"])
     for text in ("[1e400]", "9" * 5_000, "[" * 5_000 + "]" * 5_000):
         acts.conn.execute("UPDATE taskq_internal.task SET payload = %s::json", (text,))
@@ -345,7 +347,7 @@ def test_an_unreadable_payload_is_listed_and_revealed_as_its_text(client: Client
 
 
 @pytest.mark.usefixtures("routes")
-def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_on_many_tasks_is_applied_in_parts(acts: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_taskq.plugins.actions import ACTIONS
     from airflow_provider_taskq.plugins.schemas import ActionRequest, Filter
 
@@ -365,7 +367,7 @@ def test_what_many_match_is_done_part_by_part(acts: TaskQueue, monkeypatch: pyte
     assert states(acts) == {State.READY: 10}
 
 
-def test_tasks_that_wait_run_now_get_a_priority_and_are_canceled(client: Client, acts: TaskQueue) -> None:
+def test_actions_on_waiting_tasks_run_prioritize_and_cancel_them(client: Client, acts: TaskQueue) -> None:
     hour = timedelta(hours=1)
     sequences = [task.sequence for task in acts.push("work", [NewTask(f"t{n}", delay=hour) for n in range(4)])]
     held = acts.poll("work", acts.register("worker"), 1) or acts.push("work", ["now"])

@@ -21,7 +21,7 @@ CLAIM: dict[str, Any] = {"dag_id": "shop", "run_id": "manual__1", "task_id": "cl
 API = "/api/taskq_default"
 
 
-def test_airflow_knows_the_page_and_the_panel_at_addresses_that_follow_its_base_path(page_site: PageSite) -> None:
+def test_airflow_lists_the_page_and_the_panel_relative_to_its_base_path(page_site: PageSite) -> None:
     (plugin,) = [each for each in page_site.get("plugins")["plugins"] if each["name"] == "taskq"]
     apps = {app["url_route"]: app for app in plugin["react_apps"]}
     assert {route: app["destination"] for route, app in apps.items()} == {
@@ -35,7 +35,7 @@ def test_airflow_knows_the_page_and_the_panel_at_addresses_that_follow_its_base_
     assert page_site.get("plugins/importErrors")["total_entries"] == 0
 
 
-def test_a_worker_that_loads_the_plugin_needs_no_fastapi_of_ours() -> None:
+def test_a_worker_that_loads_the_plugin_imports_no_app() -> None:
     program = (
         "import sys; from airflow_provider_taskq.plugins.taskq import TaskQPlugin; TaskQPlugin.react_apps;"
         "print([name for name in sys.modules if name.startswith('airflow_provider_taskq.plugins.')])"
@@ -44,7 +44,7 @@ def test_a_worker_that_loads_the_plugin_needs_no_fastapi_of_ours() -> None:
     assert result.stdout.splitlines()[-1] == "['airflow_provider_taskq.plugins.taskq']"
 
 
-def test_an_owner_that_is_a_task_instance_is_linked_to_and_no_other() -> None:
+def test_only_owners_that_are_task_instances_have_links() -> None:
     assert links("dag/scheduled__2026-01-01T00:00:00+00:00/task/-1") == {
         "dag_run": "dags/dag/runs/scheduled__2026-01-01T00%3A00%3A00%2B00%3A00",
         "task_instance": "dags/dag/runs/scheduled__2026-01-01T00%3A00%3A00%2B00%3A00/tasks/task",
@@ -93,7 +93,7 @@ def topics(client: Client) -> dict[str, dict[str, Any]]:
     return {each["topic"]: each for each in told(client, "topics", size=200)["topics"]}
 
 
-def test_topics_come_with_counts_by_name_page_by_page(client: Client) -> None:
+def test_topics_are_listed_by_name_with_counts_in_pages(client: Client) -> None:
     found = topics(client)
     assert list(found) == sorted(found)
     orders = found["orders"]
@@ -114,7 +114,7 @@ def test_topics_come_with_counts_by_name_page_by_page(client: Client) -> None:
     assert [each["topic"] for each in told(client, "topics", search="ORD")["topics"]] == ["orders"]
 
 
-def test_topics_are_sorted_narrowed_to_trouble_and_added_up(client: Client) -> None:
+def test_topics_can_be_sorted_and_limited_to_trouble_with_totals(client: Client) -> None:
     whole = told(client, "topics", size=100)
     known = {each["topic"]: each for each in whole["topics"]}
     for key in ("ready", "running", "failed"):
@@ -133,7 +133,7 @@ def test_topics_are_sorted_narrowed_to_trouble_and_added_up(client: Client) -> N
     assert client("viewer").get(f"{API}/topics", params={"sort": "name; DROP"}).status_code == 400
 
 
-def test_a_task_is_found_in_all_topics_by_sequence_identifier_or_reference(client: Client) -> None:
+def test_the_search_finds_a_task_of_any_topic_by_sequence_identifier_or_reference(client: Client) -> None:
     def found(text: str, **params: Any) -> list[tuple[str, str]]:
         tasks = told(client, "search", text=text, **params)["tasks"]
         assert [task["sequence"] for task in tasks] == sorted((task["sequence"] for task in tasks), reverse=True)
@@ -170,14 +170,14 @@ def test_a_topic_has_policy_charts_and_owners(client: Client) -> None:
     assert client("viewer").get(f"{API}/topic", params={"topic": "none"}).status_code == 404
 
 
-def test_a_hostile_topic_is_a_topic(client: Client) -> None:
+def test_a_topic_with_a_hostile_name_is_listed(client: Client) -> None:
     assert told(client, "topic", topic=HOSTILE)["topic"]["topic"] == HOSTILE
     (failed,) = told(client, "tasks", topic=HOSTILE, error=HOSTILE_TEXT.upper(), identifier=HOSTILE_TEXT)["tasks"]
     assert (failed["identifier"], failed["reference"], failed["error_summary"]) == (HOSTILE_TEXT,) * 3
     assert failed["links"] is None
 
 
-def test_tasks_are_found_by_what_is_known_of_them(client: Client) -> None:
+def test_tasks_are_found_by_each_filter(client: Client) -> None:
     assert names(client, topic="orders", state="ACTIVE") == ["order-51", "order-50"]
     assert names(client, topic="orders", status="retrying") == ["order-2", "order-1", "order-0"]
     assert names(client, topic="orders", status="scheduled") == ["later"]
@@ -198,7 +198,7 @@ def test_tasks_are_found_by_what_is_known_of_them(client: Client) -> None:
     assert len(names(client, topic="nobody", since="2001-01-01T00:00:00Z", until="2100-01-01T00:00:00Z")) == 30
 
 
-def test_pages_go_both_ways_in_both_orders(client: Client) -> None:
+def test_pages_lead_forward_and_back_in_both_orders(client: Client) -> None:
     for order in ("newest", "oldest"):
         whole = names(client, topic="nobody", order=order, size=100)
         first = told(client, "tasks", topic="nobody", order=order, size=12)
@@ -214,7 +214,7 @@ def test_pages_go_both_ways_in_both_orders(client: Client) -> None:
         assert (beginning["previous"], beginning["next"]) == (None, first["next"])
 
 
-def test_a_task_says_why_and_what_became_of_it_and_who_holds_it_in_airflow(client: Client) -> None:
+def test_a_task_has_its_reason_history_and_links_to_airflow(client: Client) -> None:
     (held, _) = told(client, "tasks", topic="orders", state="ACTIVE", order="oldest")["tasks"]
     one = told(client, "task", topic="orders", sequence=held["sequence"])
     assert "held by shop/manual__1/claim/-1" in one["why"]
@@ -238,7 +238,7 @@ def test_a_task_says_why_and_what_became_of_it_and_who_holds_it_in_airflow(clien
     assert client("viewer").get(f"{API}/task", params={"topic": "orders", "sequence": 10**12}).status_code == 404
 
 
-def test_a_task_instance_has_what_it_holds_pushed_and_waits_for(client: Client) -> None:
+def test_a_task_instance_lists_the_tasks_that_it_holds_pushed_and_waits_for(client: Client) -> None:
     found = told(
         client, "instance", **CLAIM, topic="orders", first=1, last=62, identifier=["order-0", "no-such", "later"]
     )
@@ -257,7 +257,7 @@ def test_a_task_instance_has_what_it_holds_pushed_and_waits_for(client: Client) 
     assert [task["identifier"] for task in renamed["holds"]] == ["order-50", "order-51"]
 
 
-def test_a_task_instance_has_what_its_workers_hold_and_no_other_instance(client: Client, acts: TaskQueue) -> None:
+def test_a_task_instance_lists_the_tasks_of_its_own_workers_only(client: Client, acts: TaskQueue) -> None:
     acts.push("work", [f"n{n}" for n in range(30)])
     drain: dict[str, str | int] = {"dag_id": "shop", "run_id": "a/b", "task_id": "drain", "map_index": 1}
     for owner in (
@@ -271,7 +271,7 @@ def test_a_task_instance_has_what_its_workers_hold_and_no_other_instance(client:
     assert {task["links"]["task_instance"] for task in held} == {"dags/shop/runs/a%2Fb/tasks/drain/mapped/1"}
 
 
-def test_owners_come_with_leases_and_what_they_hold(client: Client) -> None:
+def test_owners_are_listed_with_leases_and_held_tasks(client: Client) -> None:
     owners = {each["owner"]: each for each in told(client, "owners")["owners"]}
     assert owners[HOLDER]["held"]["count"] == 2
     assert owners[HOLDER]["topics"] == ["orders"]
@@ -289,7 +289,7 @@ def test_owners_come_with_leases_and_what_they_hold(client: Client) -> None:
     assert told(client, "owner", owner="never seen")["owner"] is None
 
 
-def test_locks_readers_ticks_and_health_are_told(client: Client) -> None:
+def test_locks_consumer_groups_ticks_and_health_are_listed(client: Client) -> None:
     (lock,) = told(client, "locks")["locks"]
     assert (lock["name"], lock["held_by"]) == ("nightly-maintenance", "host-3")
     (reader,) = told(client, "consumer_groups")["consumer_groups"]
@@ -303,7 +303,7 @@ def test_locks_readers_ticks_and_health_are_told(client: Client) -> None:
     assert {each["severity"] for each in findings} <= {"critical", "warning", "notice", "fine"}
 
 
-def test_what_makes_no_sense_is_refused_in_a_sentence(client: Client) -> None:
+def test_an_invalid_request_is_an_error_sentence(client: Client) -> None:
     refused: list[tuple[str, dict[str, Any], int]] = [
         ("tasks", {}, 400),
         ("tasks", {"topic": "none"}, 404),
@@ -321,7 +321,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(client: Client) -> None:
         assert (answer.status_code, set(answer.json())) == (status, {"error"}), (path, params, answer.text)
 
 
-def test_a_topic_names_the_dags_that_work_on_it_and_are_started_by_it(client: Client) -> None:
+def test_a_topic_lists_the_dags_that_use_it_or_are_started_by_it(client: Client) -> None:
     def uses(kind: str = "uses", conn_id: str = "taskq_default", **params: Any) -> set[tuple[Any, ...]]:
         answer = client("viewer").get(f"/api/{conn_id}/dags", params={"topic": "orders", **params}).json()
         assert not answer["partial"]
@@ -343,7 +343,7 @@ def test_a_topic_names_the_dags_that_work_on_it_and_are_started_by_it(client: Cl
     assert push["links"] == {"dag": "dags/shop", "task": "dags/shop/tasks/claim"}
 
 
-def test_a_gate_says_what_it_waits_for_and_what_became_of_its_claim(client: Client, acts: TaskQueue) -> None:
+def test_a_sensor_shows_what_it_waits_for_and_the_states_of_its_claim(client: Client, acts: TaskQueue) -> None:
     def instance(**params: Any) -> dict[str, Any]:
         answer = client("viewer").get("/api/taskq_acts/instance", params={**CLAIM, "topic": "work", **params})
         assert answer.status_code == 200, answer.text

@@ -40,7 +40,7 @@ def test_counts_stop_at_their_cap(queue: TaskQueue) -> None:
     assert (whole.ready, whole.scheduled) == (7, 6)
 
 
-def test_due_and_later_are_told_apart_at_every_priority(queue: TaskQueue, conn: psycopg.Connection) -> None:
+def test_counts_separate_due_and_scheduled_tasks_at_every_priority(queue: TaskQueue, conn: psycopg.Connection) -> None:
     queue.push("work", [NewTask(f"{n}", priority=n % 5 - 2) for n in range(10)])
     conn.execute(
         "UPDATE taskq_internal.live SET available_at = clock_timestamp() + interval '1 hour' WHERE sequence % 2 = 0"
@@ -49,7 +49,7 @@ def test_due_and_later_are_told_apart_at_every_priority(queue: TaskQueue, conn: 
     assert (seen.ready, seen.scheduled) == (5, 5)
 
 
-def test_a_search_stops_at_its_budget_and_goes_on_from_there(queue: TaskQueue) -> None:
+def test_a_search_stops_at_its_budget_and_continues_from_there(queue: TaskQueue) -> None:
     sequences = fail(queue, 10)
     given = TaskFilter(state=State.FAILED, error="first")
     found: list[int] = []
@@ -62,7 +62,7 @@ def test_a_search_stops_at_its_budget_and_goes_on_from_there(queue: TaskQueue) -
     assert queue.find_tasks("work", given, newest=False, budget=3, size=1).looked_to is None
 
 
-def test_held_tasks_are_found_whether_few_or_more_than_the_budget(queue: TaskQueue) -> None:
+def test_a_search_finds_held_tasks_within_and_beyond_its_budget(queue: TaskQueue) -> None:
     queue.push("work", [f"{n}" for n in range(6)])
     held = [task.sequence for task in queue.poll("work", queue.register("worker"), 6)]
     given = TaskFilter(state=State.ACTIVE)
@@ -72,7 +72,7 @@ def test_held_tasks_are_found_whether_few_or_more_than_the_budget(queue: TaskQue
     assert queue.find_tasks("work", given, newest=False, budget=4, after=held[3]).sequences == held[4:]
 
 
-def test_every_status_finds_exactly_the_tasks_that_have_it(queue: TaskQueue) -> None:
+def test_a_filter_by_status_finds_exactly_the_tasks_of_that_status(queue: TaskQueue) -> None:
     fail(queue, 3)
     owner = queue.register("worker")
     queue.push("work", [NewTask("s", suspended=True), "a", "b", NewTask("c", depends_on=[("work", "b")])])
@@ -104,7 +104,7 @@ def in_every_status(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("topic_is", ["running", "paused"])
-def test_the_count_of_each_status_is_what_its_list_has(queue: TaskQueue, topic_is: str) -> None:
+def test_the_count_of_each_status_equals_the_length_of_its_list(queue: TaskQueue, topic_is: str) -> None:
     in_every_status(queue)
     if topic_is == "paused":
         queue.pause_topic("work")
@@ -122,7 +122,7 @@ def test_the_count_of_each_status_is_what_its_list_has(queue: TaskQueue, topic_i
     assert (listed["running"], listed["succeeded"]) == (1, 1)
 
 
-def test_retries_in_their_turn_at_a_probe_count_as_retrying(queue: TaskQueue) -> None:
+def test_retries_that_wait_for_a_probe_count_as_retrying(queue: TaskQueue) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=5, probe=True)))
     owner = queue.register("worker")
     queue.push("work", ["a", "b"])
@@ -133,7 +133,7 @@ def test_retries_in_their_turn_at_a_probe_count_as_retrying(queue: TaskQueue) ->
     assert len(queue.find_tasks("work", TaskFilter(status="retrying")).sequences) == 2
 
 
-def test_a_push_is_told_from_others_between_its_ends(open_queue: Callable[[], TaskQueue], queue: TaskQueue) -> None:
+def test_a_push_is_found_among_concurrent_pushes(open_queue: Callable[[], TaskQueue], queue: TaskQueue) -> None:
     one, other = open_queue(), open_queue()
     first = one.push("work", ["a"])[0].sequence
     between = other.push("work", ["x"])[0].sequence
@@ -144,7 +144,7 @@ def test_a_push_is_told_from_others_between_its_ends(open_queue: Callable[[], Ta
     assert queue.find_pushed("work", first, last) == [first, last]
 
 
-def test_what_a_filter_found_and_somebody_changed_since_is_left_out(
+def test_an_action_leaves_out_tasks_that_another_session_changed(
     open_queue: Callable[[], TaskQueue], queue: TaskQueue
 ) -> None:
     sequences = fail(queue, 4)
@@ -157,13 +157,13 @@ def test_what_a_filter_found_and_somebody_changed_since_is_left_out(
     assert [line.state for line in queue.browse_tasks("work", sequences)] == [State.SUCCEEDED, State.FILTERED]
 
 
-def test_no_trail_without_a_name(queue: TaskQueue) -> None:
-    with pytest.raises(TaskQueueError, match="acting"):
+def test_an_audit_line_needs_an_actor(queue: TaskQueue) -> None:
+    with pytest.raises(TaskQueueError, match="set_actor"):
         queue.record_action("pause", "work", "topic work", 1)
     assert queue.audit_trail() == []
 
 
-def test_a_reader_may_browse_and_see_the_trail_and_leaves_none(conn: psycopg.Connection) -> None:
+def test_a_reader_may_read_the_audit_log_and_not_write_it(conn: psycopg.Connection) -> None:
     queue = TaskQueue(conn)
     queue.create_topic("work")
     queue.push("work", ["a"])

@@ -46,7 +46,9 @@ def tick(main: Locator, *sequences: int) -> None:
         main.get_by_test_id("tasks").get_by_role("row").filter(has_text=f"#{sequence}").locator("label").click()
 
 
-def test_a_task_is_reset_and_the_audit_says_who_did_it(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+def test_a_user_resets_a_task_and_the_audit_log_names_the_user(
+    tab: OpenTab, acts: TaskQueue, failed: list[int]
+) -> None:
     role = acts.conn.info.user
     visit = tab()
     main = visit.view(conn_id="taskq_acts", topic="work", sequence=failed[0])
@@ -62,7 +64,7 @@ def test_a_task_is_reset_and_the_audit_says_who_did_it(tab: OpenTab, acts: TaskQ
     )
 
 
-def test_a_selection_is_recreated(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+def test_a_user_recreates_a_selection(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
     visit = tab()
     main = visit.view("tasks", conn_id="taskq_acts", topic="work", state="FAILED")
     tick(main, failed[1], failed[3])
@@ -73,7 +75,7 @@ def test_a_selection_is_recreated(tab: OpenTab, acts: TaskQueue, failed: list[in
     assert acts.latest("work", ["task-1"])["task-1"].sequence > max(failed)
 
 
-def test_all_that_match_are_reassigned(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+def test_a_user_reassigns_all_tasks_that_match(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
     visit = tab()
     main = visit.view("tasks", conn_id="taskq_acts", topic="work", error="printer")
     main.get_by_test_id("bulk").get_by_role("button", name="Reassign").click()
@@ -82,7 +84,7 @@ def test_all_that_match_are_reassigned(tab: OpenTab, acts: TaskQueue, failed: li
     assert states(acts, failed) == [State.FILTERED] * 5
 
 
-def test_what_is_purged_is_confirmed_with_a_warning(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+def test_a_purge_dialog_warns_before_the_confirmation(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
     visit = tab()
     main = visit.view("tasks", conn_id="taskq_acts", topic="work", state="FAILED")
     tick(main, failed[0])
@@ -97,7 +99,7 @@ def test_what_is_purged_is_confirmed_with_a_warning(tab: OpenTab, acts: TaskQueu
     expect(main.get_by_test_id("tasks").get_by_role("row")).to_have_count(5)
 
 
-def test_a_payload_is_checked_before_it_is_pushed(tab: OpenTab, acts: TaskQueue) -> None:
+def test_the_push_form_checks_the_payload(tab: OpenTab, acts: TaskQueue) -> None:
     visit = tab()
     main = visit.view(conn_id="taskq_acts", topic="work")
     main.get_by_role("button", name="Push a task").click()
@@ -134,7 +136,7 @@ def test_a_topic_is_paused_and_resumed(tab: OpenTab, acts: TaskQueue, failed: li
     assert failed
 
 
-def test_an_owner_is_released_and_lapsed_leases_expire(tab: OpenTab, acts: TaskQueue) -> None:
+def test_a_user_releases_an_owner_and_expires_lapsed_leases(tab: OpenTab, acts: TaskQueue) -> None:
     acts.push("work", ["a", "b", "c"])
     acts.poll("work", acts.register("sleeper"), 2)
     dead = acts.register("dead")
@@ -156,7 +158,7 @@ def test_an_owner_is_released_and_lapsed_leases_expire(tab: OpenTab, acts: TaskQ
     assert acts.owner("sleeper") is None
 
 
-def test_what_can_not_be_done_is_told_and_not_done(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
+def test_a_dialog_shows_a_refusal_and_nothing_changes(tab: OpenTab, acts: TaskQueue, failed: list[int]) -> None:
     visit = tab()
     main = visit.view("tasks", conn_id="taskq_acts", topic="work")
     ready = acts.latest("work", ["task-7"])["task-7"].sequence
@@ -169,7 +171,7 @@ def test_what_can_not_be_done_is_told_and_not_done(tab: OpenTab, acts: TaskQueue
     assert states(acts, failed) == [State.FAILED] * 5
 
 
-def test_a_dialog_goes_with_the_view_that_opened_it(tab: OpenTab, failed: list[int]) -> None:
+def test_a_dialog_closes_with_the_view_that_opened_it(tab: OpenTab, failed: list[int]) -> None:
     visit = tab()
     main = visit.view("tasks", conn_id="taskq_acts", topic="work")
     main.get_by_test_id("tasks").get_by_role("link", name=f"#{failed[0]}").click()

@@ -28,7 +28,7 @@ def test_topics_are_sorted_by_a_click_on_a_column(tab: OpenTab) -> None:
     expect(topics.locator("tfoot")).to_contain_text(re.compile(r"\d+ topics"))
 
 
-def test_only_trouble_leaves_out_topics_that_are_well_and_adds_up_the_rest(tab: OpenTab) -> None:
+def test_only_trouble_lists_topics_in_trouble_with_totals(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view()
     expect(main.get_by_role("link", name="empty", exact=True)).to_be_visible()
@@ -41,7 +41,7 @@ def test_only_trouble_leaves_out_topics_that_are_well_and_adds_up_the_rest(tab: 
     expect(visit.page).to_have_url(re.compile("trouble=true"))
 
 
-def test_a_task_is_found_from_any_view(tab: OpenTab) -> None:
+def test_a_user_finds_a_task_from_any_view(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("locks")
     field = main.get_by_role("searchbox", name="Find a task in all topics")
@@ -72,7 +72,7 @@ def test_the_title_of_the_tab_names_the_view(tab: OpenTab) -> None:
     expect(visit.page).not_to_have_title(re.compile("TaskQ"))
 
 
-def test_tabs_that_do_not_fit_are_announced_and_reached(tab: OpenTab) -> None:
+def test_tabs_that_do_not_fit_can_be_reached_by_buttons(tab: OpenTab) -> None:
     visit = tab(width=360)
     main = visit.view()
     further = main.get_by_role("button", name="Tabs further right")
@@ -90,7 +90,7 @@ def test_tabs_that_do_not_fit_are_announced_and_reached(tab: OpenTab) -> None:
     expect(wide.page.get_by_role("button", name=re.compile("Tabs further"))).to_have_count(0)
 
 
-def test_a_subject_of_health_is_listed_once_and_leads_to_what_it_is_about(tab: OpenTab) -> None:
+def test_a_health_subject_is_listed_once_with_links(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("health")
     expect(main.get_by_test_id("health")).to_be_visible()

@@ -94,7 +94,7 @@ def test_lists_and_the_timeline_show_queue_time_and_run_time(tab: OpenTab, page_
     expect(main.get_by_test_id("times")).to_have_count(0)
 
 
-def test_the_filter_lives_in_the_address(tab: OpenTab) -> None:
+def test_the_url_holds_the_filter(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("tasks", topic="payments")
     main.get_by_label("Status", exact=True).select_option("failed")
@@ -117,7 +117,7 @@ def test_the_filter_lives_in_the_address(tab: OpenTab) -> None:
     expect(visit.page).not_to_have_url(re.compile("status="))
 
 
-def test_what_is_chosen_before_the_page_has_followed_the_address_is_kept(tab: OpenTab) -> None:
+def test_choices_made_before_the_page_renders_the_new_url_are_kept(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("tasks", topic="payments")
     expect(main.get_by_test_id("tasks")).to_be_visible()
@@ -133,7 +133,7 @@ def at_once(main: Locator, *steps: tuple[Locator, str | None]) -> None:
     main.evaluate(f"(main, steps) => ({AT_ONCE})(steps)", [[one.element_handle(), text] for one, text in steps])
 
 
-def test_what_was_typed_last_does_not_lead_back_from_another_view(tab: OpenTab) -> None:
+def test_text_typed_last_does_not_lead_back_from_another_view(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("tasks", topic="payments")
     expect(main.get_by_test_id("tasks")).to_be_visible()
@@ -143,7 +143,7 @@ def test_what_was_typed_last_does_not_lead_back_from_another_view(tab: OpenTab) 
     assert "identifier" not in visit.page.url
 
 
-def test_a_cleared_filter_stays_cleared_though_it_was_typed_just_now(tab: OpenTab) -> None:
+def test_a_cleared_filter_drops_text_that_was_just_typed(tab: OpenTab) -> None:
     visit = tab(alone=True)
     visit.page.clock.install()
     main = visit.view("tasks", topic="payments", state="FAILED")
@@ -156,7 +156,7 @@ def test_a_cleared_filter_stays_cleared_though_it_was_typed_just_now(tab: OpenTa
     assert "identifier" not in visit.page.url
 
 
-def test_fields_follow_the_address(tab: OpenTab) -> None:
+def test_fields_show_the_values_of_the_url(tab: OpenTab) -> None:
     visit = tab()
     for view, text in (("topics", "orders"), ("owners", "worker")):
         main = visit.view(view)
@@ -175,7 +175,7 @@ def test_fields_follow_the_address(tab: OpenTab) -> None:
     expect(main.get_by_test_id("tasks")).to_contain_text("payment-")
 
 
-def test_what_is_typed_after_a_topic_was_found_stays(tab: OpenTab) -> None:
+def test_text_typed_after_a_choice_of_a_topic_stays(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("tasks")
     expect(main.locator("datalist option[value=orders]")).to_be_attached()
@@ -185,7 +185,7 @@ def test_what_is_typed_after_a_topic_was_found_stays(tab: OpenTab) -> None:
     expect(field).to_have_value("orders-of-yesterday")
 
 
-def test_a_moment_is_kept_as_it_was_typed(tab: OpenTab) -> None:
+def test_a_moment_stays_as_typed(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("tasks", topic="orders")
     main.get_by_role("button", name="More filters").click()
@@ -195,7 +195,7 @@ def test_a_moment_is_kept_as_it_was_typed(tab: OpenTab) -> None:
     expect(main.get_by_label("Pushed since")).to_have_value("2020-01-02T03:04")
 
 
-def test_pages_go_on_and_come_back(tab: OpenTab) -> None:
+def test_pages_lead_forward_and_back(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("tasks", topic="orders")
     rows = main.get_by_test_id("tasks").get_by_role("row")
@@ -208,7 +208,7 @@ def test_pages_go_on_and_come_back(tab: OpenTab) -> None:
     assert rows.nth(1).inner_text().split()[:2] == first.split()[:2]
 
 
-def test_what_is_empty_or_out_of_reach_says_so(tab: OpenTab) -> None:
+def test_empty_and_unreachable_views_show_a_notice(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view(topic="empty")
     expect(main.get_by_test_id("empty")).to_contain_text("No task yet")
@@ -220,7 +220,7 @@ def test_what_is_empty_or_out_of_reach_says_so(tab: OpenTab) -> None:
     assert "marked-password" not in visit.page.content()
 
 
-def test_a_viewer_sees_no_way_to_act_or_to_reveal(tab: OpenTab, page_dsns: dict[str, str]) -> None:
+def test_a_viewer_sees_no_button_to_act_or_to_reveal(tab: OpenTab, page_dsns: dict[str, str]) -> None:
     with connect(page_dsns["situations"], autocommit=True) as conn:
         sequence = TaskQueue(conn).latest("payments", ["payment-0"])["payment-0"].sequence
     buttons = re.compile("^(Retry|Reassign|Purge|Reveal|Push|Pause|Release|Expire)")
@@ -234,7 +234,7 @@ def test_a_viewer_sees_no_way_to_act_or_to_reveal(tab: OpenTab, page_dsns: dict[
     expect(main.get_by_text("view only")).to_be_visible()
 
 
-def test_a_payload_is_masked_until_it_is_revealed(tab: OpenTab, page_dsns: dict[str, str]) -> None:
+def test_a_payload_is_hidden_until_the_user_reveals_it(tab: OpenTab, page_dsns: dict[str, str]) -> None:
     with connect(page_dsns["situations"], autocommit=True) as conn:
         sequence = TaskQueue(conn).latest("orders", ["order-10"])["order-10"].sequence
     visit = tab()
@@ -287,7 +287,7 @@ def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> No
     expect(main.get_by_test_id("tasks")).to_contain_text(HOSTILE_TEXT)
 
 
-def test_a_hidden_tab_asks_nothing_and_a_shown_one_at_once(tab: OpenTab) -> None:
+def test_a_hidden_tab_loads_nothing_and_a_visible_one_at_once(tab: OpenTab) -> None:
     visit = tab(alone=True)  # time flows on after `install`, and for all tabs of a session
     page = visit.page
     page.clock.install()
@@ -337,7 +337,7 @@ def test_no_view_is_wider_than_the_screen(tab: OpenTab) -> None:
             assert room[2] <= width, (view, width)
 
 
-def test_the_keyboard_is_enough(tab: OpenTab) -> None:
+def test_every_control_works_with_the_keyboard(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view()
     expect(main.get_by_test_id("topics")).to_be_visible()
@@ -371,7 +371,7 @@ def _tab_to(page: Page, text: str) -> None:
     raise AssertionError(f"no tabulator leads to {text}")
 
 
-def test_the_page_has_landmarks_and_names_for_everything(tab: OpenTab) -> None:
+def test_every_control_of_the_page_has_a_name(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view("tasks", topic="payments")
     expect(main.get_by_test_id("tasks")).to_be_visible()
@@ -410,7 +410,7 @@ def render(page_site: PageSite, task_id: str, fields: dict[str, Any]) -> None:
     metadata.close()
 
 
-def test_the_panel_of_a_task_instance_shows_what_it_pushed(
+def test_the_panel_shows_the_tasks_that_the_instance_pushed(
     tab: OpenTab, page_site: PageSite, page_dsns: dict[str, str]
 ) -> None:
     with connect(page_dsns["situations"], autocommit=True) as conn:
@@ -423,7 +423,7 @@ def test_the_panel_of_a_task_instance_shows_what_it_pushed(
     expect(panel.get_by_test_id("pushed")).to_contain_text("order-0")
 
 
-def test_the_panel_of_a_task_instance_shows_what_it_waits_for(tab: OpenTab, page_site: PageSite) -> None:
+def test_the_panel_shows_what_the_instance_waits_for(tab: OpenTab, page_site: PageSite) -> None:
     fields = {"topic": "orders", "identifiers": ["order-10", "never-pushed"], "taskq_conn_id": "taskq_default"}
     render(page_site, "settled", fields)
     panel = tab().go("dags/shop/runs/manual__1/tasks/settled/plugin/taskq-tasks").get_by_test_id("taskq-panel")
@@ -432,7 +432,7 @@ def test_the_panel_of_a_task_instance_shows_what_it_waits_for(tab: OpenTab, page
     expect(waits.nth(2)).to_contain_text(re.compile("never-pushed.*none yet", re.DOTALL))
 
 
-def test_the_panel_of_a_task_instance_shows_what_it_holds(tab: OpenTab) -> None:
+def test_the_panel_shows_the_tasks_that_the_instance_holds(tab: OpenTab) -> None:
     visit = tab()
     panel = visit.go("dags/shop/runs/manual__1/tasks/claim/plugin/taskq-tasks").get_by_test_id("taskq-panel")
     expect(panel.get_by_test_id("holds").get_by_role("row")).to_have_count(3)
@@ -444,7 +444,7 @@ def test_the_panel_of_a_task_instance_shows_what_it_holds(tab: OpenTab) -> None:
     expect(visit.page).to_have_url(re.compile("/dags/shop/runs/manual__1/tasks/claim"))
 
 
-def test_the_panel_of_a_drain_shows_what_its_workers_hold_and_links_back_to_it(
+def test_the_panel_of_a_drain_shows_the_tasks_of_its_workers_and_links_back(
     tab: OpenTab, page_site: PageSite, acts: TaskQueue
 ) -> None:
     acts.push("work", [f"n{n}" for n in range(10)])
@@ -461,7 +461,9 @@ def test_the_panel_of_a_drain_shows_what_its_workers_hold_and_links_back_to_it(
     expect(visit.page.get_by_text("No Task Instance found")).to_have_count(0)
 
 
-def test_the_panel_of_a_gate_tells_what_its_claim_became(tab: OpenTab, page_site: PageSite, acts: TaskQueue) -> None:
+def test_the_panel_of_a_sensor_shows_the_states_of_its_claim(
+    tab: OpenTab, page_site: PageSite, acts: TaskQueue
+) -> None:
     acts.push("work", [f"n{n}" for n in range(20)])
     owner = acts.register("shop/manual__1/gate/-1")
     held = acts.poll("work", owner, 20)

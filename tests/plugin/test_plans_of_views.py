@@ -57,7 +57,7 @@ TASKS = {"task", "live", "ended", "history", "owner", "task_default", "live_defa
 
 
 @pytest.mark.slow
-def test_every_view_looks_at_a_bounded_number_of_rows(large_dsn: str) -> None:
+def test_every_view_reads_a_bounded_number_of_rows(large_dsn: str) -> None:
     views = dict(VIEWS)
     for number, given in enumerate(FILTERS):
         for newest in (True, False):

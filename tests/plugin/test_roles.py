@@ -58,7 +58,7 @@ def answer(client: Client, acts: TaskQueue, role: str, body: dict[str, Any]) -> 
     return client(role).post("/api/taskq_acts/actions", json=body).status_code
 
 
-def test_who_may_not_act_is_told_so_and_changes_nothing(client: Client, acts: TaskQueue) -> None:
+def test_a_user_without_the_right_to_act_is_refused(client: Client, acts: TaskQueue) -> None:
     for role in ("viewer", "user"):
         connections = {
             each["conn_id"]: each["may_act"] for each in client(role).get("/api/connections").json()["connections"]

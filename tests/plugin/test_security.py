@@ -26,14 +26,14 @@ NOTHING = (
 )
 
 
-def test_every_route_but_static_refuses_the_anonymous(client: Client, routes: list[tuple[str, str]]) -> None:
+def test_every_route_except_static_refuses_anonymous_requests(client: Client, routes: list[tuple[str, str]]) -> None:
     asked = [*routes, *(("GET", path) for path in NOTHING), ("POST", "/api/taskq_acts/topics"), ("PUT", ACT)]
     answers = {one: client(None).request(*one, content=b"{not json") for one in asked}
     assert len(answers) > 25
     assert {one: answer.status_code for one, answer in answers.items()} == dict.fromkeys(answers, 401)
 
 
-def test_a_token_that_airflow_did_not_make_is_nobodys(client: Client, base_url: str) -> None:
+def test_a_forged_token_is_refused(client: Client, base_url: str) -> None:
     answer = client(None).get("/api/connections", headers={"Authorization": "Bearer made-up"})
     assert answer.status_code in {401, 403}  # Airflow's own answer
     made_up = {"_token": "made-up"}
@@ -41,12 +41,12 @@ def test_a_token_that_airflow_did_not_make_is_nobodys(client: Client, base_url: 
     assert forged.status_code in {401, 403}
 
 
-def test_it_describes_itself_to_nobody(client: Client) -> None:
+def test_the_app_serves_no_description_of_itself(client: Client) -> None:
     for path in NOTHING:
         assert client("admin").get(path).status_code == 404, path
 
 
-def test_static_files_are_for_everybody_and_nothing_else_is_among_them(client: Client) -> None:
+def test_static_serves_the_files_of_the_page_and_nothing_else(client: Client) -> None:
     answer = client(None).get("/static/taskq.js")
     assert answer.status_code == 200
     assert "javascript" in answer.headers["content-type"]
@@ -56,7 +56,7 @@ def test_static_files_are_for_everybody_and_nothing_else_is_among_them(client: C
         assert client(None).get(path).status_code in {401, 404}, path
 
 
-def test_every_answer_tells_the_browser_to_be_careful(client: Client) -> None:
+def test_every_answer_has_security_headers(client: Client) -> None:
     for role, path in ((None, "/static/taskq.js"), (None, "/docs"), ("admin", "/api/connections"), ("admin", "/none")):
         headers = client(role).get(path).headers
         policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
@@ -67,7 +67,7 @@ def test_every_answer_tells_the_browser_to_be_careful(client: Client) -> None:
         assert headers["cache-control"] == ("no-cache" if "static" in path else "no-store")
 
 
-def test_connections_that_are_not_listed_do_not_exist(client: Client, routes: list[tuple[str, str]]) -> None:
+def test_a_connection_that_is_not_listed_is_not_found(client: Client, routes: list[tuple[str, str]]) -> None:
     listed = client("admin").get("/api/connections").json()["connections"]
     assert HIDDEN not in [each["conn_id"] for each in listed]
     views = [path for method, path in routes if method == "GET" and "taskq_acts" in path]
@@ -93,7 +93,7 @@ def test_connections_that_are_not_listed_do_not_exist(client: Client, routes: li
         {"Content-Type": "application/x-www-form-urlencoded"},
     ],
 )
-def test_what_another_sites_page_sends_is_not_done(client: Client, acts: TaskQueue, headers: dict[str, str]) -> None:
+def test_a_request_from_another_site_is_refused(client: Client, acts: TaskQueue, headers: dict[str, str]) -> None:
     content = json.dumps(PAUSE).encode()
     sent = {"Content-Type": "application/json", **headers}
     answer = client("admin").post(ACT, content=content, headers=sent)
@@ -101,14 +101,14 @@ def test_what_another_sites_page_sends_is_not_done(client: Client, acts: TaskQue
     assert not any(each.paused for each in acts.browse_topics())
 
 
-def test_what_airflows_own_page_sends_is_done(client: Client, acts: TaskQueue, base_url: str) -> None:
+def test_a_request_from_airflows_own_page_is_accepted(client: Client, acts: TaskQueue, base_url: str) -> None:
     origin = base_url.removesuffix("/airflow")
     answer = client("admin").post(ACT, json=PAUSE, headers={"Sec-Fetch-Site": "same-origin", "Origin": origin})
     assert answer.status_code == 200
     assert [each.paused for each in acts.browse_topics()] == [True]
 
 
-def test_no_view_tells_a_payload(client: Client, routes: list[tuple[str, str]]) -> None:
+def test_no_view_returns_a_payload(client: Client, routes: list[tuple[str, str]]) -> None:
     asked: dict[str, Any] = {
         "topic": "orders",
         "sequence": 1,
@@ -130,7 +130,7 @@ def test_no_view_tells_a_payload(client: Client, routes: list[tuple[str, str]]) 
     assert SECRET not in told
 
 
-def test_a_payload_is_revealed_to_who_may_act_cut_and_with_a_trace(client: Client, acts: TaskQueue) -> None:
+def test_a_reveal_needs_the_right_to_act_and_writes_an_audit_line(client: Client, acts: TaskQueue) -> None:
     (task,) = acts.push("work", [NewTask("large", {"text": "ä" * 100_000})])
     asked = {"topic": "work", "sequence": task.sequence}
     assert client("viewer").post("/api/taskq_acts/reveal", json=asked).status_code == 403
@@ -143,7 +143,7 @@ def test_a_payload_is_revealed_to_who_may_act_cut_and_with_a_trace(client: Clien
     assert client("op").post("/api/taskq_acts/reveal", json={**asked, "sequence": 10**9}).status_code == 404
 
 
-def test_errors_are_sentences_without_the_server_the_user_or_a_payload(client: Client) -> None:
+def test_error_messages_name_neither_server_nor_role_nor_payload(client: Client) -> None:
     down = client("admin").get("/api/taskq_down/topics")
     assert (down.status_code, down.json()) == (
         503,
@@ -162,7 +162,7 @@ def test_errors_are_sentences_without_the_server_the_user_or_a_payload(client: C
         assert SECRET not in invalid.text
 
 
-def test_views_can_change_nothing_and_end_in_time(page_dsns: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_are_read_only_and_have_a_timeout(page_dsns: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_taskq.plugins import session
 
     monkeypatch.setenv("AIRFLOW_CONN_TASKQ_DEFAULT", patient(page_dsns["acts"]))
@@ -174,7 +174,7 @@ def test_views_can_change_nothing_and_end_in_time(page_dsns: dict[str, str], mon
         queue.conn.execute("SELECT pg_sleep(5)")
 
 
-def test_too_many_at_once_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_requests_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     from airflow_provider_taskq.plugins import session
