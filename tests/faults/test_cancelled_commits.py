@@ -49,7 +49,7 @@ def completions_blocked(open_queue: Callable[[], TaskQueue]) -> Iterator[None]:
 
 
 def limit_statements(queue: TaskQueue, setting: str, value: str = "100ms") -> None:
-    """DrainLimits the sessions that come."""
+    """Limits the statements of new sessions."""
     statement = sql.SQL("ALTER DATABASE {} SET {} = {}")
     queue.conn.execute(statement.format(sql.Identifier(queue.conn.info.dbname), sql.Identifier(setting), value))
 

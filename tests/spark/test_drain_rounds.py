@@ -185,10 +185,10 @@ def test_progress_is_reported_while_spark_works(
     gate = tmp_path / "gate"
     halfway = threading.Event()
 
-    def hear(reports: DrainProgress) -> None:
-        assert reports.claimed == 100
+    def hear(progress: DrainProgress) -> None:
+        assert progress.claimed == 100
         half_a_bar = {"status": "RUNNING", "numTasks": 2, "numCompletedTasks": 1}
-        if reports.done == 50 and shown(spark, "watched", *half_a_bar)[-1:] == [half_a_bar]:
+        if progress.done == 50 and shown(spark, "watched", *half_a_bar)[-1:] == [half_a_bar]:
             halfway.set()
             gate.touch()
         raise ValueError("an error of the hook ends nothing")

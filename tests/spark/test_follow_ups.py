@@ -183,19 +183,19 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
     queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(3)])
     push(6)
 
-    def batch(task: Task) -> TaskOutcome:
+    def decide(task: Task) -> TaskOutcome:
         assert isinstance(task.payload, dict)
         number = task.payload["number"]
         assert isinstance(number, int)
-        push_follow_ups = {"next": [NewTask(f"{number}-{nth}", {"of": number}, priority=nth) for nth in range(2)]}
+        new_tasks = {"next": [NewTask(f"{number}-{nth}", {"of": number}, priority=nth) for nth in range(2)]}
         groups = [JunctionGroups("next", [["wait-0", "wait-1"], ["wait-2", "never"]])]
         if number < 4:
-            return TaskOutcome(Result(number), push=push_follow_ups, junctions=groups)
-        return TaskOutcome(Decision(Result.FILTER, continued=number == 4), push=push_follow_ups)
+            return TaskOutcome(Result(number), push=new_tasks, junctions=groups)
+        return TaskOutcome(Decision(Result.FILTER, continued=number == 4), push=new_tasks)
 
     with connect(dsn, autocommit=True) as waiting:
         waiting.execute("LISTEN taskq")
-        result = drain(spark, "work", "me", by_task(batch), dsn=dsn)
+        result = drain(spark, "work", "me", by_task(decide), dsn=dsn)
         assert [notification.payload for notification in waiting.notifies(timeout=10, stop_after=1)] == ["next"]
     assert (result.done, result.pushed) == (6, 4)
     following = queue.latest("next", ["3-0", "3-1", "4-0", "4-1", "wait-0", "wait-1", "wait-2"])
@@ -219,7 +219,7 @@ def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
     def release(_: Task) -> TaskOutcome:
         return TaskOutcome(Decision(Result.FILTER, continued=True), junctions=[JunctionGroups("next", [["suspended"]])])
 
-    def push_follow_ups(task: Task, batch: Batch) -> None:
+    def push_next(task: Task, batch: Batch) -> None:
         batch.push(task, "next", ["plain"])
         batch.push(task, "next", ["displacing"], Insertion.REPLACE)
 
@@ -229,7 +229,7 @@ def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
     assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
     push(1)
     with logged_in(conn, dsn, "consumer", "producer") as both:
-        following = Composite("following").with_step(push_follow_ups)
+        following = Composite("following").with_step(push_next)
         assert drain(spark, "work", "me", following, dsn=both, rounds=None).completed == {Result.SUCCESS: 1}
     assert identifiers(queue, "next") == ["suspended", "plain", "displacing"]
 

@@ -28,8 +28,8 @@ ODD = [
 
 
 def reader(dsn: str, options: dict[str, str], partitions: int = 3) -> HeldReader:
-    asked = {"mode": "held", "partitions": str(partitions), **options}
-    return HeldReader(HeldOptions.parse(asked, "held"), ConnectionInfo.resolve(dsn))
+    values = {"mode": "held", "partitions": str(partitions), **options}
+    return HeldReader(HeldOptions.parse(values, "held"), ConnectionInfo.resolve(dsn))
 
 
 def all_rows(reader: HeldReader) -> list[dict[str, object]]:
@@ -58,27 +58,27 @@ def test_every_text_is_read_unchanged(dsn: str, queue: TaskQueue, owner: Owner) 
 def test_batches_have_the_declared_schema(dsn: str, held: Callable[[int], dict[str, str]]) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    asked = reader(dsn, held(1))
-    batch = next(asked.read(asked.partitions()[0]))
+    held_reader = reader(dsn, held(1))
+    batch = next(held_reader.read(held_reader.partitions()[0]))
     assert batch.schema == to_arrow_schema(HELD_SCHEMA, timezone="UTC")
 
 
 def test_slices_are_even_and_whole(dsn: str, held: Callable[[int], dict[str, str]]) -> None:
-    asked = reader(dsn, held(10))
-    parts = asked.partitions()
-    sizes = [sum(batch.num_rows for batch in asked.read(part)) for part in parts]
+    held_reader = reader(dsn, held(10))
+    parts = held_reader.partitions()
+    sizes = [sum(batch.num_rows for batch in held_reader.read(part)) for part in parts]
     assert sizes == [4, 3, 3]
-    assert len({row["sequence"] for row in all_rows(asked)}) == 10
+    assert len({row["sequence"] for row in all_rows(held_reader)}) == 10
 
 
 def test_batches_are_bounded_by_rows_and_bytes(
     dsn: str, held: Callable[[int], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = reader(dsn, held(100), partitions=1)
+    held_reader = reader(dsn, held(100), partitions=1)
     monkeypatch.setattr(binary_copy, "BATCH_ROWS", 30)
-    assert [batch.num_rows for batch in asked.read(asked.partitions()[0])] == [30, 30, 30, 10]
+    assert [batch.num_rows for batch in held_reader.read(held_reader.partitions()[0])] == [30, 30, 30, 10]
     monkeypatch.setattr(binary_copy, "BATCH_BYTES", 1)
-    assert {batch.num_rows for batch in asked.read(asked.partitions()[0])} == {1}
+    assert {batch.num_rows for batch in held_reader.read(held_reader.partitions()[0])} == {1}
 
 
 def test_a_row_may_be_larger_than_a_batch(dsn: str, queue: TaskQueue, owner: Owner) -> None:
@@ -89,22 +89,22 @@ def test_a_row_may_be_larger_than_a_batch(dsn: str, queue: TaskQueue, owner: Own
 
 
 def test_an_owner_without_tasks_has_no_slice(dsn: str, queue: TaskQueue, owner: Owner) -> None:
-    asked = reader(dsn, {"topic": "work", "owner": owner.name, "fence": str(owner.fence)})
-    assert asked.partitions() == []
-    assert list(asked.read(SequenceRange(1, 10))) == []
+    held_reader = reader(dsn, {"topic": "work", "owner": owner.name, "fence": str(owner.fence)})
+    assert held_reader.partitions() == []
+    assert list(held_reader.read(SequenceRange(1, 10))) == []
     queue.release(owner)
 
 
 def test_a_lease_that_is_gone_refuses_readers(
     dsn: str, queue: TaskQueue, owner: Owner, held: Callable[[int], dict[str, str]]
 ) -> None:
-    asked = reader(dsn, held(3))
-    parts = asked.partitions()
+    held_reader = reader(dsn, held(3))
+    parts = held_reader.partitions()
     queue.register(owner.name)
     with pytest.raises(LeaseLost):
-        list(asked.read(parts[0]))
+        list(held_reader.read(parts[0]))
     with pytest.raises(LeaseLost):
-        asked.partitions()
+        held_reader.partitions()
 
 
 def test_an_unknown_topic_is_named(dsn: str, owner: Owner) -> None:
@@ -113,8 +113,8 @@ def test_an_unknown_topic_is_named(dsn: str, owner: Owner) -> None:
 
 
 def test_a_reader_that_stops_early_ends_its_session(dsn: str, held: Callable[[int], dict[str, str]]) -> None:
-    asked = reader(dsn, held(5), partitions=1)
-    stream = asked.read(asked.partitions()[0])
+    held_reader = reader(dsn, held(5), partitions=1)
+    stream = held_reader.read(held_reader.partitions()[0])
     assert isinstance(next(stream), pa.RecordBatch)
     stream.close()  # type: ignore[attr-defined]
     with ConnectionInfo.resolve(dsn).connect() as conn:
