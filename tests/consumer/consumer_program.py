@@ -1,4 +1,4 @@
-"""A program that the chaos test starts and kills: a consumer whose effects land in a ledger with its progress.
+"""A program that the chaos test starts and kills: a consumer that writes its effects with its progress.
 
     python -m tests.consumer.consumer_program NAME PARTITIONS LEASE
 
@@ -16,7 +16,7 @@ LEDGER = """nth bigserial PRIMARY KEY, sequence bigint, identifier text, by text
     fence bigint,
     at timestamptz NOT NULL DEFAULT clock_timestamp()"""
 
-# The partition of the event, as the group shares the topic out now: where its fence is not ours, nothing commits.
+# The current partition of the event in its group. If the fence is not that of this program, the transaction fails.
 ENTER = """INSERT INTO reader_ledger (sequence, identifier, by, generation, partition, fence)
     SELECT %(sequence)s, %(identifier)s, %(by)s, r.generation, h.partition, h.fence FROM taskq_internal.consumer_group r
     JOIN taskq_internal.consumer_partition h USING (group_name, topic_id)
@@ -24,7 +24,7 @@ ENTER = """INSERT INTO reader_ledger (sequence, identifier, by, generation, part
 
 
 def main() -> None:
-    """Reads until told to end."""
+    """Runs a consumer until SIGTERM."""
     name, partitions, lease = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(message)s")
     group = ConsumerGroup("readers")

@@ -1,4 +1,4 @@
-"""What the tests of consumers share: quick settings, a group that tells what it handled, what the database says."""
+"""Shared by the consumer tests: settings with short waits, groups that record events, and queries."""
 
 import threading
 from collections.abc import Callable
@@ -22,12 +22,12 @@ QUICK = ConsumerOptions(lease=LEASE, pause=timedelta(milliseconds=20), retry_ini
 
 
 def quick(**said: object) -> ConsumerConfig:
-    """Settings for tests: short waits, and whatever else a test says."""
+    """Settings with short waits, and the given ones."""
     return merge_options(said, QUICK)  # type: ignore[arg-type]
 
 
 class Heard:
-    """What a group has handled, and what it failed with; events can be awaited."""
+    """Records the events and failures of a group. A test can wait for events."""
 
     def __init__(self, name: str = "readers") -> None:
         self.group = ConsumerGroup(name)
@@ -36,13 +36,13 @@ class Heard:
         self._changed = threading.Condition()
 
     def hear(self, event: Task) -> None:
-        """A handler: keeps the event."""
+        """The handler: records the event."""
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()
 
     def fail(self, failure: EventFailure) -> None:
-        """Listens to failures."""
+        """Records a failure."""
         with self._changed:
             self.failures.append(failure)
             self._changed.notify_all()
@@ -80,31 +80,31 @@ def typed(identifier: str, kind: str) -> NewTask:
 
 
 def state(queue: TaskQueue, partition: int = 0, group: str = "readers") -> PartitionState:
-    """What the database says of a partition."""
+    """The state of a partition in the database."""
     [found] = [each for each in queue.partition_states("work") if (each.group, each.partition) == (group, partition)]
     return found
 
 
 def table(queue: TaskQueue, name: str, columns: str) -> None:
-    """A table for effects, empty: the database is shared with other tests."""
+    """An empty table for effects. Other tests share the database."""
     queue.conn.execute(f"DROP TABLE IF EXISTS {name}".encode())
     queue.conn.execute(f"CREATE TABLE {name} ({columns})".encode())
 
 
 def at_end(queue: TaskQueue, group: str = "readers") -> bool:
-    """Whether all partitions of the group have come to the end of the log."""
+    """Whether all partitions of the group have reached the end of the log."""
     end = queue.events("work", None, 1_000_000).cursor
     partitions = [each for each in queue.partition_states("work") if each.group == group]
     return bool(partitions) and all(each.cursor >= end for each in partitions)
 
 
 def until_at_end(queue: TaskQueue, group: str = "readers") -> None:
-    """Returns once the whole log has been passed."""
+    """Returns when the group has passed the whole log."""
     until(lambda: at_end(queue, group), 20)
 
 
 def place(queue: TaskQueue, nth: int) -> Cursor:
-    """The place after the nth event of the log, counted from 1."""
+    """The cursor after the nth event of the log, counted from 1."""
     return queue.events("work", None)[nth - 1][0]
 
 

@@ -1,4 +1,4 @@
-"""Consumers: which events go to which handlers, and what becomes of progress."""
+"""Consumers: events, handlers and progress."""
 
 import threading
 
@@ -20,7 +20,7 @@ def test_a_consumer_handles_every_event_in_order_and_stores_its_progress(dsn: st
         assert heard.wait(4)[-1] == "c"
         until_at_end(queue)
     assert queue.progress("readers", "work") == place(queue, 4)
-    assert queue.ready("work", 10) == 4, "it takes nothing"
+    assert queue.ready("work", 10) == 4, "a consumer claims nothing"
 
 
 def test_a_consumer_continues_from_the_progress_of_its_group(dsn: str, queue: TaskQueue) -> None:
@@ -50,21 +50,21 @@ def test_groups_read_independently_of_each_other(dsn: str, queue: TaskQueue) -> 
 
 def test_handlers_match_events_by_kind_by_predicate_or_all(dsn: str, queue: TaskQueue) -> None:
     heard = Heard()
-    told: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
 
     @heard.group.on("added", "changed")
     def of_kind(event: Task) -> None:
-        told.append(("kind", event.identifier))
+        calls.append(("kind", event.identifier))
 
     @heard.group.on(lambda event: event.identifier > "b")
     def by_predicate(event: Task) -> None:
-        told.append(("predicate", event.identifier))
+        calls.append(("predicate", event.identifier))
 
     heard.group.on()(heard.hear)
     queue.push("work", [typed("a", "added"), typed("b", "removed"), typed("c", "changed"), "d"])
     with Consumer(dsn, heard.group, "work", quick()):
         assert heard.wait(4) == ["a", "b", "c", "d"]
-    assert told == [("kind", "a"), ("kind", "c"), ("predicate", "c"), ("predicate", "d")]
+    assert calls == [("kind", "a"), ("kind", "c"), ("predicate", "c"), ("predicate", "d")]
 
 
 def test_a_group_may_define_the_kind_of_an_event(dsn: str, queue: TaskQueue) -> None:
@@ -112,7 +112,7 @@ def test_events_that_share_a_sequence_are_handled_in_order_by_one_partition(
     threads: dict[str, set[str]] = {}
 
     @heard.group.on()
-    def who(event: Task) -> None:
+    def record_thread(event: Task) -> None:
         key = sequence_id(event.identifier, level, event.sequence)
         threads.setdefault(key, set()).add(threading.current_thread().name)
 

@@ -1,4 +1,4 @@
-"""Consumer programs killed with -9 at random, one asking for two partitions and the other for three."""
+"""Consumer programs killed with -9 at random: one sets two partitions, the other three."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from tests.consumer.consumers import at_end, table
 from tests.queue.conftest import until
 
 SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "12"))
-LONGER = 275.0  # until as much has happened as the test is about, where programs start slowly
+LONGER = 275.0  # more seconds for enough kills, if programs start slowly
 LEASE = 1.5
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + LONGER + 450)]
@@ -30,22 +30,22 @@ PARTITIONS = {"two": 2, "three": 3}
 
 LOST = "SELECT sequence FROM taskq_internal.task EXCEPT SELECT sequence FROM reader_ledger"
 DOUBLED = "SELECT sequence FROM reader_ledger GROUP BY sequence HAVING count(*) > 1"
-# What was entered later, of an identifier or a partition, has to come later in the log.
+# Effects of an identifier or a partition have to be in the order of the log.
 OVERTAKEN = """SELECT * FROM (SELECT sequence, lag(sequence) OVER (PARTITION BY {} ORDER BY nth) AS before
     FROM reader_ledger) l WHERE before > sequence"""
-# Fences of a partition only grow, and one is one program's: had two led it at a time, theirs would alternate.
-TWO_LEADERS = """SELECT * FROM (
+# Fences of a partition only grow. If two programs held it at a time, their fences would alternate.
+TWO_HOLDERS = """SELECT * FROM (
     SELECT fence, lag(fence) OVER (PARTITION BY generation, partition ORDER BY nth) AS before FROM reader_ledger) l
     WHERE before > fence"""
 SHARED_FENCES = "SELECT fence FROM reader_ledger GROUP BY fence HAVING count(DISTINCT (by, generation, partition)) > 1"
-# All of a generation comes before all of the next, in the log as in time.
-MIXED = """SELECT * FROM (SELECT generation, min(sequence) AS first, min(nth) AS begun FROM reader_ledger GROUP BY 1) a
+# All events of a generation precede those of the next one, in the log and in time.
+MIXED = """SELECT * FROM (SELECT generation, min(sequence) AS first, min(nth) AS start FROM reader_ledger GROUP BY 1) a
     JOIN (SELECT generation, max(sequence) AS last, max(nth) AS over FROM reader_ledger GROUP BY 1) b
-    ON b.generation < a.generation WHERE b.last > a.first OR b.over > a.begun"""
+    ON b.generation < a.generation WHERE b.last > a.first OR b.over > a.start"""
 
 
 class Crew:
-    """Programs of tests.consumer.consumer_program, by name; a session tells of each which start it is of."""
+    """Programs of tests.consumer.consumer_program, by name. The name of a session has the number of its start."""
 
     def __init__(self, dsn: str, folder: Path) -> None:
         self.env = {**os.environ, "TASKQ_DSN": dsn, "PYTHONPATH": str(Path.cwd())}
@@ -61,18 +61,18 @@ class Crew:
             self.members[name] = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
     def kill(self, name: str) -> int:
-        """Kills a program, and returns what its process was."""
+        """Kills a program, and returns its process id."""
         member = self.members[name]
         os.kill(member.pid, signal.SIGKILL)
         member.wait()
         return member.pid
 
     def end(self) -> None:
-        """Asks all to end, and waits."""
+        """Stops all programs, and waits for their end."""
         for member in self.members.values():
             member.terminate()
         for name, member in self.members.items():
-            # The last one started may be asked to end before it listens to signals.
+            # The program that started last may get the signal before it handles signals.
             assert member.wait(60) in (0, -signal.SIGTERM), (self.folder / f"{name}.log").read_text()
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ def crew(dsn: str, queue: TaskQueue, tmp_path: Path) -> Iterator[Crew]:
 
 @pytest.fixture
 def stop_producing(dsn: str, queue: TaskQueue) -> Iterator[Callable[[], None]]:
-    """Pushes events of a few identifiers, two sessions' transactions interleaved, until this is called."""
+    """Pushes events of a few identifiers, in interleaved transactions of two sessions, until the result is called."""
     enough = threading.Event()
 
     def produce() -> None:
@@ -115,7 +115,7 @@ def stop_producing(dsn: str, queue: TaskQueue) -> Iterator[Callable[[], None]]:
 
 
 def led_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
-    """The partitions that a process leads: generation, partition, fence."""
+    """The partitions that a process holds: generation, partition, fence."""
     named = f" {pid} "
     return {
         (r.generation, r.partition, r.fence or 0) for r in queue.partition_states() if r.leader and named in r.leader
@@ -123,44 +123,44 @@ def led_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
 
 
 def take_over(queue: TaskQueue, led: set[tuple[int, int, int]]) -> float:
-    """How many seconds it takes until others lead what a dead process led, or its generation is over."""
-    has_begun = time.monotonic()
+    """Seconds until other programs hold the partitions of a dead process, or its generation has ended."""
+    has_started = time.monotonic()
     fences = {fence for _, _, fence in led}
     until(lambda: not fences & {consumer.fence for consumer in queue.partition_states()}, 30)
-    return time.monotonic() - has_begun
+    return time.monotonic() - has_started
 
 
 def is_up(queue: TaskQueue, session: str) -> bool:
-    """Whether a program has come so far that it is connected."""
+    """Whether a program is connected."""
     found = queue.conn.execute("SELECT FROM pg_stat_activity WHERE application_name = %s", (session,))
     return found.rowcount > 0
 
 
 def handled(queue: TaskQueue) -> tuple[int, int, int]:
-    """How many events were handled, under how many fences, and up to which generation."""
+    """The number of handled events, the number of fences, and the last generation."""
     row = queue.conn.execute("SELECT count(*), count(DISTINCT fence), max(generation) FROM reader_ledger").fetchone()
     assert row is not None
     return row[0], row[1], row[2]
 
 
 def is_enough(queue: TaskQueue, took: list[float]) -> bool:
-    """Whether as much has happened as the test is about."""
+    """Whether enough events, fences and generations have passed."""
     events, fences, generations = handled(queue)
     return events > 200 and fences > 5 and generations > 2 and bool(took)
 
 
 def kill_some(queue: TaskQueue, crew: Crew) -> list[float]:
-    """Kills one program after the other at random; how long it took the other one to take over, where that was up."""
+    """Kills programs at random. Returns the seconds of each takeover by a program that was running."""
     chance = random.Random(3)  # noqa: S311 - which process dies next is no secret
     took: list[float] = []
-    has_begun = time.monotonic()
-    while time.monotonic() < has_begun + SECONDS or not is_enough(queue, took):
-        assert time.monotonic() < has_begun + SECONDS + LONGER, (handled(queue), took)
+    has_started = time.monotonic()
+    while time.monotonic() < has_started + SECONDS or not is_enough(queue, took):
+        assert time.monotonic() < has_started + SECONDS + LONGER, (handled(queue), took)
         name, other = chance.sample(list(PARTITIONS), 2)
         with_heir = chance.random() < 0.7
         if with_heir:
             until(partial(is_up, queue, crew.sessions[other]), 60)
-        time.sleep(chance.uniform(0.1, 1.5))  # the moment of the kill is the chance that the test is about
+        time.sleep(chance.uniform(0.1, 1.5))  # the test is about kills at random moments
         led = led_by(queue, crew.kill(name))
         if led and with_heir:
             took.append(take_over(queue, led))
@@ -183,9 +183,9 @@ def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_
     until(lambda: at_end(queue), 180)
     crew.end()
     queries = [LOST, DOUBLED, OVERTAKEN.format("identifier"), OVERTAKEN.format("generation, partition")]
-    for query in [*queries, TWO_LEADERS, SHARED_FENCES, MIXED]:
+    for query in [*queries, TWO_HOLDERS, SHARED_FENCES, MIXED]:
         assert wrong(queue.conn, query) == [], query
     events, fences, generations = handled(queue)
     sys.stdout.write(f"{events} events, {fences} fences, {generations} generations, taken over after {sorted(took)}\n")
     assert is_enough(queue, took)
-    assert median(took) < LEASE + 2, "the lease, and what a busy machine adds"
+    assert median(took) < LEASE + 2, "the lease, and some seconds for a busy machine"

@@ -1,4 +1,4 @@
-"""Settings by precedence, and all consumers of a program."""
+"""Settings of consumers: their precedence, and the consumers of a program."""
 
 from datetime import timedelta
 
@@ -33,14 +33,14 @@ def test_an_unknown_option_raises_with_its_name() -> None:
 
 
 def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) -> None:
-    """The first source system has `pollInterval: PT6S` in its configuration."""
+    """A configuration file has durations such as `pollInterval: PT6S`."""
     settings = merge_options({"pause": "PT6S", "retry_max_elapsed": None}, {"lease": "90s", "retry_initial": 2.5})
     assert (settings.pause, settings.lease) == (timedelta(seconds=6), timedelta(seconds=90))
     assert (settings.retry_initial, settings.retry_max_elapsed) == (timedelta(seconds=2.5), None)
     worker = Worker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="5m", limit="1h", slow_after=30)
-    told = worker._config
-    assert (told.pause, told.lease, told.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
-    assert (told.slow_after, told.call_timeout) == (timedelta(seconds=30), None)
+    made = worker._config
+    assert (made.pause, made.lease, made.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
+    assert (made.slow_after, made.call_timeout) == (timedelta(seconds=30), None)
     batches = GroupedWorker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="PT5M", cleanup="PT1M")
     assert (batches._pause, batches._lease, batches._cleanup) == (6.0, timedelta(minutes=5), timedelta(minutes=1))
     with pytest.raises(InvalidArgument, match="invalid duration 'soon': expected for example 90s, 5m, PT5M"):

@@ -14,17 +14,17 @@ from airflow_provider_taskq.queue import Cursor, Task, TaskQueue, connect
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, table, until_at_end
 from tests.queue.conftest import until
 
-TRANSACTION_TIMEOUTS = 170_000  # the version of the server that has them first
+TRANSACTION_TIMEOUTS = 170_000  # the first server version with transaction_timeout
 SERIES = [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]
 
 
 class OutOfOrder(NonTransient):
-    """An error that a program made of its own."""
+    """A subclass of NonTransient in a program."""
 
 
 @pytest.fixture
 def refused() -> ThreadPoolExecutor:
-    """An executor that takes no more work."""
+    """An executor that is shut down."""
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
     return pool
@@ -99,10 +99,10 @@ def test_a_non_transient_error_ends_the_consumer_with_its_reason(
     assert not consumer.is_running
     assert heard.failures[0].stopped
     assert queue.progress("readers", "work") == place(queue, 1)
-    told = state(queue)
-    assert told.leader is None, "a spare may take over at once"
-    assert "never" in str(told.error)
-    assert told.failed is not None
+    found = state(queue)
+    assert found.leader is None, "another consumer may acquire it at once"
+    assert "never" in str(found.error)
+    assert found.failed is not None
 
 
 def test_other_partitions_continue_and_another_consumer_may_acquire_the_ended_one(dsn: str, queue: TaskQueue) -> None:
@@ -118,7 +118,7 @@ def test_other_partitions_continue_and_another_consumer_may_acquire_the_ended_on
         assert len(consumer.partitions) == 1
         with Consumer(dsn, whole.group, "work", quick(partitions=2)):
             until_at_end(queue)
-            assert len(broken.failures) == 1, "a consumer that gave up does not acquire it again"
+            assert len(broken.failures) == 1, "a consumer does not acquire a partition again that its handler ended"
         assert "id-0" in whole.identifiers
         assert all(each.error is None for each in queue.partition_states())
 
@@ -209,7 +209,7 @@ def test_a_consumer_replaces_a_lost_connection_and_handles_each_event_once(dsn: 
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         queue.push("work", [f"id-{n}" for n in range(10)])
         heard.wait(2)
-        assert queue.conn.execute(kill.encode()).fetchall() == [(True,)], "the session that leads"
+        assert queue.conn.execute(kill.encode()).fetchall() == [(True,)], "the session that renews the lease"
         until_at_end(queue)
     assert consumer.errors == {}
     found = [row[0] for row in queue.conn.execute("SELECT book FROM shelf")]
@@ -291,10 +291,10 @@ def test_a_consumer_that_loses_its_connection_at_its_start_opens_another(
 
 
 def has_session(queue: TaskQueue, pid: int) -> bool:
-    """Whether the server still has that session."""
+    """Whether the session exists on the server."""
     return queue.conn.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).rowcount == 1
 
 
 def end_session(queue: TaskQueue, conn: psycopg.Connection) -> None:
-    """Lets the server end a session, and waits until it has."""
+    """Lets the server end a session, and waits for its end."""
     queue.conn.execute("SELECT pg_terminate_backend(%s, 20000)", (conn.info.backend_pid,))

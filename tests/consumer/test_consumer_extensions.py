@@ -1,4 +1,4 @@
-"""Settings of consumers that are objects of the user: the partitions, progress and delays."""
+"""Settings of consumers that are functions or objects: partitions, progress and delays."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from tests.queue.conftest import until
 
 
 def by_customer(event: Task) -> str:
-    """The customer, which is not in the identifier."""
+    """The customer of an order, which its identifier does not name."""
     assert isinstance(event.payload, dict)
     return str(event.payload["customer"])
 
@@ -150,7 +150,7 @@ def test_a_consumer_holds_only_the_partitions_of_only_partitions(dsn: str, queue
 
 
 def endless() -> Iterator[timedelta]:
-    """An iterator, which can be used up once."""
+    """An iterator, which ends after one use."""
     while True:
         yield NOW
 

@@ -1,4 +1,4 @@
-"""Consumers: started, stopped, woken, and what is refused."""
+"""Consumers: start, stop, wake-ups, rights and invalid settings."""
 
 import threading
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Another number of partitions: the old ones are drained to a common place, and the new ones begin there."""
+"""Another number of partitions: the old ones end at one event, and the new ones start after it."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +16,7 @@ SHARING = "SELECT generation, partitions, level, ends IS NOT NULL FROM taskq_int
 
 
 def lead_all(queue: TaskQueue, leader: str = "me") -> list[PartitionLease]:
-    """All partitions that are free."""
+    """Acquires all partitions that are free."""
     found: list[PartitionLease] = []
     while led := queue.acquire_partition("readers", "work", leader, HOUR):
         found.append(led)
@@ -24,7 +24,7 @@ def lead_all(queue: TaskQueue, leader: str = "me") -> list[PartitionLease]:
 
 
 def sequences(handed: PartitionBatch) -> list[int]:
-    """What a leader was handed."""
+    """The sequences of the events that a holder reads."""
     return [task.sequence for _, task in handed]
 
 
@@ -41,7 +41,7 @@ def handle_all(queue: TaskQueue, led: PartitionLease, size: int = 3) -> list[int
 
 
 def sharing(queue: TaskQueue) -> tuple[int, int, int | None, bool]:
-    """How the group shares the topic out: generation, partitions, level, whether it is being drained."""
+    """The partitioning of the group: generation, partitions, level, and whether it is ending."""
     row = queue.conn.execute(SHARING.encode()).fetchone()
     assert row is not None
     return row[0], row[1], row[2], row[3]
@@ -53,7 +53,7 @@ def test_old_partitions_end_at_one_event_and_new_ones_start_after_it(queue: Task
     zero, one = lead_all(queue)
     first = queue.read_partition(zero, 5)
     queue.advance_partition(zero, first.after, first.cursor)
-    reach = queue.read_partition(zero, 5).cursor  # handed out, not yet handled
+    reach = queue.read_partition(zero, 5).cursor  # read, not yet handled
     asked = queue.join_group("readers", "work", 3)
     assert (asked.generation, asked.partitions, asked.next_partitions) == (1, 2, 3)
     assert queue.partition_states()[0].ends == reach
@@ -78,7 +78,7 @@ def test_no_new_partition_starts_before_every_old_one_has_ended_even_if_its_hold
     assert lead_all(queue) == []
     queue.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
     [taken] = lead_all(queue)
-    assert (taken.generation, taken.partition, taken.taken_over) == (1, 1, True), "the drained one needs no leader"
+    assert (taken.generation, taken.partition, taken.taken_over) == (1, 1, True), "an ended partition needs no holder"
     with pytest.raises(LeaseLost):
         queue.read_partition(one)
     handle_all(queue, taken)
@@ -92,7 +92,7 @@ def test_a_holder_of_a_partition_of_an_earlier_generation_changes_nothing(queue:
     [old] = lead_all(queue)
     handed = queue.read_partition(old)
     queue.advance_partition(old, handed.after, handed.cursor)
-    assert queue.join_group("readers", "work", 2).generation == 2, "nothing was to be drained"
+    assert queue.join_group("readers", "work", 2).generation == 2, "no event was left in the old partitions"
     for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, handed.cursor, handed.after)):
         with pytest.raises(LeaseLost):
             call()
@@ -140,7 +140,7 @@ def test_a_generation_ends_although_its_last_tasks_were_deleted(queue: TaskQueue
 def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    """A transaction that pushed elsewhere before it pushes here moves the horizon of this log back."""
+    """A transaction that pushed to another topic before moves the horizon of this log back."""
     queue.create_topic("other")
     pusher = open_queue()
     pusher.push("other", ["x"])
@@ -152,7 +152,7 @@ def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
     queue.join_group("readers", "work", 1)
     assert queue.read_partition(zero).at_end
     again = queue.read_partition(one)
-    assert (len(again), again.at_end) == (0, False), "held back, not at its end"
+    assert (len(again), again.at_end) == (0, False), "the partition waits, and has not ended"
     assert lead_all(queue) == []
     pusher.conn.commit()
     assert len(handle_all(queue, one)) == 2
@@ -174,7 +174,7 @@ def test_a_change_waits_for_a_holder_that_reads_events(queue: TaskQueue, open_qu
     reading.conn.commit()
     asking.join_group("readers", "work", 2)
     asking.conn.commit()
-    assert queue.partition_states()[0].ends == handed.cursor, "what was handed out is the old partition's"
+    assert queue.partition_states()[0].ends == handed.cursor, "events that were read belong to the old partition"
 
 
 def test_consumers_with_different_settings_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:
@@ -182,7 +182,7 @@ def test_consumers_with_different_settings_handle_each_event_once(dsn: str, queu
     old, new = heard_all(), heard_all()
     slow_to_lapse = timedelta(
         seconds=30
-    )  # a consumer that is replaced while it handles an event has handled it all the same
+    )  # a consumer that is replaced while it handles an event has recorded the event all the same
     queue.push("work", names[:100])
     with Consumer(dsn, old.group, "work", quick(partitions=2, size=10, lease=slow_to_lapse)) as first:
         old.wait(20)

@@ -1,4 +1,4 @@
-"""Who leads a partition: one at a time, by lease; spares take over, and a leader that was replaced changes nothing."""
+"""Leases of partitions: one holder at a time, takeovers, and replaced holders, which change nothing."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -25,13 +25,13 @@ def session(open_queue: Callable[[], TaskQueue]) -> TaskQueue:
 
 @pytest.fixture
 def background() -> Iterator[InBackground[Any]]:
-    """Runs a call beside the test."""
+    """Runs a call in another thread."""
     with ThreadPoolExecutor(4) as pool:
         yield lambda call: pool.submit(call)
 
 
 def lapse(queue: TaskQueue, partition: int = 0) -> None:
-    """Lets the lease of a partition's leader run out."""
+    """Lets the lease of a partition lapse."""
     queue.conn.execute(
         "UPDATE taskq_internal.consumer_partition SET lease_until = clock_timestamp() - interval '1"
         " second' WHERE partition = %s",
@@ -48,14 +48,14 @@ def led_by(queue: TaskQueue, leader: str, partitions: int = 1) -> PartitionLease
 
 
 def kept_until(queue: TaskQueue) -> datetime:
-    """How long the lease of the first partition's leader is kept for now."""
+    """The end of the lease of the first partition."""
     kept = state(queue).lease_until
     assert kept is not None
     return kept
 
 
 def leader_since(queue: TaskQueue) -> datetime:
-    """When the leader of the first partition took it, by the server's clock."""
+    """The moment when the holder acquired the first partition, by the server's clock."""
     row = queue.conn.execute(
         "SELECT leader_since FROM taskq_internal.consumer_partition WHERE partition = 0"
     ).fetchone()
@@ -113,7 +113,7 @@ def test_a_holder_that_stores_progress_is_not_replaced_and_no_consumer_waits(
     handed = queue.read_partition(led)
     session.advance_partition(led, handed.after, handed.cursor)
     session.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
-    queue.conn.execute("SET lock_timeout = '5s'")  # the other one holds its lock for longer; autovacuum does not
+    queue.conn.execute("SET lock_timeout = '5s'")  # shorter than the other session's lock, longer than an autovacuum's
     assert queue.acquire_partition("readers", "work", "other", HOUR) is None
     session.conn.commit()
     other = queue.acquire_partition("readers", "work", "other", HOUR)
@@ -183,7 +183,7 @@ def test_a_standby_consumer_takes_over_at_once_when_a_holder_stops(dsn: str, que
         assert leader.stop(20)
         queue.push("work", ["c"])
         assert second.wait(1) == ["c"]
-        assert leader_since(queue) < lapses, "not after a lease"
+        assert leader_since(queue) < lapses, "the takeover did not wait for the lease"
     assert first.identifiers == ["a", "b"]
 
 
@@ -222,7 +222,7 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str
             lapses = kept_until(queue)
             until(
                 lambda: kept_until(queue) > lapses + stored_length(settings.lease), 30
-            )  # kept after it would have lapsed
+            )  # renewed after the first lease would have lapsed
             go.set()
             slow.wait(1)
             until_at_end(queue)
@@ -253,7 +253,7 @@ def test_a_holder_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
         go.set()
         heard.wait(1)
         until(lambda: consumer.partitions == [])
-        assert consumer.is_running, "a spare from now on"
+        assert consumer.is_running, "it stands by from now on"
     assert queue.conn.execute("SELECT FROM shelf").fetchall() == []
     assert queue.progress("readers", "work") is None
     assert state(queue).leader == "new"
@@ -276,7 +276,7 @@ def test_partitions_with_progress_in_memory_have_one_holder_unless_exclusivity_i
     in_memory = quick(progress="memory", partitions=2, lease=HOUR)
     for_each = quick(progress="memory", partitions=2, exclusivity="none")
     with Consumer(dsn, one.group, "work", in_memory) as leader:
-        until(lambda: leader.partitions == [0, 1])  # before there is another one that could take part of them
+        until(lambda: leader.partitions == [0, 1])  # before another consumer can acquire one of them
         with Consumer(dsn, two.group, "work", in_memory) as spare:
             one.wait(2)
             assert (leader.partitions, spare.partitions) == ([0, 1], [])

@@ -17,7 +17,7 @@ INSERT = "INSERT INTO effect (sequence, identifier, number) VALUES (%s, %s, %s)"
 
 
 def handle(batch: Batch) -> None:
-    """Writes down what is done, and pushes a follow-up for every tenth."""
+    """Stores the effect of each task, and pushes a follow-up for every tenth task."""
 
     def write(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> None:
         queue.conn.cursor().executemany(INSERT, [(task.sequence, task.identifier, task.payload) for task in decisions])
@@ -29,7 +29,7 @@ def handle(batch: Batch) -> None:
 
 
 def main() -> None:
-    """Works until it is told to stop."""
+    """Runs a worker until SIGTERM."""
     logging.basicConfig(level=logging.INFO)
     Worker(
         None,

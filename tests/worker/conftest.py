@@ -1,4 +1,4 @@
-"""What the tests of processing share: workers that end with their test."""
+"""Fixtures of the worker tests: workers that stop with their test, and a table of effects."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,7 +15,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def make_worker(dsn: str) -> Iterator[MakeWorker]:
-    """Makes workers of the topic `work`, which pause for long between empty polls, and stops them at the end."""
+    """Makes workers of the topic `work` with long pauses between empty polls, and stops them at the end."""
     made: list[Worker] = []
 
     def make(handler: Callable[..., Any] | BatchHandler, **options: Any) -> Worker:
@@ -29,7 +29,7 @@ def make_worker(dsn: str) -> Iterator[MakeWorker]:
 
 @pytest.fixture
 def effects(queue: TaskQueue) -> Iterator[Callable[[], list[str]]]:
-    """A table `effect` for what handlers do; tells the identifiers in it."""
+    """A table `effect` for the writes of handlers. Returns a function that reads its identifiers."""
     queue.conn.execute("CREATE TABLE effect (place bigserial, sequence bigint, identifier text, number int)")
     query = "SELECT identifier FROM effect ORDER BY 1"
     yield lambda: [row[0] for row in queue.conn.execute(query).fetchall()]

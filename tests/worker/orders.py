@@ -1,4 +1,4 @@
-"""A composite as a user's module has it: its decorators register functions of the module, which knows it by name."""
+"""A composite in a module of a user. Spark imports its functions by name."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ orders = Composite("orders", threads=4)
 
 @dataclass
 class Order:
-    """What is loaded for a task."""
+    """A value that one step loads for a later step."""
 
     name: str
 
@@ -22,6 +22,6 @@ def load(task: Task, batch: Batch) -> None:
 
 
 @orders.step(after=load)
-def tell(task: Task, batch: Batch) -> Decision:
+def name_handler(task: Task, batch: Batch) -> Decision:
     """Names the handler."""
     return Decision(Result.SUCCESS, f"{orders.name}: {batch.require(Order, task).name}")

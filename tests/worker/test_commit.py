@@ -1,4 +1,4 @@
-"""The committing transaction: commit hooks, follow-ups, and when all of it is undone."""
+"""The commit of a batch: commit hooks, follow-ups, and rollbacks."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ Effects = Callable[[], list[str]]
 
 @pytest.fixture(name="batch")
 def two_tasks(queue: TaskQueue, owner: Owner) -> Batch:
-    """Two held tasks, and a topic for what follows."""
+    """Two held tasks, and a topic for follow-ups."""
     queue.create_topic("mail")
     queue.push("work", ["a", "b"])
     return Batch(queue.poll("work", owner, 2))

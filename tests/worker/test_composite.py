@@ -1,4 +1,4 @@
-"""Composite steps in one process: what is a step, when it runs, with which tasks, and what its decisions come to."""
+"""Composites in one process: definition of steps, their order, their tasks, and the merge of their decisions."""
 
 import asyncio
 import pickle
@@ -16,7 +16,7 @@ from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.composite import Composite, StepMode
 from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, TaskResultException
 
-SECONDS = 30  # that an event gets to happen in
+SECONDS = 30  # the timeout for an event
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
 
@@ -41,7 +41,7 @@ def decisions(composite: Composite, count: int = 4) -> list[Decision]:
 
 
 def even(outcome: object) -> Callable[[Task], Any]:
-    """A step that decides so on tasks of even numbers, and nothing special on others."""
+    """A step that returns this outcome for tasks of even numbers, and None for others."""
 
     def decided(task: Task) -> Any:
         if task.sequence % 2:
@@ -54,7 +54,7 @@ def even(outcome: object) -> Callable[[Task], Any]:
 
 
 class Seen:
-    """A step that notes which tasks it saw."""
+    """A step that records its tasks."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -72,12 +72,12 @@ def test_a_step_has_the_name_of_its_function_and_comes_after_named_steps() -> No
     @composite.step(after=load)
     def check(task: Task) -> None: ...
 
-    @composite.batch(name="tell", after=["load", check, check])
+    @composite.batch(name="report", after=["load", check, check])
     def send(tasks: Sequence[Task]) -> None: ...
 
     named = [(step.name, step.after, step.whole) for step in composite.steps]
-    assert named == [("load", (), False), ("check", ("load",), False), ("tell", ("load", "check"), True)]
-    assert load(task(1)) is None  # it stays the function that it is
+    assert named == [("load", (), False), ("check", ("load",), False), ("report", ("load", "check"), True)]
+    assert load(task(1)) is None  # the decorator returns the function itself
     assert isinstance(composite, BatchHandler)
 
 
@@ -269,7 +269,7 @@ def test_a_decision_on_a_foreign_task_fails_the_whole_batch() -> None:
     outside = composite.with_batch(lambda _: {task(77): SUCCESS}, name="second")
     with pytest.raises(ForeignDecision, match="step 'second' returned decisions for tasks that it did not get: 77"):
         outside.handle(batch_of(4))
-    # Task 0 is of the batch, but the first step kept it from this one.
+    # Task 0 is in the batch, but the first step did not continue it.
     beyond = composite.with_batch(lambda tasks: dict.fromkeys([*tasks, task(0)], SUCCESS), name="third", after="first")
     with pytest.raises(ForeignDecision, match="did not get: 0"):
         beyond.handle(batch_of(4))
@@ -302,12 +302,12 @@ def test_a_sequential_coroutine_step_awaits_one_task_after_another() -> None:
 
     @composite.step(mode=StepMode.SEQUENTIAL)
     async def turn(task: Task) -> None:
-        seen.append(f"begin {task.sequence}")
+        seen.append(f"start {task.sequence}")
         await asyncio.sleep(0)
         seen.append(f"end {task.sequence}")
 
     assert results(composite, 2) == [SUCCESS] * 2
-    assert seen == ["begin 0", "end 0", "begin 1", "end 1"]
+    assert seen == ["start 0", "end 0", "start 1", "end 1"]
 
 
 def test_awaited_steps_of_all_batches_share_an_event_loop() -> None:
@@ -372,7 +372,7 @@ def test_a_wrapper_around_a_step_gets_its_name_and_tasks_and_may_change_its_deci
 
     @composite.around
     def strict(_: str, __: Sequence[Task], proceed: Callable[[], Mapping[Task, Decision]]) -> Mapping[Task, Decision]:
-        assert seen  # the first that was added is outside
+        assert seen  # the wrapper that was added first is the outermost
         return {task: Decision(FAILURE) if made.result is FILTER else made for task, made in proceed().items()}
 
     composite.step(after="first")(Seen())

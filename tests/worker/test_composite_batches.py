@@ -1,4 +1,4 @@
-"""How a partition of tasks becomes batches of a composite on an executor: by size, and under a condition in turns."""
+"""Batches of a composite on a Spark executor: their size, and their tasks under a condition."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ UNTIL = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
 
 
 class Noting:
-    """A step that notes its batches, and does to each task what its payload says."""
+    """A step that records its batches, and returns the result that the payload of each task names."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -29,7 +29,7 @@ class Noting:
 
 
 def decided(transform: CompositeTransform, *identifiers: str, batch: int = 100) -> list[int]:
-    """The sequences that got a decision, of a partition with these identifiers, each perhaps with a result."""
+    """Runs a partition with these identifiers, each with an optional result. Returns the decided sequences."""
     rows = [
         {
             "sequence": number,

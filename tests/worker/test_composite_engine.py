@@ -1,4 +1,4 @@
-"""Batches of a composite in flight: how many, and how they end when it is closed or a batch is abandoned."""
+"""Batches of a composite in flight: their number, and their end when the composite closes or abandons them."""
 
 import asyncio
 import subprocess
@@ -20,7 +20,7 @@ SECONDS = 30
 
 
 class Gate:
-    """A step that waits until it is let go, and reports that it has started."""
+    """A step that reports its start, and waits until the test opens it."""
 
     def __init__(self) -> None:
         self.started = threading.Semaphore(0)
@@ -30,7 +30,7 @@ class Gate:
         self.started.release()
         assert self.open.wait(SECONDS)
 
-    def wait_for_begin(self) -> None:
+    def wait_for_start(self) -> None:
         assert self.started.acquire(timeout=SECONDS)
 
 
@@ -46,7 +46,7 @@ def batch() -> Batch:
 
 
 def in_thread(composite: Composite) -> "Future[BatchFuture]":
-    """Submits a batch in a thread of its own, and tells when `submit` returned."""
+    """Submits a batch in another thread. The Future is done when `submit` has returned."""
     returned: Future[BatchFuture] = Future()
 
     def submit() -> None:
@@ -62,7 +62,7 @@ def in_thread(composite: Composite) -> "Future[BatchFuture]":
 def test_without_concurrency_submit_returns_when_the_batch_is_done(gate: Gate) -> None:
     composite = Composite("one").with_batch(gate, name="wait")
     returned = in_thread(composite)
-    gate.wait_for_begin()
+    gate.wait_for_start()
     assert not returned.done()
     gate.open.set()
     assert returned.result(SECONDS).done()
@@ -71,64 +71,64 @@ def test_without_concurrency_submit_returns_when_the_batch_is_done(gate: Gate) -
 
 def test_submit_waits_while_concurrency_batches_are_in_flight(gate: Gate) -> None:
     composite = Composite("two", concurrency=2).with_batch(gate, name="wait")
-    flying = [composite.submit(batch()) for _ in range(2)]
-    for _ in flying:
-        gate.wait_for_begin()
+    in_flight = [composite.submit(batch()) for _ in range(2)]
+    for _ in in_flight:
+        gate.wait_for_start()
     third = in_thread(composite)
-    assert not any(each.done() for each in flying)
+    assert not any(each.done() for each in in_flight)
     assert not gate.started.acquire(timeout=0.1)
     assert not third.done()
     gate.open.set()
-    for each in [*flying, third.result(SECONDS)]:
+    for each in [*in_flight, third.result(SECONDS)]:
         each.result(SECONDS)
     composite.close()
 
 
 def test_close_waits_for_the_batches_in_flight(gate: Gate) -> None:
     composite = Composite("waiting", concurrency=1).with_batch(gate, name="wait")
-    landing = composite.submit(batch())
-    gate.wait_for_begin()
+    future = composite.submit(batch())
+    gate.wait_for_start()
     closing = threading.Thread(target=composite.close)
     closing.start()
     closing.join(0.1)
     assert closing.is_alive()
     gate.open.set()
     closing.join(SECONDS)
-    assert [each.result for each in landing.result(0).values()] == [Result.SUCCESS]
+    assert [each.result for each in future.result(0).values()] == [Result.SUCCESS]
 
 
 def test_close_waits_for_callbacks_of_a_future(monkeypatch: pytest.MonkeyPatch) -> None:
-    telling, go_on = threading.Event(), threading.Event()
+    completing, go_on = threading.Event(), threading.Event()
 
     class Slow(Future[Any]):
         def set_result(self, result: Any) -> None:
-            telling.set()
+            completing.set()
             assert go_on.wait(SECONDS)
             super().set_result(result)
 
     monkeypatch.setattr(engine, "Future", Slow)
-    composite = Composite("telling", concurrency=1).with_batch(lambda _: Result.SUCCESS, name="end")
-    landing = composite.submit(batch())
-    assert telling.wait(SECONDS)
+    composite = Composite("completing", concurrency=1).with_batch(lambda _: Result.SUCCESS, name="end")
+    future = composite.submit(batch())
+    assert completing.wait(SECONDS)
     closing = threading.Thread(target=composite.close)
     closing.start()
     closing.join(0.1)
     assert closing.is_alive()
     go_on.set()
     closing.join(SECONDS)
-    assert [each.result for each in landing.result(0).values()] == [Result.SUCCESS]
+    assert [each.result for each in future.result(0).values()] == [Result.SUCCESS]
 
 
 def test_a_callback_of_a_future_may_close_the_composite(gate: Gate) -> None:
     closed = threading.Event()
     composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
-    landing = composite.submit(batch())
+    future = composite.submit(batch())
 
     def close(_: BatchFuture) -> None:
         composite.close()
         closed.set()
 
-    landing.add_done_callback(close)
+    future.add_done_callback(close)
     gate.open.set()
     assert closed.wait(SECONDS)
 
@@ -139,7 +139,7 @@ def test_close_fails_the_batches_in_flight_with_fail_pending(gate: Gate, concurr
     composite = Composite("failing", concurrency=concurrency, fail_pending=True).with_batch(gate, name="wait")
     composite = composite.with_step(seen.append, after="wait")
     returned = in_thread(composite)
-    gate.wait_for_begin()
+    gate.wait_for_start()
     composite.close()
     with pytest.raises(CompositeClosed, match="'failing' was closed"):
         returned.result(SECONDS).result(0)
@@ -151,12 +151,12 @@ def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) ->
     seen: list[Task] = []
     composite = Composite("abandoned", concurrency=1).with_batch(gate, name="wait").with_step(seen.append, after="wait")
     given = batch()
-    landing = composite.submit(given)
-    gate.wait_for_begin()
+    future = composite.submit(given)
+    gate.wait_for_start()
     assert "step wait" in [each.name for each in given.activities()]
     given.cancel()
     with pytest.raises(InterruptedError, match="was abandoned"):
-        landing.result(SECONDS)
+        future.result(SECONDS)
     composite.close()  # does not wait for it
     gate.open.set()
     assert seen == []
@@ -174,12 +174,12 @@ def test_the_coroutine_of_an_abandoned_batch_is_cancelled() -> None:
             cancelled.set()
 
     given = batch()
-    landing = composite.submit(given)
+    future = composite.submit(given)
     assert started.wait(SECONDS)
     given.cancel()
     assert cancelled.wait(SECONDS)
     with pytest.raises(InterruptedError, match="was abandoned"):
-        landing.result(SECONDS)
+        future.result(SECONDS)
     composite.close()
 
 
@@ -214,17 +214,17 @@ import threading
 from airflow_provider_taskq.worker import Batch, Composite
 from airflow_provider_taskq.queue import Task
 
-begun = threading.Semaphore(0)
+started = threading.Semaphore(0)
 
 def stick(_):
-    begun.release()
+    started.release()
     threading.Event().wait()
 
 tasks = [Task(number, "work", "a", None, None, 1, False) for number in range(2)]
 composite = Composite("stuck", threads=2, concurrency=1).with_step(stick, name="a").with_step(stick, name="b")
 composite.submit(Batch(tasks))
 for _ in range(3):
-    begun.acquire()
+    started.acquire()
 """
 
 

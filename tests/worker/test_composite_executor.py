@@ -29,7 +29,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 def diamond(noted: Noted, executor: ThreadPoolExecutor) -> Composite:
-    """Steps before, beside and after one another, of single tasks and of the batch, which note their threads."""
+    """Sequential and parallel steps, of single tasks and of the batch, that record their threads."""
 
     def note(name: str) -> Callable[[object], None]:
         return lambda _: noted.append((name, threading.current_thread().name))
@@ -63,7 +63,7 @@ def test_several_workers_and_batches_in_flight_share_an_executor_of_one_thread(
 
 
 def meeting(count: int) -> Callable[[Task], None]:
-    """A step that ends once this many tasks are in it at once."""
+    """A step that ends once this many tasks run in it at once."""
     barrier = threading.Barrier(count)
     return lambda _: void(barrier.wait(SECONDS))
 

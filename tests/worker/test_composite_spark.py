@@ -1,4 +1,4 @@
-"""Composites on Spark beyond what both engines do, and the page about them, whose code runs as written."""
+"""Composites on Spark: errors, repeated commits, and the examples of docs/composites.md."""
 
 import re
 import signal
@@ -41,7 +41,7 @@ from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
 from tests.queue.conftest import until
 
-SECONDS = 60  # that a program gets
+SECONDS = 60  # the timeout for a program
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
@@ -63,7 +63,7 @@ dsn = os.environ["TASKQ_DSN"]
 
 
 def example(repository: Path, place: int) -> str:
-    """A piece of Python of the page on composites: the composite, the worker's line, or the drain's."""
+    """A Python block of docs/composites.md: the composite, the worker, or the drain."""
     text = (repository / "docs" / "composites.md").read_text(encoding="utf-8")
     return str(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[place])
 
@@ -153,7 +153,7 @@ def test_the_program_takes_a_composite_by_name() -> None:
     named = ["--topic", "work", "--owner", "me", "--composite"]
     transform = _load_transform(_parser().parse_args([*named, "tests.worker.orders:orders"]))
     assert isinstance(transform, CompositeTransform)
-    assert [step.name for step in transform.composite.steps] == ["load", "tell"]
+    assert [step.name for step in transform.composite.steps] == ["load", "name_handler"]
     with pytest.raises(TaskQueueError, match=r"module tests\.worker\.orders has no composite 'load'"):
         _load_transform(_parser().parse_args([*named, "tests.worker.orders:load"]))
 
@@ -180,7 +180,7 @@ def test_a_repeated_commit_calls_no_commit_hook_twice(
         (stage, task.sequence),
     )
     options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
-    for _ in range(2):  # the second time as if the first answer had been lost
+    for _ in range(2):  # the second time because the answer was lost
         commit_on_driver(
             CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 1)], [actions]
         )

@@ -1,4 +1,4 @@
-"""Several tasks of one identifier in one batch."""
+"""Filters of batches with several tasks of one identifier."""
 
 import pytest
 
@@ -12,7 +12,7 @@ FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
 
 def small_batch() -> Batch:
-    """Two tasks of a, the later one first, one of b, three of c."""
+    """Two tasks of a with the later one first, one of b, three of c."""
     return Batch(
         Task(sequence, "work", identifier, None, None, 1, False)
         for sequence, identifier in ((2, "a"), (1, "a"), (3, "b"), (4, "c"), (5, "c"), (6, "c"))
@@ -20,7 +20,7 @@ def small_batch() -> Batch:
 
 
 def handlers(judge: Judge) -> list[BatchHandler]:
-    """The same as a handler, and as a composite whose first step it is."""
+    """A filter as a handler, and as the first step of a composite."""
     suspend = batch(lambda _: SUSPENSION)
     composite = Composite("filtering").with_batch(step_of(judge))
     return [without(judge, suspend), composite.with_batch(lambda _: SUSPENSION, name="rest", after=judge.__name__)]

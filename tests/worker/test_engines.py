@@ -1,4 +1,4 @@
-"""One composite, two engines: what it does on a worker's threads it does as one Spark plan, with the same results."""
+"""Composites on both engines: a worker's threads and a Spark plan give the same results."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,20 +29,20 @@ from airflow_provider_taskq.worker.listener import WorkerListener
 from airflow_provider_taskq.worker.worker import Worker
 from tests.worker.orders import orders
 
-SECONDS = 60  # that an engine gets
+SECONDS = 60  # the timeout for an engine
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
 
 class Engine(Protocol):
-    """Works off the topic `work` through a composite."""
+    """Drains the topic `work` with a composite."""
 
     def __call__(self, composite: Composite, condition: Condition = Condition.NONE) -> None: ...
 
 
 class Done(WorkerListener):
-    """Tells when there is nothing left to do."""
+    """Sets an event when a poll finds nothing."""
 
     def __init__(self) -> None:
         self.empty = threading.Event()
@@ -57,7 +57,7 @@ class Done(WorkerListener):
 
 @pytest.fixture(params=["worker", pytest.param("spark", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, dsn: str, queue: TaskQueue) -> Engine:
-    """Each of both engines."""
+    """Both engines, one after another."""
 
     def on_threads(composite: Composite, condition: Condition = Condition.NONE) -> None:
         done = Done()
@@ -149,7 +149,7 @@ WEB = {
 
 
 def said(step: str, number: int) -> Decision:
-    """What a step of the web says of a task: mostly SUCCESS, and otherwise anything."""
+    """The decision of a step of the graph on a task: SUCCESS for most tasks, and any other for some."""
     drawn = crc32(f"{step}/{number}".encode()) % 24
     return (
         Decision(Result(drawn), step, continued=[None, False, True][number % 3])
@@ -159,7 +159,7 @@ def said(step: str, number: int) -> Decision:
 
 
 def woven(whole: bool) -> Composite:
-    """A composite of nine steps that come after one another in many ways; every other one is of the whole batch."""
+    """A composite of nine steps with many dependencies; every other step is a batch step."""
     composite = Composite("web", threads=3)
 
     def add(step: str) -> None:
@@ -181,7 +181,7 @@ def woven(whole: bool) -> Composite:
 
 
 def expected(number: int) -> tuple[State, str | None, set[str]]:
-    """The state of a task of the web, its message and what follows it, step by step and by the rules' words."""
+    """The expected state of a task of the graph, its message and its follow-ups, computed step by step."""
     seen: dict[str, Decision] = {}
     for step, before in WEB.items():
         if all(each in seen and seen[each].continued for each in before):
@@ -242,7 +242,7 @@ def test_follow_ups_may_replace_waiting_tasks(queue: TaskQueue, engine: Engine) 
         batch.push(task, "next", ["ab"[number_of(task)]], Insertion.REPLACE)
         batch.push(
             task, "work", [NewTask(task.identifier, suspended=True)], Insertion.REPLACE
-        )  # of itself, as it ended
+        )  # the first task itself, with its result
         return SUCCESS if number_of(task) else FAILURE
 
     push(queue, 2)
@@ -288,12 +288,12 @@ def test_a_commit_hook_writes_with_the_decisions_and_adds_its_own(
             for task, made in decisions.items():
                 queue.conn.execute("INSERT INTO notes VALUES (%s, %s)", (*rows[task], made.result.name))
 
-        def tell() -> None:
+        def write_file() -> None:
             for (number,) in rows.values():
                 Path(folder, str(number)).touch()
 
         batch.in_commit(write)
-        batch.after_commit(tell)
+        batch.after_commit(write_file)
 
     push(queue, 4)
     engine(composite)

@@ -1,4 +1,4 @@
-"""Batches by identifier, and what an operator does to single tasks."""
+"""Grouped workers: groups, errors, rules, Futures."""
 
 import threading
 from collections.abc import Callable
@@ -33,8 +33,8 @@ SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hou
 retrying = TopicPolicy(retry=RetryPolicy(max_attempts=3, base=MINUTE))
 
 
-class Told:
-    """A handler that keeps what it is given, and fails with the payloads `bad`."""
+class Recorder:
+    """A handler that records its tasks, and fails for the payload `bad`."""
 
     def __init__(self, *bad: int, error: Exception | None = None) -> None:
         self.bad = set(bad)
@@ -53,16 +53,16 @@ def push(queue: TaskQueue, *payloads: int, identifier: str = "key", ttl: timedel
 
 
 def batches(dsn: str, handler: Callable[..., Any], **options: object) -> GroupedWorker:
-    """Batches of the topic, run by the test."""
+    """A grouped worker of the topic, which the test runs."""
     return GroupedWorker(dsn, "work", handler, **options)  # type: ignore[arg-type]
 
 
 def test_in_mode_all_the_rest_of_a_group_is_handled_after_an_error(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     tasks = push(queue, 1, 2, 3)
-    told = Told(2)
-    assert batches(dsn, told).run_once() == GroupedRun(groups=1, succeeded=2, failed=1, left=0)
-    assert told.handled == [1, 2, 3]
+    recorder = Recorder(2)
+    assert batches(dsn, recorder).run_once() == GroupedRun(groups=1, succeeded=2, failed=1, left=0)
+    assert recorder.handled == [1, 2, 3]
     assert [known(queue, task).status for task in tasks] == ["succeeded", "retrying", "succeeded"]
     assert "ValueError: bad" in str(known(queue, tasks[1]).error)
 
@@ -70,24 +70,24 @@ def test_in_mode_all_the_rest_of_a_group_is_handled_after_an_error(dsn: str, que
 def test_in_mode_fail_first_the_rest_waits_untouched_and_keeps_its_order(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     tasks = push(queue, 1, 2, 3)
-    told = Told(2)
-    run = batches(dsn, told, mode="fail_first")
+    recorder = Recorder(2)
+    run = batches(dsn, recorder, mode="fail_first")
     assert run.run_once() == GroupedRun(groups=1, succeeded=1, failed=1, left=1)
     assert (known(queue, tasks[2]).status, known(queue, tasks[2]).attempt) == ("ready", 0)
-    assert run.run_once() == GroupedRun(), "kept back while the error is not due"
+    assert run.run_once() == GroupedRun(), "the group is left out while the error is not due"
     push(queue, 4)
     pass_time(queue, 2 * MINUTE)
-    told.bad.clear()
+    recorder.bad.clear()
     assert run.run_once().succeeded == 3
-    assert told.handled == [1, 2, 2, 3, 4]
+    assert recorder.handled == [1, 2, 2, 3, 4]
 
 
 def test_groups_are_independent_of_each_other(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1, 2, identifier="a")
     push(queue, 3, 4, identifier="b")
-    told = Told(1)
-    assert batches(dsn, told, mode="fail_first").run_once() == GroupedRun(groups=2, succeeded=2, failed=1, left=1)
-    assert told.handled == [1, 3, 4]
+    recorder = Recorder(1)
+    assert batches(dsn, recorder, mode="fail_first").run_once() == GroupedRun(groups=2, succeeded=2, failed=1, left=1)
+    assert recorder.handled == [1, 3, 4]
 
 
 @pytest.mark.parametrize(("size", "runs"), [(-1, [[1, 2, 3]]), (1, [[1], [2], [3]]), (2, [[1, 2], [3]]), (0, [[], []])])
@@ -96,29 +96,29 @@ def test_a_run_handles_at_most_size_tasks_of_a_group(
 ) -> None:
     push(queue, 1, 2, 3)
     for expected in runs:
-        told = Told()
-        batches(dsn, told, size=size).run_once()
-        assert told.handled == expected
+        recorder = Recorder()
+        batches(dsn, recorder, size=size).run_once()
+        assert recorder.handled == expected
 
 
 def test_with_a_size_of_one_no_task_overtakes_an_error(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     push(queue, 1, 2)
-    told = Told(1)
-    run = batches(dsn, told, size=1)
+    recorder = Recorder(1)
+    run = batches(dsn, recorder, size=1)
     run.run_once()
     pass_time(queue, 2 * MINUTE)
-    told.bad.clear()
+    recorder.bad.clear()
     run.run_once()
     run.run_once()
-    assert told.handled == [1, 1, 2]
+    assert recorder.handled == [1, 1, 2]
 
 
 def test_a_group_is_sorted_by_push_or_by_the_sorter(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", [NewTask("key", 2), NewTask("key", 1, priority=5), NewTask("key", 3)])
-    told, sorted_ = Told(), Told()
-    batches(dsn, told).run_once()
-    assert told.handled == [2, 1, 3]
+    recorder, sorted_ = Recorder(), Recorder()
+    batches(dsn, recorder).run_once()
+    assert recorder.handled == [2, 1, 3]
     push(queue, 2, 1, 3)
     batches(dsn, sorted_, sorter=lambda task: task.payload).run_once()
     assert sorted_.handled == [1, 2, 3]
@@ -159,13 +159,13 @@ def test_rules_map_types_of_errors_to_decisions(dsn: str, queue: TaskQueue) -> N
     expected = ["scheduled", "filtered", "suspended", "retrying"]
     for number, (error, status) in enumerate(zip(errors, expected, strict=True)):
         [task] = push(queue, number, identifier=f"id-{number}")
-        batches(dsn, Told(number, error=error), rules=rules).run_once()
+        batches(dsn, Recorder(number, error=error), rules=rules).run_once()
         assert known(queue, task).status == status
 
 
 def test_an_error_within_the_time_to_live_is_not_counted(dsn: str, queue: TaskQueue) -> None:
     [task] = push(queue, 1, ttl=10 * SECOND)
-    run = batches(dsn, Told(1))
+    run = batches(dsn, Recorder(1))
     run.run_once()
     assert (known(queue, task).status, known(queue, task).attempt, known(queue, task).error) == ("ready", 0, None)
     pass_time(queue, 11 * SECOND)
@@ -176,12 +176,12 @@ def test_an_error_within_the_time_to_live_is_not_counted(dsn: str, queue: TaskQu
 def test_a_grouped_worker_runs_and_cleans_up_periodically_until_it_is_stopped(dsn: str, queue: TaskQueue) -> None:
     [outlived] = push(queue, 1, identifier="old", ttl=HOUR)
     pass_time(queue, 2 * HOUR)
-    told = Told(1)
-    run = batches(dsn, told, pause=timedelta(milliseconds=20), cleanup=timedelta(milliseconds=1))
+    recorder = Recorder(1)
+    run = batches(dsn, recorder, pause=timedelta(milliseconds=20), cleanup=timedelta(milliseconds=1))
     with run:
         until(lambda: queue.task("work", outlived.sequence) is None)
         push(queue, 2)
-        until(lambda: 2 in told.handled)
+        until(lambda: 2 in recorder.handled)
         with pytest.raises(TaskQueueError, match="runs already"):
             run.start()
     assert not run.is_running
@@ -225,24 +225,24 @@ def test_a_grouped_worker_keeps_its_lease_during_a_longer_run(dsn: str, queue: T
 def test_options_that_make_no_sense_are_refused(dsn: str) -> None:
     for options in ({"groups": 0}, {"size": -2}):
         with pytest.raises(InvalidArgument):
-            batches(dsn, Told(), **options)
+            batches(dsn, Recorder(), **options)
     with pytest.raises(ValueError, match="some"):
-        batches(dsn, Told(), mode="some")
+        batches(dsn, Recorder(), mode="some")
 
 
 def test_an_error_with_a_success_rule_counts_as_success_and_the_group_goes_on(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2, 3)
-    told = Told(2, error=UniqueViolation("written before"))
-    run = batches(dsn, told, mode="fail_first", rules={UniqueViolation: Result.SUCCESS})
+    recorder = Recorder(2, error=UniqueViolation("written before"))
+    run = batches(dsn, recorder, mode="fail_first", rules={UniqueViolation: Result.SUCCESS})
     assert run.run_once() == GroupedRun(groups=1, succeeded=3, failed=0, left=0)
-    assert told.handled == [1, 2, 3]
+    assert recorder.handled == [1, 2, 3]
     assert [known(queue, task).status for task in tasks] == ["succeeded"] * 3
     assert known(queue, tasks[1]).error is None
 
 
 def test_an_error_with_a_filter_rule_counts_as_an_error_and_stops_its_group(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2)
-    run = batches(dsn, Told(1), mode="fail_first", rules={ValueError: Result.FILTER})
+    run = batches(dsn, Recorder(1), mode="fail_first", rules={ValueError: Result.FILTER})
     assert run.run_once() == GroupedRun(groups=1, succeeded=0, failed=1, left=1)
     assert [known(queue, task).status for task in tasks] == ["filtered", "ready"]
 
@@ -267,8 +267,8 @@ def test_a_rule_and_a_task_result_exception_precede_success_on(dsn: str, queue: 
     expected = ["filtered", "suspended", "succeeded"]
     for number, (error, status) in enumerate(zip(errors, expected, strict=True)):
         [task] = push(queue, number, identifier=f"id-{number}")
-        told = Told(number, error=error)
-        batches(dsn, told, rules={LookupError: Result.FILTER}, success_on=(Exception,)).run_once()
+        recorder = Recorder(number, error=error)
+        batches(dsn, recorder, rules={LookupError: Result.FILTER}, success_on=(Exception,)).run_once()
         assert known(queue, task).status == status
 
 

@@ -1,4 +1,4 @@
-"""What an operator does to single tasks, and a worker to some of its own."""
+"""Actions of operators on single tasks of groups, and the release of single tasks."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.reports import Explanation
 from airflow_provider_taskq.worker.grouped import GroupedRun
 from tests.queue.conftest import identifiers, known, pass_time, until
-from tests.worker.test_grouped import HOUR, Told, batches, push, retrying
+from tests.worker.test_grouped import HOUR, Recorder, batches, push, retrying
 
 
 def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(queue: TaskQueue, owner: Owner) -> None:
@@ -30,8 +30,8 @@ def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(qu
     assert queue.pause_task("work", a.sequence) is False
     assert known(queue, a).status == "paused"
     assert queue.explain("work", a.sequence) == Explanation("it is paused until it is resumed", False)
-    told = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (a.sequence,)).fetchone()
-    assert told == ("paused until it is resumed",)
+    why = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (a.sequence,)).fetchone()
+    assert why == ("paused until it is resumed",)
     assert queue.count("work")["work"][State.READY].count == 2
     assert queue.ready("work", 10) == 1
     assert queue.resume_task("work", a.sequence) is True
@@ -48,14 +48,14 @@ def test_a_paused_retry_holds_its_group_back_and_is_due_at_once_when_resumed(
     queue.pause_task("work", task.sequence)
     push(queue, 2)
     pass_time(queue, HOUR)
-    told = Told()
-    assert batches(dsn, told).run_once() == GroupedRun()
+    recorder = Recorder()
+    assert batches(dsn, recorder).run_once() == GroupedRun()
     queue.set_due("work", task.sequence, datetime.now(UTC) + HOUR)
     assert known(queue, task).status == "retrying"
     queue.pause_task("work", task.sequence)
     queue.resume_task("work", task.sequence)
-    batches(dsn, told).run_once()
-    assert told.handled == [1, 2]
+    batches(dsn, recorder).run_once()
+    assert recorder.handled == [1, 2]
 
 
 def test_a_paused_task_that_waits_for_another_stays_paused_when_that_has_ended(queue: TaskQueue, owner: Owner) -> None:
@@ -139,8 +139,8 @@ def test_the_history_names_the_operator_of_each_change(queue: TaskQueue) -> None
         queue.resume_task("work", task.sequence)
         queue.set_due("work", task.sequence, None)
         queue.set_attempts("work", task.sequence, 1)
-    told = [(each.what, each.actor, each.other) for each in queue.timeline("work", task.sequence)[1:]]
-    assert told == [
+    actions = [(each.what, each.actor, each.other) for each in queue.timeline("work", task.sequence)[1:]]
+    assert actions == [
         ("paused", "ann", None),
         ("resumed", "ann", None),
         ("due set", "ann", None),
@@ -165,7 +165,7 @@ def test_only_errors_past_their_time_to_live_are_removed(queue: TaskQueue, owner
 
 
 def test_a_task_with_retries_before_its_expiry_is_not_removed(queue: TaskQueue, owner: Owner) -> None:
-    """The worked example of camunda-bpm-correlate with a clean-up every minute: the last retry is due after ten."""
+    """The worked example of camunda-bpm-correlate with a cleanup every minute: the last retry is due after ten."""
     minute = timedelta(minutes=1)
     queue.alter_topic("work", retry=RetryPolicy.correlation(max_backoff=10 * minute), ttl=10)
     [task] = queue.push("work", ["a"])

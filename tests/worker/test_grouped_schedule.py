@@ -1,4 +1,4 @@
-"""When Batches run and clean up: pauses, initial delays, and the lock of a cluster."""
+"""Schedules of grouped workers: pauses, initial delays, cleanups and the cluster lock."""
 
 import time
 from datetime import timedelta
@@ -6,14 +6,14 @@ from datetime import timedelta
 from airflow_provider_taskq.queue import Decision, Result, State, Task, TaskQueue
 from airflow_provider_taskq.worker.grouped import GroupedRun
 from tests.queue.conftest import known, pass_time, until
-from tests.worker.test_grouped import HOUR, Told, batches, push
+from tests.worker.test_grouped import HOUR, Recorder, batches, push
 
 SHORT = timedelta(milliseconds=20)
 A_CENTURY = timedelta(days=36_500)
 
 
 def expired(queue: TaskQueue, identifier: str) -> Task:
-    """A task that failed for good and has outlived its time to live."""
+    """A task that failed for good, past its time to live."""
     [task] = push(queue, -1, identifier=identifier, ttl=HOUR)
     pass_time(queue, 2 * HOUR)
     owner = queue.register("someone")
@@ -27,7 +27,7 @@ def is_removed(queue: TaskQueue, task: Task) -> bool:
 
 
 def test_with_size_one_the_next_task_of_an_identifier_waits_for_the_pause(dsn: str, queue: TaskQueue) -> None:
-    """Also on a full page: as many identifiers as one run takes."""
+    """Also after a run that took the full number of groups."""
     for identifier in ("a", "b"):
         push(queue, 1, 2, 3, identifier=identifier)
     called: dict[str, list[float]] = {"a": [], "b": []}
@@ -41,61 +41,61 @@ def test_with_size_one_the_next_task_of_an_identifier_waits_for_the_pause(dsn: s
 def test_a_run_of_the_full_number_of_groups_is_followed_by_the_next_at_once(dsn: str, queue: TaskQueue) -> None:
     for identifier in ("a", "b", "c"):
         push(queue, 1, 2, identifier=identifier)
-    with batches(dsn, Told(), groups=1, pause=HOUR):
+    with batches(dsn, Recorder(), groups=1, pause=HOUR):
         until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 6)
 
 
 def test_the_first_cleanup_does_not_depend_on_the_uptime_of_the_machine(dsn: str, queue: TaskQueue) -> None:
     task = expired(queue, "old")
-    with batches(dsn, Told(), pause=HOUR, cleanup=A_CENTURY):
+    with batches(dsn, Recorder(), pause=HOUR, cleanup=A_CENTURY):
         until(lambda: is_removed(queue, task))
 
 
 def test_the_first_run_waits_for_the_initial_delay_and_the_cleanup_does_not(dsn: str, queue: TaskQueue) -> None:
     first = expired(queue, "old")
-    told = Told()
-    with batches(dsn, told, pause=SHORT, initial_delay=HOUR, cleanup=SHORT):
+    recorder = Recorder()
+    with batches(dsn, recorder, pause=SHORT, initial_delay=HOUR, cleanup=SHORT):
         until(lambda: is_removed(queue, first))
         second = expired(queue, "older")
         push(queue, 1)
         until(lambda: is_removed(queue, second))
-    assert told.handled == []
+    assert recorder.handled == []
 
 
 def test_the_cleanup_waits_for_its_initial_delay_and_runs_do_not(dsn: str, queue: TaskQueue) -> None:
     task = expired(queue, "old")
-    told = Told()
-    with batches(dsn, told, pause=SHORT, cleanup=SHORT, cleanup_initial_delay=HOUR):
+    recorder = Recorder()
+    with batches(dsn, recorder, pause=SHORT, cleanup=SHORT, cleanup_initial_delay=HOUR):
         for number in (1, 2, 3):
             push(queue, number)
-            until(lambda number=number: number in told.handled)  # type: ignore[misc]
+            until(lambda number=number: number in recorder.handled)  # type: ignore[misc]
     assert not is_removed(queue, task)
 
 
 def test_a_start_after_a_stop_waits_for_the_initial_delay_again(dsn: str, queue: TaskQueue) -> None:
-    told = Told()
-    run = batches(dsn, told, pause=SHORT, initial_delay=SHORT)
+    recorder = Recorder()
+    run = batches(dsn, recorder, pause=SHORT, initial_delay=SHORT)
     for number in (1, 2):
         with run:
             push(queue, number)
-            until(lambda number=number: number in told.handled)  # type: ignore[misc]
-    assert told.handled == [1, 2]
+            until(lambda number=number: number in recorder.handled)  # type: ignore[misc]
+    assert recorder.handled == [1, 2]
 
 
 def test_a_program_without_the_cluster_lock_skips_its_run(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1)
-    told = Told()
-    run = batches(dsn, told, cluster_lock=HOUR)
+    recorder = Recorder()
+    run = batches(dsn, recorder, cluster_lock=HOUR)
     assert queue.lock("batches work", "another program", HOUR) is True
     assert run.run_once() == GroupedRun()
-    assert told.handled == []
+    assert recorder.handled == []
     queue.unlock("batches work", "another program")
     assert run.run_once() == GroupedRun(groups=1, succeeded=1)
 
 
 def test_the_cluster_lock_is_held_during_a_run_and_released_after_it(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1)
-    other = batches(dsn, Told(), cluster_lock=HOUR)
+    other = batches(dsn, Recorder(), cluster_lock=HOUR)
     tallies: list[GroupedRun] = []
     assert batches(dsn, lambda _task: tallies.append(other.run_once()), cluster_lock=HOUR).run_once().succeeded == 1
     push(queue, 2, identifier="other")
@@ -107,6 +107,6 @@ def test_without_a_cluster_lock_programs_handle_different_groups_at_once(dsn: st
     push(queue, 1, identifier="a")
     push(queue, 2, identifier="b")
     tallies: list[GroupedRun] = []
-    first = batches(dsn, lambda _task: tallies.append(batches(dsn, Told()).run_once()), groups=1)
+    first = batches(dsn, lambda _task: tallies.append(batches(dsn, Recorder()).run_once()), groups=1)
     assert first.run_once().succeeded == 1
     assert tallies == [GroupedRun(groups=1, succeeded=1)]

@@ -1,4 +1,4 @@
-"""Handlers that return Futures, that run in an executor of the caller, and whose exceptions mean success."""
+"""Handlers that return Futures or run in an executor of the caller, and exceptions of success_on."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ def test_the_futures_of_a_batch_are_in_progress_at_once() -> None:
     futures: dict[int, Future[Result]] = {1: Future(), 2: Future()}
 
     def start(task: Task) -> "Future[Result]":
-        if task.sequence == 2:  # completed in another order than called
+        if task.sequence == 2:  # completes in another order than the calls
             futures[1].set_result(Result.FILTER)
             futures[2].set_result(Result.SUSPENSION)
         return futures[task.sequence]
@@ -165,7 +165,7 @@ def test_an_executor_of_the_caller_calls_the_function_and_stays_open() -> None:
 
 
 def test_a_returned_future_does_not_occupy_a_thread_of_the_executor() -> None:
-    """One thread would wait for a Future that only the second call completes."""
+    """The first call returns a Future that only the second call completes, with one thread."""
     first: Future[Result] = Future()
 
     def decide(task: Task) -> "Future[Result] | Result":

@@ -79,7 +79,7 @@ def test_threads_see_the_context_variables_of_the_worker() -> None:
 
 
 def by_name(task: Task, batch: Batch) -> Decision | None:
-    """What a process does, by the name of the task; found there by its own name."""
+    """The function of a child process, which imports it by name. The identifier selects its behavior."""
     if task.identifier == "pid":
         return Decision(Result.SUCCESS, os.getpid())
     if task.identifier == "killed":
@@ -97,7 +97,7 @@ def by_name(task: Task, batch: Batch) -> Decision | None:
 
 
 def _meet(place: Path, number: int) -> None:
-    """Returns when two processes are here."""
+    """Returns when two processes have come here."""
     (place / str(number)).touch()
     while len(list(place.iterdir())) < 2:
         time.sleep(0.01)
@@ -120,7 +120,7 @@ def test_a_process_that_dies_fails_its_task_only(tmp_path: Path) -> None:
 
 
 def _tells_where_a_process_stands(handler: BatchHandler) -> None:
-    """While its processes are there: a slow task is seen by its stack, and killed."""
+    """Reports the stack of a slow task while its process runs, and kills it."""
     batch = Batch([task(6, "slow")])
     made: list[Decision] = []
     thread = threading.Thread(target=lambda: made.extend(handler.handle(batch).values()))
@@ -143,7 +143,7 @@ def test_a_late_kill_of_a_task_does_not_hit_the_next_task(tmp_path: Path) -> Non
     (tmp_path / "other").touch()
     thread.join(60)
     assert place.cancel is not None
-    place.cancel()  # as the end of a batch does that looked before the task was done
+    place.cancel()  # as a worker does that abandons the batch just before the task ends
     assert results(handler, task(2, "plain")) == [Result.SUCCESS]
     handler.close()
 

@@ -1,4 +1,4 @@
-"""Health: old errors, stuck owners and readers, a signal for errors that go on, and figures from the database."""
+"""Health: old errors, stuck owners and consumers, the signal for lasting errors, and statistics."""
 
 import threading
 from collections.abc import Callable
@@ -24,46 +24,46 @@ class Clock:
         return self.now
 
 
-class Told:
-    """A signal, and what it told."""
+class SignalRecorder:
+    """A signal that records its calls."""
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.told: list[object] = []
-        self.signal = HealthSignal(self.told.append, lambda: self.told.append("recovered"), clock=self.clock)
+        self.calls: list[object] = []
+        self.signal = HealthSignal(self.calls.append, lambda: self.calls.append("recovered"), clock=self.clock)
 
     def observe(self, *polls: int, every: float = 60) -> list[object]:
         for errors in polls:
             self.clock.now += every
             self.signal.observe(errors)
-        return self.told
+        return self.calls
 
 
 def test_three_checks_with_errors_signal_and_three_without_recover() -> None:
-    told = Told()
-    assert told.observe(1, 2) == []
-    assert told.observe(3) == [3]
-    assert told.observe(0, 0) == [3]
-    assert told.observe(0) == [3, "recovered"]
-    assert told.observe(0, 0, 0) == [3, "recovered"]
-    assert told.observe(1, 1, 1) == [3, "recovered", 1]
+    recorder = SignalRecorder()
+    assert recorder.observe(1, 2) == []
+    assert recorder.observe(3) == [3]
+    assert recorder.observe(0, 0) == [3]
+    assert recorder.observe(0) == [3, "recovered"]
+    assert recorder.observe(0, 0, 0) == [3, "recovered"]
+    assert recorder.observe(1, 1, 1) == [3, "recovered", 1]
 
 
 def test_mixed_checks_keep_the_state() -> None:
-    told = Told()
-    assert told.observe(1, 1, 0, 1, 1, 0, 0, 0) == [], "never three bad ones in a row, and nothing to recover from"
-    assert told.observe(1, 1, 1, 0, 1, 0, 0, 1) == [1]
-    assert told.signal.failing
+    recorder = SignalRecorder()
+    assert recorder.observe(1, 1, 0, 1, 1, 0, 0, 0) == [], "never three checks with errors in a row"
+    assert recorder.observe(1, 1, 1, 0, 1, 0, 0, 1) == [1]
+    assert recorder.signal.failing
 
 
 def test_the_signal_is_repeated_after_an_hour_of_errors_and_not_before() -> None:
-    told = Told()
-    told.observe(*[1] * 63)
-    assert told.told == [1], "an hour to the minute is not more than one"
-    told.observe(7)
-    assert told.told == [1, 7]
-    told.observe(*[1] * 60)
-    assert told.told == [1, 7]
+    recorder = SignalRecorder()
+    recorder.observe(*[1] * 63)
+    assert recorder.calls == [1], "exactly one hour is not more than one"
+    recorder.observe(7)
+    assert recorder.calls == [1, 7]
+    recorder.observe(*[1] * 60)
+    assert recorder.calls == [1, 7]
 
 
 def test_health_reports_the_age_of_retried_and_of_final_errors(queue: TaskQueue, owner: Owner) -> None:
@@ -125,13 +125,13 @@ def test_a_partition_that_ended_by_an_error_is_reported(dsn: str, queue: TaskQue
 
 
 def test_a_health_monitor_checks_periodically_and_calls_its_signal(dsn: str, queue: TaskQueue, owner: Owner) -> None:
-    told, recovered = threading.Event(), threading.Event()
-    signal = HealthSignal(lambda _errors: told.set(), recovered.set)
+    signaled, recovered = threading.Event(), threading.Event()
+    signal = HealthSignal(lambda _errors: signaled.set(), recovered.set)
     task_in(queue, owner, State.FAILED)
     health = HealthMonitor(dsn, signal=signal, every=timedelta(milliseconds=20), error_age=SECOND * 0, grace=SECOND * 0)
     assert health.is_healthy, "no check has run yet"
     health.start()
-    assert told.wait(20)
+    assert signaled.wait(20)
     assert health.report is not None
     assert not health.report.is_healthy
     queue.revive("work", State.FAILED)
@@ -199,15 +199,15 @@ def test_handling_times_are_recorded_by_handlers_and_reported_by_hour(queue: Tas
     [times] = queue.handling_times(topic="work")
     assert times.count == 100
     assert (times.took.shortest, round(times.took.mean, 4), times.took.longest) == (0.01, 0.505, 1)
-    told = (times.took.p50, times.took.p90, times.took.p95, times.took.p99)
-    for percentile, expected in zip(told, (0.5, 0.9, 0.95, 0.99), strict=True):
+    percentiles = (times.took.p50, times.took.p90, times.took.p95, times.took.p99)
+    for percentile, expected in zip(percentiles, (0.5, 0.9, 0.95, 0.99), strict=True):
         assert expected <= percentile <= expected * 1.05
     queue.conn.execute("UPDATE taskq_internal.handling SET hour = hour - interval '3 hours'")
     assert queue.handling_times() == []
     assert queue.handling_times(6 * HOUR)[0].count == 100
     queue.conn.execute("UPDATE taskq_internal.handling SET hour = hour - interval '8 days'")
     queue.record_handling_times("work", [1.0])
-    assert queue.handling_times(timedelta(days=30))[0].count == 1, "what is older than 8 days is forgotten"
+    assert queue.handling_times(timedelta(days=30))[0].count == 1, "times older than 8 days are deleted"
 
 
 def test_recording_handling_times_does_not_wait_for_a_drop_of_the_topic(

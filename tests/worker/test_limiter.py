@@ -1,4 +1,4 @@
-"""Limiters: none, bounded, prioritised."""
+"""Limiters: none, bounded, by priority."""
 
 import threading
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_higher_priorities_go_first_and_equal_ones_in_the_order_of_requests() ->
 def _queue_up(
     pool: ThreadPoolExecutor, shared: PriorityLimiter, limiter: Limiter, name: str, order: list[str]
 ) -> "Future[None]":
-    """Asks for a token in a thread, notes when it gets it, and gives it back; returns once it waits."""
+    """Requests a token in a thread, records when it gets it, and releases it. Returns once the request waits."""
     before = len(shared._waiting)
 
     def pass_through() -> None:
@@ -99,7 +99,7 @@ def test_workers_that_share_a_limiter_share_its_limit(queue: TaskQueue, make_wor
             if inside[0] == 2:
                 both.set()
         both.wait(10)
-        threading.Event().wait(0.01)  # for a third to come in, if it may
+        threading.Event().wait(0.01)  # time for a third batch to start, if the limit let it
         with lock:
             inside[0] -= 1
 
@@ -112,7 +112,7 @@ def test_workers_that_share_a_limiter_share_its_limit(queue: TaskQueue, make_wor
 
 
 def test_an_error_of_the_limiter_is_fatal_and_ends_the_worker(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    told: list[BaseException] = []
+    reported: list[BaseException] = []
 
     class Broken:
         def request(self, _: Callable[[], bool]) -> None:
@@ -120,13 +120,13 @@ def test_an_error_of_the_limiter_is_fatal_and_ends_the_worker(queue: TaskQueue, 
 
     class Listener(WorkerListener):
         def on_fatal(self, error: BaseException) -> None:
-            told.append(error)
+            reported.append(error)
 
     queue.push("work", ["a"])
     worker: Worker = make_worker(lambda _: None, limiter=Broken(), listener=Listener())
     worker.start()
     assert worker.wait(10)
     assert not worker.is_active
-    until(lambda: [type(error) for error in told] == [ZeroDivisionError])
+    until(lambda: [type(error) for error in reported] == [ZeroDivisionError])
     assert states(queue) == [("a", State.READY)]
     assert not worker.stop(timedelta(seconds=5))

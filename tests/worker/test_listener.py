@@ -1,4 +1,4 @@
-"""What a worker tells its listener, and when."""
+"""Listeners: the hooks that a worker calls, and their order."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from tests.worker.conftest import MakeWorker
 
 
 class Diary(WorkerListener):
-    """Writes down what it hears."""
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -107,15 +107,15 @@ def test_a_listener_that_fails_does_not_stop_the_worker(queue: TaskQueue, make_w
 
 
 def test_a_fatal_listener_hears_of_fatal_errors_only() -> None:
-    told: list[BaseException] = []
-    listener = FatalListener(told.append)
+    reported: list[BaseException] = []
+    listener = FatalListener(reported.append)
     assert listener.on_start([]) is None
     listener.on_empty()
     listener.on_error(None, ValueError())
-    assert told == []
+    assert reported == []
     error = ValueError()
     listener.on_fatal(error)
-    assert told == [error]
+    assert reported == [error]
 
 
 def test_a_listener_may_stop_its_worker(queue: TaskQueue, make_worker: MakeWorker) -> None:

@@ -1,4 +1,4 @@
-"""Part of a batch for a handler, a fallback for the others."""
+"""Partial handlers: matching tasks of a batch for the handler, a fallback for the others."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Workers whose state, on or off, is stored and followed by several processes."""
+"""Persistent workers: their stored state, on or off, which several processes follow."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,7 +16,7 @@ MakePersistent = Callable[..., PersistentWorker]
 
 @pytest.fixture
 def make_persistent(make_worker: MakeWorker) -> Iterator[MakePersistent]:
-    """Makes persistent workers named `mailer`, as processes of their own would."""
+    """Makes persistent workers named `mailer`, one for each simulated process."""
     made: list[PersistentWorker] = []
 
     def make(**options: Any) -> PersistentWorker:
@@ -52,7 +52,7 @@ def test_a_worker_that_was_on_is_on_again_after_a_restart(queue: TaskQueue, make
     before = make_persistent()
     before.start()
     assert before.shutdown()
-    assert queue.is_worker_active("mailer") is True, "a shutdown leaves what is remembered"
+    assert queue.is_worker_active("mailer") is True, "a shutdown does not change the stored state"
     after = make_persistent()
     assert after.initialize()
     assert after.is_active

@@ -1,4 +1,4 @@
-"""Prefetching: tasks polled ahead, several threads that handle them, and what happens to the rest at a stop."""
+"""Prefetching: tasks polled ahead, the threads that handle them, and the remaining tasks at a stop."""
 
 import threading
 from datetime import timedelta
@@ -12,7 +12,7 @@ from tests.worker.conftest import MakeWorker
 
 
 class Gate:
-    """A handler that waits until it is let go."""
+    """A handler that waits until the test opens it."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -63,7 +63,7 @@ def test_a_handler_that_fails_fails_its_batch_only(queue: TaskQueue, make_worker
 
 @pytest.fixture
 def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRequest) -> tuple[Worker, Gate]:
-    """A worker that was stopped with one task in hand and two ready, and let its handler go then."""
+    """A worker that is stopped with one task in its handler and two prefetched, and then opens its handler."""
     gate = Gate()
     queue.push("work", ["in hand", "ready 1", "ready 2", "not polled"])
     worker = make_worker(gate, prefetch=2, pending=request.param)

@@ -1,4 +1,4 @@
-"""Workers, readers and tickers connect as roles with the access that docs/operations.md asks for, and no more."""
+"""Workers, consumers and schedulers with only the access that docs/operations.md requires."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ As = Callable[..., str]
 
 @pytest.fixture
 def as_role(conn: psycopg.Connection, dsn: str) -> Iterator[Callable[..., str]]:
-    """Makes a role with some kinds of access, and returns its DSN."""
+    """Makes a role with these kinds of access, and returns its DSN."""
     with contextlib.ExitStack() as stack:
         yield lambda *kinds: stack.enter_context(logged_in(conn, dsn, *kinds))
 

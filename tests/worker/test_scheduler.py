@@ -1,4 +1,4 @@
-"""The ticker: the next ticks of several configurations stay installed, by one program or by many."""
+"""The scheduler: keeps the next ticks of several schedules installed, in one program or in many."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ def installed(queue: TaskQueue) -> list[str]:
 
 
 def far(*hours: int) -> Ticks:
-    """Ticks of that far day."""
+    """Ticks of a day in the year 2100."""
     return [(FAR + HOUR * hour, {"hour": hour}) for hour in hours]
 
 
@@ -41,7 +41,7 @@ def test_a_scheduler_installs_several_schedules(dsn: str, queue: TaskQueue) -> N
     ticker.add("work", "moving", "h", timedelta(milliseconds=20), moving)
     with ticker:
         assert again.wait(20)
-        until(lambda: len(installed(queue)) >= 5, 20)  # one that takes too long is cut off, and the next comes
+        until(lambda: len(installed(queue)) >= 5, 20)  # the next installation succeeds
     assert installed(queue)[:2] == ["fixed/21000101T010000.000000Z", "fixed/21000101T020000.000000Z"]
     assert runs[0].tzinfo is not None
     assert not ticker.is_running
@@ -73,12 +73,12 @@ def test_a_scheduler_replaces_the_waiting_ticks_of_a_changed_schedule(dsn: str, 
 
 
 def payloads(queue: TaskQueue) -> list[object]:
-    """The payloads of the ticks that wait, in order of their times."""
+    """The payloads of the waiting ticks, in order of their times."""
     return [info.payload for info in sorted(queue.page("work", state="READY"), key=lambda info: info.available_at)]
 
 
 def three_kinds(dsn: str, payload: Any, version: Any = None) -> list[Scheduler]:
-    """A ticker for each kind of schedule."""
+    """A scheduler for each kind of schedule."""
     tickers = [Scheduler(dsn), Scheduler(dsn), Scheduler(dsn)]
     tickers[0].every("work", "p", HOUR, payload, 2, version=version)
     tickers[1].daily("work", "p", [time(12), time(18)], "Europe/Oslo", payload, version=version)
@@ -168,7 +168,7 @@ def test_an_installation_fails_if_it_takes_longer_than_its_interval(
     ticker = Scheduler(dsn)
     ticker.add("work", "p", "h", SECOND, lambda _now: far(1))
     with queue.conn.transaction():
-        queue.install_ticks("work", "p", "other", far(2))  # other installations of this prefix wait for this one
+        queue.install_ticks("work", "p", "other", far(2))  # locks the prefix, so other installations wait
         with caplog.at_level(logging.WARNING), ticker:
             until(lambda: "QueryCanceled" in caplog.text)
     assert installed(queue) == ["p/21000101T020000.000000Z"]

@@ -1,4 +1,4 @@
-"""A worker's own counters."""
+"""The counters of a worker."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Handlers that take long: reported while they run, and failed at their limit."""
+"""Slow handlers: the watchdog reports them while they run, and fails them at their limit."""
 
 import asyncio
 import logging
@@ -21,25 +21,25 @@ def test_a_slow_handler_is_reported_with_its_stack_once_per_interval(
     queue: TaskQueue, make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
-    told: list[tuple[float, str]] = []
+    reports: list[tuple[float, str]] = []
 
     class Listener(WorkerListener):
         def on_stuck(self, _: Any, seconds: float, stack: str) -> None:
-            told.append((seconds, stack))
+            reports.append((seconds, stack))
 
-    def waits_for_somebody(_: Task) -> None:
+    def waits_for_event(_: Task) -> None:
         go_on.wait(10)
 
     [task] = queue.push("work", ["a"])
     every = timedelta(seconds=0.2)
     with caplog.at_level(logging.WARNING):
-        make_worker(waits_for_somebody, slow_after=every, report_every=every, listener=Listener()).start()
-        until(lambda: len(told) >= 3)
+        make_worker(waits_for_event, slow_after=every, report_every=every, listener=Listener()).start()
+        until(lambda: len(reports) >= 3)
         assert states(queue) == [("a", State.ACTIVE)]
     go_on.set()
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
-    three = told[:3]
-    assert all("waits_for_somebody" in stack and "go_on.wait(10)" in stack for _, stack in three)
+    three = reports[:3]
+    assert all("waits_for_event" in stack and "go_on.wait(10)" in stack for _, stack in three)
     assert [later[0] - earlier[0] >= 0.2 for earlier, later in pairwise(three)] == [True, True]
     [first, *_] = [record.getMessage() for record in caplog.records if "handler is slow" in record.getMessage()]
     assert f"sequences={task.sequence} " in first
@@ -47,24 +47,24 @@ def test_a_slow_handler_is_reported_with_its_stack_once_per_interval(
 
 def test_each_thread_of_a_slow_handler_is_reported_with_its_task(queue: TaskQueue, make_worker: MakeWorker) -> None:
     go_on = threading.Event()
-    told: list[str] = []
+    reports: list[str] = []
 
     class Listener(WorkerListener):
         def on_stuck(self, _: Any, seconds: float, stack: str) -> None:
             assert seconds >= 0.1
-            told.append(stack)
+            reports.append(stack)
 
     def stays(_: Task) -> None:
         go_on.wait(10)
 
-    def tells_of_both(report: str) -> bool:
+    def names_both_tasks(report: str) -> bool:
         return all(f"for task {task.sequence}" in report for task in tasks) and report.count("in stays") == 2
 
     tasks = queue.push("work", ["a", "b"])
     slow = timedelta(seconds=0.1)
     handler = each(stays, threads=2)
     make_worker(handler, size=2, slow_after=slow, report_every=slow, listener=Listener()).start()
-    until(lambda: any(tells_of_both(report) for report in told))
+    until(lambda: any(names_both_tasks(report) for report in reports))
     go_on.set()
 
 
@@ -178,7 +178,7 @@ def test_a_handler_that_ends_just_at_its_limit_keeps_its_thread(queue: TaskQueue
             runtime = worker._runtime
             assert runtime is not None
             for held in [held for lease in runtime.keeper.leases for held in lease.batches]:
-                runtime._handler_timed_out(held)  # as a watchdog does that checked before the handler ended
+                runtime._handler_timed_out(held)  # as a watchdog that checked just before the handler ended
 
     worker = make_worker(lambda _: None, listener=Listener())
     worker.start()
@@ -200,7 +200,7 @@ def test_a_stuck_thread_with_a_lost_lease_is_replaced_at_its_limit(queue: TaskQu
     worker = make_worker(handle, lease=timedelta(seconds=3), limit=timedelta(seconds=2))
     worker.start()
     assert started.wait(10)
-    queue.register(queue.owners()[0].name)  # locks the worker out, which it finds at its next heartbeat
+    queue.register(queue.owners()[0].name)  # replaces the fence, which the worker notices at its next heartbeat
     until(lambda: states(queue) == [("hangs", State.ACTIVE), ("next", State.SUCCEEDED)])
     go_on.set()
     assert worker.statistics().abandoned == 1

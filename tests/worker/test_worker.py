@@ -1,4 +1,4 @@
-"""The worker's loop: start, stop, pause, resume, and what is handed to handlers."""
+"""Workers: start, stop, pause, resume, batches, drains."""
 
 import asyncio
 import threading
@@ -116,7 +116,7 @@ def test_resume_ends_a_long_pause_within_half_a_second(queue: TaskQueue, make_wo
         worker.resume()
         assert handled.acquire(timeout=10)
         took.append(time.monotonic() - began)
-    assert min(took) < 0.5, "one of five at least, as the machine may be busy"
+    assert min(took) < 0.5, "at least one of five, because the machine may be busy"
 
 
 def test_a_notification_ends_a_long_pause(queue: TaskQueue, make_worker: MakeWorker) -> None:
@@ -348,7 +348,7 @@ def test_a_drain_raises_after_the_commit_if_more_tasks_fail_than_max_failed_allo
     assert text.endswith("and 5 more")
     assert worker.counts().ended == 30
     queue.push("work", ["bad-again"])
-    assert worker.drain(max_failed=1).failed == 11  # since it was made; the limit counts since the last start
+    assert worker.drain(max_failed=1).failed == 11  # of all drains; the limit is for the last one
     assert worker.drain(max_failed=0).failed == 11
 
 
@@ -374,21 +374,21 @@ def test_a_drain_under_a_condition_leaves_no_task_of_an_identifier(queue: TaskQu
 def test_a_worker_that_stopped_while_its_polls_failed_can_drain_afterwards(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
-    told = threading.Event()
+    reported = threading.Event()
 
     class Listener(WorkerListener):
         def on_fatal(self, _: BaseException) -> None:
-            told.set()
+            reported.set()
 
     worker = make_worker(lambda _: None, listener=Listener(), listen=False)
     worker.start()
     queue.drop_topic("work")
     worker.resume()
-    assert told.wait(10)
+    assert reported.wait(10)
     worker.stop()
     queue.create_topic("work")
     worker.start()
-    until(lambda: worker.is_idle)  # which is what a drain waits for
+    until(lambda: worker.is_idle)  # as a drain waits
 
 
 class Empty(WorkerListener):
@@ -408,7 +408,7 @@ def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
     listener = Empty()
     worker = make_worker(lambda _task: None, listener=listener, condition=Condition.SINGULAR_BY_IDENTIFIER)
     with connect(dsn) as other, ThreadPoolExecutor() as pool:
-        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does that began earlier
+        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as an earlier poll
         drained = pool.submit(worker.drain)
         until(lambda: listener.polls > 2)
         assert not worker.is_idle

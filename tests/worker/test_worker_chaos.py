@@ -53,15 +53,15 @@ class Crew:
             self.members.append(subprocess.Popen(command, env=self.env, stdout=log, stderr=log))
 
     def replace(self, number: int) -> None:
-        """Kills one, and starts another."""
+        """Kills one worker, and starts another."""
         self.members[number].kill()
         self.members.pop(number).wait()
         self.start()
 
     def suspend(self, number: int) -> None:
-        """Stops one for longer than its lease, as a machine under load may, and lets it go on."""
+        """Suspends one worker for longer than its lease, as a busy machine may, and continues it."""
         self.members[number].send_signal(signal.SIGSTOP)
-        time.sleep(LEASE.total_seconds() * 1.5)  # what is tested is that so long goes by
+        time.sleep(LEASE.total_seconds() * 1.5)  # the test needs this much time to pass
         self.members[number].send_signal(signal.SIGCONT)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Crew:
 
 @pytest.fixture
 def load(queue: TaskQueue, effects: Callable[[], list[str]], dsn: str, tmp_path: Path) -> Iterator[Crew]:
-    """The crew, and a table that is empty as yet."""
+    """The workers, and an empty table of effects."""
     assert effects() == []
     queue.alter_topic("work", TopicPolicy(max_crashes=1000))
     queue.create_topic("after")
@@ -84,7 +84,7 @@ def load(queue: TaskQueue, effects: Callable[[], list[str]], dsn: str, tmp_path:
 def test_workers_killed_at_random_lose_nothing_double_nothing_and_keep_the_order(
     queue: TaskQueue, load: Crew, dsn: str
 ) -> None:
-    chance = random.Random(7)  # noqa: S311 -- kills by chance, the same in each run
+    chance = random.Random(7)  # noqa: S311 -- random kills, the same in each run
     load.start()
     load.start()
     pushed = kills = suspensions = 0
@@ -103,21 +103,21 @@ def test_workers_killed_at_random_lose_nothing_double_nothing_and_keep_the_order
                 next_kill = time.monotonic() + chance.uniform(0.5, 2.5)
             time.sleep(0.01)  # the rate of the load
     until(lambda: _done(queue) == pushed, 60)
-    until(lambda: len(_at_work(queue, load)) == 2, 30)  # so that the program that is stopped has a task
+    until(lambda: len(_at_work(queue, load)) == 2, 30)  # so that the suspended program holds a task
     for member in load.members:
         member.terminate()
     assert [member.wait(30) for member in load.members] == [0, 0], load.log.read_text()
     for wrong in (DOUBLED, UNMATCHED, OVERTAKEN, FOLLOWERS):
         assert queue.conn.execute(wrong.encode()).fetchall() == [], wrong
-    assert _at_work(queue, load) == set(), "a worker that is told to stop ends its leases"
+    assert _at_work(queue, load) == set(), "a worker that stops releases its leases"
     crashes = queue.conn.execute("SELECT coalesce(sum(crashes), 0) FROM taskq_internal.ended").fetchone()
-    sys.stdout.write(f"\n{pushed} tasks, {kills} kills, {suspensions} suspensions, {crashes} deliveries cut short\n")
+    sys.stdout.write(f"\n{pushed} tasks, {kills} kills, {suspensions} suspensions, {crashes} deliveries interrupted\n")
     assert pushed > 100
     assert kills >= SECONDS / 6
 
 
 def _push(pusher: psycopg.Connection, pushed: int) -> int:
-    """Pushes the next numbers of all identifiers, unless there is enough to do."""
+    """Pushes the next numbers of all identifiers, unless enough tasks wait."""
     queue = TaskQueue(pusher)
     number = 0
     if queue.ready("work", BACKLOG) < BACKLOG // 2:
@@ -128,7 +128,7 @@ def _push(pusher: psycopg.Connection, pushed: int) -> int:
 
 
 def _at_work(queue: TaskQueue, crew: Crew) -> set[int]:
-    """The owners with leases at the end; that of a killed program may last a little longer."""
+    """The workers whose owners hold leases. The lease of a killed worker may last a little longer."""
     names = [owner.name for owner in queue.owners()]
     return {member.pid for member in crew.members if any(f"-{member.pid}-" in name for name in names)}
 

@@ -1,4 +1,4 @@
-"""What a worker outlasts: errors, lost connections, stops, leases that are kept and leases that are lost."""
+"""Workers under failures: errors, lost connections, stops, kept and lost leases."""
 
 import threading
 import time
@@ -22,17 +22,17 @@ from tests.worker.conftest import MakeWorker
 
 
 def test_errors_of_polls_are_reported_and_followed_by_growing_pauses(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    told: list[float] = []
+    reported: list[float] = []
 
     class Listener(WorkerListener):
         def on_fatal(self, _: BaseException) -> None:
-            told.append(time.monotonic())
+            reported.append(time.monotonic())
 
     worker = make_worker(lambda _: None, listener=Listener(), listen=False, pause=timedelta(milliseconds=5))
     worker.start()
     queue.drop_topic("work")
-    until(lambda: len(told) >= 4)
-    assert told[3] - told[0] > 0.05 + 0.1 + 0.2 - 0.01
+    until(lambda: len(reported) >= 4)
+    assert reported[3] - reported[0] > 0.05 + 0.1 + 0.2 - 0.01
     queue.create_topic("work")
     queue.push("work", ["a"])
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
@@ -157,7 +157,7 @@ def test_a_lost_lease_abandons_its_batch_and_commits_nothing(
     worker = make_worker(handle, lease=timedelta(seconds=3))
     worker.start()
     assert started.wait(10)
-    with queue.conn.transaction():  # so that the worker neither extends the lease nor lets it expire in between
+    with queue.conn.transaction():  # so that the worker neither extends nor expires the lease meanwhile
         [owner] = queue.owners()
         lapse(queue, owner)
         assert queue.expire() == 1
@@ -194,7 +194,7 @@ def test_a_worker_handles_tasks_that_a_lost_lease_left_under_its_name(
     worker = make_worker(handle, lease=timedelta(seconds=3))
     worker.start()
     assert started.wait(10)
-    queue.register(queue.owners()[0].name)  # locks the worker out, and keeps its task ACTIVE
+    queue.register(queue.owners()[0].name)  # replaces the fence of the worker, and keeps its task ACTIVE
     until(lambda: worker.statistics().abandoned == 1)
     go_on.set()
     until(lambda: states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)])

@@ -1,4 +1,4 @@
-"""The worker as the main program: SIGTERM and SIGINT end it, a second one at once."""
+"""A worker as the main program: SIGTERM and SIGINT stop it, a second signal at once."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def test_a_signal_waits_for_batches_in_flight_and_restores_the_signal_handlers(
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(_: Task) -> None:
-        _tell(worker, signal.SIGTERM)
+        _send_signal(worker, signal.SIGTERM)
 
     queue.push("work", ["a", "b"])
     worker = make_worker(handle)
@@ -27,8 +27,8 @@ def test_a_signal_waits_for_batches_in_flight_and_restores_the_signal_handlers(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def _tell(worker: Worker, number: signal.Signals) -> None:
-    """Sends this program a signal, and returns once the worker stops for it."""
+def _send_signal(worker: Worker, number: signal.Signals) -> None:
+    """Sends this process a signal, and returns once the worker stops."""
     until(lambda: worker.is_active)
     assert worker._runtime is not None
     stopping = worker._runtime.stopping
@@ -42,7 +42,7 @@ def test_a_second_signal_ends_the_wait_and_releases_the_batches_in_flight(
     go_on = threading.Event()
 
     def handle(_: Task) -> None:
-        _tell(worker, signal.SIGINT)
+        _send_signal(worker, signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         go_on.wait(60)
 
