@@ -40,11 +40,11 @@ LOGGED_FAILURES = 10
 class TaskQProcessOperator(TaskQBaseOperator):
     """Polls a topic and calls a function for each task, until no task can be polled.
 
-    The arguments of the function are the queue's task, the batch if the second parameter is named `batch` (see
-    `airflow_provider_taskq.worker`), `op_args`, `op_kwargs`, and the names of Airflow's context that it has as
-    parameters. The function returns a Decision, a Result, or None for SUCCESS. An exception is a FAILURE of that task,
-    which the topic's policy may retry; it does not fail the Airflow task. A Composite, or a handler from `each` or
-    `batch`, is used as it is.
+    The arguments of the function are the queue's task, `op_args`, `op_kwargs`, and the names of Airflow's context that
+    it has as parameters. If the second parameter is named `batch`, it gets the batch (see
+    `airflow_provider_taskq.worker`). The function returns a Decision, a Result, or None for SUCCESS. An exception is a
+    FAILURE of that task, which the topic's policy may retry; it does not fail the Airflow task. A Composite, or a
+    handler from `each` or `batch`, is used as it is.
 
     The worker holds tasks under the logical task's name and extends its lease while the function runs. A retry first
     releases the tasks that an earlier try still holds, so that it can poll them.

@@ -40,10 +40,10 @@ WORK = ("transform", "each", "in_arrow", "in_pandas", "composite")
 class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
     """Submits the drain of a topic to Spark, and waits until it ends.
 
-    The work is a function that the driver imports, named `package.module:function` in one of these parameters:
-    `transform` (turns a DataFrame of tasks into one of decisions), `in_arrow` and `in_pandas` (turn an iterator of
-    batches into another), or `each` (turns a task into its decision). It may also be a `composite`. The other
-    parameters are those of `airflow_provider_taskq.spark.drain`.
+    The work is a function that the driver imports, given as `package.module:function`. `transform` turns a DataFrame of
+    tasks into one of decisions. `in_arrow` and `in_pandas` turn an iterator of batches into another. `each` turns a
+    task into its decision. The work may also be a `composite`. The other parameters are those of
+    `airflow_provider_taskq.spark.drain`.
 
         TaskQSparkSubmitOperator(task_id="drain", topic="flights", each="flight_rules:decide", rounds="all")
 
@@ -58,10 +58,10 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
     retry, for a TaskQCompleteOperator, and for a TaskQReleaseOperator as teardown. If an earlier try has decided the
     whole claim, the operator starts no driver.
 
-    A driver that this worker starts (`deploy_mode` client, Spark's default) gets the DSN of the Airflow connection in
-    its environment, so that no argument, template or log contains the DSN. If `env_vars` has a TASKQ_DSN_FILE, the
-    driver reads that file instead. The cluster modes of YARN and Kubernetes pass environment variables only as
-    arguments, so they need the file. The driver passes the DSN to the executors.
+    In `deploy_mode` client, Spark's default, the driver gets the DSN of the Airflow connection in its environment. So
+    no argument, template or log contains the DSN. If `env_vars` has a TASKQ_DSN_FILE, the driver reads that file
+    instead. The cluster modes of YARN and Kubernetes pass environment variables only as arguments, so they need the
+    file. The driver passes the DSN to the executors.
 
     Returns the report that the drain stores in the queue at its end, in every deploy mode: `{"topic", "owner",
     "claimed", "resumed", "decided", "completed", "failed", "pushed", "undecided", "rounds", "stop_reason", "seconds"}`.

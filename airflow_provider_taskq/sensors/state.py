@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class TaskQStateSensor(TaskQBaseSensor):
     """Waits until the newest task of every identifier is in one of `states`.
 
-    A task in a failed state fails the gate immediately, with a message that names the identifiers, and without a retry,
-    which would find the same states. Revive or replace the tasks, and clear the gate. With `soft_fail` the gate is
-    skipped instead. The gate waits for an identifier that has no task yet.
+    A task in a failed state fails the gate immediately, with a message that names the identifiers. Airflow does not
+    retry the gate, because a retry would find the same states. Revive or replace the tasks, and clear the gate. With
+    `soft_fail` the gate is skipped instead. The gate waits for an identifier that has no task yet.
 
     Returns `{"topic", "states"}`; `states` has the number of tasks by state. TaskQBaseSensor documents the modes and
     the parameters of every gate.

@@ -30,9 +30,9 @@ class TaskQSensor(TaskQBaseSensor):
     this logical task, `dag_id/run_id/task_id/map_index`. So a retry takes over the tasks that an earlier try claimed,
     and claims no more. Two gates with the same `claim_as` take tasks over from each other, and the second logs that.
 
-    No heartbeat extends the lease between the gate and the task that continues the claim (`drain` extends it while it
-    runs), so `lease` has to cover that time. If the lease lapses and `expire()` runs, the tasks are handed out again;
-    no task is lost.
+    No heartbeat extends the lease between the gate and the task that continues the claim, so `lease` has to cover that
+    time. A drain extends the lease while it runs. If the lease lapses and `expire()` runs, the tasks are handed out
+    again. No task is lost.
 
     `max_wait` opens the gate for fewer than `min_tasks`: once the topic's oldest due task has waited this long, one
     ready task is enough. The oldest task is the oldest that is due and waits for no dependency, even if `condition`

@@ -46,8 +46,8 @@ class TaskQEventTrigger(BaseEventTrigger):
     and completes the tasks as SUCCEEDED after Airflow has stored the event. A task whose event was not stored becomes
     READY again. If `rejection` returns a reason, the task ends as a FAILURE, which the policy may retry. Airflow
     stores at least one event for each task. It stores a second one if the triggerer dies, or loses its connection or
-    lease, after the event was stored and before the task was completed; compare `sequences` to detect that. The event
-    is `{"topic", "claimed", "sequences", "identifiers"}`, with all sequences and the identifiers of the first 100
+    lease, between the storage of the event and the completion of the task. Compare `sequences` to detect that. The
+    event is `{"topic", "claimed", "sequences", "identifiers"}`, with all sequences and the identifiers of the first 100
     tasks. A run for several events finds all of them in `triggering_asset_events`.
 
     Airflow starts a run with the first event of a burst. The other events wait for the run that the next event starts.
@@ -220,8 +220,8 @@ class NewTasksWait(ReadyWait):
     """Waits until enough tasks are ready and none of them was ready before `since`, a time of `time.monotonic()`.
 
     The server measures the age of the oldest ready task after the check began. So the task became ready no earlier than
-    the begin of the check minus its age, and a slow answer makes no old task look new. A task that became ready
-    shortly after `since` may look old in a slow check. A later, faster check finds it, or the cooldown ends the wait.
+    the start of the check minus its age. A slow answer makes no old task look new. A task that became ready shortly
+    after `since` may look old in a slow check. A later, faster check finds it, or the cooldown ends the wait.
     """
 
     max_wait: float | None = math.inf  # infinite, so that the age never opens the wait, but the watcher measures it

@@ -53,9 +53,9 @@ class EventStreamConfig:
 class EventStreamProducer(SharedStreamProducer):
     """Claims tasks of a topic, keeps the lease, and settles the tasks after Airflow has stored their events.
 
-    The owner's name is the same after a restart, so a new triggerer takes over the tasks of a killed one and fires
+    The owner's name is the same after a restart. So a new triggerer takes over the tasks of a killed one, and fires
     their events again. If two triggerers run the same stream, one is active. The other waits until the owner had no
-    heartbeat for half its lease, so that the two do not take each other's tasks over again and again.
+    heartbeat for half its lease. Otherwise each of them would take over the tasks of the other, again and again.
 
     An EventDebouncer holds the last batch of a burst back. The tasks of that batch are held in the queue too, so
     their events fire later even if this triggerer dies.

@@ -146,8 +146,9 @@ class Watcher:
     def _is_outdated(self, connection: Connection) -> bool:
         """Return whether the connection's address may lead to another server now.
 
-        That is so if the server became read-only, as after a failover. A connection that was read-only from the start
-        (a standby, or a role that may only read) is opened again after a while, so that it follows a failover too.
+        That is so if the server became read-only, as after a failover. A connection may also be read-only from the
+        start, to a standby or by a role that may only read. It is opened again after a while, so that it follows a
+        failover too.
         """
         if not is_read_only(connection):
             return False

@@ -60,8 +60,8 @@ class TestNotifier:
         self, queue: TaskQueue, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         notifier(payload={"secret": MARK})(context_of())
-        with pytest.raises(Exception, match="undefined"):
-            notifier(identifier="{{ undefined.name }}", payload=MARK)(context_of())
+        with pytest.raises(Exception, match="'missing' is undefined"):
+            notifier(identifier="{{ missing.name }}", payload=MARK)(context_of())
         output = capsys.readouterr()
         assert len(queue.page("work")) == 1
         logged = caplog.text + output.out + output.err

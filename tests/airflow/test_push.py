@@ -130,9 +130,9 @@ def test_rendered_fields_show_counts_and_identifiers() -> None:
 def test_an_error_in_a_template_does_not_log_payloads(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = [{"identifier": "{{ undefined.name }}", "payload": MARK}]
+    tasks = [{"identifier": "{{ missing.name }}", "payload": MARK}]
     operator = TaskQPushOperator(task_id="push", topic="work", tasks=tasks)
-    with caplog.at_level(logging.DEBUG), pytest.raises(Exception, match="undefined"):
+    with caplog.at_level(logging.DEBUG), pytest.raises(Exception, match="'missing' is undefined"):
         operator.render_template_fields(context_of())
     output = capsys.readouterr()
     logged = caplog.text + output.out + output.err
