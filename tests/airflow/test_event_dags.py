@@ -19,7 +19,7 @@ from airflow_provider_taskq.queue import NewTask, State, TaskQueue, connect
 from demo.airflow_api import until
 from demo.airflow_site import AirflowSite
 from tests.airflow.conftest import connection_json
-from tests.airflow.releases import CLAIMS_SHARE_STREAMS
+from tests.airflow.release_marks import CLAIMS_SHARE_STREAMS
 
 pytest.importorskip("airflow.triggers.shared_stream", reason=CLAIMS_SHARE_STREAMS)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -17,7 +17,7 @@ from airflow_provider_taskq.triggers import event as event_module
 from airflow_provider_taskq.triggers.event import NewTasksWait, TaskQEventTrigger
 from airflow_provider_taskq.triggers.wait_queries import QueryBatch
 from airflow_provider_taskq.triggers.waits import QueryResult
-from tests.airflow.releases import CLAIMING
+from tests.airflow.release_marks import CLAIMING
 from tests.airflow.test_trigger import until
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")

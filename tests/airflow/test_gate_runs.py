@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, Result, State, TaskQueue, connect
-from tests.airflow.running import run_dags
+from tests.airflow.dag_runner import run_dags
 
 pytestmark = [pytest.mark.slow]
 

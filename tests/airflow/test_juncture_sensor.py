@@ -9,7 +9,7 @@ from airflow_provider_taskq.queue import NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQJunctureSensor
 from airflow_provider_taskq.triggers import TaskQJunctureTrigger
 from tests.airflow.conftest import context_of
-from tests.airflow.storing import restored
+from tests.airflow.serialization import restored
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 

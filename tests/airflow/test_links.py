@@ -8,7 +8,7 @@ from airflow_provider_taskq import operators, sensors
 from airflow_provider_taskq.links import TaskQTopicLink
 from airflow_provider_taskq.operators import TaskQExpireOperator, TaskQPushOperator
 from tests.airflow.conftest import context_of
-from tests.airflow.storing import restored
+from tests.airflow.serialization import restored
 
 
 def link_of(operator: Any) -> str:

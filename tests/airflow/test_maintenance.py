@@ -9,7 +9,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow_provider_taskq.operators import TaskQHealthOperator
 from airflow_provider_taskq.queue import Result, State, TaskQueue, ticks_daily
 from tests.airflow.conftest import Connect, context_of
-from tests.airflow.running import run_dags
+from tests.airflow.dag_runner import run_dags
 
 EXAMPLE = Path(__file__).parents[2] / "example_dags" / "taskq_maintenance.py"
 

@@ -12,7 +12,7 @@ from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTr
 
 from airflow_provider_taskq.queues.taskq import TaskQMessageQueueProvider
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
-from tests.airflow.releases import CLAIMING
+from tests.airflow.release_marks import CLAIMING
 
 
 @pytest.mark.parametrize(

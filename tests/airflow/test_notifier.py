@@ -10,8 +10,8 @@ from airflow.sdk.bases.operator import BaseOperator
 from airflow_provider_taskq.notifications import TaskQNotifier
 from airflow_provider_taskq.queue import State, TaskQueue, UnknownTopic
 from tests.airflow.conftest import context_of
-from tests.airflow.running import run_dags
-from tests.airflow.storing import stored
+from tests.airflow.dag_runner import run_dags
+from tests.airflow.serialization import stored
 
 MARK = "marked-payload"
 

@@ -9,7 +9,7 @@ from airflow.sdk import DAG
 from airflow_provider_taskq import operators, sensors
 from airflow_provider_taskq.operators.spark_submit import TaskQSparkSubmitOperator
 from airflow_provider_taskq.queue import TaskQueue
-from tests.airflow.running import run_dags
+from tests.airflow.dag_runner import run_dags
 
 DAGS = Path(__file__).parent / "dags" / "outputs.py"
 KINDS: dict[Any, dict[str, Any]] = {

@@ -26,8 +26,8 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.worker import Batch, Composite, batch
 from tests.airflow.conftest import context_of
-from tests.airflow.running import run_dags
-from tests.airflow.storing import restored
+from tests.airflow.dag_runner import run_dags
+from tests.airflow.serialization import restored
 from tests.faults.poison import POISON, poison
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")

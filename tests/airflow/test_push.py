@@ -11,7 +11,7 @@ from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow_provider_taskq.operators import TaskQPushOperator
 from airflow_provider_taskq.queue import InvalidTask, NewTask, State, TaskQueue, UnknownTopic
 from tests.airflow.conftest import context_of
-from tests.airflow.storing import stored
+from tests.airflow.serialization import stored
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 

@@ -23,7 +23,7 @@ from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers.topic import ClaimRequest
 from tests.airflow.conftest import Connect, context_of
-from tests.airflow.storing import restored
+from tests.airflow.serialization import restored
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 

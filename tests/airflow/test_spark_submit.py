@@ -27,7 +27,7 @@ from airflow_provider_taskq.queue.claims import Claim
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.spark import application_path
 from tests.airflow.conftest import context_of
-from tests.airflow.storing import restored
+from tests.airflow.serialization import restored
 from tests.airflow.test_metrics import Receiver, receive
 from tests.spark.cluster import python_without_us
 from tests.spark.session import SHORT_LIVED
@@ -387,7 +387,7 @@ def run_dags(home: Path, dags: Path, *dag_ids: str) -> tuple[str, str]:
     seen = ""
     named = {"HOME": str(home), "_CORE__DAGS_FOLDER": str(dags), "_CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
     environment = {**os.environ, **{f"AIRFLOW_{variable}": value for variable, value in named.items()}}
-    command = [sys.executable, "-m", "tests.airflow.dag_runs", *dag_ids]
+    command = [sys.executable, "-m", "tests.airflow.dag_runner_program", *dag_ids]
     with (home / "output").open("w+") as output:
         running = subprocess.Popen(
             command, env=environment, stdout=output, stderr=output, cwd=EXAMPLES.parent, start_new_session=True

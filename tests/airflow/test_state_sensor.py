@@ -17,7 +17,7 @@ from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueu
 from airflow_provider_taskq.sensors import TaskQStateSensor
 from airflow_provider_taskq.triggers import TaskQStateTrigger
 from tests.airflow.conftest import Connect, context_of
-from tests.airflow.storing import restored
+from tests.airflow.serialization import restored
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 

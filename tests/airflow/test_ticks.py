@@ -8,7 +8,7 @@ from airflow.sdk import DAG
 from airflow_provider_taskq.operators import TaskQTicksOperator
 from airflow_provider_taskq.queue import InvalidArgument, NewTask, State, TaskQueue, UnknownTopic
 from tests.airflow.conftest import context_of
-from tests.airflow.storing import stored
+from tests.airflow.serialization import stored
 
 MARK = "marked-payload"
 

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def run_dags(home: Path, dsn: str, file: Path, *dag_ids: str) -> dict[str, Any]:
-    """Run DAGs of a file; return what Airflow has stored (see dag_runs.py), and the output."""
+    """Run DAGs of a file; return what Airflow has stored (see dag_runner_program.py), and the output."""
     dags = home / "dags"
     dags.mkdir()
     shutil.copy(file, dags)
@@ -25,7 +25,7 @@ def run_dags(home: Path, dsn: str, file: Path, *dag_ids: str) -> dict[str, Any]:
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsn),
     }
-    program = [sys.executable, "-m", "tests.airflow.dag_runs", *dag_ids]
+    program = [sys.executable, "-m", "tests.airflow.dag_runner_program", *dag_ids]
     result = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.airflow.releases import CLAIMS_SHARE_STREAMS
+from tests.airflow.release_marks import CLAIMS_SHARE_STREAMS
 
 pytest.importorskip("airflow.triggers.shared_stream", reason=CLAIMS_SHARE_STREAMS)
 
