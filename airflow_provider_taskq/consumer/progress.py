@@ -52,7 +52,7 @@ class DatabaseProgress:
         return self.queue.read_partition(self.lease, size)
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
-        """ProgressCall and progress in one transaction, or one after the other."""
+        """Calls the handler and stores the progress: in one transaction, or one after the other."""
         if not self.transactional:
             call(None)
             self.skip(after, cursor)

@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace, transform: Transform) -> None:
 
 def _load_transform(options: argparse.Namespace) -> Transform:
     """The transform that the arguments name: a function of a DataFrame, or one made of a function or composite."""
-    pairs = _pairs(options.option)
+    pairs = _parse_options(options.option)
     for kind, make in MAKERS.items():
         if name := getattr(options, kind):
             found = _import_function("--" + kind.replace("_", "-"), name)
@@ -147,7 +147,7 @@ def _with_pairs(function: NamedFunction, pairs: Mapping[str, str]) -> NamedFunct
     return lambda argument: function(argument, pairs)
 
 
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
+def _parse_options(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         if "=" not in text:
             raise TaskQueueError(f"--option must be key=value, not {text!r}")

@@ -95,16 +95,12 @@ def binary_rows(columns: Iterable[Any]) -> pa.Buffer:
     Texts and bytes are copied, whole numbers have the width of their Arrow type, and timestamps and durations become
     PostgreSQL's timestamptz and interval.
     """
-    given = [_whole(column) for column in columns]
+    given = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
     fields = pa.scalar(len(given).to_bytes(2, "big"), pa.binary())
     cells = [cell for column in given for cell in _cells(column)]
     rows = pc.binary_join_element_wise(fields, *cells, pa.scalar(b"", pa.binary()))
     begin, end = (int(place) for place in np.frombuffer(rows.buffers()[1], dtype=np.int32)[[0, len(rows)]])
     return rows.buffers()[2].slice(begin, end - begin)
-
-
-def _whole(column: Any) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _cells(column: pa.Array) -> list[pa.Array]:
