@@ -58,8 +58,8 @@ class TaskQBaseTrigger(BaseTrigger):
 
     @property
     @abstractmethod
-    def wait_arguments(self) -> dict[str, Any]:
-        """The constructor arguments of the subclass: names, never payloads."""
+    def wait_fields(self) -> tuple[str, ...]:
+        """The constructor arguments of the subclass, which are attributes too: names, never payloads."""
 
     @property
     @abstractmethod
@@ -72,15 +72,11 @@ class TaskQBaseTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the constructor arguments."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", {
-            **self.wait_arguments,
-            "taskq_conn_id": self.taskq_conn_id,
-            "poke_interval": self.poke_interval,
-            "ends_task": self.ends_task,
-            "stores": self.stores,
-            "resume_after": self.resume_after,
-            **({} if self.since is None else {"since": self.since}),
-        }
+        fields = (*self.wait_fields, "taskq_conn_id", "poke_interval", "ends_task", "stores", "resume_after")
+        arguments = {name: getattr(self, name) for name in fields}
+        if self.since is not None:
+            arguments["since"] = self.since
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then fire once: the gate is open, or it will not open."""

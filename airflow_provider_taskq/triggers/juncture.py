@@ -37,9 +37,9 @@ class TaskQJunctureTrigger(TaskQBaseTrigger):
         self.junction = junction
 
     @property
-    def wait_arguments(self) -> dict[str, Any]:
+    def wait_fields(self) -> tuple[str, ...]:
         """Name, topic, groups and junction."""
-        return {"name": self.name, "topic": self.topic, "groups": self.groups, "junction": self.junction}
+        return "name", "topic", "groups", "junction"
 
     @property
     def wait(self) -> JunctureWait:

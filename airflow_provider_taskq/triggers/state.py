@@ -39,14 +39,9 @@ class TaskQStateTrigger(TaskQBaseTrigger):
         self.failed_states = sorted(failed_states)
 
     @property
-    def wait_arguments(self) -> dict[str, Any]:
+    def wait_fields(self) -> tuple[str, ...]:
         """Topic, identifiers and states."""
-        return {
-            "topic": self.topic,
-            "identifiers": self.identifiers,
-            "states": self.states,
-            "failed_states": self.failed_states,
-        }
+        return "topic", "identifiers", "states", "failed_states"
 
     @property
     def wait(self) -> StateWait:

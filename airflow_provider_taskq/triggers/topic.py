@@ -67,17 +67,10 @@ class TaskQTrigger(TaskQBaseTrigger):
         self.lease = lease
 
     @property
-    def wait_arguments(self) -> dict[str, Any]:
+    def wait_fields(self) -> tuple[str, ...]:
         """The arguments of the wait, and those of the claim if there is one."""
-        arguments = {
-            "topic": self.topic,
-            "min_tasks": self.min_tasks,
-            "condition": self.condition,
-            "max_wait": self.max_wait,
-        }
-        if self.claim is None:
-            return arguments
-        return {**arguments, "claim": self.claim, "claim_as": self.claim_as, "order": self.order, "lease": self.lease}
+        claim_fields = () if self.claim is None else ("claim", "claim_as", "order", "lease")
+        return "topic", "min_tasks", "condition", "max_wait", *claim_fields
 
     @property
     def wait(self) -> ReadyWait:
