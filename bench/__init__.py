@@ -1,1 +1,1 @@
-"""Benchmarks: every figure beside the limit of raw SQL, measured in the same run on the same server."""
+"""Benchmarks: every figure is compared with raw SQL, measured in the same run on the same server."""

@@ -11,7 +11,7 @@ MOST = 1.5
 
 
 def run(rig: Rig) -> None:
-    """Measures claims at 1k, 100k and 1M pending, and at 1k pending beside 1M finished."""
+    """Measures claims at 1k, 100k and 1M pending tasks, and at 1k pending and 1M finished ones."""
     print(f"\nClaim: median ms of a poll of 1 and of 100, over {REPETITIONS}; flat is <= {MOST}x the first row")
     first: dict[int, float] = {}
     for pending, finished in ((1_000, 0), (100_000, 0), (1_000_000, 0), (1_000, 1_000_000)):

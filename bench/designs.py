@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "designs"
 COUNT = 100_000
 BATCH = 1_000
 SINGLES = 500
-ROUNDS = 4  # each on top of the one before: the later ones show what history costs
+ROUNDS = 4  # each adds to the one before: the later ones show the cost of history
 
 ASIDE = (
     "ALTER TABLE d.task SET (toast_tuple_target = 128); ALTER TABLE d.task ALTER COLUMN payload SET STORAGE EXTERNAL;"

@@ -78,7 +78,7 @@ def _fill(dsn: str, count: int) -> None:
 
 
 def bare(dsn: str, size: int) -> int:
-    """The limit: claim and finish as two updates of one table, fetching what was claimed."""
+    """The limit: claim and finish as two updates of one table, with a fetch of the claimed rows."""
     done = 0
     with connect(dsn, autocommit=True) as conn:
         while found := conn.execute(CLAIM, (size,)).fetchall():

@@ -1,4 +1,4 @@
-"""One at a time per identifier: what the conditions cost, beside polls without one."""
+"""One at a time per identifier: the cost of polls with and without a condition."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ def _show(queue: TaskQueue, name: str) -> None:
 
 
 def _claim(queue: TaskQueue, condition: Condition) -> tuple[float, int]:
-    """The median cost of a poll and how many it gets; what is polled is given back."""
+    """The median cost of a poll, and the number of its tasks, which are released after it."""
     costs, got = [], 0
     for _ in range(REPETITIONS):
         owner = queue.register("bench")
@@ -66,7 +66,7 @@ def _claim(queue: TaskQueue, condition: Condition) -> tuple[float, int]:
 
 @contextmanager
 def _backlog(rig: Rig, distribution: str) -> Iterator[tuple[TaskQueue, Owner]]:
-    """A topic with a million tasks whose identifiers are distributed so, and an owner beside the measured one."""
+    """A topic with a million tasks whose identifiers have this distribution, and a second owner."""
     name = DISTRIBUTIONS[distribution]
     with rig.database() as dsn, connect(dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)

@@ -1,4 +1,4 @@
-"""Topics: what an operation costs, in time and in locks, by the number of topics and of partitions of their own."""
+"""Topics: the time and the locks of an operation, by the number of topics and of their own partitions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +13,15 @@ from airflow_provider_taskq.queue import Owner, Result, Task, TaskQueue, connect
 from bench.rig import Rig, seconds
 
 VERBS = ("push", "poll", "complete")
-SHAPES = ((1, 0), (100, 0), (5_000, 0), (100, 1), (100, 10), (100, 100), (5_000, 10))  # topics, of them apart
+SHAPES = (
+    (1, 0),
+    (100, 0),
+    (5_000, 0),
+    (100, 1),
+    (100, 10),
+    (100, 100),
+    (5_000, 10),
+)  # topics, and how many have partitions of their own
 ROUNDS = 20
 REPETITIONS = 50
 MOST = 1.5
@@ -49,7 +57,7 @@ class Place:
 
 
 def run(rig: Rig) -> None:
-    """Measures single operations at 1, 100 and 5,000 topics, and with 1 to 100 of them apart; all in turn."""
+    """Measures single operations, in turn, at 1 to 5,000 topics, of which up to 100 have their own partitions."""
     print(
         f"\nTopics: median ms of an operation on one task, and the relations it locks; flat is <= {MOST}x the first row"
     )

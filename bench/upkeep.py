@@ -1,4 +1,4 @@
-"""Upkeep: what a claim costs over minutes of churn, history growing, while long transactions hold vacuum back."""
+"""Upkeep: the cost of a claim over minutes of churn and growing history, while long transactions delay vacuum."""
 
 import time
 from collections.abc import Iterator

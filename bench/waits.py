@@ -165,7 +165,7 @@ def _create(dsn: str, topics: Sequence[str]) -> None:
 
 
 def _idle(conn: psycopg.Connection) -> tuple[float, int]:
-    """Queries a second, our own left out, and the connections meanwhile."""
+    """Queries a second without our own, and the number of connections."""
     before = _number(conn, STATEMENTS)
     time.sleep(IDLE)  # the measured time, in which nothing is pushed
     lines = _number(conn, LINES)

@@ -66,7 +66,7 @@ class DriverActions:
     def of(
         cls, composite: str, batch: Batch, decisions: Mapping[Task, Decision], condition: Condition
     ) -> "DriverActions":
-        """Collects what only the driver can do for this batch.
+        """Collects the actions of this batch that only the driver can take.
 
         Raises TaskQueueError under a condition: a stage may then drop decisions, which is known only afterwards.
         """

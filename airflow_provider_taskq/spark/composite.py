@@ -174,7 +174,7 @@ class StagedAttemptWithActions(StagedAttempt):
 
 
 class CompositeWriter(FollowUpWriter):
-    """The writer of a drain through a composite: it gets tasks, runs the steps, and stages what they decide.
+    """The writer of a drain through a composite: it gets tasks, runs the steps, and stages their decisions.
 
     Steps may leave functions to the driver, by `batch.in_commit` and `batch.after_commit`. They are pickled on the
     executor and unpickled on the driver. No DataFrame ever holds these bytes: this writer puts them into its own commit

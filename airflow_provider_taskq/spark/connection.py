@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_provider_taskq.queue import connect
 from airflow_provider_taskq.queue.connection import DSN_FILE_VARIABLE, DSN_VARIABLE
 
-# They name files of this machine. Libpq has read the files already: what they said is among the other parameters.
+# They name files of this machine. Libpq has read the files already: their contents are among the other parameters.
 _LOCAL_FILES = {"passfile", "service", "servicefile"}
 
 

@@ -31,7 +31,7 @@ _registered: list[ConnectionInfo] = []
 
 
 class TaskQDataSource(DataSource):
-    """Reads and writes tasks as DataFrames and streams. The option `mode` selects what.
+    """Reads and writes tasks as DataFrames and streams, by the option `mode`.
 
     * `spark.read`: `held`, the tasks that an owner holds; `tasks`, all tasks of a topic with their states.
     * `df.write`: `push` turns rows into tasks; `complete` ends tasks that an owner holds by decisions.

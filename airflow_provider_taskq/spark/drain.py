@@ -69,7 +69,7 @@ class DrainTotals:
         return self.claimed + self.resumed
 
     def add(self, done: int, pushed: int, completed: Mapping[Result, int]) -> None:
-        """Adds what a round committed."""
+        """Adds the committed counts of a round."""
         self.done += done
         self.pushed += pushed
         for result, count in sorted(completed.items()):

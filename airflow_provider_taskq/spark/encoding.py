@@ -136,7 +136,7 @@ def _is_plain_json(text: str) -> bool:
 
 
 def _json_defect(text: str) -> str | None:
-    """Describes what is wrong with a JSON text, without quoting it: payloads and messages do not belong in a log."""
+    """Describes the error of a JSON text, without quoting it: payloads and messages do not belong in a log."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

@@ -91,7 +91,7 @@ class FollowUpWriter(DataSourceArrowWriter):
 
 @dataclass(slots=True)
 class FollowUpStager:
-    """Stages the follow-ups of one attempt. It connects when the first one comes.
+    """Stages the follow-ups of one attempt. It connects when it gets the first one.
 
     `key`: stage, partition and attempt.
     """
@@ -110,7 +110,7 @@ class FollowUpStager:
             yield batch.select([name for name in batch.schema.names if name not in COLUMNS])
 
     def commit(self, check: Check) -> None:
-        """Commits what was staged, if the check still holds: the stage may have been completed in the meantime."""
+        """Commits the staged rows, if the check still holds: the stage may have been completed in the meantime."""
         if self.conn is not None:
             self.conn.execute(check[0].encode(), check[1])
             self.conn.commit()

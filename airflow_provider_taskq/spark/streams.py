@@ -75,7 +75,7 @@ Offset = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Options of mode=log: which log to read, from where, and how many tasks in a batch.
+    """Options of mode=log: the topic, the start, and the size of a batch.
 
     A new stream starts at the cursor of the consumer group `group` if it has one, else after the sequence `after`: a
     number, `earliest` (0) or `latest`. Each finished batch advances the group's cursor. A checkpoint takes precedence.

@@ -1,1 +1,1 @@
-"""Peers: other queues on PostgreSQL, driven beside TaskQ in one run. Each runs as a program of its own."""
+"""Peers: other queues on PostgreSQL, measured in the same run as TaskQ. Each runs as its own program."""

@@ -73,7 +73,7 @@ class Limits(Peer):
         self._conn.execute(SINGLE, {"n": self._last, "i": job.identifier, "p": _text(job)})
 
     async def drain(self, meter: Meter) -> None:
-        """Claims, handles and finishes until nothing comes, each thread by a connection of its own."""
+        """Claims, handles and finishes until no row is left, each thread on its own connection."""
         in_threads(partial(self._drain, meter), self.mode.get("threads", 1))
 
     def _drain(self, meter: Meter) -> None:

@@ -1,4 +1,4 @@
-"""The measures of the table: push, drain, claim, latency, and load beside long readers."""
+"""The measures of the table: push, drain, claim, latency, and load during long reads."""
 
 import time
 from collections import defaultdict
@@ -16,7 +16,7 @@ from bench.rig import Rig
 Figures = dict[str, dict[str, list[float]]]  # peer: column: one figure a round
 
 BACKLOG_OF_ONES = 10_000
-BOXED = 40_000  # what is pushed for several processes of a peer that can't end by itself, and does not get through it
+BOXED = 40_000  # jobs for several processes of a peer that cannot end by itself: more than they handle in the time
 CLAIMED = 100
 CLAIMS = 9  # of 100 at 1,000 pending: none is left for a tenth
 WARM = 20
@@ -36,7 +36,7 @@ class Scale:
     finished: int = 1_000_000
     pushes: int = 300  # of a latency
     rate: float = 20.0
-    load: float = 30.0  # seconds beside long readers, and as long without
+    load: float = 30.0  # seconds with long readers, and the same without
 
 
 def rounds(scale: Scale, peers: list[Started], once: Callable[[Started, Figures], None]) -> Figures:
@@ -84,7 +84,7 @@ def drain_by_many(rig: Rig, scale: Scale, peer: Started, figures: Figures) -> No
 
 
 def claims(rig: Rig, scale: Scale, peer: Started, figures: Figures) -> None:
-    """The median milliseconds of a claim of 100 by what is pending, and beside what is finished."""
+    """The median milliseconds of a claim of 100, by the numbers of pending and finished jobs."""
     found = figures[peer.spec.name]
     with peer.site(rig) as site:
         there = 0

@@ -16,7 +16,7 @@ class Oban(Peer):
     """Modes: `limit` of jobs that run at once in a queue."""
 
     async def open(self, dsn: str) -> None:
-        """Its pool, an instance that only enqueues, and a worker class that calls whatever meter runs."""
+        """Its pool, an instance that only enqueues, and a worker class that calls the current meter."""
         self._meter = Meter()
         self._node = str(uuid.uuid4())
         self._pool = await oban.Oban.create_pool(dsn)
@@ -47,7 +47,7 @@ class Oban(Peer):
 
     async def claim(self, size: int) -> int:
         """The statement of its producer."""
-        query = self._client._query  # noqa: SLF001 -- it offers no verb for what its producers do
+        query = self._client._query  # noqa: SLF001 -- it has no public claim
         return len(await query.fetch_jobs(demand=size, queue=QUEUE, node=self._node, uuid=self._node))
 
     def handle(self, payload: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ class Pgmq(Peer):
         self._conn.execute("SELECT pgmq.send('bench', %s::jsonb)", (json.dumps(job.payload),))
 
     async def drain(self, meter: Meter) -> None:
-        """Reads until nothing comes, each thread by a connection of its own."""
+        """Reads until no message is left, each thread on its own connection."""
         in_threads(partial(self._drain, meter), self.mode.get("threads", 1))
 
     async def work(self, meter: Meter) -> None:

@@ -12,7 +12,7 @@ INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "TASKQ_BENCH_PGMQ_SQL")
 
 
 class PeerFailedError(Exception):
-    """One sentence: what the peer's program said."""
+    """The error of the peer's program, in one sentence."""
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the process: by the end of its input, or, where something went wrong, at once."""
+        """Ends the process: by the end of its input, or at once after an error."""
         if kind is not None:
             self._process.kill()
         if self._process.stdin and self._process.stdout:

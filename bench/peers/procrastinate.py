@@ -13,7 +13,7 @@ class Procrastinate(Peer):
     """Modes: `concurrency` of the worker; `delete`, which finished jobs it deletes (never unless said)."""
 
     async def open(self, dsn: str) -> None:
-        """The app, with a task that calls whatever meter runs."""
+        """The app, with a task that calls the current meter."""
         self._meter = Meter()
         self._worker = 0
         self._app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=dsn))

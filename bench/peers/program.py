@@ -31,7 +31,7 @@ class Job:
 
 
 class Meter:
-    """The handler of every job, and what it measures: how many ran, since when, and how long after their push."""
+    """The handler of every job; it counts the jobs, notes their times, and measures the latency since their push."""
 
     def __init__(self, most: int = UNLIMITED, seconds: float = float("inf")) -> None:
         self._most = most
@@ -65,7 +65,7 @@ class Peer(ABC):
 
     @abstractmethod
     async def open(self, dsn: str) -> None:
-        """Connects, and prepares what pushes and workers need."""
+        """Connects, and prepares pushes and workers."""
 
     @abstractmethod
     async def install(self) -> None:
@@ -115,7 +115,7 @@ class Program:
             print(json.dumps(answer), file=answers, flush=True)
 
     async def do_open(self, dsn: str, payloads: str) -> None:
-        """Reads what is to be pushed, and connects."""
+        """Reads the jobs to push, and connects."""
         self._jobs = _jobs_in(Path(payloads))
         await self._peer.open(dsn)
 

@@ -57,7 +57,7 @@ class Site:
             return found.fetchall() if found.description else []
 
     def settle(self) -> None:
-        """Fresh statistics, nothing dead, and no checkpoint that is due to what came before."""
+        """Updates the statistics, removes dead rows, and makes the pending checkpoint."""
         self.execute("VACUUM ANALYZE")
         self.execute("CHECKPOINT")
 

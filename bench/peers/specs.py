@@ -1,4 +1,4 @@
-"""The peers: how each is started, in which modes it is tried, and what a benchmark has to know of its tables."""
+"""The peers: the program, the measured modes and the tables of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class Spec:
     one: Mode  # one job at a time, one consumer
     best: Mode  # the fastest that was found for one process; see docs/performance.md
     many: Mode  # the same for one of several processes
-    serve: Mapping[str, Mode]  # idle workers, by what they are called in the table
-    keeps: str  # what is left of a finished job
+    serve: Mapping[str, Mode]  # idle workers, by their names in the table
+    keeps: str  # the remains of a finished job
     pending: str  # the table of waiting jobs, for copies of one row
-    finished: str | None  # that of finished ones, None where they are deleted
+    finished: str | None  # that of finished ones; None if they are deleted
     requires: tuple[str, ...] = ()
     drains: bool = True  # whether its worker can end when nothing is left; else it is stopped after some seconds
     singles: int = 1_000

@@ -23,7 +23,7 @@ def _rate(values: Sequence[float] | None, ours: Sequence[float] | None) -> str:
 
 
 def costs(title: str, figures: Figures) -> None:
-    """A table of milliseconds, each beside the first of its row."""
+    """A table of milliseconds, each with its ratio to the first of its row."""
     columns = list(dict.fromkeys(column for row in figures.values() for column in row))
     print(f"\n{title}\n")
     print("| | " + " | ".join(columns) + " |")

@@ -43,7 +43,7 @@ class TaskQ(Peer):
             self._conn.execute(WOKEN)
 
     async def drain(self, meter: Meter) -> None:
-        """Polls until nothing comes, each thread by a connection of its own."""
+        """Polls until no task is left, each thread on its own connection."""
         in_threads(partial(self._drain, meter), self.mode.get("threads", 1))
 
     async def work(self, meter: Meter) -> None:

@@ -1,4 +1,4 @@
-"""A long drain in rounds, and the memory of its driver meanwhile: it must not grow with the number of tasks."""
+"""A long drain in rounds, and the memory of its driver, which must not grow with the number of tasks."""
 
 import os
 import threading
@@ -97,7 +97,7 @@ def _sampled(spark: SparkSession, reached: list[int]) -> Iterator[list[Sample]]:
 
 
 def _tell(samples: list[Sample], count: int) -> None:
-    """The most in each tenth of the tasks, and of all; of the heap the least, too: what a collection leaves."""
+    """The maxima in each tenth of the tasks and overall, and the minimum of the heap, which a collection leaves."""
     print(f"  {'tasks done':>21} {'Python':>8} {'JVM':>8} {'heap':>8} {'at least':>9} {'worker':>8}")
     step = count / LINES
     for line in range(LINES):

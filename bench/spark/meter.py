@@ -1,4 +1,4 @@
-"""CPU time and memory of Spark's JVM, of Python and of the server, from /proc: what a busy machine does not blur."""
+"""CPU time and memory of Spark's JVM, of Python and of the server, from /proc: a busy machine does not distort it."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Cpu:
     server: float
 
     def since(self, before: "Cpu") -> "Cpu":
-        """What was spent meanwhile."""
+        """The difference to an earlier reading."""
         return Cpu(self.jvm - before.jvm, self.python - before.python, self.server - before.server)
 
     def __str__(self) -> str:
@@ -25,7 +25,7 @@ class Cpu:
 
 
 def cpu(server_pid: int | None) -> Cpu:
-    """What was spent so far by this process and all below it, and by a server on this machine."""
+    """The CPU time so far of this process and its descendants, and of a server on this machine."""
     jvm = python = 0.0
     processes = [server_pid, *below(server_pid)] if server_pid else []
     for pid in [os.getpid(), *below(os.getpid())]:

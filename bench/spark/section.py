@@ -9,13 +9,13 @@ from pathlib import Path
 from bench.rig import Rig
 
 ALL = 336_776  # the flights of 2013
-# A module each, imported when it is asked for: the other benchmarks need no PySpark.
+# One module each, imported on demand: the other benchmarks need no PySpark.
 PARTS = ("drains", "modes", "cores", "memory", "adbc")
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many flights, how many tasks for the part `memory`, how often, and where the environment for adbc is kept."""
+    """The flights, the tasks of the part `memory`, the rounds, and the folder of the environment with adbc."""
 
     flights: int
     tasks: int
@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(rig: Rig, options: Namespace) -> None:
-    """Measures what is asked for."""
+    """Measures the selected parts."""
     scale = Scale(options.flights, options.tasks, options.rounds, options.cache)
     if options.small:
         scale = Scale(20_000, 50_000, 1, options.cache)

@@ -48,7 +48,7 @@ class Site:
 
     @contextmanager
     def copy(self) -> Iterator[str]:
-        """The DSN of a copy, after a checkpoint: else the server would write the last one's pages meanwhile."""
+        """The DSN of a copy, after a checkpoint: otherwise the server would still write pages of the last one."""
         name = f"{self.template}_{next(_sites)}"
         with psycopg.connect(self.rig.server_dsn, autocommit=True) as admin:
             make = "CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy"
@@ -116,7 +116,7 @@ def _succeed(tasks: DataFrame) -> DataFrame:
 
 
 def _server_pid(rig: Rig) -> int | None:
-    """The server's process, where it is the one on this machine that this process has started."""
+    """The server's process, if this process has started it on this machine."""
     with psycopg.connect(rig.server_dsn) as conn:
         row = conn.execute("SELECT pg_read_file('postmaster.pid', 0, 20)").fetchone()
     pid = int(str(row[0]).split()[0]) if row else 0
