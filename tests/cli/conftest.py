@@ -1,4 +1,4 @@
-"""The command line in this process, on a database that is emptied for each test."""
+"""The command line in this process, on a database that is empty at the start of each test."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import standalone
-from tests.airflow.conftest import connection_json  # which gives Airflow a home before anything imports it
+from tests.airflow.conftest import connection_json  # it sets Airflow's home before the first import
 
 __all__ = ["connection_json"]
 
@@ -19,7 +19,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `taskq` with these words on the test's database; `code` is the exit code that is expected."""
+    """Runs `taskq` with arguments on the test's database; `code` is the expected exit code."""
     monkeypatch.setenv("TASKQ_DSN", dsn)
 
     def run(*words: object, code: int = 0, stdin: str | None = None) -> Result:
@@ -39,5 +39,5 @@ def run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def ask(run: Run) -> Ask:
-    """The same with `--json`, and the document that it answers."""
+    """Runs `taskq` with `--json`, and returns the document."""
     return lambda *words, code=0, stdin=None: json.loads(run(*words, "--json", code=code, stdin=stdin).stdout)

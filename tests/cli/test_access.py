@@ -1,4 +1,4 @@
-"""access: grant, revoke and list, as the owner of the schema."""
+"""taskq access, as the owner of the schema."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -12,7 +12,7 @@ from tests.cli.conftest import Run
 
 @pytest.fixture
 def role(dsn: str) -> Iterator[str]:
-    """A role that logs in and has no access yet, beside the topics orders and invoices."""
+    """A role that may log in and has no access, and the topics orders and invoices."""
     name = f"taskq_cli_{uuid4().hex[:8]}"
     with connect(dsn, autocommit=True) as conn:
         for topic in ("orders", "invoices"):
@@ -27,8 +27,8 @@ def test_access_grants_topics_to_a_role_and_revokes_them(
     run: Run, dsn: str, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("access", "list").stdout.strip() == "No role was granted access."
-    said = run("access", "grant", role, "producer", "--topic", "orders", "--allow-delete").stdout
-    assert f"Granted {role} access as producer to orders." in said
+    output = run("access", "grant", role, "producer", "--topic", "orders", "--allow-delete").stdout
+    assert f"Granted {role} access as producer to orders." in output
     listed = run("access", "list").stdout
     assert all(word in listed for word in (role, "producer", "orders", "yes"))
     with monkeypatch.context() as as_role:

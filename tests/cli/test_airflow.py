@@ -20,7 +20,7 @@ ENTRY = "airflow_provider_taskq.cli.airflow.get_cli_commands"
 
 @pytest.fixture
 def parser() -> argparse.ArgumentParser:
-    """A parser with our command alone, as Airflow adds it."""
+    """A parser with only this command, as Airflow adds it."""
     made = argparse.ArgumentParser("airflow")
     [command] = get_cli_commands()
     ours = made.add_subparsers(dest="subcommand").add_parser(command.name, help=command.help)

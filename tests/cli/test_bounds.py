@@ -1,4 +1,4 @@
-"""Options of absurd values end in one line on stderr and exit code 2, never in a traceback."""
+"""A value out of range is one line on stderr and exit code 2, never a traceback."""
 
 import pytest
 
@@ -91,7 +91,7 @@ def test_a_value_out_of_range_is_one_line_and_exit_code_2(run: Run, queue: TaskQ
 @pytest.mark.parametrize("value", ["infinity", "-infinity", "294276-01-01 00:00Z"])
 def test_ls_lists_rows_with_moments_out_of_range(run: Run, queue: TaskQueue, value: str) -> None:
     world = make_world(queue)
-    with queue.conn.transaction(force_rollback=True):  # which is not seen by others
+    with queue.conn.transaction(force_rollback=True):  # other sessions do not see it
         spoil(queue, "timestamp with time zone", value)
         look(queue)
     queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = %s, seen = %s", (value, value))

@@ -1,4 +1,4 @@
-"""`taskq` as the process that a person starts: terminals, signals, pipes, arguments."""
+"""`taskq` as a process: terminals, signals, pipes, arguments."""
 
 import os
 import pty
@@ -21,7 +21,7 @@ PROGRAM = [sys.executable, "-m", "airflow_provider_taskq.cli"]
 
 @pytest.fixture
 def environment(dsn: str, repository: Path) -> dict[str, str]:
-    """The environment of a process, which a person has set up."""
+    """The environment of a process that a user starts."""
     hidden = ("TASKQ_", "PG")
     env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     return {**env, "TASKQ_DSN": dsn, "PYTHONPATH": str(repository), "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
@@ -44,42 +44,42 @@ class Terminal:
         os.close(theirs)
 
     def read_until(self, text: str, times: int = 1) -> None:
-        """Reads until the text was shown so many times."""
+        """Reads until the text was shown `times` times."""
         deadline = time.monotonic() + 200
         while self.shown.count(text) < times:
             assert time.monotonic() < deadline, f"not shown: {text}\n{self.shown}"
             self._read()
 
     def type(self, text: str) -> None:
-        """Types."""
+        """Types a text."""
         os.write(self._ours, text.encode())
 
     def end(self, number: int | None = None) -> int:
-        """Sends a signal, if one is given; reads the rest; the exit code."""
+        """Sends a signal, if one is given, reads the rest of the output, and returns the exit code."""
         if number is not None:
             self.process.send_signal(number)
         deadline = time.monotonic() + 200
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.shown
             self._read()
-        while self._read():  # a read gets no more than a page
+        while self._read():  # one read returns at most a page
             pass
         return self.process.wait()
 
     def close(self) -> None:
-        """Ends the process, if it still runs."""
+        """Kills the process if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         os.close(self._ours)
 
     def _read(self) -> bool:
-        """Reads some of what is there, waiting a moment for it; whether there was anything."""
+        """Reads available output, and waits a moment for it; False if there was none."""
         try:
             if not select.select([self._ours], [], [], 0.1)[0]:
                 return False
             read = os.read(self._ours, 65_536)
-        except OSError:  # the terminal's other end is closed
+        except OSError:  # the process has closed its end of the terminal
             return False
         self.shown += read.decode(errors="replace")
         return bool(read)
@@ -90,15 +90,15 @@ OnTerminal = Callable[..., Terminal]
 
 @pytest.fixture
 def on_terminal(environment: dict[str, str]) -> Iterator[OnTerminal]:
-    """Starts `taskq` with these words on a terminal."""
-    begun: list[Terminal] = []
+    """Starts `taskq` with arguments on a terminal."""
+    started: list[Terminal] = []
 
     def start(*words: str) -> Terminal:
-        begun.append(Terminal(list(words), environment))
-        return begun[-1]
+        started.append(Terminal(list(words), environment))
+        return started[-1]
 
     yield start
-    for terminal in begun:
+    for terminal in started:
         terminal.close()
 
 
@@ -110,7 +110,7 @@ def test_watch_is_live_and_restores_the_terminal(queue: TaskQueue, on_terminal: 
     terminal.read_until("777")
     assert terminal.end(number) == 0
     assert "Traceback" not in terminal.shown
-    assert terminal.shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
+    assert terminal.shown.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
 
 
 def test_watch_reconnects_after_a_lost_connection(queue: TaskQueue, on_terminal: OnTerminal) -> None:
@@ -230,31 +230,31 @@ def test_a_worker_refuses_an_invalid_max_failed(environment: dict[str, str], wor
 def test_a_worker_finishes_its_running_tasks_on_sigterm(
     queue: TaskQueue, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    begun, go_on = tmp_path / "begun", tmp_path / "go on"
+    started, go_on = tmp_path / "started", tmp_path / "go on"
     queue.push("work", ["a"])
     process = subprocess.Popen(
         [*PROGRAM, "worker", "tests.cli.handlers:wait", "-t", "work"],
-        env={**environment, "TASKQ_TEST_FILES": f"{begun}:{go_on}"},
+        env={**environment, "TASKQ_TEST_FILES": f"{started}:{go_on}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        until(begun.exists, 200)
+        until(started.exists, 200)
         process.send_signal(signal.SIGTERM)
         go_on.touch()
-        told, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 0
-    assert "succeeded  1" in told
+    assert "succeeded  1" in output
     assert states(queue) == [("a", State.SUCCEEDED)]
     assert queue.owners() == []
 
 
 def test_the_help_of_topics_create_starts_with_the_default_of_one_attempt(environment: dict[str, str]) -> None:
     command = [*PROGRAM, "topics", "create", "--help"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    description = " ".join(told.partition("\n\n")[2].partition("\n\n")[0].split())
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    description = " ".join(output.partition("\n\n")[2].partition("\n\n")[0].split())
     assert description.startswith("Create TOPIC with a policy. A task has one attempt, unless --max-attempts")

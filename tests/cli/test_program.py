@@ -1,4 +1,4 @@
-"""The program itself: help, exit codes, the database's name, what it imports, and how fast it is there."""
+"""The program itself: help, exit codes, the option of the database, imports and start-up time."""
 
 import json
 import os
@@ -26,16 +26,16 @@ VERB_NAMES = [
 
 
 def python(program: str) -> str:
-    """What a program prints."""
+    """The output of a Python program."""
     return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 
 
 def test_every_command_has_its_own_help(run: Run) -> None:
     assert sorted(VERBS) == sorted(VERB_NAMES)
     for verb in VERBS:
-        told = run(verb, "--help").stdout
-        assert told.startswith(f"Usage: taskq {verb} ")
-        assert ("--json" in told) == (verb != "completion")
+        output = run(verb, "--help").stdout
+        assert output.startswith(f"Usage: taskq {verb} ")
+        assert ("--json" in output) == (verb != "completion")
 
 
 def test_both_programs_have_the_same_commands_and_their_own_database_option() -> None:
@@ -57,7 +57,7 @@ def test_help_imports_neither_the_queue_nor_a_driver() -> None:
 
 @pytest.mark.parametrize("module", ["click", "rich"])
 def test_a_missing_library_names_the_extra_to_install(module: str) -> None:
-    """Where Airflow, which requires both, is not installed."""
+    """Airflow requires both libraries; without Airflow they may be missing."""
     program = (
         "import sys, importlib.util; find = importlib.util.find_spec\n"
         f"importlib.util.find_spec = lambda name: None if name == {module!r} else find(name)\n"
@@ -146,15 +146,15 @@ def test_every_option_has_an_environment_variable(run: Run, monkeypatch: pytest.
 
 
 def test_the_help_lists_the_commands_by_section(run: Run) -> None:
-    told = run("--help").stdout
+    output = run("--help").stdout
     for section, verbs in SECTIONS.items():
-        assert f"{section}:" in told
-        assert all(does in " ".join(told.split()) for _, does in verbs.values())
+        assert f"{section}:" in output
+        assert all(does in " ".join(output.split()) for _, does in verbs.values())
 
 
 def test_help_starts_fast(repository: Path) -> None:
     def seconds(*words: str) -> float:
-        """The processor's time, which does not depend on who else is at work on this machine."""
+        """The processor time, which does not depend on other processes of this machine."""
         process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, cwd=repository)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -171,7 +171,7 @@ def test_completion_prints_the_script_of_a_shell(run: Run, shell: str) -> None:
 
 @pytest.fixture
 def complete(dsn: str, repository: Path) -> Callable[..., list[str]]:
-    """What a shell would offer in the place of the last word, asked as bash asks."""
+    """The completions of the last word, requested as bash does."""
 
     def complete(*words: str) -> list[str]:
         env = {"COMP_WORDS": " ".join(["taskq", *words]), "COMP_CWORD": str(len(words)), "TASKQ_DSN": dsn}
@@ -211,9 +211,9 @@ def test_a_synonym_of_a_command_gets_a_suggestion_by_its_meaning(run: Run) -> No
 
 def test_an_unknown_topic_names_the_command_that_creates_it(run: Run) -> None:
     for words in (["ls", "no where"], ["push", "no where", "a"]):
-        said = run(*words, code=1).stderr
-        assert "taskq topics create 'no where'" in said
-        assert "create_topic" not in said
+        message = run(*words, code=1).stderr
+        assert "taskq topics create 'no where'" in message
+        assert "create_topic" not in message
     run("topics", "create", "mail")
     assert "did you mean 'mail'?" in run("ls", "mial", code=1).stderr
 

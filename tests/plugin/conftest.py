@@ -1,4 +1,4 @@
-"""One real Airflow with the page for all tests here: its users, and databases in all situations."""
+"""A real Airflow with the page for all tests of this folder, its users and its databases."""
 
 import os
 import warnings
@@ -21,7 +21,7 @@ from tests.plugin.page_site import ROLES, PageSite, environment
 __all__ = ["browser", "chromium", "contexts", "new_context", "tab"]  # fixtures of the page's tests
 
 LISTED = ["taskq_default", "taskq_acts", "taskq_large", "taskq_bare", "taskq_down"]
-HIDDEN = "taskq_hidden"  # known to Airflow, and not among `[taskq] conn_ids`
+HIDDEN = "taskq_hidden"  # a connection of Airflow that `[taskq] conn_ids` does not list
 SITUATIONS, ACTS, LARGE, BARE = (f"taskq_page_{name}_{os.getpid()}" for name in ("situations", "acts", "large", "bare"))
 _ANYTHING = "marked-password-of-the-page"
 
@@ -29,13 +29,13 @@ Client = Callable[[str | None], httpx.Client]
 
 
 def patient(dsn: str) -> str:
-    """An Airflow connection with which the page waits for a loaded machine, longer than its own three seconds."""
+    """An Airflow connection with a longer timeout than the page's three seconds, for a loaded machine."""
     return connection_json(dsn, connect_timeout=30)
 
 
 @pytest.fixture(scope="session")
 def page_dsns(server_dsn: str, template: str) -> Iterator[dict[str, str]]:
-    """The databases: situations (to look at), acts (to act on), large (empty until `large_dsn`), bare (no schema)."""
+    """The databases: situations (for views), acts (for actions), large (empty until `large_dsn`), bare (no schema)."""
     made = {SITUATIONS: template, ACTS: template, LARGE: template, BARE: "template0"}
     with psycopg.connect(server_dsn, autocommit=True) as admin:
         for name, of in made.items():
@@ -76,7 +76,7 @@ def page_site(
 
 @pytest.fixture(scope="session")
 def base_url(page_site: PageSite) -> str:
-    """Where Airflow is, base path included, without a slash at its end."""
+    """The URL of Airflow with its base path, without a slash at the end."""
     return page_site.base_url
 
 
@@ -88,7 +88,7 @@ def tokens(page_site: PageSite) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def client(base_url: str, tokens: dict[str, str]) -> Iterator[Client]:
-    """A client as the user of a role (None: nobody), whose paths begin at /taskq."""
+    """A client with the session of a role (None: without a session); its paths start at /taskq."""
     cookies: dict[str | None, dict[str, str]] = {None: {}, **{role: {"_token": tokens[role]} for role in ROLES}}
     clients = {
         role: httpx.Client(base_url=f"{base_url}/taskq", cookies=cookie, trust_env=False, timeout=60)
@@ -113,7 +113,7 @@ def acts(page_dsns: dict[str, str]) -> Iterator[TaskQueue]:
 def routes() -> list[tuple[str, str]]:
     """Each method and path of the application, for the connection taskq_acts."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what Airflow's own API imports
+        warnings.simplefilter("ignore")  # warnings of modules that Airflow's API imports
         from airflow_provider_taskq.plugins.app import make_app
     found = [route for route in make_app().routes if isinstance(route, Route)]
     return [

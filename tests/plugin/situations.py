@@ -1,4 +1,4 @@
-"""Databases to look at: topics with tasks in every situation that a person may meet, and one with a million tasks."""
+"""Databases for the views: topics with tasks in every situation, and a topic with a million tasks."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.queue.conftest import TABLES
 
 HOSTILE_TEXT = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&\u202e'
 HOSTILE = f"a/b?c=d&e#f%2F {HOSTILE_TEXT}"
-SECRET = "payload-that-nobody-sees-unasked"
+SECRET = "payload-that-stays-hidden"
 HOLDER = "shop/manual__1/claim/-1"  # the owner's name of a task instance of dags/shop.py
 TRACE = (
     'Traceback (most recent call last):\n  File "pay.py", line 17, in pay\nTimeoutError: the bank\'s gateway timed out'
@@ -34,22 +34,29 @@ _LARGE = Path(__file__).parent / "large.sql"
 
 
 def empty(conn: psycopg.Connection) -> None:
-    """Takes everything out of a database's queue."""
+    """Removes everything from the queue of a database."""
     for table in TABLES:
         conn.execute(f"DELETE FROM {table}".encode())
 
 
 def fill(dsn: str) -> None:
-    """Topics orders, payments, waiting (on others), reports (paused), nobody (never polled), nightly (ticks), ...
-
-    ... lapsed, empty, and a hostile one.
-    """
+    """Creates topics in every situation, named after it; `no-worker` is never polled."""
     with connect(dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
-        for fill_topic in (_orders, _payments, _waiting, _reports, _nobody, _nightly, _lapsed, _hostile, _readers):
+        for fill_topic in (
+            _orders,
+            _payments,
+            _waiting,
+            _reports,
+            _no_worker,
+            _nightly,
+            _lapsed,
+            _hostile,
+            _consumer_groups,
+        ):
             fill_topic(queue)
         queue.create_topic("empty")
-        # What ended did so over the last day, so that charts have something to show.
+        # Spread the ends of tasks over the last day, so that the charts have bars.
         conn.execute(
             "UPDATE taskq_internal.ended SET completed = completed - (sequence % 24) * interval '1 hour'"
             " - (sequence % 50) * interval '1 minute' WHERE completed IS NOT NULL AND sequence % 3 > 0"
@@ -62,7 +69,7 @@ def fill(dsn: str) -> None:
 
 
 def _orders(queue: TaskQueue) -> None:
-    """Busy: most succeeded, some are retried, two are held by a task instance, one is behind these, one scheduled."""
+    """A busy topic: most tasks succeeded, some are retried, a task instance holds two, and one is scheduled."""
     queue.create_topic("orders", TopicPolicy(RetryPolicy(max_attempts=3, base=HOUR)))
     queue.push(
         "orders", [NewTask(f"order-{n}", {"secret": SECRET, "n": n}, reference=f"batch-{n % 3}") for n in range(60)]
@@ -79,7 +86,7 @@ def _orders(queue: TaskQueue) -> None:
 
 
 def _payments(queue: TaskQueue) -> None:
-    """Troubled: failed, expired, suspended, filtered, recreated and redundant ones."""
+    """A topic in trouble: failed, expired, suspended, filtered, recreated and redundant tasks."""
     queue.create_topic("payments", TopicPolicy(on_expiry="expire"))
     queue.push("payments", [NewTask(f"payment-{n}", {"secret": SECRET}) for n in range(12)])
     worker = queue.register("worker-8", HOUR)
@@ -99,7 +106,7 @@ def _payments(queue: TaskQueue) -> None:
 
 
 def _waiting(queue: TaskQueue) -> None:
-    """A task whose dependency failed, and one behind it."""
+    """A task with a failed dependency, and one behind it."""
     queue.create_topic("waiting")
     queue.push("waiting", [NewTask("invoice-0", depends_on=[("payments", "payment-0")]), NewTask("invoice-1")])
 
@@ -110,9 +117,9 @@ def _reports(queue: TaskQueue) -> None:
     queue.pause_topic("reports")
 
 
-def _nobody(queue: TaskQueue) -> None:
-    queue.create_topic("nobody")
-    queue.push("nobody", [f"lonely-{n}" for n in range(30)])
+def _no_worker(queue: TaskQueue) -> None:
+    queue.create_topic("no-worker")
+    queue.push("no-worker", [f"lonely-{n}" for n in range(30)])
 
 
 def _nightly(queue: TaskQueue) -> None:
@@ -125,7 +132,7 @@ def _nightly(queue: TaskQueue) -> None:
 
 
 def _lapsed(queue: TaskQueue) -> None:
-    """Held under a lease that has lapsed, and that nobody has taken back."""
+    """A task whose owner's lease lapsed; no expire() has taken it back."""
     queue.create_topic("lapsed")
     queue.push("lapsed", ["stuck"])
     queue.poll("lapsed", queue.register("worker-that-sleeps", HOUR))
@@ -133,7 +140,7 @@ def _lapsed(queue: TaskQueue) -> None:
 
 
 def _hostile(queue: TaskQueue) -> None:
-    """Names, payloads and errors that want to be more than text."""
+    """Names, payloads and errors that contain markup and scripts."""
     queue.create_topic(HOSTILE)
     queue.push(
         HOSTILE, [NewTask(HOSTILE_TEXT, {"html": HOSTILE_TEXT}, reference=HOSTILE_TEXT), NewTask("javascript:alert(1)")]
@@ -143,14 +150,14 @@ def _hostile(queue: TaskQueue) -> None:
     queue.complete(owner, {task: Decision(Result.FAILURE, error=HOSTILE_TEXT)})
 
 
-def _readers(queue: TaskQueue) -> None:
+def _consumer_groups(queue: TaskQueue) -> None:
     events = queue.events("orders", None, 10)
     queue.advance("warehouse", "orders", 0, events.cursor)
     queue.lock("nightly-maintenance", "host-3", HOUR)
 
 
 def _lapse(queue: TaskQueue, owner: str) -> None:
-    """A lease that went by ten minutes ago."""
+    """Lets the lease of an owner lapse ten minutes ago."""
     queue.conn.execute(
         "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '10 minutes' WHERE name = %s",
         (owner,),
@@ -158,7 +165,7 @@ def _lapse(queue: TaskQueue, owner: str) -> None:
 
 
 def fill_large(dsn: str) -> None:
-    """Topic `work`: 600,000 succeeded, 100,000 failed, 100,000 ready, 190,000 later, 10,000 held; and 200 topics."""
+    """Topic `work`: 600,000 succeeded, 100,000 failed, 100,000 ready, 190,000 scheduled, 10,000 held; 200 topics."""
     with connect(dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
         if "work" in queue.topics():

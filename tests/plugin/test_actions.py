@@ -1,4 +1,4 @@
-"""Actions by the API: previewed, confirmed, done in one transaction with their line in the trail."""
+"""Actions of the API: each is previewed, confirmed, and done in one transaction with its audit line."""
 
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from tests.queue.conftest import known
 
 pytestmark = pytest.mark.slow
 
-# JSON for PostgreSQL, but not for every client.
+# JSON that PostgreSQL accepts and some clients cannot read.
 UNREADABLE = (
     "1e99999999999999999999999",
     "[1e-99999999999999999999999]",
@@ -27,29 +27,29 @@ UNREADABLE = (
 
 
 def post(client: Client, action: str, **body: Any) -> httpx.Response:
-    """An action as the op, with a topic unless told otherwise."""
+    """Sends an action as op, on the topic `work` by default."""
     sent = {"topic": "work", **body, "action": action}
     return client("op").post("/api/taskq_acts/actions", json=sent)
 
 
 def preview(client: Client, action: str, **body: Any) -> dict[str, Any]:
-    """What an action would do; nothing is left behind."""
+    """The preview of an action."""
     answer = post(client, action, **body)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    assert told["sentence"].endswith("?")
-    return told
+    document: dict[str, Any] = answer.json()
+    assert document["sentence"].endswith("?")
+    return document
 
 
 def done(client: Client, action: str, **body: Any) -> int:
-    """Confirms an action; how many it did."""
+    """Confirms an action, and returns the number of tasks that it changed."""
     answer = post(client, action, confirm=True, **body)
     assert answer.status_code == 200, answer.text
     return int(answer.json()["done"])
 
 
 def ended(queue: TaskQueue, result: Result, number: int, error: str | None = None) -> list[Task]:
-    """Tasks that ended so."""
+    """Pushes tasks and completes them with a result."""
     owner = queue.register("worker")
     queue.push("work", [NewTask(f"{result.name}-{n}", {"n": n}) for n in range(number)])
     polled = queue.poll("work", owner, number)
@@ -58,7 +58,7 @@ def ended(queue: TaskQueue, result: Result, number: int, error: str | None = Non
 
 
 def states(queue: TaskQueue) -> dict[State, int]:
-    """How many tasks of the topic are in each state."""
+    """The number of tasks of the topic in each state."""
     return {state: found.count for state, found in queue.count("work")["work"].items()}
 
 
@@ -141,7 +141,7 @@ def test_actions_that_make_tasks_ready_notify_the_workers(
         assert done(client, "push", options={"identifier": "new"}) == 1
         preview(client, "retry", filter={"state": "FAILED"})
         assert done(client, "retry", filter={"state": "FAILED"}, expected=1) == 1
-        assert [told.payload for told in waiting.notifies(timeout=10, stop_after=3)] == ["work"] * 3
+        assert [notice.payload for notice in waiting.notifies(timeout=10, stop_after=3)] == ["work"] * 3
         assert list(waiting.notifies(timeout=0)) == []
 
 
@@ -221,7 +221,7 @@ def test_a_refused_action_rolls_back_before_it_answers(
 
     unheard: list[psycopg.Connection[Any]] = []
     with monkeypatch.context() as server:
-        # A server that has not yet read that the page went away: nobody waits until it has.
+        # The server has not read yet that the page closed its connection. No other session waits for that.
         server.setattr(psycopg.Connection, "close", lambda connection: unheard.append(connection))
         with pytest.raises(session.ApiError, match="More than"):
             refused()
@@ -232,9 +232,9 @@ def test_a_refused_action_rolls_back_before_it_answers(
 
 def test_the_preview_of_a_push_counts_the_older_tasks(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a", "a"])
-    told = preview(client, "push", options={"identifier": "a", "insertion": "DELETE"})["sentence"]
+    sentence = preview(client, "push", options={"identifier": "a", "insertion": "DELETE"})["sentence"]
     also = "; of 2 older tasks of this identifier the waiting or ended ones are deleted for good?"
-    assert told == f"Push a to work{also}"
+    assert sentence == f"Push a to work{also}"
     assert preview(client, "push", options={"identifier": "a"})["sentence"] == "Push a to work?"
 
 
@@ -338,10 +338,10 @@ def test_the_page_reveals_an_unreadable_payload_as_its_text(client: Client, acts
     (task,) = acts.push("work", ["a"])
     for text in ("[1e400]", "9" * 5_000, "[" * 5_000 + "]" * 5_000):
         acts.conn.execute("UPDATE taskq_internal.task SET payload = %s::json", (text,))
-        asked: dict[str, str | int] = {"topic": "work", "sequence": task.sequence}
-        assert client("op").post("/api/taskq_acts/reveal", json=asked).json()["payload"] == text
+        parameters: dict[str, str | int] = {"topic": "work", "sequence": task.sequence}
+        assert client("op").post("/api/taskq_acts/reveal", json=parameters).json()["payload"] == text
         for view in ("tasks", "task"):
-            given: dict[str, str | int] = asked if view == "task" else {"topic": "work"}
+            given: dict[str, str | int] = parameters if view == "task" else {"topic": "work"}
             answer = client("op").get(f"/api/taskq_acts/{view}", params=given)
             assert answer.status_code == 200, answer.text
 
@@ -386,5 +386,5 @@ def test_actions_on_waiting_tasks_run_prioritize_and_cancel_them(client: Client,
     acts.poll("work", acts.register("worker"), 1)
     refused = post(client, "cancel", sequences=[sequences[0], held[0].sequence], confirm=True)
     assert (refused.status_code, "only a READY task" in refused.text) == (409, True)
-    told = [(line.action, line.count) for line in reversed(acts.audit_trail())]
-    assert told == [("run_now", 2), ("set_priority", 1), ("cancel", 2)]
+    lines = [(line.action, line.count) for line in reversed(acts.audit_trail())]
+    assert lines == [("run_now", 2), ("set_priority", 1), ("cancel", 2)]

@@ -1,4 +1,4 @@
-"""What the views tell, of the databases in situations.py."""
+"""Answers of the views, on the databases of situations.py."""
 
 import subprocess
 import sys
@@ -74,8 +74,8 @@ def test_only_owners_that_are_task_instances_have_links() -> None:
         assert links(name) is None, name
 
 
-def told(client: Client, path: str, **params: Any) -> dict[str, Any]:
-    """The answer of a view to a viewer, which says when that was so."""
+def get_view(client: Client, path: str, **params: Any) -> dict[str, Any]:
+    """The answer of a view to a viewer; it has a time."""
     answer = client("viewer").get(f"{API}/{path}", params=params)
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
@@ -85,12 +85,12 @@ def told(client: Client, path: str, **params: Any) -> dict[str, Any]:
 
 def names(client: Client, **params: Any) -> list[str]:
     """The identifiers on a page of tasks."""
-    return [task["identifier"] for task in told(client, "tasks", **params)["tasks"]]
+    return [task["identifier"] for task in get_view(client, "tasks", **params)["tasks"]]
 
 
 def topics(client: Client) -> dict[str, dict[str, Any]]:
     """All topics as the page lists them."""
-    return {each["topic"]: each for each in told(client, "topics", size=200)["topics"]}
+    return {each["topic"]: each for each in get_view(client, "topics", size=200)["topics"]}
 
 
 def test_topics_are_listed_by_name_with_counts_in_pages(client: Client) -> None:
@@ -104,29 +104,29 @@ def test_topics_are_listed_by_name_with_counts_in_pages(client: Client) -> None:
     assert found["payments"]["expired"]["count"] == 1
     assert found["waiting"]["blocked"]["count"] == 1
     assert [name for name, each in found.items() if each["paused"]] == ["reports"]
-    assert found["nobody"]["oldest_seconds"] >= 0
+    assert found["no-worker"]["oldest_seconds"] >= 0
     assert found["empty"]["oldest_seconds"] is None
-    first = told(client, "topics", size=3)
+    first = get_view(client, "topics", size=3)
     assert [each["topic"] for each in first["topics"]] == list(found)[:3]
-    rest = told(client, "topics", size=100, after=first["next"])
+    rest = get_view(client, "topics", size=100, after=first["next"])
     assert [each["topic"] for each in rest["topics"]] == list(found)[3:]
     assert rest["next"] is None
-    assert [each["topic"] for each in told(client, "topics", search="ORD")["topics"]] == ["orders"]
+    assert [each["topic"] for each in get_view(client, "topics", search="ORD")["topics"]] == ["orders"]
 
 
 def test_topics_can_be_sorted_and_limited_to_trouble_with_totals(client: Client) -> None:
-    whole = told(client, "topics", size=100)
+    whole = get_view(client, "topics", size=100)
     known = {each["topic"]: each for each in whole["topics"]}
     for key in ("ready", "running", "failed"):
-        shown = told(client, "topics", sort=key, order="desc", size=2)
+        shown = get_view(client, "topics", sort=key, order="desc", size=2)
         assert [each["topic"] for each in shown["topics"]] == sorted(known, key=lambda t: (-known[t][key]["count"], t))[
             :2
         ]
         assert shown["totals"] == whole["totals"]
         assert whole["totals"][key] == {"count": sum(each[key]["count"] for each in known.values()), "capped": False}
-    assert told(client, "topics", sort="oldest", order="asc")["topics"][0]["oldest_seconds"] is None
+    assert get_view(client, "topics", sort="oldest", order="asc")["topics"][0]["oldest_seconds"] is None
     assert (whole["totals"]["topics"], whole["capped"]) == (len(known), False)
-    trouble = told(client, "topics", trouble=True, size=100)
+    trouble = get_view(client, "topics", trouble=True, size=100)
     assert {each["topic"] for each in trouble["topics"]} == {"payments", "reports", HOSTILE}
     assert trouble["totals"]["topics"] == 3
     assert trouble["totals"]["failed"] == whole["totals"]["failed"]
@@ -135,7 +135,7 @@ def test_topics_can_be_sorted_and_limited_to_trouble_with_totals(client: Client)
 
 def test_the_search_finds_a_task_of_any_topic_by_sequence_identifier_or_reference(client: Client) -> None:
     def found(text: str, **params: Any) -> list[tuple[str, str]]:
-        tasks = told(client, "search", text=text, **params)["tasks"]
+        tasks = get_view(client, "search", text=text, **params)["tasks"]
         assert [task["sequence"] for task in tasks] == sorted((task["sequence"] for task in tasks), reverse=True)
         return [(task["topic"], task["identifier"]) for task in tasks]
 
@@ -144,21 +144,21 @@ def test_the_search_finds_a_task_of_any_topic_by_sequence_identifier_or_referenc
     assert found("batch-2") == [("orders", f"order-{n}") for n in range(59, 0, -3)]
     assert found(HOSTILE_TEXT) == [(HOSTILE, HOSTILE_TEXT)]
     assert found("order-") == []
-    sequence = told(client, "tasks", topic="reports", identifier="report-1")["tasks"][0]["sequence"]
+    sequence = get_view(client, "tasks", topic="reports", identifier="report-1")["tasks"][0]["sequence"]
     assert found(str(sequence)) == found(f"#{sequence}") == [("reports", "report-1")]
-    few = told(client, "search", text="batch-2", size=5)
+    few = get_view(client, "search", text="batch-2", size=5)
     assert (len(few["tasks"]), few["more"]) == (5, True)
 
 
 def test_a_topic_has_policy_charts_and_owners(client: Client) -> None:
-    topic = told(client, "topic", topic="orders")["topic"]
+    topic = get_view(client, "topic", topic="orders")["topic"]
     assert topic["policy"]["max_attempts"] == 3
     assert topic["policy"]["base"] == 3600
     assert (len(topic["hour"]), len(topic["day"])) == (60, 24)
     assert sum(span["succeeded"] for span in topic["day"]) > 0
     assert topic["sampled"] == 1
     assert [owner["owner"] for owner in topic["owners"]] == [HOLDER]
-    answer = told(client, "throughput", topic=["orders", "empty"])
+    answer = get_view(client, "throughput", topic=["orders", "empty"])
     assert (list(answer["topics"]), answer["span_seconds"]) == (["orders"], 180)
     bars = answer["topics"]["orders"]
     assert {len(bar) for bar in bars} == {4}
@@ -171,8 +171,8 @@ def test_a_topic_has_policy_charts_and_owners(client: Client) -> None:
 
 
 def test_a_topic_with_a_hostile_name_is_listed(client: Client) -> None:
-    assert told(client, "topic", topic=HOSTILE)["topic"]["topic"] == HOSTILE
-    (failed,) = told(client, "tasks", topic=HOSTILE, error=HOSTILE_TEXT.upper(), identifier=HOSTILE_TEXT)["tasks"]
+    assert get_view(client, "topic", topic=HOSTILE)["topic"]["topic"] == HOSTILE
+    (failed,) = get_view(client, "tasks", topic=HOSTILE, error=HOSTILE_TEXT.upper(), identifier=HOSTILE_TEXT)["tasks"]
     assert (failed["identifier"], failed["reference"], failed["error_summary"]) == (HOSTILE_TEXT,) * 3
     assert failed["links"] is None
 
@@ -195,28 +195,28 @@ def test_tasks_are_found_by_each_filter(client: Client) -> None:
     assert names(client, topic="waiting", status="blocked") == ["invoice-0"]
     assert names(client, topic="orders", since="2100-01-01T00:00:00Z") == []
     assert names(client, topic="orders", until="2001-01-01T00:00:00+02:00") == []
-    assert len(names(client, topic="nobody", since="2001-01-01T00:00:00Z", until="2100-01-01T00:00:00Z")) == 30
+    assert len(names(client, topic="no-worker", since="2001-01-01T00:00:00Z", until="2100-01-01T00:00:00Z")) == 30
 
 
 def test_pages_lead_forward_and_back_in_both_orders(client: Client) -> None:
     for order in ("newest", "oldest"):
-        whole = names(client, topic="nobody", order=order, size=100)
-        first = told(client, "tasks", topic="nobody", order=order, size=12)
-        second = told(client, "tasks", topic="nobody", order=order, size=12, after=first["next"])
-        last = told(client, "tasks", topic="nobody", order=order, size=12, after=second["next"])
+        whole = names(client, topic="no-worker", order=order, size=100)
+        first = get_view(client, "tasks", topic="no-worker", order=order, size=12)
+        second = get_view(client, "tasks", topic="no-worker", order=order, size=12, after=first["next"])
+        last = get_view(client, "tasks", topic="no-worker", order=order, size=12, after=second["next"])
         pages = [[task["identifier"] for task in page["tasks"]] for page in (first, second, last)]
         assert [name for page in pages for name in page] == whole
         assert (first["previous"], last["next"], last["looked_to"]) == (None, None, None)
-        back = told(client, "tasks", topic="nobody", order=order, size=12, before=last["previous"])
+        back = get_view(client, "tasks", topic="no-worker", order=order, size=12, before=last["previous"])
         assert [task["identifier"] for task in back["tasks"]] == pages[1]
-        beginning = told(client, "tasks", topic="nobody", order=order, size=12, before=back["previous"])
+        beginning = get_view(client, "tasks", topic="no-worker", order=order, size=12, before=back["previous"])
         assert [task["identifier"] for task in beginning["tasks"]] == pages[0]
         assert (beginning["previous"], beginning["next"]) == (None, first["next"])
 
 
 def test_a_task_has_its_reason_history_and_links_to_airflow(client: Client) -> None:
-    (held, _) = told(client, "tasks", topic="orders", state="ACTIVE", order="oldest")["tasks"]
-    one = told(client, "task", topic="orders", sequence=held["sequence"])
+    (held, _) = get_view(client, "tasks", topic="orders", state="ACTIVE", order="oldest")["tasks"]
+    one = get_view(client, "task", topic="orders", sequence=held["sequence"])
     assert "held by shop/manual__1/claim/-1" in one["why"]
     assert one["task"]["links"] == {
         "dag_run": "dags/shop/runs/manual__1",
@@ -227,23 +227,23 @@ def test_a_task_has_its_reason_history_and_links_to_airflow(client: Client) -> N
     assert one["task"]["ran_seconds"] > 0
     assert one["timeline"][0]["ran_seconds"] is None
     assert (one["task"]["payload_bytes"], one["task"]["output_bytes"]) == (52, None)
-    (waiting,) = told(client, "tasks", topic="waiting", status="blocked")["tasks"]
-    blocked = told(client, "task", topic="waiting", sequence=waiting["sequence"])
+    (waiting,) = get_view(client, "tasks", topic="waiting", status="blocked")["tasks"]
+    blocked = get_view(client, "task", topic="waiting", sequence=waiting["sequence"])
     assert "payment-0" in blocked["why"]
     (dependency,) = blocked["depends_on"]
     assert (dependency["topic"], dependency["identifier"], dependency["state"]) == ("payments", "payment-0", "FAILED")
-    (recreated,) = told(client, "tasks", topic="payments", state="RECREATED")["tasks"]
-    timeline = told(client, "task", topic="payments", sequence=recreated["sequence"])["timeline"]
+    (recreated,) = get_view(client, "tasks", topic="payments", state="RECREATED")["tasks"]
+    timeline = get_view(client, "task", topic="payments", sequence=recreated["sequence"])["timeline"]
     assert [event["actor"] for event in timeline if event["what"] == "recreated"] == ["maria"]
     assert client("viewer").get(f"{API}/task", params={"topic": "orders", "sequence": 10**12}).status_code == 404
 
 
 def test_a_task_instance_lists_the_tasks_that_it_holds_pushed_and_waits_for(client: Client) -> None:
-    found = told(
+    found = get_view(
         client, "instance", **CLAIM, topic="orders", first=1, last=62, identifier=["order-0", "no-such", "later"]
     )
     assert [task["identifier"] for task in found["holds"]] == ["order-50", "order-51"]
-    assert len(found["pushed"]) == 50  # of the sixty of one push, and none of the two that were pushed later
+    assert len(found["pushed"]) == 50  # of the sixty of one push; two tasks were pushed later
     assert [task["identifier"] for task in found["pushed"]][:2] == ["order-0", "order-1"]
     assert [(each["identifier"], each["task"] and each["task"]["status"]) for each in found["waits_for"]] == [
         ("order-0", "retrying"),
@@ -251,9 +251,9 @@ def test_a_task_instance_lists_the_tasks_that_it_holds_pushed_and_waits_for(clie
         ("later", "scheduled"),
     ]
     assert found["topic"]["topic"] == "orders"
-    nothing = told(client, "instance", **{**CLAIM, "run_id": "other"})
+    nothing = get_view(client, "instance", **{**CLAIM, "run_id": "other"})
     assert (nothing["owner"], nothing["holds"], nothing["pushed"], nothing["waits_for"]) == (None, [], [], [])
-    renamed = told(client, "instance", **{**CLAIM, "run_id": "other"}, claimed_as=HOLDER)
+    renamed = get_view(client, "instance", **{**CLAIM, "run_id": "other"}, claimed_as=HOLDER)
     assert [task["identifier"] for task in renamed["holds"]] == ["order-50", "order-51"]
 
 
@@ -272,33 +272,33 @@ def test_a_task_instance_lists_the_tasks_of_its_own_workers_only(client: Client,
 
 
 def test_owners_are_listed_with_leases_and_held_tasks(client: Client) -> None:
-    owners = {each["owner"]: each for each in told(client, "owners")["owners"]}
+    owners = {each["owner"]: each for each in get_view(client, "owners")["owners"]}
     assert owners[HOLDER]["held"]["count"] == 2
     assert owners[HOLDER]["topics"] == ["orders"]
     assert owners["worker-that-sleeps"]["lapsed"]
     assert "worker-that-died" not in owners  # its lease is gone
-    first = told(client, "owners", size=2)
-    rest = told(client, "owners", size=100, after=first["next"])
+    first = get_view(client, "owners", size=2)
+    rest = get_view(client, "owners", size=100, after=first["next"])
     assert [each["owner"] for each in (*first["owners"], *rest["owners"])] == list(owners)
-    assert {each["owner"] for each in told(client, "owners", search="SHOP/")["owners"]} == {HOLDER}
-    one = told(client, "owner", owner=HOLDER, size=1)
+    assert {each["owner"] for each in get_view(client, "owners", search="SHOP/")["owners"]} == {HOLDER}
+    one = get_view(client, "owner", owner=HOLDER, size=1)
     assert [task["identifier"] for task in one["tasks"]] == ["order-50"]
-    following = told(client, "owner", owner=HOLDER, after=one["next"])
+    following = get_view(client, "owner", owner=HOLDER, after=one["next"])
     assert [task["identifier"] for task in following["tasks"]] == ["order-51"]
-    assert told(client, "owner", owner="worker-that-died")["owner"]["gone"]
-    assert told(client, "owner", owner="never seen")["owner"] is None
+    assert get_view(client, "owner", owner="worker-that-died")["owner"]["gone"]
+    assert get_view(client, "owner", owner="never seen")["owner"] is None
 
 
 def test_locks_consumer_groups_ticks_and_health_are_listed(client: Client) -> None:
-    (lock,) = told(client, "locks")["locks"]
+    (lock,) = get_view(client, "locks")["locks"]
     assert (lock["name"], lock["held_by"]) == ("nightly-maintenance", "host-3")
-    (reader,) = told(client, "consumer_groups")["consumer_groups"]
+    (reader,) = get_view(client, "consumer_groups")["consumer_groups"]
     assert (reader["group"], reader["topic"], reader["behind"]["count"]) == ("warehouse", "orders", 52)
     for params in ({}, {"topic": "nightly"}):
-        (tick,) = told(client, "ticks", **params)["ticks"]
+        (tick,) = get_view(client, "ticks", **params)["ticks"]
         assert (tick["topic"], tick["prefix"], tick["waiting"]) == ("nightly", "reports/daily", 12)
         assert tick["next"] < tick["last"]
-    findings = told(client, "health")["findings"]
+    findings = get_view(client, "health")["findings"]
     assert {"lapsed leases", "dead rows"} <= {each["subject"] for each in findings}
     assert {each["severity"] for each in findings} <= {"critical", "warning", "notice", "fine"}
 
@@ -339,7 +339,7 @@ def test_a_topic_lists_the_dags_that_use_it_or_are_started_by_it(client: Client)
     assert uses(topic="payments") == {("partner", "push_to_each", "pushes")}
     assert uses(conn_id="taskq_acts") == {("partner", "elsewhere", "pushes")}
     assert uses(topic="empty") == set()
-    (push,) = [use for use in told(client, "dags", topic="orders")["uses"] if use["task_id"] == "claim"]
+    (push,) = [use for use in get_view(client, "dags", topic="orders")["uses"] if use["task_id"] == "claim"]
     assert push["links"] == {"dag": "dags/shop", "task": "dags/shop/tasks/claim"}
 
 

@@ -1,4 +1,4 @@
-"""The API with absurd values: refused with a sentence; and rows with moments beyond all time, which it shows."""
+"""Values out of range are refused with a sentence, and rows with moments out of range are shown."""
 
 import json
 from typing import Any
@@ -59,7 +59,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
 
 
 def body(action: str, **fields: str) -> str:
-    """A body as JSON, of fields in JSON: with what a client can send and Python's own encoder would not."""
+    """A body of fields that are JSON texts, so that they can hold what Python's encoder does not write."""
     return (
         f'{{"action": "{action}", {", ".join(f"{chr(34)}{name}{chr(34)}: {field}" for name, field in fields.items())}}}'
     )
@@ -102,12 +102,14 @@ def test_a_view_refuses_values_out_of_range_with_a_sentence(client: Client, acts
         assert answer.json()["error"]
 
 
-@pytest.mark.parametrize("asked", ACTIONS)
-def test_an_action_refuses_values_out_of_range_with_a_sentence(client: Client, acts: TaskQueue, asked: str) -> None:
+@pytest.mark.parametrize("request_body", ACTIONS)
+def test_an_action_refuses_values_out_of_range_with_a_sentence(
+    client: Client, acts: TaskQueue, request_body: str
+) -> None:
     make_world(acts)
     before = stored(acts)
     for confirmed in ("false", "true"):
-        sent = f'{asked[:-1]}, "confirm": {confirmed}, "expected": 5}}'
+        sent = f'{request_body[:-1]}, "confirm": {confirmed}, "expected": 5}}'
         answer = client("op").post(f"{API}/actions", content=sent, headers={"Content-Type": "application/json"})
         assert 400 <= answer.status_code < 500, f"{answer.status_code} {answer.text}"
         assert answer.json()["error"]
@@ -125,20 +127,20 @@ def test_views_show_rows_with_moments_out_of_range(client: Client, acts: TaskQue
     acts.conn.execute("UPDATE taskq_internal.progress SET advanced = %s", (value,))
     acts.conn.execute("UPDATE taskq_internal.audit SET happened = %s", (value,))
 
-    def told(path: str, **params: Any) -> dict[str, Any]:
+    def get_view(path: str, **params: Any) -> dict[str, Any]:
         answer = client("viewer").get(f"{API}/{path}", params=params)
         assert answer.status_code == 200, f"{path}: {answer.text}"
         found: dict[str, Any] = json.loads(answer.text)
         return found
 
     shown = "0001-01-01T00:00:00+00:00" if value.startswith("-") else "9999-12-31T00:00:00+00:00"
-    assert [owner["lease_until"] for owner in told("owners")["owners"]] == [shown]
-    assert told("owner", owner="owner")["owner"]["seen"] == shown
-    assert {task["created"] for task in told("tasks", topic="retries")["tasks"]} == {shown}
-    assert told("task", topic="retries", sequence=world.held)["task"]["lease_until"] == shown
-    assert [lock["until"] for lock in told("locks")["locks"]] == ["9999-12-31T00:00:00+00:00"]
+    assert [owner["lease_until"] for owner in get_view("owners")["owners"]] == [shown]
+    assert get_view("owner", owner="owner")["owner"]["seen"] == shown
+    assert {task["created"] for task in get_view("tasks", topic="retries")["tasks"]} == {shown}
+    assert get_view("task", topic="retries", sequence=world.held)["task"]["lease_until"] == shown
+    assert [lock["until"] for lock in get_view("locks")["locks"]] == ["9999-12-31T00:00:00+00:00"]
     for path in ("topics", "consumer_groups", "ticks", "health", "audit"):
-        told(path)
-    told("throughput", topic="retries")
-    told("search", text=str(world.held))
-    told("topic", topic="retries")
+        get_view(path)
+    get_view("throughput", topic="retries")
+    get_view("search", text=str(world.held))
+    get_view("topic", topic="retries")

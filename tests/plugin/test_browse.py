@@ -1,4 +1,4 @@
-"""Browsing by the queue's own verbs, where the API leaves something to be seen: caps, budgets, races and rights."""
+"""The verbs of the queue that the page reads with: caps, budgets, races and rights."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue.reports import STATUSES, TaskFilter
 
 
 def fail(queue: TaskQueue, number: int) -> list[int]:
-    """Tasks that failed, the first with another error."""
+    """Pushes tasks that fail, the first with another error."""
     owner = queue.register("worker")
     queue.push("work", [f"failing-{n}" for n in range(number)])
     polled = queue.poll("work", owner, number)
@@ -87,7 +87,7 @@ def test_a_filter_by_status_finds_exactly_the_tasks_of_that_status(queue: TaskQu
 
 
 def in_every_status(queue: TaskQueue) -> None:
-    """Tasks of `work` in each status that waits, of several priorities and reasons, and some in others."""
+    """Pushes tasks of `work` in each waiting status, with several priorities and reasons, and some in other states."""
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
     owner = queue.register("worker")
     queue.push("work", ["retry due", "retry later", "retry paused", "held", "gone"])

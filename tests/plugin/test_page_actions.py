@@ -1,4 +1,4 @@
-"""Each action of the page, in a real browser: looked at, confirmed, done, and written to the audit."""
+"""Each action of the page in a real browser: previewed, confirmed, done and audited."""
 
 import json
 import re
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def failed(acts: TaskQueue) -> list[int]:
-    """Five tasks that failed, before three that are ready."""
+    """Pushes five tasks that fail, and three that stay ready."""
     acts.push("work", [NewTask(f"task-{n}", {"n": n}) for n in range(8)])
     owner = acts.register("worker")
     polled = acts.poll("work", owner, 5)
@@ -27,10 +27,10 @@ def states(queue: TaskQueue, sequences: list[int]) -> list[State]:
     return [found.state for found in (queue.task("work", sequence) for sequence in sequences) if found]
 
 
-def confirm(page: Page, said: str | re.Pattern[str]) -> str:
-    """Confirms what the dialog says, and returns what it says of it once it is done."""
+def confirm(page: Page, expected: str | re.Pattern[str]) -> str:
+    """Confirms the dialog with the expected text, and returns the text of the result."""
     dialog = page.get_by_test_id("dialog")
-    expect(dialog).to_contain_text(said)
+    expect(dialog).to_contain_text(expected)
     expect(dialog.get_by_test_id("confirm")).to_be_enabled()
     dialog.get_by_test_id("confirm").click()
     done = dialog.get_by_test_id("message-success").inner_text()
@@ -41,7 +41,7 @@ def confirm(page: Page, said: str | re.Pattern[str]) -> str:
 
 
 def tick(main: Locator, *sequences: int) -> None:
-    """Ticks tasks of the list."""
+    """Selects tasks of the list."""
     for sequence in sequences:
         main.get_by_test_id("tasks").get_by_role("row").filter(has_text=f"#{sequence}").locator("label").click()
 

@@ -1,4 +1,4 @@
-"""The files of the page as they are: what the browser runs is what is here."""
+"""The files of the page, which the browser runs without a build."""
 
 import re
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from pathlib import Path
 
 WWW = Path(__file__).parents[2] / "airflow_provider_taskq" / "plugins" / "www"
 MODULES = sorted(WWW.rglob("*.js"))
-# Ways by which a text could become markup or a program.
+# Calls that could turn a text into markup or code.
 MARKUP = re.compile(r"(?i:innerHTML)|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc")
 
 
 def imports(module: Path) -> Iterator[Path]:
     """The modules that a module imports."""
     for found in re.findall(r"""(?:from|import\()\s*"([^"]+)\"""", module.read_text(encoding="utf-8")):
-        assert found.startswith("."), f"{module.name} imports {found}, which nobody serves"
+        assert found.startswith("."), f"{module.name} imports {found}, which no path serves"
         yield (module.parent / found).resolve()
 
 

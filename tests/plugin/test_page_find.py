@@ -1,4 +1,4 @@
-"""Finding what needs attention: topics sorted and narrowed, tasks found in all topics, tabs and titles."""
+"""Sorted and filtered topics, the search for tasks in all topics, tabs and titles."""
 
 import re
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def shown(main: Locator) -> list[str]:
-    """The names of the topics that are listed."""
+    """The names of the listed topics."""
     return main.get_by_test_id("topics").locator("tbody tr td:first-child a").all_inner_texts()
 
 

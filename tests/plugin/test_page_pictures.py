@@ -1,4 +1,4 @@
-"""Why a task is stuck, found in three clicks, and a look at every view: the pictures of docs/page.md.
+"""Three clicks that lead to the reason of a stuck task, and every view: the pictures of docs/page.md.
 
 `TASKQ_PICTURES=docs/pictures` keeps the pictures.
 """
@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from airflow_provider_taskq.queue import TaskQueue
-from tests.plugin import browser_story
+from tests.plugin import shop_queue
 from tests.plugin.browser import OpenTab
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ Take = Callable[[Page, str], None]
 
 @pytest.fixture
 def take(tmp_path: Path) -> Take:
-    """Takes a picture of what a tab shows, once nothing in it is on its way any more."""
+    """Takes a picture of a tab after all its requests have ended."""
     folder = Path(os.environ.get("TASKQ_PICTURES") or tmp_path)
 
     def taken(page: Page, name: str) -> None:
@@ -38,25 +38,25 @@ def take(tmp_path: Path) -> Take:
 
 
 def test_why_a_task_is_stuck_is_found_in_three_clicks(tab: OpenTab, acts: TaskQueue, take: Take) -> None:
-    browser_story.fill(acts)
+    shop_queue.fill(acts)
     visit = tab(height=700)
     main = visit.view(conn_id=CONN)
     expect(main.get_by_test_id("topics").get_by_role("img")).not_to_have_count(0)
     take(visit.page, "walk-0-topics")
     main.get_by_role("link", name="invoices", exact=True).click()
-    expect(main.get_by_test_id("tasks")).to_contain_text(browser_story.STUCK)
+    expect(main.get_by_test_id("tasks")).to_contain_text(shop_queue.STUCK)
     take(visit.page, "walk-1-topic")
-    main.get_by_role("link", name=browser_story.STUCK).click()
+    main.get_by_role("link", name=shop_queue.STUCK).click()
     why = main.get_by_test_id("why")
-    expect(why).to_contain_text(browser_story.BLOCKER)
+    expect(why).to_contain_text(shop_queue.BLOCKER)
     take(visit.page, "walk-2-why")
-    main.get_by_role("link", name=re.compile(f"{browser_story.BLOCKER}$")).click()
+    main.get_by_role("link", name=re.compile(f"{shop_queue.BLOCKER}$")).click()
     expect(main.get_by_test_id("error")).to_contain_text("the bank's gateway did not answer")
     take(visit.page, "walk-3-cause")
 
 
 def test_every_view_renders_dark_and_light_narrow_and_wide(tab: OpenTab, acts: TaskQueue, take: Take) -> None:
-    browser_story.fill(acts)
+    shop_queue.fill(acts)
     wide, narrow = tab(dark=True, height=1000), tab(width=390, height=844)
     main = wide.view(conn_id=CONN, topic="payments")
     expect(main.get_by_test_id("tasks")).to_be_visible()

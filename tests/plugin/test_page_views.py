@@ -18,7 +18,7 @@ from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT, SECRET
 
 pytestmark = pytest.mark.slow
 
-# Sets fields, clicks (null) and presses Enter. In between, the address changes, and nothing of it is rendered yet.
+# Sets fields, clicks (null) and presses Enter. Between the steps the URL changes, and React renders nothing.
 AT_ONCE = """async (steps) => {
     for (const [element, text] of steps) {
         if (text === null) element.click();
@@ -64,7 +64,7 @@ def test_the_page_says_why_tasks_are_not_running(tab: OpenTab, page_dsns: dict[s
     expected = {
         ("reports", "report-1"): "paused",
         ("waiting", "invoice-0"): "FAILED",
-        ("nobody", "lonely-29"): "seems to poll",
+        ("no-worker", "lonely-29"): "seems to poll",
         ("lapsed", "stuck"): "lease lapsed",
         ("orders", "later"): "due in",
     }
@@ -129,7 +129,7 @@ def test_choices_made_before_the_page_renders_the_new_url_are_kept(tab: OpenTab)
 
 
 def at_once(main: Locator, *steps: tuple[Locator, str | None]) -> None:
-    """Does something to each element before the page has rendered what was done to the one before."""
+    """Acts on each element before the page has rendered the previous step."""
     main.evaluate(f"(main, steps) => ({AT_ONCE})(steps)", [[one.element_handle(), text] for one, text in steps])
 
 
@@ -258,7 +258,7 @@ def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> No
     visit = tab()
 
     def strict(route: Route) -> None:
-        """Airflow's own document sends no policy: ours are the pages that have to bear one."""
+        """Adds a policy: Airflow sends its document without one."""
         response = route.fetch()
         headers = {**response.headers, "content-security-policy": policy}
         route.fulfill(response=response, headers=headers)
@@ -274,7 +274,7 @@ def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> No
     main.get_by_role("button", name="Retry").click()
     dialog = visit.page.get_by_test_id("dialog")
     expect(dialog).to_contain_text(HOSTILE)
-    expect(dialog.locator(":focus")).to_have_count(1)  # from then on it listens to Escape
+    expect(dialog.locator(":focus")).to_have_count(1)  # only a focused dialog listens to Escape
     visit.page.keyboard.press("Escape")
     main.get_by_role("link", name="Owners", exact=True).click()
     expect(main.get_by_test_id("owners")).to_contain_text(HOSTILE_TEXT)
@@ -288,35 +288,35 @@ def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> No
 
 
 def test_a_hidden_tab_loads_nothing_and_a_visible_one_at_once(tab: OpenTab) -> None:
-    visit = tab(alone=True)  # time flows on after `install`, and for all tabs of a session
+    visit = tab(alone=True)  # the clock of `install` applies to all tabs of a session, also afterwards
     page = visit.page
     page.clock.install()
     main = visit.view("owners")
     expect(main.get_by_test_id("owners")).to_be_visible()
     asks = is_api("owners")
     with page.expect_request(asks):
-        page.clock.fast_forward(60_000)  # the most that a view pauses
+        page.clock.fast_forward(60_000)  # the longest pause of a view
     _show(visit.page, hidden=True)
     page.clock.fast_forward(600_000)
-    seen = len(list(filter(asks, visit.asked)))
+    seen = len(list(filter(asks, visit.requests)))
     page.clock.fast_forward(600_000)
     with page.expect_request(asks):
         _show(visit.page, hidden=False)
-    assert len(list(filter(asks, visit.asked))) == seen + 1
+    assert len(list(filter(asks, visit.requests))) == seen + 1
     live = main.get_by_text("Live", exact=True)
     live.click()
     expect(live).to_have_attribute("data-state", "unchecked")
-    stopped = len(list(filter(asks, visit.asked)))
+    stopped = len(list(filter(asks, visit.requests)))
     for _ in range(2):
         page.clock.fast_forward(600_000)
-    assert len(list(filter(asks, visit.asked))) == stopped
+    assert len(list(filter(asks, visit.requests))) == stopped
     with page.expect_request(asks):
         live.click()
-    assert len(list(filter(is_api("connections"), visit.asked))) == 1
+    assert len(list(filter(is_api("connections"), visit.requests))) == 1
 
 
 def _show(page: Page, *, hidden: bool) -> None:
-    """Tells a page that its tab was hidden or shown, as the browser does."""
+    """Sends the event of a hidden or visible tab, as the browser does."""
     page.evaluate(
         "(hidden) => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
         " document.dispatchEvent(new Event('visibilitychange')); }",
@@ -353,7 +353,7 @@ def test_every_control_works_with_the_keyboard(tab: OpenTab) -> None:
     visit.page.keyboard.press("Enter")
     dialog = visit.page.get_by_test_id("dialog")
     expect(dialog.get_by_test_id("confirm")).to_be_enabled()
-    expect(dialog.locator(":focus")).to_have_count(1)  # from then on it keeps the focus
+    expect(dialog.locator(":focus")).to_have_count(1)  # a focused dialog keeps the focus
     for _ in range(4):
         visit.page.keyboard.press("Tab")
         assert dialog.evaluate("(dialog) => dialog.contains(document.activeElement)")
@@ -363,7 +363,7 @@ def test_every_control_works_with_the_keyboard(tab: OpenTab) -> None:
 
 
 def _tab_to(page: Page, text: str) -> None:
-    """Presses the tabulator until what has that text has the focus."""
+    """Presses Tab until the element with the text has the focus."""
     for _ in range(80):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent.trim()") == text:
@@ -388,7 +388,7 @@ def test_every_control_of_the_page_has_a_name(tab: OpenTab) -> None:
 
 
 def store_result(page_site: PageSite, task_id: str, returned: dict[str, Any]) -> None:
-    """Stores what an operator returns as Airflow does."""
+    """Stores the XCom of an operator as Airflow does."""
     answer = httpx.post(
         f"{page_site.base_url}/api/v2/dags/shop/dagRuns/manual__1/taskInstances/{task_id}/xcomEntries",
         headers={"Authorization": f"Bearer {page_site.token('admin')}"},
@@ -415,7 +415,7 @@ def test_the_panel_shows_the_tasks_that_the_instance_pushed(
 ) -> None:
     with connect(page_dsns["situations"], autocommit=True) as conn:
         found = TaskQueue(conn).latest("orders", ["order-0", "order-59"])
-    # What the push operator returns, stored as Airflow stores it.
+    # The XCom of the push operator.
     returned = {"topic": "orders", "pushed": 60, "first": found["order-0"].sequence, "last": found["order-59"].sequence}
     store_result(page_site, "push", returned)
     panel = tab().go("dags/shop/runs/manual__1/tasks/push/plugin/taskq-tasks").get_by_test_id("taskq-panel")

@@ -1,4 +1,4 @@
-"""What each view costs where there are a million tasks: a bounded number of rows and pages."""
+"""With a million tasks each view reads a bounded number of rows and pages."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -49,8 +49,8 @@ VIEWS: dict[str, Callable[[TaskQueue], object]] = {
     "health": lambda queue: queue.health(),
     "audit": lambda queue: queue.audit_trail(),
 }
-# Views that read a sample of 2,000 pages rather than rows, and the pages that they may read in all. Health takes the
-# share of failures from the sample, beside its other findings.
+# Views that read a sample of 2,000 pages, with the number of pages that they may read. Health computes the share of
+# failures from the sample, and reads more for its other findings.
 SAMPLED = {"bars": 3_000, "hour": 3_000, "day": 3_000, "health": 15_000}
 MOST_ROWS = 7 * BUDGET
 TASKS = {"task", "live", "ended", "history", "owner", "task_default", "live_default", "ended_default"}

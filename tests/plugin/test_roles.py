@@ -1,4 +1,4 @@
-"""What each role of Airflow's simple auth manager may do, by route and action: the table of docs/page.md."""
+"""The rights of each role of Airflow's simple auth manager, by route and action: the table of docs/page.md."""
 
 from typing import Any
 
@@ -35,10 +35,10 @@ def test_every_role_may_view_and_only_op_and_admin_may_act(
     (task,) = acts.push("work", [NewTask("a", {"secret": 1})])
     owner = acts.register("holder")
     acts.poll("work", owner)
-    asked: dict[str, Any] = {"topic": "work", "sequence": task.sequence, "owner": "holder", "text": "a"}
-    asked |= {"dag_id": "shop", "run_id": "manual__1", "task_id": "claim"}
+    parameters: dict[str, Any] = {"topic": "work", "sequence": task.sequence, "owner": "holder", "text": "a"}
+    parameters |= {"dag_id": "shop", "run_id": "manual__1", "task_id": "claim"}
     views = [path for method, path in routes if method == "GET" and path.startswith("/api/")]
-    table = {f"GET {path}": [client(role).get(path, params=asked).status_code for role in ROLES] for path in views}
+    table = {f"GET {path}": [client(role).get(path, params=parameters).status_code for role in ROLES] for path in views}
     reveal = {"topic": "work", "sequence": task.sequence}
     table["reveal"] = [client(role).post("/api/taskq_acts/reveal", json=reveal).status_code for role in ROLES]
     for action, body in ACTIONS.items():
@@ -53,7 +53,7 @@ def test_every_role_may_view_and_only_op_and_admin_may_act(
 
 
 def answer(client: Client, acts: TaskQueue, role: str, body: dict[str, Any]) -> int:
-    """The status of an action, whose owner has a lease before."""
+    """The status of an action. The owner `holder` has a lease before it."""
     acts.register("holder")
     return client(role).post("/api/taskq_acts/actions", json=body).status_code
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 ACT = "/api/taskq_acts/actions"
 PAUSE = {"action": "pause", "topic": "work", "confirm": True}
-# What FastAPI offers unless it is told not to, and what nobody ever made.
+# Paths that FastAPI serves by default, and a path that does not exist.
 NOTHING = (
     "/",
     "/docs",
@@ -27,8 +27,8 @@ NOTHING = (
 
 
 def test_every_route_except_static_refuses_anonymous_requests(client: Client, routes: list[tuple[str, str]]) -> None:
-    asked = [*routes, *(("GET", path) for path in NOTHING), ("POST", "/api/taskq_acts/topics"), ("PUT", ACT)]
-    answers = {one: client(None).request(*one, content=b"{not json") for one in asked}
+    requests = [*routes, *(("GET", path) for path in NOTHING), ("POST", "/api/taskq_acts/topics"), ("PUT", ACT)]
+    answers = {one: client(None).request(*one, content=b"{not json") for one in requests}
     assert len(answers) > 25
     assert {one: answer.status_code for one, answer in answers.items()} == dict.fromkeys(answers, 401)
 
@@ -109,7 +109,7 @@ def test_a_request_from_airflows_own_page_is_accepted(client: Client, acts: Task
 
 
 def test_no_view_returns_a_payload(client: Client, routes: list[tuple[str, str]]) -> None:
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "topic": "orders",
         "sequence": 1,
         "owner": "shop/manual__1/claim/-1",
@@ -120,27 +120,27 @@ def test_no_view_returns_a_payload(client: Client, routes: list[tuple[str, str]]
         "first": 1,
         "last": 9,
     }
-    told = ""
+    texts = ""
     for method, path in routes:
         if method == "GET" and "taskq_acts" in path:
-            answer = client("admin").get(path.replace("taskq_acts", "taskq_default"), params=asked)
+            answer = client("admin").get(path.replace("taskq_acts", "taskq_default"), params=parameters)
             assert answer.status_code == 200, answer.text
-            told += answer.text
-    assert "order-1" in told
-    assert SECRET not in told
+            texts += answer.text
+    assert "order-1" in texts
+    assert SECRET not in texts
 
 
 def test_a_reveal_needs_the_right_to_act_and_writes_an_audit_line(client: Client, acts: TaskQueue) -> None:
     (task,) = acts.push("work", [NewTask("large", {"text": "ä" * 100_000})])
-    asked = {"topic": "work", "sequence": task.sequence}
-    assert client("viewer").post("/api/taskq_acts/reveal", json=asked).status_code == 403
-    told = client("op").post("/api/taskq_acts/reveal", json=asked).json()
-    assert told["payload"].startswith('{"text":"ää')
-    assert 64 * 1024 - 4 < len(told["payload"].encode()) <= 64 * 1024
-    assert (told["payload_bytes"], told["output"], told["cut"]) == (200_011, None, True)
+    parameters = {"topic": "work", "sequence": task.sequence}
+    assert client("viewer").post("/api/taskq_acts/reveal", json=parameters).status_code == 403
+    revealed = client("op").post("/api/taskq_acts/reveal", json=parameters).json()
+    assert revealed["payload"].startswith('{"text":"ää')
+    assert 64 * 1024 - 4 < len(revealed["payload"].encode()) <= 64 * 1024
+    assert (revealed["payload_bytes"], revealed["output"], revealed["cut"]) == (200_011, None, True)
     (line,) = acts.audit_trail()
     assert (line.actor, line.action, line.what) == ("op", "reveal", f"sequence {task.sequence}")
-    assert client("op").post("/api/taskq_acts/reveal", json={**asked, "sequence": 10**9}).status_code == 404
+    assert client("op").post("/api/taskq_acts/reveal", json={**parameters, "sequence": 10**9}).status_code == 404
 
 
 def test_error_messages_name_neither_server_nor_role_nor_payload(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""What the verbs show, to people and to programs."""
+"""Commands that read, as text and as JSON."""
 
 import json
 import shlex
@@ -131,12 +131,12 @@ def test_ls_with_after_continues_the_previous_page(run: Run, ask: Ask, order: li
 
 @pytest.mark.usefixtures("busy")
 def test_show_hides_payload_and_output(run: Run, ask: Ask) -> None:
-    told = run("show", "work", "--identifier", "a").stdout
+    output = run("show", "work", "--identifier", "a").stdout
     for part in ("identifier  a\n", "state       FAILED\n", "payload     18 bytes\n", "Refused: no\n", "ended FAILED"):
-        assert part in told
-    assert "word" not in told
+        assert part in output
+    assert "word" not in output
     assert '{"private":"word"}' in run("show", "work", "-i", "a", "--payload").stdout.replace(" ", "")
-    assert told.count(" ms · ran ") + told.count(" s · ran ") == 3, "of the task, of its failure and of its end"
+    assert output.count(" ms · ran ") + output.count(" s · ran ") == 3, "of the task, of its failure and of its end"
     answer = ask("show", "work", "-i", "a")
     assert "payload" not in answer["task"]
     assert answer["timeline"][-1]["waited"] == answer["task"]["waited"] >= 0
@@ -185,7 +185,7 @@ def test_owners_lists_owners_with_their_tasks(run: Run, ask: Ask, busy: TaskQueu
     shown = ask("owners", "show", "dag/run/task/-1")
     assert [task["identifier"] for task in shown["tasks"]] == ["b"]
     assert "holds           1\n" in run("owners", "show", "dag/run/task/-1").stdout
-    run("owners", "show", "nobody", code=1)
+    run("owners", "show", "unknown", code=1)
     assert run("owners", "--search", "none").stdout == "No owner contains 'none'.\n"
 
 
@@ -211,7 +211,7 @@ def test_stats_counts_tasks_by_state_and_recent_ends(run: Run, ask: Ask, busy: T
 def test_health_exits_with_1_for_a_warning_or_worse(
     run: Run, ask: Ask, own_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TASKQ_DSN", own_dsn)  # what other tests have left behind is no matter of health here
+    monkeypatch.setenv("TASKQ_DSN", own_dsn)  # a database without rows of other tests
     assert ask("health")["worst"] in {"FINE", "NOTICE"}
     assert len(run("health", "--all").stdout.splitlines()) > 10
     with connect(own_dsn, autocommit=True) as conn:
@@ -266,11 +266,11 @@ def test_commands_print_control_characters_as_escapes(run: Run, queue: TaskQueue
         lambda: run("topics", "drop", HOSTILE, "--dry-run").output,
     ]
     for look in looks:
-        told = look()
-        assert "\x1b" not in told
-        assert "\u202e" not in told
-        assert "\\x1b[31mred[bold]x[/bold]\\u202e" in told
-        assert ":smile:" in told
+        output = look()
+        assert "\x1b" not in output
+        assert "\u202e" not in output
+        assert "\\x1b[31mred[bold]x[/bold]\\u202e" in output
+        assert ":smile:" in output
 
 
 @pytest.mark.usefixtures("busy")
@@ -278,14 +278,14 @@ def test_a_narrow_terminal_shortens_and_drops_columns(run: Run, monkeypatch: pyt
     monkeypatch.setenv("COLUMNS", "70")
     lines = run("ls", "work").stdout.splitlines()
     assert max(map(len, lines)) <= 70
-    assert len(lines) == 7  # no cell has broken a line
+    assert len(lines) == 7  # no cell wraps
     assert lines[6].startswith("The terminal is too narrow for ")
 
 
 @pytest.mark.usefixtures("busy")
 def test_only_a_terminal_gets_colors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in run("ls", "work").stdout
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal would have it
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal sets it
     monkeypatch.setenv("TERM", "xterm")
     assert "\x1b[31mfailed" in run("ls", "work").stdout
     monkeypatch.setenv("NO_COLOR", "1")

@@ -1,4 +1,4 @@
-"""What the verbs do that change something: each also as a dry run, which changes nothing."""
+"""Commands that change something. A dry run of each changes nothing."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.queue.conftest import everything, image, known, lapse, states
 
 @pytest.fixture
 def failed(queue: TaskQueue, owner: Owner) -> list[int]:
-    """Three FAILED tasks: of a and b for one reason, of c for another."""
+    """Three FAILED tasks: a and b with one error, c with another."""
     queue.push("work", [NewTask(name, {"n": 1}, reference=f"for {name}") for name in "abc"])
     tasks = queue.poll("work", owner, 3)
     reasons = ["Timeout: no answer", "Timeout: no answer", "Refused"]
@@ -28,7 +28,7 @@ def failed(queue: TaskQueue, owner: Owner) -> list[int]:
 
 
 def trail(queue: TaskQueue) -> list[tuple[str, str | None, int]]:
-    """Who did what to how many, the oldest first."""
+    """The audit log, the oldest line first: action, topic, count."""
     return [(line.action, line.topic, line.count) for line in reversed(queue.audit_trail())]
 
 
@@ -119,9 +119,9 @@ def test_push_refuses_a_payload_that_some_clients_cannot_read(
     by_option = run("push", "work", "a", "--payload", "@-", stdin=payload, code=1 if "100" in reason else 2)
     lines = f'"a"\n{{"identifier": "b", "payload": {payload}}}\n'
     by_line = run("push", "work", "--file", "-", stdin=lines, code=1)
-    for told in (by_option.stderr, by_line.stderr):
-        assert reason in told
-        assert len(told) < 500
+    for message in (by_option.stderr, by_line.stderr):
+        assert reason in message
+        assert len(message) < 500
     assert "line 2" in by_line.stderr or "position 1" in by_line.stderr
     assert everything(queue) == []
 
@@ -143,8 +143,8 @@ def test_retry_of_named_tasks_needs_no_confirmation(ask: Ask, run: Run, queue: T
     assert answer["tasks"] == [{"sequence": failed[0], "goes_on_as": failed[0]}]
     assert known(queue, failed[0]).state is State.READY
     assert "have not ended" in run("retry", "work", *failed, code=1).stderr
-    told = queue.timeline("work", failed[0])[-1]
-    assert (told.actor, told.role) == (_session.actor(), queue.conn.info.user)
+    event = queue.timeline("work", failed[0])[-1]
+    assert (event.actor, event.role) == (_session.actor(), queue.conn.info.user)
     assert f"{_session.actor()} via role {queue.conn.info.user}" in run("show", "work", failed[0]).stdout
 
 
@@ -194,7 +194,7 @@ def test_release_gives_back_the_tasks_of_an_owner(ask: Ask, run: Run, queue: Tas
     assert ask("release", "owner", "--yes")["released"] == 2
     assert [state for _, state in states(queue)] == [State.READY, State.READY]
     assert "ended already" in run("release", "owner", "--yes", code=1).stderr
-    assert "does not exist" in run("release", "nobody", "--yes", code=1).stderr
+    assert "does not exist" in run("release", "unknown", "--yes", code=1).stderr
 
 
 def test_expire_takes_lapsed_leases(ask: Ask, run: Run, queue: TaskQueue, owner: Owner) -> None:
@@ -294,8 +294,8 @@ def test_topics_partition_clean_drops_the_tables_of_dropped_topics(run: Run, ask
     run("topics", "partition", "own", "work")
     queue.drop_topic("work")
     assert "dry_run" in ask("topics", "partition", "clean", "--dry-run")
-    said = run("topics", "partition", "clean").stdout
-    assert said == "Dropped the empty tables of 1 dropped topic.\n"
+    output = run("topics", "partition", "clean").stdout
+    assert output == "Dropped the empty tables of 1 dropped topic.\n"
     assert ask("topics", "partition", "clean") == {"cleaned": 0, "dry_run": False}
 
 

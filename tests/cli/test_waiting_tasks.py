@@ -1,4 +1,4 @@
-"""run-now, priority, cancel: what is done to tasks that wait, each also as a dry run."""
+"""taskq run-now, priority, cancel: changes of waiting tasks, also as dry runs."""
 
 from datetime import timedelta
 
@@ -13,7 +13,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def later(queue: TaskQueue) -> list[int]:
-    """Three tasks that are due in an hour, two of them of one reference."""
+    """Three tasks that are due in an hour; two have the same reference."""
     pushed = queue.push("work", [NewTask(name, reference="r" if name != "c" else None, delay=HOUR) for name in "abc"])
     return [task.sequence for task in pushed]
 

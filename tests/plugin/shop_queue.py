@@ -1,4 +1,4 @@
-"""A shop's queue as it may be on some morning, to be looked at in pictures: one thing in it is stuck."""
+"""The queue of a shop for the pictures: one of its tasks is stuck."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -44,7 +44,7 @@ def fill(queue: TaskQueue) -> None:
 
 
 def _orders(queue: TaskQueue) -> None:
-    """Busy: a thousand have succeeded, some are retried, a task instance holds two."""
+    """A busy topic: a thousand tasks succeeded, some are retried, and a task instance holds two."""
     queue.create_topic("orders", TopicPolicy(RetryPolicy(max_attempts=3, base=HOUR)))
     queue.push("orders", [NewTask(f"order-{n}", {"order": n}, reference=f"batch-{n % 9}") for n in range(1200, 2260)])
     worker = queue.register("worker-7", 2 * HOUR)
@@ -56,7 +56,7 @@ def _orders(queue: TaskQueue) -> None:
 
 
 def _payments(queue: TaskQueue) -> None:
-    """Troubled: one in ten failed, some wait for the bank, one's worker died."""
+    """A topic in trouble: one task in ten failed, some wait for the bank, and the worker of one died."""
     queue.create_topic("payments", TopicPolicy(on_expiry="expire"))
     queue.push("payments", [NewTask(f"payment-{n}", {"order": n, "card": "5500"}) for n in range(1900, 2060)])
     worker = queue.register("worker-8", HOUR)
@@ -75,7 +75,7 @@ def _payments(queue: TaskQueue) -> None:
 
 
 def _ends(polled: Sequence[Task], failing: Sequence[Task]) -> dict[Task | int, Decision | Result]:
-    """All succeed, save those that fail."""
+    """Decisions: SUCCESS for all tasks except the failing ones."""
     failure = Decision(Result.FAILURE, error=TRACE)
     return {task: failure if task in failing else Result.SUCCESS for task in polled}
 
@@ -89,7 +89,7 @@ def _nightly(queue: TaskQueue) -> None:
 
 
 def _spread(queue: TaskQueue) -> None:
-    """What ended did so over the last day, most of it in the last hour."""
+    """Spreads the ends of tasks over the last day, most of them over the last hour."""
     queue.conn.execute(
         "UPDATE taskq_internal.ended SET completed = completed - random() * interval '59 minutes'"
         " - CASE WHEN sequence % 4 = 0 THEN (sequence % 23) * interval '1 hour' ELSE interval '0' END"

@@ -1,4 +1,4 @@
-"""Durations, moments and text, as people write and read them."""
+"""Durations, moments and texts, as the command line reads and prints them."""
 
 import os
 import subprocess
@@ -49,8 +49,8 @@ def test_parse_moment_without_an_offset_uses_the_machines_time_zone() -> None:
     )
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "TZ": "America/New_York"}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "2026-07-01T16:00:00+00:00"
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "2026-07-01T16:00:00+00:00"
 
 
 def test_format_duration_writes_at_most_two_units() -> None:
