@@ -1,7 +1,7 @@
 """Consumer groups: the handlers of a group, the events that they match, and the errors that they may raise."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ class NonTransient(Exception):
 
 
 class Interrupted(Exception):
-    """Raised by a handler that was asked to stop: the loop of the partition ends quietly, without progress."""
+    """Raised by a handler that has to stop: the loop of the partition ends quietly, without progress."""
 
 
 class HandlerFailed(Exception):
@@ -67,13 +67,16 @@ class ConsumerGroup:
 
         Without arguments it handles all events. The handlers of one event are called in the order of their definition.
         """
-        matches = _any_of([self._of_kind(each) if isinstance(each, str) else each for each in which])
+        predicates = [self._of_kind(each) if isinstance(each, str) else each for each in which]
 
-        def made(function: H) -> H:
+        def matches(event: Task) -> bool:
+            return not predicates or any(predicate(event) for predicate in predicates)
+
+        def add_handler(function: H) -> H:
             self.handlers.append(EventHandler(matches, function, _takes_queue(function)))
             return function
 
-        return made
+        return add_handler
 
     def handlers_of(self, event: Task) -> list[EventHandler]:
         """The handlers that match an event."""
@@ -81,12 +84,6 @@ class ConsumerGroup:
 
     def _of_kind(self, kind: str) -> Predicate:
         return lambda event: self.kind(event) == kind
-
-
-def _any_of(predicates: Iterable[Predicate]) -> Predicate:
-    """A predicate that is true if any of these is, or if there are none."""
-    given = tuple(predicates)
-    return lambda event: not given or any(matches(event) for matches in given)
 
 
 def _takes_queue(function: Callable[..., Any]) -> bool:

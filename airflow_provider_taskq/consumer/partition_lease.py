@@ -1,4 +1,4 @@
-"""How a consumer gets partitions: by leases in the database, by locks, or without either."""
+"""Partitions that a consumer holds: by leases in the database, by locks, or without either."""
 
 from collections.abc import Collection
 from datetime import timedelta

@@ -118,7 +118,7 @@ class PartitionLoop:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def stop(self) -> None:
-        """Asks the loop to end, after the current event or in the middle of a wait."""
+        """Ends the loop after the current event, or during a wait. Does not wait."""
         self._stopping = True
         self._wake.set()
 

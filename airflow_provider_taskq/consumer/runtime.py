@@ -1,4 +1,4 @@
-"""What runs between a consumer's start and its end: leases of partitions, and a loop for each partition."""
+"""Runtime of one consumer, from its start to its end: leases of partitions, and a loop for each partition."""
 
 import logging
 import threading
@@ -59,7 +59,7 @@ class ConsumerRuntime:
         self.thread.start()
 
     def stop(self) -> None:
-        """Asks for the end, and does not wait for it."""
+        """Ends the consumer after the current events. Does not wait."""
         self._stopping = True
         self._stop_loops()
         self._changed.set()

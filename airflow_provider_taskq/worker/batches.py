@@ -1,4 +1,4 @@
-"""A batch of tasks while it is handled: shared values, and what is committed together with its decisions."""
+"""A batch of tasks while it is handled: its shared values, follow-ups, releases and commit hooks."""
 
 import sys
 import threading
@@ -107,11 +107,11 @@ class Batch:
     def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
         """Calls `function(queue, decisions)` in the transaction that completes the batch.
 
-        What the function writes through `queue.conn` is committed with the decisions, or not at all. It gets the
+        The writes of the function through `queue.conn` are committed with the decisions, or not at all. It gets the
         decisions so far: of all tasks of the batch, or of `task`. It returns None, or a mapping with a decision for
-        each of these tasks, which is merged by priority. If it raises, what it wrote is undone and its tasks are
-        FAILED. An exception of `success_on`, such as `psycopg.errors.UniqueViolation`, undoes what it wrote, and leaves
-        the decisions as they are. Put effects that belong together into one function.
+        each of these tasks, which is merged by priority. If it raises, its writes are undone and its tasks are FAILED.
+        An exception of `success_on`, such as `psycopg.errors.UniqueViolation`, undoes its writes, and leaves the
+        decisions as they are. Put effects that belong together into one function.
         """
         if task is not None:
             self._require_member(task)
@@ -192,7 +192,7 @@ class Batch:
         return outcome.result()
 
     def adopt(self, other: "Batch", task: Task) -> None:
-        """Takes over what another process recorded for one task of this batch."""
+        """Adds the follow-ups, releases and hooks that another process recorded for one task of this batch."""
         for follow_up in other.follow_ups:
             self._add_follow_up(follow_up)
         self.releases += other.releases
@@ -210,12 +210,12 @@ class Batch:
             raise InvalidTask(f"task {task.sequence} of topic {task.topic!r} is not in this batch")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Sends the tasks and what follows them to another process, without the supplement."""
+        """Pickles the tasks, follow-ups, releases and hooks, without the supplement."""
         kept = ("tasks", "follow_ups", "releases", "commit_hooks", "after_commit_calls")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["tasks"])  # type: ignore[misc]  # what is not sent starts empty
+        self.__init__(state["tasks"])  # type: ignore[misc]  # all else starts empty
         self.__dict__.update(state)
 
 
@@ -251,7 +251,7 @@ class PartialBatch(Batch):
     def running(
         self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Reports it of the whole batch."""
+        """The same as of a Batch, for the whole batch."""
         with self._whole.running(name, stack, cancel):
             yield
 
@@ -267,7 +267,7 @@ def stack_of(thread: int) -> Callable[[], str]:
 
 
 def name_of(function: object) -> str:
-    """The name of a handler or a function for people: its own name if it has one."""
+    """The name of a handler or a function in logs and errors."""
     name = getattr(function, "__qualname__", None) or getattr(function, "name", None)
     return str(name) if name else repr(function)
 

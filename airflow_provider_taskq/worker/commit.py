@@ -155,7 +155,7 @@ def _check_hook(hook: CommitHook, returned: Mapping[Task, Decision] | None, conc
 
 
 def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Decision]) -> list[str]:
-    """Pushes and then releases what follows continued tasks. Returns the topics that got tasks."""
+    """Pushes the follow-ups of continued tasks, and then releases groups. Returns the topics that got tasks."""
 
     def continues(task: Task) -> bool:
         return task in decisions and bool(decisions[task].continued)

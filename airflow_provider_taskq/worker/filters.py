@@ -1,4 +1,4 @@
-"""Handlers that see only some tasks of a batch; the other tasks get their decisions beforehand."""
+"""Handlers that get some tasks of a batch. The other tasks are decided by a filter or a fallback."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

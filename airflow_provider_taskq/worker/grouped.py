@@ -60,7 +60,7 @@ class _HandlerFailed(Exception):
 
 
 class GroupMode(StrEnum):
-    """What an error does to the later tasks of its group."""
+    """The effect of an error on the later tasks of its group."""
 
     ALL = "all"  # they are handled all the same
     FAIL_FIRST = "fail_first"  # they are released until the next run
@@ -90,7 +90,7 @@ class GroupedWorker(PeriodicService):
 
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
 
-    :param mode: what an error does to the later tasks of its group.
+    :param mode: the effect of an error on the later tasks of its group.
     :param size: tasks of each group that a run handles, -1 for all.
     :param groups: groups that a run takes.
     :param pause: time between two runs. With `size=-1` a run that took the full number of groups is followed by the

@@ -117,7 +117,7 @@ class BatchFunctionHandler:
 
 
 def decision_of(outcome: object) -> Decision:
-    """Converts what a function returned. TypeError if it is no decision, ValueError if it cannot be stored."""
+    """Converts a returned value. TypeError if it is no outcome, ValueError if it cannot be stored."""
     if outcome is None:
         return _SUCCESS
     if isinstance(outcome, Decision):

@@ -1,4 +1,4 @@
-"""Health of a queue: old errors, owners and consumers that are stuck, and a signal for errors that last."""
+"""Health of a queue: old errors, stuck owners, partitions that ended by an error, and a signal for lasting errors."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ GRACE = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """The findings of one check: errors by topic, stuck owners and consumers, and sentences about what is wrong."""
+    """The findings of one check: errors by topic, stuck owners, ended partitions, and a sentence for each problem."""
 
     errors: list[TopicErrors]
     stuck: list[StuckOwner]
@@ -38,7 +38,7 @@ def check_health(
     """Checks errors, owners and consumers.
 
     It reports a task with an error that was pushed `error_age` ago or earlier, an owner that holds tasks under a lease
-    that lapsed longer ago than `patience`, and a partition that its consumer has given up.
+    that lapsed longer ago than `patience`, and a partition whose consumer was ended by an error.
     """
     errors, stuck = queue.topic_errors(), queue.stuck_owners(patience)
     failed = [state for state in queue.partition_states() if state.failed is not None]

@@ -1,4 +1,4 @@
-"""Leases: what one owner holds, and the thread that extends leases while handlers run."""
+"""Leases of owners with their batches, and the threads that extend leases and expire those of dead workers."""
 
 import logging
 import threading
@@ -15,11 +15,11 @@ from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, heartbeat_limit
 from airflow_provider_taskq.worker.limiter import Token
+from airflow_provider_taskq.worker.threads import ServiceThread
 
 log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_PAUSE = 5.0
-_STOP_SECONDS = 5.0  # that a heartbeat which is stuck may delay a stop
 
 
 class BatchThread(Protocol):
@@ -134,7 +134,7 @@ class Lease:
         )
 
 
-class LeaseKeeper:
+class LeaseKeeper(ServiceThread):
     """Extends leases every third of their length, in a thread with a connection of its own.
 
     A lease is lost when the queue says so, or when `check_clock` finds it overdue. A lost lease is removed, its
@@ -154,8 +154,7 @@ class LeaseKeeper:
         # Leases that are lost by this machine's clock only. The worker must not expire them itself.
         self._unreachable: dict[int, Lease] = {}
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="taskq lease", daemon=True)
+        super().__init__("taskq lease")
 
     @property
     def leases(self) -> list[Lease]:
@@ -168,16 +167,6 @@ class LeaseKeeper:
         """The owners whose leases are kept, or were lost only because the database cannot be reached."""
         with self._lock:
             return list({lease.owner.name for lease in (*self._leases.values(), *self._unreachable.values())})
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self, timeout: float = _STOP_SECONDS) -> None:
-        """Stops the thread. A heartbeat that is stuck for longer than `timeout` is left behind."""
-        self._stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
 
     def add(self, lease: Lease) -> None:
         """Keeps a lease from now on."""
@@ -204,7 +193,7 @@ class LeaseKeeper:
                 self.lose(lease, error)
 
     def release(self, session: DatabaseSession, lease: Lease) -> bool:
-        """Gives back a lease and its tasks. False if the database cannot be reached; the lease then lapses."""
+        """Releases a lease and its tasks. False if the database cannot be reached; the lease then lapses."""
         self.remove(lease)
         try:
             with session.queue() as queue:
@@ -268,29 +257,19 @@ class LeaseKeeper:
                 self._leases[id(lease)] = lease
 
 
-class LeaseExpirer:
+class LeaseExpirer(ServiceThread):
     """Expires lapsed leases of other programs every third of a lease, in a thread of its own.
 
     An expiry takes long when the leases held many tasks, and it waits for a purge. So heartbeats do not wait for it.
     The leases of `keeper` are excluded: they must not be lost to their own worker while the database is unreachable.
+    An expiry that outlasts a stop is left behind and does no harm.
     """
 
     def __init__(self, keeper: LeaseKeeper, connect: Connect, length: timedelta, limit: CallLimit) -> None:
         self._keeper = keeper
         self._session = DatabaseSession(connect, limit)
         self._interval = length.total_seconds() / 3
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="taskq expiry", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self, timeout: float = _STOP_SECONDS) -> None:
-        """Stops the thread. An expiry that takes longer than `timeout` is left behind and does no harm."""
-        self._stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+        super().__init__("taskq expiry")
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):

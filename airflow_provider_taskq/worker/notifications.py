@@ -3,7 +3,6 @@
 import logging
 import select
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.errors import is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited
+from airflow_provider_taskq.worker.threads import ServiceThread
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 10.0  # that the server may take for an answer
 _SILENCE_SECONDS = 30.0  # without a notification, after which the connection is tested
 
 
-class NotificationListener:
+class NotificationListener(ServiceThread):
     """Listens on a channel and calls `on_notification` with each payload. Reconnects after errors.
 
     Calls `on_connect` when it has connected: notifications may have been missed before.
@@ -39,23 +39,21 @@ class NotificationListener:
         self._channel = channel
         self._on_notification = on_notification
         self._on_connect = on_connect
-        self._stopped = threading.Event()
         self._sockets: tuple[socket.socket, socket.socket] | None = None  # wake the thread from select()
-        self._thread = threading.Thread(target=self._run, name=f"taskq listens to {channel}", daemon=True)
+        super().__init__(f"taskq listens to {channel}")
 
     def start(self) -> None:
         """Starts the thread."""
         self._sockets = socket.socketpair()
-        self._thread.start()
+        super().start()
 
-    def stop(self) -> None:
+    def stop(self, timeout: float | None = 5.0) -> None:
         """Stops the thread. A connection that is being opened is left behind."""
         if self._sockets is None or self._stopped.is_set():
             return
         self._stopped.set()
         self._sockets[0].close()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=5)
+        super().stop(timeout)
 
     def _run(self) -> None:
         _, hung_up = self._sockets or socket.socketpair()

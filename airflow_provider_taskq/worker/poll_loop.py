@@ -1,4 +1,4 @@
-"""The loops that poll: each thread polls under a lease of its own, and handles and commits what it gets."""
+"""Poll loops: each thread polls under a lease of its own, handles the tasks, and commits the decisions."""
 
 import logging
 import threading
@@ -63,8 +63,8 @@ class TaskPoller:
     def has_missed(self) -> bool:
         """Whether another poll could find tasks, although one has just found none.
 
-        Under a condition a poll skips the identifiers that a concurrent poll looks at. That poll may claim none of
-        them, if it began before the last task of the identifier was completed.
+        Under a condition a poll skips the identifiers that a concurrent poll examines. That poll may claim none of
+        them, if it started before the last task of the identifier was completed.
         """
         config = self._runtime.config
         if config.condition is Condition.NONE:
@@ -98,7 +98,7 @@ class TaskPoller:
 
 
 class BasePollLoop(ABC):
-    """A thread that polls until its worker stops, with growing pauses while polls fail."""
+    """Base class of loops that poll until their worker stops, with growing pauses while polls fail."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
@@ -119,7 +119,7 @@ class BasePollLoop(ABC):
 
     @abstractmethod
     def _take(self, batch: InFlightBatch) -> None:
-        """Handles a batch, or hands it on."""
+        """Handles a batch, or puts it into a buffer."""
 
     def _poll(self, size: int) -> Sequence[Task]:
         return self._poller.poll(size)
@@ -238,13 +238,13 @@ class PollLoop(BasePollLoop):
 
     def __init__(self, runtime: WorkerRuntime, inherited: InFlightBatch | None = None) -> None:
         super().__init__(runtime)
-        self._inherited = inherited  # a batch to be FAILED, in which the loop before this one is stuck
+        self._inherited = inherited  # a batch to be FAILED: the previous loop is stuck in it
         self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None
 
     def replace(self, stuck: InFlightBatch, fail: bool) -> None:
         """Starts another loop in place of this one, which is stuck in a batch."""
         self._replaced = True
-        # In this order, so that a stop waits for one of both.
+        # In this order, so that a stop waits for one of them.
         self._runtime.threads.start(PollLoop(self._runtime, stuck if fail else None))
         self._runtime.threads.remove(self)
 
@@ -273,7 +273,7 @@ class PollLoop(BasePollLoop):
         if not self._poller.may_hold_unknown:
             try:
                 tasks = self._poller.claim(lambda queue: self._complete_and_poll(queue, batch, decisions))
-            except Exception as error:  # noqa: BLE001 -- the batch comes first; the next poll shows what is wrong
+            except Exception as error:  # noqa: BLE001 -- the batch is committed first; the next poll raises it again
                 maybe_committed = not is_refused(error)
             else:
                 self._committer.completed(batch, decisions)

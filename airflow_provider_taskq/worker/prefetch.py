@@ -44,7 +44,7 @@ class PrefetchBuffer:
             return batch
 
     def end(self, *, reject: bool) -> None:
-        """Asks for no more batches. With `reject`, hands out none either."""
+        """Takes no more batches. With `reject`, `take` returns none either."""
         with self._changed:
             self._ending, self._rejects = True, reject
             if reject:
@@ -92,7 +92,7 @@ class HandleLoop:
     def __init__(self, runtime: WorkerRuntime, buffer: PrefetchBuffer, inherited: InFlightBatch | None = None) -> None:
         self._runtime = runtime
         self._buffer = buffer
-        self._inherited = inherited  # a batch to be FAILED, in which the loop before this one is stuck
+        self._inherited = inherited  # a batch to be FAILED: the previous loop is stuck in it
         self._session = runtime.session()
         self._committer = BatchCommitter(runtime, self._session)
         self._backoff = Backoff()
@@ -102,7 +102,7 @@ class HandleLoop:
     def replace(self, stuck: InFlightBatch, fail: bool) -> None:
         """Starts another loop in place of this one, which is stuck in a batch."""
         self._replaced = True
-        # In this order, so that a stop waits for one of both.
+        # In this order, so that a stop waits for one of them.
         self._runtime.threads.start(HandleLoop(self._runtime, self._buffer, stuck if fail else None))
         self._runtime.threads.remove(self)
 

@@ -1,4 +1,4 @@
-"""What runs between a worker's start and its stop: its threads, and what they share."""
+"""Runtime of one worker: its threads and their shared state, from the start of the worker to its stop."""
 
 import itertools
 import logging
@@ -33,13 +33,13 @@ class WorkerStopped(Exception):
 
 
 class WorkerThread(Protocol):
-    """A part of a worker that has a thread."""
+    """A loop of a worker, which runs in a thread."""
 
     thread: threading.Thread
 
 
 class IdleWait:
-    """Where the threads of a worker wait for tasks: one polls from time to time, the others sleep.
+    """The wait of a worker's threads for tasks: one polls periodically, the others sleep.
 
     A thread that finds more tasks than it can take wakes the next.
     """
@@ -87,7 +87,7 @@ class IdleWait:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Lets all threads go on, for good."""
+        """Ends all waits, also later ones."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -193,7 +193,7 @@ class WorkerRuntime:
         self._expirer.stop()
         if self._notifications is not None:
             self._notifications.stop()
-        self.watchdog.stop()
+        self.watchdog.stop(None)
         self.handler.close()
 
     def stop_polling(self) -> None:

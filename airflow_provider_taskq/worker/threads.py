@@ -1,4 +1,4 @@
-"""Threads for handlers: a pool that survives stuck calls, and an event loop in a thread."""
+"""Threads: of services, a pool that survives stuck calls, and an event loop in a thread."""
 
 import asyncio
 import threading
@@ -13,6 +13,28 @@ from airflow_provider_taskq.worker.batches import Batch, stack_of
 T = TypeVar("T")
 
 _LOOP_STOP_SECONDS = 1.0
+_SERVICE_STOP_SECONDS = 5.0
+
+
+class ServiceThread:
+    """Base class of services that run in a thread of their own from `start` to `stop`. A subclass implements `_run`."""
+
+    def __init__(self, name: str) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout: float | None = _SERVICE_STOP_SECONDS) -> None:
+        """Stops the thread. A thread that is stuck for longer than `timeout` seconds is left behind."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        raise NotImplementedError
 
 
 class ThreadPool:

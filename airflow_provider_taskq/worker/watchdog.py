@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
+from airflow_provider_taskq.worker.threads import ServiceThread
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class _Watched:
     timed_out: bool = False
 
 
-class Watchdog:
+class Watchdog(ServiceThread):
     """Watches the batches that are handled now, in a thread that touches no network.
 
     Calls `on_timeout` once for each batch that exceeds the limit of the handler, and `check` at each round.
@@ -49,21 +50,10 @@ class Watchdog:
         self._check = check
         self._watched: dict[int, _Watched] = {}
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="taskq watchdog", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stops the thread."""
-        self._stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        super().__init__("taskq watchdog")
 
     def add(self, batch: InFlightBatch) -> None:
-        """Watches a batch whose handler begins."""
+        """Watches a batch whose handler starts."""
         now = time.monotonic()
         with self._lock:
             self._watched[id(batch)] = _Watched(batch, now, now + self._slow_after)

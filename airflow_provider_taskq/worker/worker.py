@@ -24,7 +24,7 @@ GRACE = timedelta(seconds=30)
 
 
 class Worker:
-    """Polls a topic, calls a handler with what it gets, and commits the decisions, in threads of its own.
+    """Polls a topic, calls a handler with its tasks, and commits the decisions, in threads of its own.
 
     Each duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
 
@@ -33,14 +33,14 @@ class Worker:
     :param size: tasks in a batch; one batch is one transaction.
     :param workers: batches handled at a time, each in a thread of its own.
     :param prefetch: tasks that are polled ahead for these threads; with 0 each thread polls for itself.
-    :param pending: what becomes of prefetched tasks when the worker stops.
+    :param pending: the end of prefetched tasks when the worker stops.
     :param limiter: limits the batches in flight, for several workers together if they share it.
     :param pause: time between polls that find nothing; `resume` or a notification ends it.
     :param lease: how long the tasks of this process stay its own after it died.
     :param slow_after: time after which a slow handler is reported, with its stack.
     :param report_every: time between further reports.
     :param limit: time after which the batch of a slow handler is FAILED, and its thread is left behind.
-    :param rewrite: changes tasks that follow others before they are pushed, such as `tagged`.
+    :param rewrite: changes follow-ups before they are pushed, such as `tagged`.
     :param listen: listens for notifications of new tasks, on one more connection.
     :param name: the first part of its owners' names; the topic by default.
     :param call_timeout: how long a call waits for an answer of the database before the worker opens another connection;
@@ -136,8 +136,8 @@ class Worker:
     def start(self, timeout: timedelta | None = GRACE) -> bool:
         """Starts, and returns once it holds a lease. False if it runs already.
 
-        Raises UnknownTopic, SchemaMismatch and other errors that make it useless, and TimeoutError if it has no lease
-        in time.
+        Raises UnknownTopic, SchemaMismatch and other errors that a retry cannot help, and TimeoutError if it has no
+        lease in time.
         """
         with self._lock:
             if self.is_active:

@@ -95,7 +95,7 @@ class Composite:
         It returns a Decision or a Result, or raises TaskResultException. None is SUCCESS; any other exception is
         FAILURE of that task only. Coroutine functions are awaited, for all tasks at once if PARALLEL.
         """
-        return self._adding(function, name, after, mode, whole=False)
+        return self._add_step(function, name, after, mode, whole=False)
 
     @overload
     def batch(self, function: F, /) -> F: ...
@@ -111,7 +111,7 @@ class Composite:
         It returns a mapping with a decision for each task, or one outcome for all, or a coroutine or a
         `concurrent.futures.Future` of these. An exception decides on all of them.
         """
-        return self._adding(function, name, after, StepMode.SEQUENTIAL, whole=True)
+        return self._add_step(function, name, after, StepMode.SEQUENTIAL, whole=True)
 
     def context(self, function: Context) -> Context:
         """Adds a function `(batch, decisions) -> decisions or None` that is called after the last step, as a decorator.
@@ -131,7 +131,7 @@ class Composite:
         return function
 
     def rewrite(self, function: Rewrite) -> Rewrite:
-        """Adds a function `(task, new task) -> new task` that sees what steps push, as a decorator."""
+        """Adds a function `(task, new task) -> new task` that changes what steps push, as a decorator."""
         self._replace(self._definition.with_rewrite(function))
         return function
 
@@ -177,7 +177,7 @@ class Composite:
         if engine is not None:
             engine.close()
 
-    def _adding(
+    def _add_step(
         self, function: F | None, name: str | None, after: After, mode: StepMode, *, whole: bool
     ) -> F | Callable[[F], F]:
 
