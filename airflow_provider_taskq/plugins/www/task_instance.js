@@ -32,7 +32,7 @@ const text = (value) => (typeof value === "string" ? value : null);
  */
 export async function loadInstance({ dagId, runId, taskId, mapIndex }, signal) {
   const [dag, run, task] = [dagId, runId, taskId].map(encodeURIComponent);
-  const instance = `api/v2/dags/${dag}/dagRuns/${run}/tloadInstances/${task}`;
+  const instance = `api/v2/dags/${dag}/dagRuns/${run}/taskInstances/${task}`;
   const mapped = mapIndex === "-1" ? instance : `${instance}/${encodeURIComponent(mapIndex)}`;
   const xcom = `${instance}/xcomEntries/return_value?stringify=false&map_index=${encodeURIComponent(mapIndex)}`;
   const [known, returned] = await Promise.allSettled([ask(mapped, signal), ask(xcom, signal)]);
