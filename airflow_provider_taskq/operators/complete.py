@@ -23,7 +23,7 @@ class TaskQCompleteOperator(TaskQBaseOperator):
     The operator completes the tasks that are still held under the fence of the claim. That includes tasks that another
     task of the DAG took over by the claim, such as a drain with `claim=gate.output`. A lapsed lease still completes.
     LeaseLost if the lease was released or expired, or if a later claim under the same name took the tasks over.
-    A second run completes what is still held: after a success that is nothing.
+    A second run completes the tasks that are still held: none after a success.
 
     Returns `{"topic", "owner", "result", "completed"}`; `completed` is the number of tasks.
 

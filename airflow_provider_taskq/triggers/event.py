@@ -40,7 +40,7 @@ class TaskQEventTrigger(BaseEventTrigger):
     check, and again when as many tasks are ready that were not ready at the last event. While older ones are left, the
     event is repeated every `cooldown` seconds, so that tasks of a failed run are not forgotten. Airflow combines
     events into one run. So the DAG has to claim all tasks that it finds, and `max_active_runs=1` prevents a second run
-    beside a slow one. The event is `{"topic", "ready"}`; `ready` may stop at `min_tasks`.
+    next to a slow one. The event is `{"topic", "ready"}`; `ready` may stop at `min_tasks`.
 
     **claim** (Airflow 3.3) turns tasks into events: the trigger claims tasks, fires an event for each task or batch,
     and completes the tasks as SUCCEEDED after Airflow has stored the event. A task whose event was not stored becomes
@@ -64,7 +64,7 @@ class TaskQEventTrigger(BaseEventTrigger):
     :param taskq_conn_id: the Airflow connection.
     :param min_tasks: peek: the number of ready tasks that fires the event.
     :param cooldown: peek: seconds after which the event is repeated (default 60); claim: seconds between the last two
-        events of a burst, longer than a loop of the scheduler (default 10). With 0 all events fire at once.
+        events of a burst, longer than a loop of the scheduler (default 10). With 0 every event fires immediately.
     :param closing_events: claim: the number of events without tasks after a burst and after a start; the first comes
         after `cooldown` seconds, and each pause doubles. For a DAG whose runs reach `max_active_runs`.
     :param condition: the condition under which tasks are counted or claimed.
