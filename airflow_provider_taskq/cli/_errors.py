@@ -100,5 +100,10 @@ def _grant_message(session: Session, message: str) -> str:
     # The subcommands of these change something. A reader lacks the right to a function, not to a table.
     changes = command in ("topics", "ticks", "owners") and "function" in message
     kind = _ROLE_KINDS.get(command, "operator" if changes else "reader")
+    topics = ""
+    if limited := re.search(r"may not (push|consume|read).* topic ('(?:[^']|'')+')", message):
+        kind = {"push": "producer", "consume": "consumer", "read": "reader"}[limited[1]]
+        topics = f", ARRAY[{limited[2]}]"  # the role has access to other topics only
     role = (session.role or "ROLE").replace("'", "''")
-    return f"{message}; the owner of the schema grants the right with: SELECT taskq.grant_access('{role}', '{kind}')"
+    grant = f"SELECT taskq.grant_access('{role}', '{kind}'{topics})"
+    return f"{message}; the owner of the schema grants the right with: {grant}"

@@ -226,7 +226,7 @@ def test_purge_removes_ended_tasks(ask: Ask, run: Run, queue: TaskQueue, failed:
 def test_purge_of_named_tasks_spares_held_ones(ask: Ask, queue: TaskQueue, failed: list[int], owner: Owner) -> None:
     queue.push("work", ["d", "e"])
     [held] = queue.poll("work", owner)
-    words = ("purge", "work", failed[0], held.sequence, held.sequence + 1, 1)
+    words = ("purge", "work", failed[0], held.sequence, held.sequence + 1, 1_000_000)
     assert ask(*words, "--dry-run")["matching"] == 2
     assert ask(*words, "--yes")["removed"] == 2
     assert [task.sequence for task in everything(queue)] == [failed[1], failed[2], held.sequence]
@@ -269,7 +269,7 @@ def test_topics_creates_alters_and_drops_a_topic(ask: Ask, run: Run, queue: Task
         "dry_run": False,
     }
     assert queue.topics() == ["work"]
-    assert [action for action, _, _ in trail(queue)] == ["create", "alter", "drop"]
+    assert [action for action, _, _ in trail(queue)] == ["create", "alter", "pause", "drop"]
 
 
 def test_topics_partition_moves_a_topic_to_its_own_tables_and_back(run: Run, ask: Ask, queue: TaskQueue) -> None:
