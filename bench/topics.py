@@ -13,15 +13,8 @@ from airflow_provider_taskq.queue import Owner, Result, Task, TaskQueue, connect
 from bench.rig import Rig, seconds
 
 VERBS = ("push", "poll", "complete")
-SHAPES = (
-    (1, 0),
-    (100, 0),
-    (5_000, 0),
-    (100, 1),
-    (100, 10),
-    (100, 100),
-    (5_000, 10),
-)  # topics, and how many have partitions of their own
+# Numbers of topics, and of those among them that have partitions of their own.
+SHAPES = ((1, 0), (100, 0), (5_000, 0), (100, 1), (100, 10), (100, 100), (5_000, 10))
 ROUNDS = 20
 REPETITIONS = 50
 MOST = 1.5
