@@ -40,12 +40,13 @@ test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a br
 test-matrix: setup  ## run Airflow's tests on Airflow 3.1, 3.2, that of .venv, and FAB, and Spark's on 4.1; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)
 
-check: setup  ## check format, lint, types, layers
+check: setup  ## check format, lint, types, layers, words
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
-	@echo 'check: format, lint, types and layers are in order'
+	@$(BIN)/python .ci/words.py
+	@echo 'check: format, lint, types, layers and words are in order'
 
 format: setup  ## format the sources with ruff
 	@$(BIN)/ruff check --quiet --fix-only .
