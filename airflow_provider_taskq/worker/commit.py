@@ -161,7 +161,7 @@ def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Dec
         return task in decisions and bool(decisions[task].continued)
 
     topics: dict[str, None] = {}
-    for topic, insertion, tasks in _joined(each for each in batch.follow_ups if continues(each.task)):
+    for topic, insertion, tasks in _join_neighbors(each for each in batch.follow_ups if continues(each.task)):
         queue.push(topic, tasks, insertion)
         topics[topic] = None
     groups: dict[tuple[str, Junction], dict[tuple[str, ...], None]] = {}
@@ -174,7 +174,7 @@ def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Dec
     return list(topics)
 
 
-def _joined(follow_ups: Iterable[FollowUp]) -> list[tuple[str, Insertion, list[NewTask]]]:
+def _join_neighbors(follow_ups: Iterable[FollowUp]) -> list[tuple[str, Insertion, list[NewTask]]]:
     """Joins neighbors of one topic and insertion into one push, in their order."""
     joined: list[tuple[str, Insertion, list[NewTask]]] = []
     for each in follow_ups:
@@ -224,7 +224,7 @@ class BatchCommitter:
 
     def completed(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
         """Accounts for a batch that is committed."""
-        self._end(batch, decisions)
+        self._account_for(batch, decisions)
         self._runtime.listeners.on_complete(batch.trace, decisions)
 
     def fail(self, batch: InFlightBatch, error: BaseException) -> None:
@@ -239,7 +239,7 @@ class BatchCommitter:
             self._abandon(batch, LeaseLost(f"a batch could neither be completed nor failed: {fatal}"))
             raise
         else:
-            self._end(batch, committed)
+            self._account_for(batch, committed)
             self._runtime.listeners.on_error(batch.trace, error)
 
     def _commit(
@@ -321,10 +321,10 @@ class BatchCommitter:
     def _abandon(self, batch: InFlightBatch, error: LeaseLost | WorkerStopped) -> None:
         if isinstance(error, LeaseLost):
             self._runtime.keeper.lose(batch.lease, error)
-        self._end(batch, {})
+        self._account_for(batch, {})
         self._runtime.listeners.on_error(batch.trace, error)
 
-    def _end(self, batch: InFlightBatch, committed: Mapping[Task, Decision]) -> None:
+    def _account_for(self, batch: InFlightBatch, committed: Mapping[Task, Decision]) -> None:
         batch.lease.remove(batch)
         batch.token.release()
         results = (decision.result for decision in committed.values())

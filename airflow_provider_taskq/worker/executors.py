@@ -13,7 +13,7 @@ from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 from airflow_provider_taskq.worker.handlers import (
     BatchHandler,
     FunctionHandler,
-    Outcome,
+    HandlerOutcome,
     TaskFunction,
     WorkHandler,
     decision_of,
@@ -97,14 +97,14 @@ class ThreadHandler(FunctionHandler):
         if pool is not None:
             pool.close()
 
-    def _start(self, task: Task, batch: Batch) -> Decision | Future[Outcome]:
+    def _start(self, task: Task, batch: Batch) -> Decision | Future[HandlerOutcome]:
         try:
             outcome = self._call(task, batch)
             return outcome if isinstance(outcome, Future) else decision_of(outcome)
         except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
             return decision_on(error, self._success_on)
 
-    def _finish(self, started: Decision | Future[Outcome], batch: Batch) -> Decision:
+    def _finish(self, started: Decision | Future[HandlerOutcome], batch: Batch) -> Decision:
         if isinstance(started, Decision):
             return started
         try:
@@ -140,11 +140,11 @@ class ExecutorHandler(ThreadHandler):
         }
         return {task: self._decide(future, batch) for task, future in submitted.items()}
 
-    def _start_by_executor(self, task: Task, batch: Batch) -> Decision | Future[Outcome]:
+    def _start_by_executor(self, task: Task, batch: Batch) -> Decision | Future[HandlerOutcome]:
         with batch.running(f"{name_of(self._function)} for task {task.sequence}"):
             return _ABANDONED if batch.cancelled.is_set() else self._start(task, batch)
 
-    def _decide(self, submitted: Future[Decision | Future[Outcome]], batch: Batch) -> Decision:
+    def _decide(self, submitted: Future[Decision | Future[HandlerOutcome]], batch: Batch) -> Decision:
         try:
             return self._finish(batch.result_of(submitted, name_of(self._function)), batch)
         except BaseException as error:  # noqa: BLE001 -- the batch was abandoned, or the executor cancelled the call

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, UnreadablePayload
 from airflow_provider_taskq.worker.batches import Batch, PartialBatch, name_of
-from airflow_provider_taskq.worker.handlers import BatchHandler, Outcome, WorkHandler, decision_of, handle_batch
+from airflow_provider_taskq.worker.handlers import BatchHandler, HandlerOutcome, WorkHandler, decision_of, handle_batch
 
 # Decides on some tasks of a batch; the handler gets the others.
 Judge = Callable[[Iterable[Task]], Mapping[Task, Decision]]
@@ -37,7 +37,7 @@ class FilteringHandler:
 def partial(
     handler: WorkHandler,
     predicate: Callable[[Task], bool],
-    fallback: Outcome | Callable[[Task], Outcome] = Result.SUCCESS,
+    fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
 ) -> BatchHandler:
     """A handler that gets the tasks for which `predicate` is true.
 
@@ -54,12 +54,12 @@ def partial(
 
 def matching(
     predicate: Callable[[Task], bool],
-    function: Callable[[Sequence[Task], Batch], Mapping[Task, Outcome] | Outcome],
-    fallback: Outcome | Callable[[Task], Outcome] = Result.SUCCESS,
-) -> Callable[[Sequence[Task], Batch], dict[Task, Outcome]]:
+    function: Callable[[Sequence[Task], Batch], Mapping[Task, HandlerOutcome] | HandlerOutcome],
+    fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
+) -> Callable[[Sequence[Task], Batch], dict[Task, HandlerOutcome]]:
     """A batch step of a composite whose function gets the tasks for which `predicate` is true; see `partial`."""
 
-    def step(tasks: Sequence[Task], batch: Batch) -> dict[Task, Outcome]:
+    def step(tasks: Sequence[Task], batch: Batch) -> dict[Task, HandlerOutcome]:
         chosen = [task for task in tasks if predicate(task)]
         returned = function(chosen, batch) if chosen else {}
         decided = {task: fallback(task) if callable(fallback) else fallback for task in set(tasks).difference(chosen)}

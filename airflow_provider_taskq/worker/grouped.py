@@ -37,7 +37,7 @@ from airflow_provider_taskq.worker.connection import (
     lease_call_limit,
 )
 from airflow_provider_taskq.worker.handlers import (
-    Outcome,
+    HandlerOutcome,
     decision_of,
     decision_on,
     requires_two_arguments,
@@ -113,7 +113,7 @@ class GroupedWorker(PeriodicService):
         self,
         dsn: str | Connect | None,
         topic: str,
-        handler: Callable[..., Outcome | Future[Any]],
+        handler: Callable[..., HandlerOutcome | Future[Any]],
         *,
         mode: GroupMode | str = GroupMode.ALL,
         size: int = -1,

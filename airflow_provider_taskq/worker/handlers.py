@@ -11,14 +11,14 @@ from airflow_provider_taskq.queue import Decision, Json, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 
-Outcome: TypeAlias = Decision | Result | None
+HandlerOutcome: TypeAlias = Decision | Result | None
 TaskFunction: TypeAlias = (
-    Callable[[Task], Outcome | Future[Any]]
-    | Callable[[Task, Batch], Outcome | Future[Any]]
-    | Callable[[Task], Awaitable[Outcome]]
-    | Callable[[Task, Batch], Awaitable[Outcome]]
+    Callable[[Task], HandlerOutcome | Future[Any]]
+    | Callable[[Task, Batch], HandlerOutcome | Future[Any]]
+    | Callable[[Task], Awaitable[HandlerOutcome]]
+    | Callable[[Task, Batch], Awaitable[HandlerOutcome]]
 )
-BatchFunction: TypeAlias = Callable[[Batch], Mapping[Task, Outcome] | Outcome | Future[Any]]
+BatchFunction: TypeAlias = Callable[[Batch], Mapping[Task, HandlerOutcome] | HandlerOutcome | Future[Any]]
 
 
 @runtime_checkable
@@ -171,7 +171,7 @@ def requires_two_arguments(function: Callable[..., Any]) -> bool:
     return sum(each.kind in kinds and each.default is inspect.Parameter.empty for each in parameters) >= 2
 
 
-async def decision_of_call(call: Callable[[], Awaitable[Outcome]], success_on: Exceptions = ()) -> Decision:
+async def decision_of_call(call: Callable[[], Awaitable[HandlerOutcome]], success_on: Exceptions = ()) -> Decision:
     """Awaits what a call returns, and converts its outcome or its error. Raises CancelledError if it is cancelled."""
     try:
         return decision_of(await call())

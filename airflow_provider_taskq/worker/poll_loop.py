@@ -110,7 +110,7 @@ class BasePollLoop(ABC):
         self._replaced = False
         self._unanswered = False  # the last poll got no answer
         self._missed = False  # the last poll found nothing, but another one may
-        self._took = 0.0  # seconds that the last poll took
+        self._poll_seconds = 0.0  # of the last poll
         self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
 
     @abstractmethod
@@ -118,34 +118,34 @@ class BasePollLoop(ABC):
         """Waits until at least one task can be taken, and returns how many; 0 if the loop is to stop."""
 
     @abstractmethod
-    def _take(self, batch: InFlightBatch) -> None:
+    def _dispatch(self, batch: InFlightBatch) -> None:
         """Handles a batch, or puts it into a buffer."""
 
     def _poll(self, size: int) -> Sequence[Task]:
         return self._poller.poll(size)
 
-    def _completing(self) -> int:
+    def _completed_by_poll(self) -> int:
         """The number of tasks that the next poll completes."""
         return 0
 
-    def _begin(self) -> None:  # noqa: B027 -- most loops need nothing
+    def _on_start(self) -> None:  # noqa: B027 -- most loops need nothing
         """Runs before the first poll."""
 
-    def _end(self) -> None:  # noqa: B027
+    def _on_end(self) -> None:  # noqa: B027
         """Runs after the last poll."""
 
     def _run(self) -> None:
         try:
-            self._report_errors(self._begin)
+            self._run_step(self._on_start)
             while not self._runtime.stopping.is_set() and not self._replaced:
                 wakes = self._runtime.idle_wait.wakes()
-                if self._report_errors(self._poll_once) == 0:
+                if self._run_step(self._poll_once) == 0:
                     self._runtime.listeners.on_empty()
                     self._wait(wakes)
-            self._report_errors(self._end)
+            self._run_step(self._on_end)
             if self._runtime.stopped.is_set():
                 # The runtime has released its leases already; this loop may have registered another since.
-                self._report_errors(self._poller.release)
+                self._run_step(self._poller.release)
         finally:
             if self._unanswered:
                 self._runtime.counters.poll_ended(None)
@@ -166,7 +166,7 @@ class BasePollLoop(ABC):
         try:
             tasks, batch = self._counted_poll(size, token)
             if batch is not None:
-                self._take(batch)
+                self._dispatch(batch)
         except BaseException:
             token.release()
             raise
@@ -180,12 +180,12 @@ class BasePollLoop(ABC):
     def _counted_poll(self, size: int, token: Token) -> tuple[Sequence[Task], InFlightBatch | None]:
         """Polls, and finds out whether the topic is drained. A poll without an answer counts as one with its retry."""
         runtime = self._runtime
-        quiet = runtime.counters.poll_begins(self._completing(), retried=self._unanswered)
+        quiet = runtime.counters.poll_started(self._completed_by_poll(), retried=self._unanswered)
         self._unanswered = True
         began = time.monotonic()
         tasks = self._poll(size)
-        self._took = time.monotonic() - began
-        batch = runtime.begin(tasks, self._poller.lease(), token) if tasks else None
+        self._poll_seconds = time.monotonic() - began
+        batch = runtime.start_batch(tasks, self._poller.lease(), token) if tasks else None
         missed = not tasks and self._has_missed(quiet)
         self._unanswered = False
         stayed_quiet = runtime.counters.poll_ended(quiet)
@@ -213,9 +213,9 @@ class BasePollLoop(ABC):
             self._runtime.idle_wait.sleep(wakes, self._recheck.next())
         else:
             self._recheck.reset()
-            self._runtime.idle_wait.wait(wakes, self._took)
+            self._runtime.idle_wait.wait(wakes, self._poll_seconds)
 
-    def _report_errors(self, step: Callable[[], int | None]) -> int | None:
+    def _run_step(self, step: Callable[[], int | None]) -> int | None:
         """Runs one step. Reports an error to `on_fatal` and pauses; the loop goes on."""
         wakes = self._runtime.idle_wait.wakes()
         try:
@@ -248,13 +248,13 @@ class PollLoop(BasePollLoop):
         self._runtime.threads.start(PollLoop(self._runtime, stuck if fail else None))
         self._runtime.threads.remove(self)
 
-    def _begin(self) -> None:
+    def _on_start(self) -> None:
         if self._inherited is None:
             return
         self._committer.fail(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
         self._runtime.keeper.release(self._session, self._inherited.lease)
 
-    def _end(self) -> None:
+    def _on_end(self) -> None:
         if self._handled is not None:
             (batch, decisions), self._handled = self._handled, None
             self._committer.complete(batch, decisions)
@@ -262,7 +262,7 @@ class PollLoop(BasePollLoop):
     def _capacity(self) -> int:
         return self._runtime.config.size
 
-    def _completing(self) -> int:
+    def _completed_by_poll(self) -> int:
         return len(self._handled[0].batch.tasks) if self._handled is not None else 0
 
     def _poll(self, size: int) -> Sequence[Task]:
@@ -281,7 +281,7 @@ class PollLoop(BasePollLoop):
         self._committer.complete(batch, decisions, maybe_committed=maybe_committed)
         return self._poller.poll(size)
 
-    def _take(self, batch: InFlightBatch) -> None:
+    def _dispatch(self, batch: InFlightBatch) -> None:
         if len(batch.batch.tasks) >= self._runtime.config.size:
             self._runtime.idle_wait.wake()
         batch.thread = self

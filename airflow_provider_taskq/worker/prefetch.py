@@ -73,10 +73,10 @@ class Prefetcher(BasePollLoop):
     def _capacity(self) -> int:
         return min(self._runtime.config.size, self._buffer.capacity())
 
-    def _take(self, batch: InFlightBatch) -> None:
+    def _dispatch(self, batch: InFlightBatch) -> None:
         self._buffer.put(batch)
 
-    def _end(self) -> None:
+    def _on_end(self) -> None:
         """Releases or fails the batches that were not handled, as the worker's `pending` says."""
         reason = WorkerStopped("the worker stopped before this task was handled")
         for batch in self._buffer.close():

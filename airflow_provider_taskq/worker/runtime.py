@@ -221,7 +221,7 @@ class WorkerRuntime:
             self.stop_polling()
             return None
 
-    def begin(self, tasks: Sequence[Task], lease: Lease, token: Token) -> InFlightBatch:
+    def start_batch(self, tasks: Sequence[Task], lease: Lease, token: Token) -> InFlightBatch:
         """Accounts for a batch that was polled."""
         batch = InFlightBatch(Batch(tasks, self.config.rewrite), lease, token, self.listeners.on_start(tasks))
         self.counters.polled(len(tasks))

@@ -64,8 +64,8 @@ class WorkerCounters:
             self._results.update(counted)
             self._abandoned += tasks - counted.total()
 
-    def poll_begins(self, completing: int, retried: bool = False) -> int | None:
-        """Counts a poll that begins, and returns a mark for `poll_ended`; None if other tasks are in flight.
+    def poll_started(self, completing: int, retried: bool = False) -> int | None:
+        """Counts a poll that starts, and returns a mark for `poll_ended`; None if other tasks are in flight.
 
         :param completing: tasks that are completed in the same call.
         :param retried: the poll replaces one that got no answer.
