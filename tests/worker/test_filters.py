@@ -1,4 +1,4 @@
-"""Partial handlers: matching tasks of a batch for the handler, a fallback for the others."""
+"""Handlers that get some tasks of a batch: matching tasks, or one task of each identifier."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,8 +10,8 @@ from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.executors import each
-from airflow_provider_taskq.worker.filters import matching, partial
-from airflow_provider_taskq.worker.handlers import ForeignDecision, batch
+from airflow_provider_taskq.worker.filters import Judge, matching, outdated, partial, repeated, step_of, without
+from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, batch
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
@@ -102,3 +102,50 @@ def test_a_step_of_a_composite_may_get_matching_tasks_only() -> None:
     assert [decided[task].result for task in given.tasks] == [SUCCESS, FILTER, SUSPENSION, FILTER]
     assert [task.sequence for task in seen] == [1, 3]
     assert [step.name for step in composite.steps] == ["look"]
+
+
+def batch_of_duplicates() -> Batch:
+    """Two tasks of a with the later one first, one of b, three of c."""
+    return Batch(
+        Task(sequence, "work", identifier, None, None, 1, False)
+        for sequence, identifier in ((2, "a"), (1, "a"), (3, "b"), (4, "c"), (5, "c"), (6, "c"))
+    )
+
+
+def handlers(judge: Judge) -> list[BatchHandler]:
+    """A filter as a handler, and as the first step of a composite."""
+    suspend = batch(lambda _: SUSPENSION)
+    composite = Composite("filtering").with_batch(step_of(judge))
+    return [without(judge, suspend), composite.with_batch(lambda _: SUSPENSION, name="rest", after=judge.__name__)]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["handler", "composite"])
+def test_outdated_filters_all_but_the_highest_sequence_of_an_identifier(place: int) -> None:
+    handler, given = handlers(outdated)[place], batch_of_duplicates()
+    decided = handler.handle(given)
+    assert [decided[task].result for task in given.tasks] == [
+        SUSPENSION,
+        FILTER,
+        SUSPENSION,
+        FILTER,
+        FILTER,
+        SUSPENSION,
+    ]
+    assert decided[given.tasks[1]].message == "outdated by task 2 of the same batch"
+    handler.close()
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["handler", "composite"])
+def test_repeated_fails_every_duplicate(place: int) -> None:
+    handler, given = handlers(repeated)[place], batch_of_duplicates()
+    decided = handler.handle(given)
+    assert [decided[task].result for task in given.tasks] == [FAILURE, FAILURE, SUSPENSION, FAILURE, FAILURE, FAILURE]
+    assert decided[given.tasks[0]].error == "one of 2 tasks of its identifier in one batch"
+    handler.close()
+
+
+def test_the_handler_is_not_called_for_a_batch_of_duplicates_only() -> None:
+    given, seen = Batch(batch_of_duplicates().tasks[:2]), list[Batch]()
+    decided = without(repeated, batch(seen.append)).handle(given)
+    assert [made.result for made in decided.values()] == [FAILURE] * 2
+    assert seen == []
