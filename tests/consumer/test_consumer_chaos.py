@@ -114,7 +114,7 @@ def stop_producing(dsn: str, queue: TaskQueue) -> Iterator[Callable[[], None]]:
     stop()
 
 
-def led_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
+def held_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
     """The partitions that a process holds: generation, partition, fence."""
     named = f" {pid} "
     return {
@@ -122,10 +122,10 @@ def led_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
     }
 
 
-def take_over(queue: TaskQueue, led: set[tuple[int, int, int]]) -> float:
+def take_over(queue: TaskQueue, held: set[tuple[int, int, int]]) -> float:
     """Seconds until other programs hold the partitions of a dead process, or its generation has ended."""
     has_started = time.monotonic()
-    fences = {fence for _, _, fence in led}
+    fences = {fence for _, _, fence in held}
     until(lambda: not fences & {consumer.fence for consumer in queue.partition_states()}, 30)
     return time.monotonic() - has_started
 
@@ -157,13 +157,13 @@ def kill_some(queue: TaskQueue, crew: Crew) -> list[float]:
     while time.monotonic() < has_started + SECONDS or not is_enough(queue, took):
         assert time.monotonic() < has_started + SECONDS + LONGER, (handled(queue), took)
         name, other = chance.sample(list(PARTITIONS), 2)
-        with_heir = chance.random() < 0.7
-        if with_heir:
+        with_other = chance.random() < 0.7
+        if with_other:
             until(partial(is_up, queue, crew.sessions[other]), 60)
         time.sleep(chance.uniform(0.1, 1.5))  # the test is about kills at random moments
-        led = led_by(queue, crew.kill(name))
-        if led and with_heir:
-            took.append(take_over(queue, led))
+        held = held_by(queue, crew.kill(name))
+        if held and with_other:
+            took.append(take_over(queue, held))
         crew.start(name)
     return took
 

@@ -57,16 +57,16 @@ def test_consumers_start_unless_auto_start_is_off(dsn: str, queue: TaskQueue) ->
     books, backup = heard_all("books"), heard_all("backup")
     groups: dict[str, ConsumerOptions] = {"books": {"partitions": 2}, "backup": {"auto_start": False}}
     consumers = Consumers(dsn, QUICK, groups)
-    consumer, spare = consumers.add(books.group, "work"), consumers.add(backup.group, "work")
+    consumer, backup_consumer = consumers.add(books.group, "work"), consumers.add(backup.group, "work")
     with pytest.raises(InvalidArgument, match="books"):
         consumers.add(books.group, "work")
     with consumers:
-        assert (consumer.is_running, spare.is_running) == (True, False)
+        assert (consumer.is_running, backup_consumer.is_running) == (True, False)
         until(lambda: consumer.partitions == [0, 1])
-        spare.start()
+        backup_consumer.start()
         queue.push("work", ["a"])
         assert books.wait(1) == backup.wait(1)
-    assert (consumer.is_running, spare.is_running) == (False, False)
+    assert (consumer.is_running, backup_consumer.is_running) == (False, False)
     assert consumers.stop()
 
 

@@ -15,28 +15,28 @@ HOUR = timedelta(hours=1)
 SHARING = "SELECT generation, partitions, level, ends IS NOT NULL FROM taskq_internal.consumer_group"
 
 
-def lead_all(queue: TaskQueue, leader: str = "me") -> list[PartitionLease]:
+def acquire_all(queue: TaskQueue, consumer: str = "me") -> list[PartitionLease]:
     """Acquires all partitions that are free."""
     found: list[PartitionLease] = []
-    while led := queue.acquire_partition("readers", "work", leader, HOUR):
-        found.append(led)
+    while held := queue.acquire_partition("readers", "work", consumer, HOUR):
+        found.append(held)
     return found
 
 
-def sequences(handed: PartitionBatch) -> list[int]:
+def sequences(events: PartitionBatch) -> list[int]:
     """The sequences of the events that a holder reads."""
-    return [task.sequence for _, task in handed]
+    return [task.sequence for _, task in events]
 
 
-def handle_all(queue: TaskQueue, led: PartitionLease, size: int = 3) -> list[int]:
+def handle_all(queue: TaskQueue, held: PartitionLease, size: int = 3) -> list[int]:
     """Handles a partition to its end, or the end of the log."""
     done: list[int] = []
     while True:
-        handed = queue.read_partition(led, size)
-        done += sequences(handed)
-        if handed:
-            assert queue.advance_partition(led, handed.after, handed.cursor)
-        if handed.at_end or not handed:
+        events = queue.read_partition(held, size)
+        done += sequences(events)
+        if events:
+            assert queue.advance_partition(held, events.after, events.cursor)
+        if events.at_end or not events:
             return done
 
 
@@ -50,19 +50,19 @@ def sharing(queue: TaskQueue) -> tuple[int, int, int | None, bool]:
 def test_old_partitions_end_at_one_event_and_new_ones_start_after_it(queue: TaskQueue) -> None:
     tasks = queue.push("work", [f"id-{n}" for n in range(40)])
     queue.join_group("readers", "work", 2)
-    zero, one = lead_all(queue)
+    zero, one = acquire_all(queue)
     first = queue.read_partition(zero, 5)
     queue.advance_partition(zero, first.after, first.cursor)
     reach = queue.read_partition(zero, 5).cursor  # read, not yet handled
     asked = queue.join_group("readers", "work", 3)
     assert (asked.generation, asked.partitions, asked.next_partitions) == (1, 2, 3)
     assert queue.partition_states()[0].ends == reach
-    assert lead_all(queue) == []
+    assert acquire_all(queue) == []
     old = sequences(first) + handle_all(queue, zero) + handle_all(queue, one)
     assert sorted(old) == [task.sequence for task in tasks if task.sequence <= reach.place]
-    new = lead_all(queue)
-    assert [(led.generation, led.partition, led.partitions) for led in new] == [(2, 0, 3), (2, 1, 3), (2, 2, 3)]
-    rest = [handle_all(queue, led) for led in new]
+    new = acquire_all(queue)
+    assert [(held.generation, held.partition, held.partitions) for held in new] == [(2, 0, 3), (2, 1, 3), (2, 2, 3)]
+    rest = [handle_all(queue, held) for held in new]
     assert sorted([*old, *chain(*rest)]) == [task.sequence for task in tasks]
     for task in tasks:
         if task.sequence > reach.place:
@@ -72,28 +72,28 @@ def test_old_partitions_end_at_one_event_and_new_ones_start_after_it(queue: Task
 def test_no_new_partition_starts_before_every_old_one_has_ended_even_if_its_holder_is_dead(queue: TaskQueue) -> None:
     queue.push("work", [f"id-{n}" for n in range(20)])
     queue.join_group("readers", "work", 2)
-    zero, one = lead_all(queue)
+    zero, one = acquire_all(queue)
     handle_all(queue, zero)
     queue.join_group("readers", "work", 1)
-    assert lead_all(queue) == []
+    assert acquire_all(queue) == []
     queue.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
-    [taken] = lead_all(queue)
+    [taken] = acquire_all(queue)
     assert (taken.generation, taken.partition, taken.taken_over) == (1, 1, True), "an ended partition needs no holder"
     with pytest.raises(LeaseLost):
         queue.read_partition(one)
     handle_all(queue, taken)
-    [new] = lead_all(queue)
+    [new] = acquire_all(queue)
     assert (new.generation, new.partitions) == (2, 1)
 
 
 def test_a_holder_of_a_partition_of_an_earlier_generation_changes_nothing(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.join_group("readers", "work")
-    [old] = lead_all(queue)
-    handed = queue.read_partition(old)
-    queue.advance_partition(old, handed.after, handed.cursor)
+    [old] = acquire_all(queue)
+    events = queue.read_partition(old)
+    queue.advance_partition(old, events.after, events.cursor)
     assert queue.join_group("readers", "work", 2).generation == 2, "no event was left in the old partitions"
-    for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, handed.cursor, handed.after)):
+    for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, events.cursor, events.after)):
         with pytest.raises(LeaseLost):
             call()
     assert queue.renew_partitions("readers", "work", "me") == set()
@@ -102,39 +102,39 @@ def test_a_holder_of_a_partition_of_an_earlier_generation_changes_nothing(queue:
 def test_joining_with_the_same_setting_changes_nothing_and_the_last_join_decides(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     queue.join_group("readers", "work", 2)
-    leds = lead_all(queue)
-    for led in leds:
-        queue.read_partition(led)
+    leases = acquire_all(queue)
+    for held in leases:
+        queue.read_partition(held)
     assert queue.join_group("readers", "work", 2).generation == 1
     assert sharing(queue) == (1, 2, None, False)
     queue.join_group("readers", "work", 3)
     queue.join_group("readers", "work", 4, 1)
     assert sharing(queue) == (1, 2, None, True)
-    for led in leds:
-        handle_all(queue, led)
-    assert len(lead_all(queue)) == 4
+    for held in leases:
+        handle_all(queue, held)
+    assert len(acquire_all(queue)) == 4
     assert sharing(queue) == (2, 4, 1, False)
 
 
 def test_a_changed_level_starts_a_new_generation_like_a_changed_number(queue: TaskQueue) -> None:
     queue.push("work", ["/a/1", "/a/2"])
     queue.join_group("readers", "work", 2)
-    for led in lead_all(queue):
-        handle_all(queue, led)
+    for held in acquire_all(queue):
+        handle_all(queue, held)
     assert queue.join_group("readers", "work", 2, 1).generation == 2
     queue.push("work", ["/a/3", "/a/4", "/a/5"])
-    assert sorted(len(handle_all(queue, led)) for led in lead_all(queue)) == [0, 3]
+    assert sorted(len(handle_all(queue, held)) for held in acquire_all(queue)) == [0, 3]
 
 
 def test_a_generation_ends_although_its_last_tasks_were_deleted(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "c"])
     queue.join_group("readers", "work")
-    [led] = lead_all(queue)
-    queue.read_partition(led)
+    [held] = acquire_all(queue)
+    queue.read_partition(held)
     queue.purge_all("work")
     queue.join_group("readers", "work", 2)
-    assert handle_all(queue, led) == []
-    assert len(lead_all(queue)) == 2
+    assert handle_all(queue, held) == []
+    assert len(acquire_all(queue)) == 2
 
 
 def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
@@ -146,26 +146,26 @@ def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
     pusher.push("other", ["x"])
     queue.push("work", ["a", "b"])
     queue.join_group("readers", "work", 2)
-    zero, one = lead_all(queue)
+    zero, one = acquire_all(queue)
     assert (len(queue.read_partition(zero)), len(queue.read_partition(one))) == (0, 2)
     pusher.push("work", ["c"])
     queue.join_group("readers", "work", 1)
     assert queue.read_partition(zero).at_end
     again = queue.read_partition(one)
     assert (len(again), again.at_end) == (0, False), "the partition waits, and has not ended"
-    assert lead_all(queue) == []
+    assert acquire_all(queue) == []
     pusher.conn.commit()
     assert len(handle_all(queue, one)) == 2
-    [new] = lead_all(queue)
+    [new] = acquire_all(queue)
     assert len(handle_all(queue, new)) == 1
 
 
 def test_a_change_waits_for_a_holder_that_reads_events(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
     queue.push("work", ["a", "b"])
     queue.join_group("readers", "work")
-    [led] = lead_all(queue)
+    [held] = acquire_all(queue)
     reading, asking = open_queue(), open_queue()
-    handed = reading.read_partition(led)
+    events = reading.read_partition(held)
     asking.conn.execute("SET lock_timeout = '50ms'")
     asking.conn.commit()
     with pytest.raises(Exception, match="lock timeout"):
@@ -174,7 +174,7 @@ def test_a_change_waits_for_a_holder_that_reads_events(queue: TaskQueue, open_qu
     reading.conn.commit()
     asking.join_group("readers", "work", 2)
     asking.conn.commit()
-    assert queue.partition_states()[0].ends == handed.cursor, "events that were read belong to the old partition"
+    assert queue.partition_states()[0].ends == events.cursor, "events that were read belong to the old partition"
 
 
 def test_consumers_with_different_settings_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:

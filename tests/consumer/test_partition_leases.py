@@ -39,22 +39,22 @@ def lapse(queue: TaskQueue, partition: int = 0) -> None:
     )
 
 
-def led_by(queue: TaskQueue, leader: str, partitions: int = 1) -> PartitionLease:
+def acquire(queue: TaskQueue, holder: str, partitions: int = 1) -> PartitionLease:
     """Acquires the group's next partition."""
     queue.join_group("readers", "work", partitions)
-    led = queue.acquire_partition("readers", "work", leader, HOUR)
-    assert led is not None
-    return led
+    held = queue.acquire_partition("readers", "work", holder, HOUR)
+    assert held is not None
+    return held
 
 
-def kept_until(queue: TaskQueue) -> datetime:
+def lapses_at(queue: TaskQueue) -> datetime:
     """The end of the lease of the first partition."""
-    kept = state(queue).lease_until
-    assert kept is not None
-    return kept
+    lease_until = state(queue).lease_until
+    assert lease_until is not None
+    return lease_until
 
 
-def leader_since(queue: TaskQueue) -> datetime:
+def held_since(queue: TaskQueue) -> datetime:
     """The moment when the holder acquired the first partition, by the server's clock."""
     row = queue.conn.execute(
         "SELECT leader_since FROM taskq_internal.consumer_partition WHERE partition = 0"
@@ -65,7 +65,7 @@ def leader_since(queue: TaskQueue) -> datetime:
 
 
 def test_a_partition_has_one_holder_at_a_time(queue: TaskQueue) -> None:
-    first, second = led_by(queue, "one", 2), led_by(queue, "two", 2)
+    first, second = acquire(queue, "one", 2), acquire(queue, "two", 2)
     assert (first.partition, second.partition) == (0, 1)
     assert queue.acquire_partition("readers", "work", "three", HOUR) is None
     lapse(queue, 1)
@@ -79,29 +79,29 @@ def test_a_partition_has_one_holder_at_a_time(queue: TaskQueue) -> None:
 
 def test_a_replaced_holder_reads_nothing_and_stores_nothing(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
-    old = led_by(queue, "old")
-    handed = queue.read_partition(old)
+    old = acquire(queue, "old")
+    events = queue.read_partition(old)
     lapse(queue)
-    new = led_by(queue, "new")
-    for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, handed.after, handed.cursor)):
+    new = acquire(queue, "new")
+    for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, events.after, events.cursor)):
         with pytest.raises(LeaseLost, match="no longer led"):
             call()
     assert queue.release_partition(old) is False
     assert [task.identifier for _, task in queue.read_partition(new)] == ["a", "b"]
     session.conn.execute("CREATE TABLE undone ()")
     with pytest.raises(LeaseLost):
-        session.advance_partition(old, handed.after, handed.cursor)
+        session.advance_partition(old, events.after, events.cursor)
     session.conn.rollback()
     assert queue.conn.execute("SELECT to_regclass('undone')").fetchone() == (None,)
 
 
 def test_a_holder_with_a_lapsed_lease_that_was_not_replaced_still_stores_progress(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    led = led_by(queue, "me")
-    handed = queue.read_partition(led)
+    held = acquire(queue, "me")
+    events = queue.read_partition(held)
     lapse(queue)
-    assert queue.advance_partition(led, handed.after, handed.cursor)
-    assert queue.renew_partitions("readers", "work", "me") == {led.fence}
+    assert queue.advance_partition(held, events.after, events.cursor)
+    assert queue.renew_partitions("readers", "work", "me") == {held.fence}
     assert queue.acquire_partition("readers", "work", "other", HOUR) is None
 
 
@@ -109,9 +109,9 @@ def test_a_holder_that_stores_progress_is_not_replaced_and_no_consumer_waits(
     queue: TaskQueue, session: TaskQueue
 ) -> None:
     queue.push("work", ["a"])
-    led = led_by(queue, "me")
-    handed = queue.read_partition(led)
-    session.advance_partition(led, handed.after, handed.cursor)
+    held = acquire(queue, "me")
+    events = queue.read_partition(held)
+    session.advance_partition(held, events.after, events.cursor)
     session.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
     queue.conn.execute("SET lock_timeout = '5s'")  # shorter than the other session's lock, longer than an autovacuum's
     assert queue.acquire_partition("readers", "work", "other", HOUR) is None
@@ -127,22 +127,22 @@ def test_a_transaction_that_stored_progress_and_hangs_is_ended_by_the_server(
 ) -> None:
     queue.push("work", ["a"])
     queue.join_group("readers", "work")
-    led = queue.acquire_partition("readers", "work", "me", timedelta(milliseconds=100))
-    assert led is not None
-    handed = queue.read_partition(led)
+    held = queue.acquire_partition("readers", "work", "me", timedelta(milliseconds=100))
+    assert held is not None
+    events = queue.read_partition(held)
     hanging = open_queue()
-    hanging.advance_partition(led, handed.after, handed.cursor)
+    hanging.advance_partition(held, events.after, events.cursor)
     until(lambda: queue.acquire_partition("readers", "work", "other", HOUR) is not None)
     assert queue.progress("readers", "work") is None
 
 
 def test_an_advance_from_an_outdated_cursor_stores_nothing(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
-    led = led_by(queue, "me")
-    handed = queue.read_partition(led)
-    queue.advance("readers", "work", 0, handed.cursor)
-    assert queue.advance_partition(led, handed.after, handed[0][0]) is False
-    assert queue.progress("readers", "work") == handed.cursor
+    held = acquire(queue, "me")
+    events = queue.read_partition(held)
+    queue.advance("readers", "work", 0, events.cursor)
+    assert queue.advance_partition(held, events.after, events[0][0]) is False
+    assert queue.progress("readers", "work") == events.cursor
 
 
 def test_one_of_two_concurrent_consumers_acquires_the_partition(
@@ -159,31 +159,31 @@ def test_renewing_a_lease_waits_for_progress_that_is_being_stored(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[set[int]]
 ) -> None:
     queue.push("work", ["a"])
-    led = led_by(queue, "me")
-    handed = queue.read_partition(led)
-    session.advance_partition(led, handed.after, handed.cursor)
+    held = acquire(queue, "me")
+    events = queue.read_partition(held)
+    session.advance_partition(held, events.after, events.cursor)
     keeper = open_queue()
-    kept = background(lambda: keeper.renew_partitions("readers", "work", "me"))
+    renewed = background(lambda: keeper.renew_partitions("readers", "work", "me"))
     await_lock_wait(queue.conn, keeper)
     session.conn.commit()
-    assert kept.result(10) == {led.fence}
+    assert renewed.result(10) == {held.fence}
 
 
 def test_a_standby_consumer_takes_over_at_once_when_a_holder_stops(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     first, second = heard_all(), heard_all()
     settings = quick(lease=timedelta(minutes=1))
-    leader = Consumer(dsn, first.group, "work", settings)
-    leader.start()
+    holder = Consumer(dsn, first.group, "work", settings)
+    holder.start()
     first.wait(2)
     until_at_end(queue)
-    with Consumer(dsn, second.group, "work", settings) as spare:
-        assert spare.partitions == []
-        lapses = kept_until(queue)
-        assert leader.stop(20)
+    with Consumer(dsn, second.group, "work", settings) as standby:
+        assert standby.partitions == []
+        lapses = lapses_at(queue)
+        assert holder.stop(20)
         queue.push("work", ["c"])
         assert second.wait(1) == ["c"]
-        assert leader_since(queue) < lapses, "the takeover did not wait for the lease"
+        assert held_since(queue) < lapses, "the takeover did not wait for the lease"
     assert first.identifiers == ["a", "b"]
 
 
@@ -191,11 +191,11 @@ def test_a_standby_consumer_takes_over_within_the_lease_of_a_dead_holder(dsn: st
     queue.push("work", ["a"])
     queue.join_group("readers", "work")
     assert queue.acquire_partition("readers", "work", "dead", stored_length(LEASE)) is not None
-    lapses = kept_until(queue)
+    lapses = lapses_at(queue)
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
         heard.wait(1)
-        assert leader_since(queue) >= lapses
+        assert held_since(queue) >= lapses
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1, 10, 60])
@@ -206,7 +206,7 @@ def test_standby_consumers_look_often_enough_to_take_over_within_the_lease(secon
 
 def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    slow, spare = Heard(), heard_all()
+    slow, standby = Heard(), heard_all()
     inside, go = threading.Event(), threading.Event()
     settings = quick(lease=timedelta(seconds=5))
 
@@ -218,15 +218,15 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str
 
     with Consumer(dsn, slow.group, "work", settings):
         assert inside.wait(20)
-        with Consumer(dsn, spare.group, "work", settings):
-            lapses = kept_until(queue)
+        with Consumer(dsn, standby.group, "work", settings):
+            lapses = lapses_at(queue)
             until(
-                lambda: kept_until(queue) > lapses + stored_length(settings.lease), 30
+                lambda: lapses_at(queue) > lapses + stored_length(settings.lease), 30
             )  # renewed after the first lease would have lapsed
             go.set()
             slow.wait(1)
             until_at_end(queue)
-    assert spare.events == []
+    assert standby.events == []
 
 
 def test_a_holder_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, queue: TaskQueue) -> None:
@@ -237,7 +237,7 @@ def test_a_holder_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
 
     @heard.group.on()
     def shelve(event: Task, queue: TaskQueue) -> None:
-        queue.conn.execute("INSERT INTO shelf VALUES ('the old leader')")
+        queue.conn.execute("INSERT INTO shelf VALUES ('the old holder')")
         inside.set()
         assert go.wait(20)
         heard.hear(event)
@@ -275,15 +275,15 @@ def test_partitions_with_progress_in_memory_have_one_holder_unless_exclusivity_i
     one, two, three = heard_all(), heard_all(), heard_all()
     in_memory = quick(progress="memory", partitions=2, lease=HOUR)
     for_each = quick(progress="memory", partitions=2, exclusivity="none")
-    with Consumer(dsn, one.group, "work", in_memory) as leader:
-        until(lambda: leader.partitions == [0, 1])  # before another consumer can acquire one of them
-        with Consumer(dsn, two.group, "work", in_memory) as spare:
+    with Consumer(dsn, one.group, "work", in_memory) as holder:
+        until(lambda: holder.partitions == [0, 1])  # before another consumer can acquire one of them
+        with Consumer(dsn, two.group, "work", in_memory) as standby:
             one.wait(2)
-            assert (leader.partitions, spare.partitions) == ([0, 1], [])
+            assert (holder.partitions, standby.partitions) == ([0, 1], [])
             with Consumer(dsn, three.group, "work", for_each) as third:
                 three.wait(2)
                 until(lambda: third.partitions == [0, 1])
-            leader.stop()
+            holder.stop()
             assert sorted(two.wait(2)) == ["a", "b"]
 
 
@@ -336,14 +336,14 @@ def test_a_topic_can_be_dropped_while_a_holder_stores_progress_in_it(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
 ) -> None:
     queue.push("work", ["a", "b"])
-    led = led_by(queue, "me")
-    handed = queue.read_partition(led, 1)
-    queue.advance_partition(led, handed.after, handed.cursor)
-    handed = session.read_partition(led)
+    held = acquire(queue, "me")
+    events = queue.read_partition(held, 1)
+    queue.advance_partition(held, events.after, events.cursor)
+    events = session.read_partition(held)
     dropping = open_queue()
     dropped = background(lambda: dropping.drop_topic("work"))
     await_standstill(queue.conn, dropping)
-    assert session.advance_partition(led, handed.after, handed.cursor)
+    assert session.advance_partition(held, events.after, events.cursor)
     session.conn.commit()
     assert dropped.result(10)
 
@@ -352,8 +352,8 @@ def test_a_group_can_be_forgotten_while_a_holder_renews_its_partitions(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
 ) -> None:
     queue.push("work", ["a", "b"])
-    first = led_by(queue, "me", 2)
-    led_by(queue, "me", 2)
+    first = acquire(queue, "me", 2)
+    acquire(queue, "me", 2)
     queue.renew_partitions("readers", "work", "me")
     session.read_partition(first)
     forgetting = open_queue()
