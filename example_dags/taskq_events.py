@@ -14,15 +14,15 @@ from airflow_provider_taskq.triggers.event import TaskQEventTrigger, has_shared_
 invoices = Asset("invoices", watchers=[AssetWatcher(name="ready", trigger=TaskQEventTrigger(topic="invoices"))])
 
 
-def worked_on(invoice: Task) -> Result:
-    """Handle one task. Writes over the same hook commit together with the decision."""
+def decide(invoice: Task) -> Result:
+    """Decide on one task. Writes through the same hook commit together with the decision."""
     return Result.SUCCESS if invoice.identifier else Result.FILTER
 
 
 with DAG("taskq_wake", schedule=[invoices], max_active_runs=1, tags=["taskq"]):
 
     @task(retries=2)
-    def work_off(ti: Any = None) -> int:
+    def handle_ready(ti: Any = None) -> int:
         """Handle all ready tasks, a hundred per transaction."""
         from airflow_provider_taskq.hooks import TaskQHook  # not at the top: PostgresHook takes seconds to import
 
@@ -31,12 +31,12 @@ with DAG("taskq_wake", schedule=[invoices], max_active_runs=1, tags=["taskq"]):
             with hook.transaction() as queue:
                 owner = queue.register(f"{ti.dag_id}/{ti.run_id}/{ti.task_id}")
                 tasks = queue.poll("invoices", owner, size=100)
-                queue.complete(owner, {one: worked_on(one) for one in tasks})
+                queue.complete(owner, {invoice: decide(invoice) for invoice in tasks})
                 done += len(tasks)
             if not tasks:
                 return done
 
-    work_off()
+    handle_ready()
 
 if has_shared_streams():
     claims = TaskQEventTrigger(topic="signups", mode="claim", batch_size=10)
@@ -53,6 +53,6 @@ if has_shared_streams():
             sequences = {sequence for event in events for sequence in event.extra["payload"]["sequences"]}
             with TaskQHook().transaction() as queue:
                 tasks = [queue.task("signups", sequence) for sequence in sorted(sequences)]
-            return [one.sequence for one in tasks if one is not None]
+            return [signup.sequence for signup in tasks if signup is not None]
 
         greet()
