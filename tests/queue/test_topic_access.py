@@ -336,7 +336,8 @@ def test_every_function_for_limited_roles_refuses_another_topic(queue: TaskQueue
     role = limited(kind)
     functions = run(
         queue,
-        """SELECT p.oid::regproc::text, p.proargnames[:p.pronargs], p.proargtypes::oid[]::regtype[]::text[]
+        """SELECT 'taskq.' || quote_ident(p.proname), p.proargnames[:p.pronargs],
+                  p.proargtypes::oid[]::regtype[]::text[]
            FROM pg_proc p JOIN taskq.privileges r ON r.function = p.proname
            WHERE p.pronamespace = 'taskq'::regnamespace AND r.kind = %s AND r.by_topic""",
         kind,
