@@ -268,7 +268,11 @@ class AdminMixin(FunctionCaller):
         :raises InvalidTask: for a nominal time without a time zone.
         :raises TaskQueueError: above READ COMMITTED.
         """
-        given = [(moment, _tick_task(prefix, what)) for moment, what in ticks]
+        # The prefix stands for the identifier, which only the SQL function knows.
+        given = [
+            (moment, replace(what, identifier=prefix) if isinstance(what, NewTask) else NewTask(prefix, what))
+            for moment, what in ticks
+        ]
         for place, (moment, _) in enumerate(given):
             if getattr(moment, "tzinfo", None) is None:
                 raise InvalidTask(f"topic {topic!r}, task at position {place}: its nominal time has no time zone")
@@ -374,8 +378,3 @@ def _group_members(groups: Iterable[Iterable[str]]) -> tuple[list[str], list[int
         identifiers += members
         places += [place] * len(members)
     return identifiers, places
-
-
-def _tick_task(prefix: str, what: NewTask | Json) -> NewTask:
-    """The task of a tick. The prefix stands for its identifier, which only the SQL function knows."""
-    return replace(what, identifier=prefix) if isinstance(what, NewTask) else NewTask(prefix, what)

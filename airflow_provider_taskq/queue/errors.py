@@ -101,7 +101,9 @@ def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
     if code == "23503" and (error.diag.constraint_name or "").endswith("_topic_id_fkey"):
         return UnknownTopic("the topic was dropped at this moment: repeat this if it has been created again")
     if code == "23514" and error.diag.constraint_name:
-        return TaskQueueError(f"a rule of {error.diag.table_name} is broken: {_rule(error.diag.constraint_name)}")
+        # PostgreSQL names a constraint by its table and column: topic_max_attempts_check.
+        field = error.diag.constraint_name.partition("_")[2].removesuffix("_check")
+        return TaskQueueError(f"a rule of {error.diag.table_name} is broken: {field} is out of its range")
     if code in _RULE_CODES or (isinstance(error, psycopg.DataError) and not code):
         return InvalidTask(message)  # without a code: found by psycopg before anything was sent
     if code.startswith(_DATA_EXCEPTIONS) and code != _DIVISION_BY_ZERO:
@@ -113,11 +115,6 @@ def first_line(error: BaseException) -> str:
     """Returns the first line of an error, without hints. libpq names host, port and user in it, never the password."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
-
-
-def _rule(constraint: str) -> str:
-    """The field that a constraint named by PostgreSQL is about: topic_max_attempts_check is about max_attempts."""
-    return constraint.partition("_")[2].removesuffix("_check") + " is out of its range"
 
 
 # SQLSTATEs of a session that has ended or cannot write: 08 connection exceptions, 57P01 to 57P05 shutdowns and the end

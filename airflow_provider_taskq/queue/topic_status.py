@@ -42,7 +42,7 @@ class TopicStatus:
         """A clause with the role that paused the topic and the time; None if it is not paused."""
         if not self.topic_paused:
             return None
-        since = f" since {_moment(self.paused_since)}" if self.paused_since else ""
+        since = f" since {self.paused_since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if self.paused_since else ""
         return f"topic paused by {self.paused_by or 'an unknown role'}{since}"
 
     def __str__(self) -> str:
@@ -89,7 +89,3 @@ def _tasks(number: int, kind: str = "") -> str:
 def _number(count: int) -> str:
     """Formats a count that may have stopped at MAX_COUNT."""
     return f"{count:,}" if count < MAX_COUNT else f"{MAX_COUNT:,} or more"
-
-
-def _moment(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
