@@ -1,4 +1,4 @@
-"""What the tests of faults share: a proxy before the server, workers that end."""
+"""Fixtures for the tests of faults: a proxy in front of the server, and workers that stop at the end."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ MakeWorker = Callable[..., Worker]
 
 @pytest.fixture
 def dsn(own_dsn: str) -> str:
-    """A database of its own, as tests change settings of it, and leave sessions that do not answer."""
+    """The DSN of a database for one test: tests here change its settings, and leave sessions that do not answer."""
     return own_dsn
 
 
 @pytest.fixture
 def proxy(dsn: str) -> Iterator[TcpProxy]:
-    """A proxy before the server of the tests."""
+    """A proxy in front of the server of the tests."""
     address = conninfo_to_dict(dsn)
     with TcpProxy(str(address["host"]), int(str(address["port"]))) as started:
         yield started
@@ -47,13 +47,13 @@ def run_worker() -> Iterator[MakeWorker]:
 
 
 class Named:
-    """Connects under an application_name that tells which thread of a worker connects: heartbeat, expiry or work."""
+    """Connects under an application_name that names the thread of a worker: heartbeat, expiry or work."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
 
     def __call__(self) -> psycopg.Connection[Any]:
-        """One more connection."""
+        """Opens another connection."""
         thread = threading.current_thread().name
         names = {"taskq lease": "heartbeat", "taskq expiry": "expiry"}
         name = names.get(thread, "work" if thread.startswith("taskq ") else "other")

@@ -41,7 +41,7 @@ Connect = Callable[[], psycopg.Connection[Any]]
 
 @dataclass(slots=True)
 class Ledger:
-    """What was pushed, what was committed, and how it ended."""
+    """The tasks that were pushed, the effects that were committed, and the states in which the tasks ended."""
 
     pushed: set[int] = field(default_factory=set)
     poisoned: set[int] = field(default_factory=set)
@@ -60,7 +60,7 @@ class Ledger:
 
 
 def prepare(dsn: str) -> None:
-    """Makes the topic and the table of effects."""
+    """Creates the topic and the table of effects."""
     with connect(dsn, autocommit=True) as conn:
         install(conn)
         conn.execute("CREATE TABLE effect (sequence bigint PRIMARY KEY)")
@@ -77,7 +77,7 @@ def handle(task: Task, batch: Batch) -> None:
 
 
 class Producer:
-    """Pushes tasks through a connection of its own, from its start to its stop."""
+    """Pushes tasks through its own connection until it is stopped."""
 
     def __init__(self, connect: Connect, ledger: Ledger, *, poisons: bool = False) -> None:
         self._connect = connect
@@ -108,7 +108,7 @@ class Producer:
             self.error = error
 
     def _push(self, queue: TaskQueue) -> None:
-        """Pushes some tasks; every third push holds a payload that no client can decode."""
+        """Pushes some tasks. Every third push has a payload that no client can decode."""
         number = len(self._ledger.pushed)
         with queue.conn.transaction():
             tasks = queue.push("work", [NewTask(f"id-{(number + n) % 97}", {"n": number + n}) for n in range(PUSH)])
@@ -122,7 +122,7 @@ class Producer:
 
 @contextmanager
 def working(*connects: Connect, **options: Any) -> Iterator[list[Worker]]:
-    """Workers of the topic, one for each way to connect."""
+    """Runs workers of the topic, one for each way to connect."""
     common = {"pause": SOON, "lease": LEASE, "size": 5, "handler_statement_timeout": STATEMENT, **options}
     workers = [Worker(each, "work", handle, **common) for each in connects]
     with ExitStack() as stack:
@@ -151,7 +151,7 @@ def await_progress(conn: psycopg.Connection[Any]) -> None:
 
 
 def rounds(seconds: float) -> Iterator[int]:
-    """Counts up until the seconds are over, and at least to four."""
+    """Counts until the time is up, and at least to four."""
     deadline, number = time.monotonic() + seconds, 0
     while number < 4 or time.monotonic() < deadline:
         yield number
@@ -159,7 +159,7 @@ def rounds(seconds: float) -> Iterator[int]:
 
 
 def poison_payloads(dsn: str) -> Ledger:
-    """Every third push holds a payload that no client can decode; workers and a consumer group read the topic."""
+    """Every third push has a payload that no client can decode. Workers and a consumer group read the topic."""
     prepare(dsn)
     ledger = Ledger()
     group = ConsumerGroup("readers")
@@ -187,7 +187,7 @@ def poison_payloads(dsn: str) -> Ledger:
 
 
 def silent_connections(dsn: str) -> Ledger:
-    """Connections fall silent for good, in turn: the heartbeats', those of the work, the expiries', all of them."""
+    """Connections fall silent forever, in turn: those of heartbeats, of work, of expiries, and all of them."""
     prepare(dsn)
     ledger = Ledger()
     address = conninfo_to_dict(dsn)
@@ -207,7 +207,7 @@ def silent_connections(dsn: str) -> Ledger:
 
 
 def read_only_servers() -> Ledger:
-    """The address of the primary leads to its standby again and again; at the end the standby is promoted."""
+    """The address of the primary leads to its standby repeatedly. At the end the standby is promoted."""
     ledger = Ledger()
     with ExitStack() as stack:
         pair = stack.enter_context(ServerPair(programs_of_tests()))
@@ -235,7 +235,7 @@ def read_only_servers() -> Ledger:
 
 
 def mislead(proxy: TcpProxy, primary: tuple[str, int], standby: tuple[str, int]) -> None:
-    """Leads every client to the standby, and then leaves it there: only new connections reach the primary again."""
+    """Leads every client to the standby and leaves it there. Only new connections reach the primary again."""
     proxy.repoint(*standby)
     last = max((link.number for link in proxy.links()), default=0)
     proxy.cut()
@@ -245,5 +245,5 @@ def mislead(proxy: TcpProxy, primary: tuple[str, int], standby: tuple[str, int])
 
 
 def await_promotion(conn: psycopg.Connection[Any]) -> None:
-    """Waits until a standby takes writes."""
+    """Waits until a standby accepts writes."""
     until(lambda: conn.execute("SELECT pg_is_in_recovery()").fetchone() == (False,), PATIENCE)

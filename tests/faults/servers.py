@@ -1,4 +1,4 @@
-"""A primary and a standby of it, for tests of a failover."""
+"""A primary and its standby, for tests of a failover."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class ServerPair:
         self.close()
 
     def close(self) -> None:
-        """Stops both."""
+        """Stops both servers."""
         self.standby.close()
         self.primary.close()
 
     def catch_up(self) -> None:
-        """Waits until the standby has all that the primary has committed."""
+        """Waits until the standby has every commit of the primary."""
         with psycopg.connect(self.primary.dsn, autocommit=True) as conn:
             [end] = conn.execute("SELECT pg_current_wal_flush_lsn()").fetchone() or ("0/0",)
         with psycopg.connect(self.standby.dsn, autocommit=True) as conn:
@@ -55,7 +55,7 @@ class ServerPair:
             until(lambda: (conn.execute(query, (end,)).fetchone() or (False,))[0])
 
     def fail_over(self) -> None:
-        """Makes the primary read-only, as it is fenced off, and promotes the standby. Both keep their connections."""
+        """Makes the primary read-only, as fencing does, and promotes the standby. Both keep their connections."""
         with psycopg.connect(self.primary.dsn, autocommit=True) as conn:
             conn.execute("ALTER SYSTEM SET default_transaction_read_only = on")
             conn.execute("SELECT pg_reload_conf()")
@@ -65,7 +65,7 @@ class ServerPair:
             conn.execute("SELECT pg_promote()")
 
     def _copy(self) -> None:
-        """Makes the standby's data folder from the primary."""
+        """Copies the data folder of the primary for the standby."""
         account, folder = self.standby._account, self.standby.folder
         programs = self._programs or server_programs(account, folder)
         shutil.copy(self.primary.folder / "password", folder / "password")
@@ -79,6 +79,6 @@ class ServerPair:
 
 
 def programs_of_tests() -> Path | None:
-    """The folder of the programs that the tests run with."""
+    """The folder of the PostgreSQL programs that the tests use."""
     given = os.environ.get("TASKQ_TEST_PROGRAMS")
     return Path(given) if given else None

@@ -146,12 +146,12 @@ class TcpProxy:
         self._thread.start()
 
     def links(self, name: str | None = None) -> list[Link]:
-        """The open connections in the order in which they came; `name`: only those of this application_name."""
+        """The open connections in the order of their arrival. `name`: only those of this application_name."""
         with self._changed:
             return [link for link in self._links if not link.is_cancel and name in (None, link.name)]
 
     def wait_for(self, name: str | None = None, *, after: int = 0, seconds: float = 200) -> Link:
-        """The first open connection of this application_name whose number is above `after`, waited for."""
+        """Waits for the first open connection of this application_name whose number is above `after`."""
         with self._changed:
             found = self._changed.wait_for(lambda: [x for x in self.links(name) if x.number > after], seconds)
         assert found, f"no connection of {name!r} came"
@@ -175,7 +175,7 @@ class TcpProxy:
                 link.thaw()
 
     def repoint(self, host: str, port: int) -> None:
-        """Forwards new connections to another server; open connections stay where they are."""
+        """Forwards new connections to another server. Open connections keep their server."""
         with self._changed:
             self._target = (host, port)
 

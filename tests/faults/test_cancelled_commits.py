@@ -25,13 +25,13 @@ TIMEOUTS = ["statement_timeout", "lock_timeout"]
 
 
 class Fatal(WorkerListener):
-    """Keeps what is fatal; can be awaited."""
+    """Stores fatal errors; a test can wait for one."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
 
     def on_fatal(self, error: BaseException) -> None:
-        """Keeps it."""
+        """Stores the error."""
         self.errors.append(error)
 
 
@@ -41,7 +41,7 @@ def ends(queue: TaskQueue) -> dict[str, State]:
 
 @contextmanager
 def completions_blocked(open_queue: Callable[[], TaskQueue]) -> Iterator[None]:
-    """Inside the block another transaction keeps all tasks from being completed."""
+    """While the block runs, another transaction keeps every task from being completed."""
     blocking = open_queue()
     blocking.conn.execute("SELECT FROM taskq_internal.live FOR UPDATE")
     yield
@@ -55,7 +55,7 @@ def limit_statements(queue: TaskQueue, setting: str, value: str = "100ms") -> No
 
 
 def sleep_until_interrupted(queue: TaskQueue) -> None:
-    """Runs a statement that the server cancels; other statements of the worker have no limit, on any machine."""
+    """Runs a statement that the server cancels. Other statements of the worker have no limit."""
     queue.conn.execute("SET LOCAL statement_timeout = 100")
     queue.conn.execute("SELECT pg_sleep(600)")
 
@@ -169,7 +169,7 @@ def test_a_grouped_worker_does_not_fail_finished_work_when_the_server_cancels_th
     limit_statements(queue, setting)
 
     class Watched(GroupedWorker):
-        """Tells when it waits before it tries a commit again."""
+        """Records when it waits before it retries a commit."""
 
         def _retry_commit(self, commit: Callable[[], Any]) -> Any:
             def tried() -> Any:

@@ -1,4 +1,4 @@
-"""Three faults under load, each for TASKQ_FAULT_SECONDS: nothing is lost, nothing is done twice, nothing stops."""
+"""Three faults under load, each for TASKQ_FAULT_SECONDS: no task is lost or done twice, and no worker stops."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ Programs = dict[str, "Future[Ledger]"]
 
 @pytest.fixture(scope="module")
 def programs(server_dsn: str) -> Iterator[Programs]:
-    """All three programs at once, each on a database of its own: they mostly wait."""
+    """Runs all three programs at once, each on its own database, because they mostly wait."""
     names = [f"taskq_faults_{uuid4().hex[:12]}" for _ in range(2)]
     with psycopg.connect(server_dsn, autocommit=True) as admin:
         for name in names:
@@ -36,7 +36,7 @@ def programs(server_dsn: str) -> Iterator[Programs]:
 
 
 def all_done_once(ledger: Ledger) -> None:
-    """Every task but the poisoned ones has its one effect."""
+    """Checks that every task but the poisoned ones has one effect."""
     done = ledger.pushed - ledger.poisoned
     assert len(ledger.pushed) > 100, "there was load"
     assert ledger.faults, "there were faults"

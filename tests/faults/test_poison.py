@@ -1,4 +1,4 @@
-"""A payload that Python cannot decode fails its own task, and stops nothing else."""
+"""A payload that Python cannot decode fails its own task and stops nothing else."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -22,7 +22,7 @@ SOON = timedelta(milliseconds=50)
 
 @pytest.fixture
 def dsn(shared_database: SharedDatabase) -> str:
-    """The database that is emptied for each test: nothing here cuts connections."""
+    """The database that is emptied for each test, because no test here cuts connections."""
     shared_database.empty()
     return shared_database.dsn
 
@@ -31,14 +31,14 @@ unreadable = pytest.mark.parametrize("text", POISON.values(), ids=POISON.keys())
 
 
 def with_poison(queue: TaskQueue, text: str, count: int = 23, place: int = 11) -> Task:
-    """Pushes tasks of which one cannot be decoded, and returns that one."""
+    """Pushes tasks, makes the payload of one undecodable, and returns this task."""
     tasks = queue.push("work", [NewTask(f"id-{n}", {"n": n}) for n in range(count)])
     poison(queue.conn, tasks[place], text)
     return tasks[place]
 
 
 def only_failure(queue: TaskQueue) -> Task:
-    """The one task that FAILED, where all others SUCCEEDED."""
+    """Returns the only FAILED task, after checking that all others SUCCEEDED."""
     found = [info for info in everything(queue) if info.state is not State.SUCCEEDED]
     assert [info.state for info in found] == [State.FAILED], states(queue)
     assert "InvalidTask: " in str(found[0].error)

@@ -124,7 +124,7 @@ def test_a_connection_knows_without_a_call_that_its_server_is_read_only(dsn: str
 
 
 def parameters(conn: psycopg.Connection) -> dict[str, str]:
-    """What a connection was opened with."""
+    """The parameters with which a connection was opened."""
     return {option.keyword.decode(): option.val.decode() for option in conn.pgconn.info if option.val is not None}
 
 

@@ -1,4 +1,4 @@
-"""Connections that acknowledge what they get and never answer."""
+"""Connections that acknowledge bytes and never answer."""
 
 import threading
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def all_succeeded(queue: TaskQueue) -> bool:
 
 @pytest.fixture
 def silent(dsn: str, proxy: TcpProxy) -> Iterator[psycopg.Connection]:
-    """A connection whose calls may take a second, and get no answer."""
+    """A connection with a limit of one second for each call, to a server that does not answer."""
     with connect(proxy.dsn(dsn), autocommit=True) as conn:
         limit_calls(conn, CallLimit(1))
         conn.execute("SELECT 1")

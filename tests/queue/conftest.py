@@ -1,4 +1,4 @@
-"""What the queue's tests share: tasks put into any state, and time moved by SQL."""
+"""Helpers for the queue's tests: tasks in any state, and time that passes by SQL."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ RESULTS = {
 
 @pytest.fixture
 def own_queue(own_dsn: str) -> Iterator[TaskQueue]:
-    """A queue with a topic `work` in a database for one test alone, which no autovacuum reads or analyses beside it."""
+    """A queue with a topic `work` in a database for one test, which autovacuum does not touch."""
     with connect(own_dsn, autocommit=True) as conn:
         for table in ("task_default", "live_default", "ended_default"):
             conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
@@ -70,7 +70,7 @@ def own_queue(own_dsn: str) -> Iterator[TaskQueue]:
 
 @pytest.fixture
 def session(open_queue: Callable[[], TaskQueue]) -> Iterator[TaskQueue]:
-    """One more session, whose transaction stays open until the test commits it or rolls it back."""
+    """Another session, whose transaction stays open until the test commits it or rolls it back."""
     queue = open_queue()
     yield queue
     if not queue.conn.closed:
@@ -79,13 +79,13 @@ def session(open_queue: Callable[[], TaskQueue]) -> Iterator[TaskQueue]:
 
 @pytest.fixture
 def background() -> Iterator[Callable[[Callable[[], T]], "Future[T]"]]:
-    """Runs a call beside the test, in a thread of its own."""
+    """Runs a call in another thread."""
     with ThreadPoolExecutor(16) as pool:
         yield lambda call: pool.submit(call)
 
 
 def until(condition: Callable[[], object], seconds: float = 300) -> None:
-    """Returns once the condition holds; fails the test where it does not in time."""
+    """Waits until the condition holds; fails the test after a time limit."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "what was awaited did not happen"
@@ -93,21 +93,21 @@ def until(condition: Callable[[], object], seconds: float = 300) -> None:
 
 
 def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:
-    """Returns once the session of `waiting` waits for a lock of another session."""
+    """Waits until the session of `waiting` waits for a lock of another session."""
     pid = waiting.conn.info.backend_pid
     query = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
     until(lambda: conn.execute(query, (pid,)).fetchone() is not None)
 
 
 def await_standstill(conn: psycopg.Connection, waiting: TaskQueue) -> None:
-    """Returns once the session of `waiting` waits for a lock, or sleeps before it looks again at what others hold."""
+    """Waits until the session of `waiting` waits for a lock, or sleeps before it checks the locks of others again."""
     pid = waiting.conn.info.backend_pid
     query = "SELECT FROM pg_stat_activity WHERE pid = %s AND (wait_event_type = 'Lock' OR wait_event = 'PgSleep')"
     until(lambda: conn.execute(query, (pid,)).rowcount)
 
 
 def deadlocks(conn: psycopg.Connection) -> int:
-    """How many deadlocks the server has ended in this database."""
+    """The number of deadlocks that the server has ended in this database."""
     row = conn.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
     assert row is not None
     return int(row[0])
@@ -126,7 +126,7 @@ def hurry(queue: TaskQueue, patience: str = "3s") -> TaskQueue:
 
 
 def lapse(queue: TaskQueue, owner: Owner, ago: timedelta = timedelta(seconds=1)) -> None:
-    """Makes a lease one that ran out so long ago."""
+    """Makes a lease lapse the given time ago."""
     queue.conn.execute(
         "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - %s::interval WHERE name = %s",
         (ago, owner.name),
@@ -134,7 +134,7 @@ def lapse(queue: TaskQueue, owner: Owner, ago: timedelta = timedelta(seconds=1))
 
 
 def pass_time(queue: TaskQueue, duration: timedelta) -> None:
-    """Lets time go by for all tasks and probes, by moving their past back."""
+    """Lets time pass for all tasks and probes, by moving their stored times back."""
     for table, columns in {
         "task": ("created", "due"),
         "live": ("available_at", "due_again"),
@@ -146,14 +146,14 @@ def pass_time(queue: TaskQueue, duration: timedelta) -> None:
 
 
 def known(queue: TaskQueue, task: Task | int, topic: str = "work") -> TaskInfo:
-    """Everything about a task that has to be there."""
+    """The TaskInfo of a task that must exist."""
     info = queue.task(topic, task if isinstance(task, int) else task.sequence)
     assert info is not None, f"{task} is not in the topic {topic}"
     return info
 
 
 def last_failure(queue: TaskQueue, task: Task) -> datetime:
-    """When a task failed the last time: the moment that its delay is counted from."""
+    """The moment of a task's last failure, from which its delay counts."""
     *_, failed = (each for each in queue.timeline(task.topic, task.sequence) if each.what == "failed")
     assert failed.happened is not None
     return failed.happened
@@ -181,17 +181,17 @@ def states(queue: TaskQueue, topic: str = "work") -> list[tuple[str, State]]:
 
 
 def image(queue: TaskQueue, topic: str = "work") -> list[str]:
-    """All that can be read of a topic's tasks, to tell whether anything changed."""
+    """Everything that can be read of a topic's tasks, to compare before and after a call."""
     return [repr(info) for info in everything(queue, topic)]
 
 
 def identifiers(tasks: list[Task]) -> list[str]:
-    """The identifiers of tasks, in their order."""
+    """The identifiers of tasks, in order."""
     return [task.identifier for task in tasks]
 
 
 def task_in(queue: TaskQueue, owner: Owner, state: State, identifier: str = "a", topic: str = "work") -> Task:
-    """A task of that state, which is the only READY one of the topic on the way there."""
+    """Makes a task in that state. The topic must have no READY task."""
     [task] = queue.push(topic, [identifier])
     if state is State.READY:
         return task
@@ -213,7 +213,7 @@ def task_in(queue: TaskQueue, owner: Owner, state: State, identifier: str = "a",
 
 
 def _expire(queue: TaskQueue, owner: Owner, topic: str) -> None:
-    """Lets a lease run out while the topic keeps the tasks of such owners."""
+    """Lets a lease lapse while the topic's policy keeps tasks of lapsed owners as EXPIRED."""
     policy = queue.policy(topic)
     queue.alter_topic(topic, keeps_expired())
     lapse(queue, owner)
@@ -227,5 +227,5 @@ def keeps_expired(max_crashes: int = 3) -> TopicPolicy:
 
 
 def numbered(count: int, start: int = 0) -> Iterator[NewTask]:
-    """New tasks of small payloads, each with an identifier of its own."""
+    """New tasks with small payloads and distinct identifiers."""
     return (NewTask(f"task-{number}", {"number": number}) for number in range(start, start + count))

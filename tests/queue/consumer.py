@@ -22,12 +22,12 @@ TABLES = """CREATE TABLE pushed (identifier text PRIMARY KEY);
 
 
 def enough(conn: psycopg.Connection) -> bool:
-    """Whether the test has seen enough."""
+    """Whether the test has asked the program to stop."""
     return conn.execute("SELECT FROM enough").fetchone() is not None
 
 
 def produce(conn: psycopg.Connection, name: str) -> None:
-    """Pushes tasks a few at a time, each with its row, until the test says stop."""
+    """Pushes a few tasks at a time, each with its row, until the test asks it to stop."""
     queue = TaskQueue(conn)
     numbers = itertools.count()
     run = time.time_ns()
@@ -39,7 +39,7 @@ def produce(conn: psycopg.Connection, name: str) -> None:
 
 
 def consume(conn: psycopg.Connection, name: str) -> None:
-    """Works tasks off: what the name held before, then what it polls; each effect in its completion's transaction."""
+    """Completes the tasks that the name held before, then polls. Commits each effect with its completion."""
     queue = TaskQueue(conn)
     owner = queue.register(name)
     conn.commit()
@@ -57,7 +57,7 @@ def consume(conn: psycopg.Connection, name: str) -> None:
 
 
 def stream(conn: psycopg.Connection, _: str) -> None:
-    """Pushes a million tasks in one call, and says at what size of this program: before and at its greatest, in KiB."""
+    """Pushes a million tasks in one call, and prints the size of this program before, and its maximum, in KiB."""
     before = _greatest_size()
     tasks = (NewTask(f"task-{number}", {"number": number, "text": "x" * 100}) for number in range(1_000_000))
     pushed = TaskQueue(conn).push_stream("work", tasks)
@@ -66,16 +66,16 @@ def stream(conn: psycopg.Connection, _: str) -> None:
 
 
 def _greatest_size() -> int:
-    """The greatest resident size of this program in KiB.
+    """The maximum resident size of this program in KiB.
 
-    Read from the kernel's account of this program: `ru_maxrss` begins with the size of the program that started it.
+    Read from the kernel's statistics of this program: `ru_maxrss` starts with the size of the parent program.
     """
     [line] = [line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if "VmHWM" in line]
     return int(line.split()[1])
 
 
 def main() -> None:
-    """Does it again whenever the server went away, or the lease with it."""
+    """Runs the program again after the server went away or the lease was lost."""
     action, name = sys.argv[1:]
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Transactions of several verbs, and sessions that drop and create the topics that these use."""
+"""Transactions of several verbs, and sessions that drop and create the topics of these verbs."""
 
 import random
 import time
@@ -67,7 +67,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def work(dsn: str, name: str, seed: int, seconds: float) -> Counter[str]:
-    """Runs transactions of two to five verbs until the time is up, and counts how they ended."""
+    """Runs transactions of two to five verbs until the time is up, and counts their outcomes."""
     dice, ends = random.Random(seed), Counter[str]()  # noqa: S311 - chance, not secrets
     deadline = time.monotonic() + seconds
     with connect(dsn) as conn:
@@ -86,7 +86,7 @@ def work(dsn: str, name: str, seed: int, seconds: float) -> Counter[str]:
 
 
 def drop(dsn: str, seed: int, seconds: float, *, alone: bool) -> Counter[str]:
-    """Drops and creates topics until the time is up, and counts how that ended. `alone`: in autocommit."""
+    """Drops and creates topics until the time is up, and counts the outcomes. `alone`: in autocommit."""
     dice, ends = random.Random(seed), Counter[str]()  # noqa: S311 - chance, not secrets
     deadline = time.monotonic() + seconds
     with connect(dsn, autocommit=alone) as conn:

@@ -1,4 +1,4 @@
-"""How the server carried out a call: the plans of all statements inside it, as the server itself tells them."""
+"""The plans of all statements inside a call, as the server reports them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ INDEXES = """SELECT c.relname, coalesce(p.relname, c.relname) FROM pg_class c
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What a call did: rows that it looked at by table and index (as the schema names them), and pages it touched."""
+    """The rows that a call read, by table and index (as the schema names them), and the pages that it touched."""
 
     rows: dict[tuple[str, str], int]
     whole: set[str]  # tables that were read from one end to the other
@@ -39,7 +39,7 @@ class Explained:
 
 
 def explain(conn: psycopg.Connection, work: Callable[[], object]) -> Explained:
-    """Has a call explained by auto_explain, which tells this session; the statements inside functions, too."""
+    """Runs a call under auto_explain, which reports the plans of all statements, also those inside functions."""
     reported: list[str] = []
     conn.execute("LOAD 'auto_explain'")
     with conn.cursor(row_factory=tuple_row) as cursor:
@@ -79,7 +79,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _looked_at(node: dict[str, Any]) -> int:
-    """The rows that a node gave or threw away."""
+    """The rows that a node returned or discarded."""
     thrown = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
     return int(0.5 + (node["Actual Rows"] + sum(node.get(name, 0) for name in thrown)) * node["Actual Loops"])
 

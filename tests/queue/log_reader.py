@@ -11,7 +11,7 @@ class Reader:
         self.after: Cursor | None = None
 
     def more(self, size: int = 1000) -> list[str]:
-        """The identifiers of what is new since the last look; it goes on after all that it saw."""
+        """Returns the identifiers of the tasks since the last call."""
         events = self.queue.events(self.topic, self.after, size)
         self.after = events.cursor
         return [task.identifier for _, task in events]

@@ -1,7 +1,7 @@
-"""The processes of the stress test: each does one thing to the queue until its time is up, and may be killed.
+"""The processes of the stress test: each runs one kind of call until its time is up, and may be killed.
 
-Every completion writes a line into the table `ledger` in the same transaction: what the line says happened if, and only
-if, the completion did.
+Every completion writes a row into the table `ledger` in the same transaction. So a row is there if, and only if, its
+completion was committed.
 """
 
 import random
@@ -45,7 +45,7 @@ def produce(queue: TaskQueue, dice: random.Random, name: str) -> None:
 
 
 def consume(queue: TaskQueue, dice: random.Random, name: str) -> None:
-    """Polls, and completes with a line in the ledger; rolls back, gives back, or lets its lease run out at times."""
+    """Polls, and completes with a row in the ledger. Sometimes rolls back, releases, or lets its lease lapse."""
     owner = queue.register(name, timedelta(seconds=1))
     queue.conn.commit()
     for _ in range(20):
@@ -73,7 +73,7 @@ def consume(queue: TaskQueue, dice: random.Random, name: str) -> None:
 
 
 def _lapse(queue: TaskQueue, owner: Owner) -> None:
-    """As if a second had passed without a sign of life."""
+    """Makes the lease lapse as if a second had passed without a heartbeat."""
     queue.conn.execute(
         "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second' WHERE name = %s",
         (owner.name,),
@@ -82,19 +82,19 @@ def _lapse(queue: TaskQueue, owner: Owner) -> None:
 
 
 def expire(queue: TaskQueue, _dice: random.Random, _name: str) -> None:
-    """Takes what lapsed."""
+    """Expires lapsed leases."""
     queue.expire()
     queue.conn.commit()
 
 
 def revive(queue: TaskQueue, dice: random.Random, _name: str) -> None:
-    """Resets a task that had ended; it is to be done once more."""
+    """Resets an ended task, so that it is done once more."""
     queue.revive(dice.choice(list(TOPICS)), State.SUCCEEDED, size=1, from_=dice.randrange(100))
     queue.conn.commit()
 
 
 def terminate(queue: TaskQueue, _dice: random.Random, _name: str) -> None:
-    """Ends a session of another process, whatever it is doing."""
+    """Ends a session of another process at a random moment."""
     queue.conn.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name LIKE 'stress %' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1"
@@ -104,7 +104,7 @@ def terminate(queue: TaskQueue, _dice: random.Random, _name: str) -> None:
 
 
 def watch(queue: TaskQueue, _dice: random.Random, _name: str) -> None:
-    """Notes the identifiers that have several ACTIVE tasks at once."""
+    """Records the identifiers that have several ACTIVE tasks at once."""
     queue.conn.execute(
         "INSERT INTO seen SELECT p.name, l.identifier, count(*) FROM taskq_internal.live l"
         " JOIN taskq_internal.topic p USING (topic_id)"
@@ -117,7 +117,7 @@ STEPS: dict[str, Step] = {step.__name__: step for step in (produce, consume, exp
 
 
 def main(dsn: str, role: str, seed: int, seconds: float) -> None:
-    """Repeats a step until the time is up; after the end of a session or the loss of a lease it starts again."""
+    """Repeats a step until the time is up. Starts again after its session was ended or its lease was lost."""
     dice = random.Random(seed)  # noqa: S311 - chance, not secrets
     deadline = time.monotonic() + seconds
     prefix = "stress" if role in ("produce", "consume") else "steady"
@@ -132,7 +132,7 @@ def main(dsn: str, role: str, seed: int, seconds: float) -> None:
 
 
 def _once(queue: TaskQueue, step: Step, dice: random.Random, name: str) -> None:
-    """One step, undone where the lease was lost on the way."""
+    """Runs one step, and rolls it back if the lease was lost."""
     try:
         step(queue, dice, name)
     except NotHeld:  # LeaseLost is one

@@ -52,7 +52,7 @@ As = Callable[[str], TaskQueue]
 
 @pytest.fixture
 def role(own_queue: TaskQueue) -> Iterator[str]:
-    """A role that may do nothing yet."""
+    """A role without any rights."""
     name = f"taskq_user_{uuid4().hex[:8]}"
     own_queue.conn.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
     yield name
@@ -63,7 +63,7 @@ def role(own_queue: TaskQueue) -> Iterator[str]:
 
 @pytest.fixture
 def granted(own_queue: TaskQueue, role: str) -> As:
-    """The queue as a role that was granted this kind of access."""
+    """The queue as a role with this kind of access."""
 
     def granted(kind: str) -> TaskQueue:
         own_queue.conn.execute("SELECT taskq.grant_access(%s, %s)", (role, kind))
@@ -74,7 +74,7 @@ def granted(own_queue: TaskQueue, role: str) -> As:
 
 
 def may(call: Callable[[], object]) -> bool:
-    """Whether a role may make that call, whatever comes of it."""
+    """Whether a role may make that call, with any result."""
     try:
         call()
     except psycopg.errors.InsufficientPrivilege:
@@ -85,7 +85,7 @@ def may(call: Callable[[], object]) -> bool:
 
 
 def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
-    """One call of each verb, none of which changes what another needs."""
+    """One call of each verb. No call changes what another one needs."""
     owner = Owner("me", 1, LEASE, datetime.now(UTC), resumed=False)
     return {
         "push": lambda: queue.push("work", ["a"]),
@@ -175,7 +175,7 @@ ALLOWED = {
 
 
 def documented(repository: Path) -> dict[str, set[str]]:
-    """The kinds that may call each function, by the table of docs/operations.md."""
+    """The kinds that may call each function, read from the table in docs/operations.md."""
     text = (repository / "docs" / "operations.md").read_text(encoding="utf-8")
     header = "| functions | producer | consumer | reader | operator |\n|---|---|---|---|---|\n"
     rows = text.split(header)[1].split("\n\n")[0].splitlines()

@@ -1,4 +1,4 @@
-"""The queue time and the run time of an attempt: each way to claim records it, and each way to complete keeps it."""
+"""Queue time and run time of an attempt: each way to claim records the poll, each way to complete keeps it."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
 
 def call(query: str) -> Step:
-    """A call of a function that only Spark's drain uses, for the owner of the test."""
+    """Calls a function that only Spark's drain uses, for the owner of the test."""
     return lambda queue, owner: queue.conn.execute(query.encode(), (owner.name, owner.fence)).fetchall()
 
 
@@ -46,12 +46,12 @@ CLAIMS: dict[str, Step] = {
 
 
 def complete(result: Result) -> Step:
-    """Completes what the owner holds."""
+    """Completes the tasks of the owner."""
     return lambda queue, owner: queue.complete(owner, dict.fromkeys(queue.held(owner), result))
 
 
 def stage(queue: TaskQueue, owner: Owner) -> str:
-    """A stage with a decision on each task that is held."""
+    """A stage with a decision on each held task."""
     with queue.conn.cursor(row_factory=scalar_row) as cursor:
         number = cursor.execute("SELECT taskq.open_stage(%s, %s)::text", (owner.name, owner.fence)).fetchone()
     queue.conn.execute(
@@ -76,13 +76,13 @@ def end_staged(queue: TaskQueue, owner: Owner) -> None:
 
 
 def expire(queue: TaskQueue, owner: Owner) -> None:
-    """Takes the lease of the owner, which has lapsed."""
+    """Expires the owner's lapsed lease."""
     lapse(queue, owner)
     assert queue.expire() == 1
 
 
 def expire_for_good(queue: TaskQueue, owner: Owner) -> None:
-    """Takes the lease of the owner after the last permitted crash."""
+    """Expires the owner's lease at the last permitted crash."""
     queue.alter_topic("work", max_crashes=1)
     expire(queue, owner)
 
@@ -97,18 +97,18 @@ COMPLETIONS: dict[str, Step] = {
 
 
 def retry(queue: TaskQueue, owner: Owner) -> None:
-    """Fails, with attempts left."""
+    """Fails a task that has attempts left."""
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR)))
     complete(Result.FAILURE)(queue, owner)
 
 
 def snooze(queue: TaskQueue, owner: Owner) -> None:
-    """Is suspended for an hour."""
+    """Suspends a task for an hour."""
     queue.complete(owner, dict.fromkeys(queue.held(owner), Decision(Result.SUSPENSION, delay=HOUR)))
 
 
 def fail_young(queue: TaskQueue, owner: Owner) -> None:
-    """Fails within its time to live."""
+    """Fails a task within its time to live."""
     queue.alter_topic("work", ttl=HOUR)
     complete(Result.FAILURE)(queue, owner)
 
@@ -124,7 +124,7 @@ RETURNS: dict[str, Step] = {
 
 
 def stored(queue: TaskQueue, table: str) -> datetime | None:
-    """When the only task of a table was polled, as it is stored."""
+    """The stored time of the poll of the only task in a table."""
     with queue.conn.cursor(row_factory=scalar_row) as cursor:
         found: list[datetime | None] = cursor.execute(f"SELECT polled FROM taskq_internal.{table}".encode()).fetchall()
     [polled] = found

@@ -1,4 +1,4 @@
-"""The audit: the actor is what a client says, the role is what the database knows, and no grant changes a row."""
+"""The audit: the client names the actor, the database knows the role, and no access changes a row."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Batches by identifier: whole groups, and what keeps one back."""
+"""Batches by identifier: whole groups, and the tasks that keep a group back."""
 
 from datetime import timedelta
 
@@ -21,7 +21,7 @@ retrying = TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(minutes=
 
 
 def sizes(queue: TaskQueue, owner: Owner, identifiers: int = 10, size: int = -1) -> dict[str, int]:
-    """How many tasks of which identifiers a poll of batches hands out, in order."""
+    """The identifiers that a poll of batches returns, in order, with the number of their tasks."""
     return {name: len(group) for name, group in queue.poll_batch("work", owner, identifiers, size).items()}
 
 

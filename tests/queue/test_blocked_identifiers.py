@@ -1,4 +1,4 @@
-"""Many identifiers that are left out at once: what an empty look costs, and that it never hides a task."""
+"""Many blocked identifiers at once: the cost of an empty poll, and that it never hides a task."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,7 +26,7 @@ MOST_SCANS = 15_000  # the first steps of a look take some two thousand lanes on
 
 
 def close_lanes(queue: TaskQueue, kind: str, number: int) -> Owner:
-    """Makes lanes that are left out, with a READY task each: behind a failed task, a held one, or one to be retried."""
+    """Blocks identifiers, each with a READY task behind a failed task, a held one, or a retry."""
     names = [f"customer-{place * 7919 % number:05}" for place in range(number)]
     owner = queue.register("closing", timedelta(hours=9))
     if kind == "undue":
@@ -40,7 +40,7 @@ def close_lanes(queue: TaskQueue, kind: str, number: int) -> Owner:
 
 
 def look(queue: TaskQueue, owner: Owner, verb: str) -> int:
-    """How many tasks one of the verbs finds."""
+    """The number of tasks that one of the verbs finds."""
     if verb == "batch":
         return sum(len(group) for group in queue.poll_batch("work", owner, 5).values())
     name, _, condition = verb.partition(" ")
@@ -63,7 +63,7 @@ LOOKS = {
 
 @pytest.fixture(params=[True, False], ids=["analyzed", "never analyzed"])
 def analyzed(request: pytest.FixtureRequest, own_queue: TaskQueue) -> Callable[[], None]:
-    """Analyzes the tables, or does not."""
+    """Whether the tables were analyzed."""
 
     def analyze() -> None:
         if request.param:
@@ -104,7 +104,7 @@ def test_a_poll_finds_the_few_free_identifiers_among_many_blocked_ones(queue: Ta
 
 
 def test_a_poll_passes_an_identifier_with_many_failures_without_reading_them_all(own_queue: TaskQueue) -> None:
-    """The scans for what closes lanes are bounded, and the lanes that are left are checked one by one."""
+    """The scans for blocking tasks are bounded. The remaining identifiers are checked one by one."""
     names = [f"customer-{number:05}" for number in range(FEW)]
     crowd = [names[7]] * 20_000
     owner = own_queue.register("closing", timedelta(hours=9))

@@ -1,4 +1,4 @@
-"""Bounds: no argument stores what a client cannot read back, and one bad row never hides the others."""
+"""Bounds: no argument stores a value that a client cannot read back, and one bad row never hides others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ COLUMNS = """
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A queue with rows in the tables that hold moments, and the names of some of them."""
+    """A queue with rows in the tables that hold moments, and the keys of some of them."""
 
     queue: TaskQueue
     owner: Owner
@@ -60,7 +60,7 @@ class World:
 
 
 def make_world(queue: TaskQueue) -> World:
-    """Stores tasks in all kinds of states, leases, locks, readers, ticks and an audit line."""
+    """Stores tasks in all kinds of states, leases, locks, a consumer group, ticks and an audit row."""
     owner = queue.register("owner")
     queue.create_topic("retries", TopicPolicy(RetryPolicy(3, horizon=TEN_YEARS, max_elapsed=TEN_YEARS), ttl=None))
     tasks = queue.push("retries", ["waiting", "held", "failed", "ended"])
@@ -138,7 +138,7 @@ def beyond(queue: TaskQueue) -> list[str]:
 
 
 def stored(queue: TaskQueue) -> dict[str, str | None]:
-    """All rows of all tables, to tell whether anything changed."""
+    """All rows of all tables, to compare before and after a call."""
     tables = queue.conn.execute(
         "SELECT oid::regclass::text FROM pg_class"
         " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind IN ('r', 'p')"
@@ -158,7 +158,7 @@ def stored(queue: TaskQueue) -> dict[str, str | None]:
 
 
 def policy(**fields: timedelta | float | int | None) -> TopicPolicy:
-    """A policy with these fields, of the retry or of the rest."""
+    """A policy with these fields, of the retry policy or of the topic."""
     rest = {name: fields.pop(name) for name in ("ttl", "max_crashes", "max_payload_bytes") if name in fields}
     return TopicPolicy(RetryPolicy(**fields), **rest)  # type: ignore[arg-type]
 
@@ -217,7 +217,7 @@ def test_a_duration_of_ten_years_is_stored_and_a_longer_one_refused(queue: TaskQ
     ],
 )
 def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: str) -> None:
-    """Months and days that cancel each other out in a comparison do not do so on a calendar."""
+    """Months and days that cancel each other out in a comparison do not cancel each other out on a calendar."""
     make_world(queue)
     before = stored(queue)
     durations = ["178000000 years", "122 months", "71582788 months -2147483640 days", "11 years -365 days"]
@@ -251,7 +251,7 @@ def test_a_moment_of_sql_outside_of_the_years_1_to_9999_is_refused(queue: TaskQu
 
 @pytest.mark.parametrize("delay", [timedelta.max, TEN_YEARS, timedelta.min], ids=["greatest", "ten years", "least"])
 def test_a_snooze_of_any_length_is_due_by_the_year_9999(queue: TaskQueue, delay: timedelta) -> None:
-    """A handler's decision is not refused for it: that would fail the other decisions of its batch."""
+    """An error here would fail the other decisions of the batch."""
     world = make_world(queue)
     queue.complete(world.owner, {world.held: Decision(Result.SUSPENSION, delay=delay)})
     assert known(queue, world.held, "retries").state is State.READY
@@ -331,7 +331,7 @@ def test_any_patience_is_enough_to_move_a_topic(queue: TaskQueue, patience: time
 
 
 def test_the_lease_of_a_partition_may_be_longer_than_a_timeout_of_the_server(queue: TaskQueue) -> None:
-    """A leader's transaction is ended by the server after the lease, which takes no more than 24 days there."""
+    """The server ends a holder's transaction after the lease by a timeout, which has a maximum of 24 days."""
     queue.join_group("group", "work")
     led = queue.acquire_partition("group", "work", "leader", TEN_YEARS)
     assert led is not None
@@ -557,7 +557,7 @@ def test_reading_a_partition_needs_a_size_of_at_least_one(queue: TaskQueue, size
 
 
 def spoil(queue: TaskQueue, kind: str, value: str) -> None:
-    """Writes a value in every column of a kind, as a superuser may after dropping the constraints."""
+    """Writes a value into every column of a type, as a superuser can after dropping the constraints."""
     for table, constraint in queue.conn.execute(
         "SELECT conrelid::regclass::text, conname FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid"
         " WHERE c.contype = 'c' AND t.relnamespace = 'taskq_internal'::regnamespace AND NOT t.relispartition"
@@ -605,7 +605,7 @@ def test_a_row_with_a_duration_out_of_range_hides_no_other_row(own_queue: TaskQu
 
 
 def test_a_moment_within_bounds_is_read_as_it_is(queue: TaskQueue) -> None:
-    """In any time zone of the session, to the last day."""
+    """In any time zone of the session, up to the last day."""
     queue.conn.execute("SET timezone = 'Pacific/Auckland'")
     moments = [FIRST_MOMENT, NEW_YEAR, LAST_MOMENT]
     tasks = queue.push("work", [NewTask("a", available_at=moment) for moment in moments])

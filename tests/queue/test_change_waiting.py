@@ -1,4 +1,4 @@
-"""What an operator does to tasks that wait: run now, another priority, cancel."""
+"""Operators' changes of waiting tasks: run now, set the priority, cancel."""
 
 from collections.abc import Callable
 from datetime import timedelta

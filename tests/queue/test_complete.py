@@ -1,4 +1,4 @@
-"""Complete: a decision ends a task; all of a call's decisions or none; only what is held under this fence."""
+"""Complete: a decision ends a task. A call applies all decisions or none, to tasks held under its fence only."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -120,7 +120,7 @@ def test_a_lapsed_lease_still_completes(queue: TaskQueue, owner: Owner) -> None:
 
 
 def test_a_task_polled_again_cannot_be_completed_by_its_previous_owner(queue: TaskQueue, owner: Owner) -> None:
-    """The same owner's name, another fence; and another owner: a late worker never overwrites its successor."""
+    """Neither under the same name with an earlier fence, nor by another owner."""
     task = task_in(queue, owner, State.ACTIVE)
     lapse(queue, owner)
     queue.expire()

@@ -1,4 +1,4 @@
-"""Poll under a condition: whose turn it is, row by row of the contract."""
+"""Poll under a condition: which task has the turn, for each row of the contract."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -55,7 +55,7 @@ def test_the_next_task_of_an_identifier_is_handed_out_once_the_previous_one_has_
 def test_an_active_task_keeps_the_turn_in_either_order(
     queue: TaskQueue, owner: Owner, condition: Condition, order: Order
 ) -> None:
-    """Also under LAST_IN_FIRST_OUT, where the first source system hands out another one."""
+    """Also under LAST_IN_FIRST_OUT, where the first source system hands out another task."""
     queue.push("work", ["a", "a"])
     queue.poll("work", owner, 1, order, condition)
     queue.push("work", ["a"])
@@ -273,7 +273,7 @@ def test_tasks_taken_under_none_keep_their_identifiers_turn(queue: TaskQueue, ow
 def test_a_condition_needs_read_committed_and_says_so(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue], owner: Owner, level: str
 ) -> None:
-    """With an old snapshot the second look would not see what others took meanwhile."""
+    """With an old snapshot the second check would not see what others have claimed since."""
     queue.push("work", ["a"])
     other = open_queue()
     other.conn.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())

@@ -1,4 +1,4 @@
-"""TaskQueue takes a connection of psycopg 3, and names the object to pass if it gets anything else."""
+"""TaskQueue accepts a connection of psycopg 3. The error for another object names the object to pass."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

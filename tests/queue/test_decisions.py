@@ -1,4 +1,4 @@
-"""Decisions: results merge to the one that stands first, and only success continues unless set."""
+"""Decisions: results merge by precedence, and only success continues by default."""
 
 from datetime import timedelta
 from itertools import product

@@ -28,7 +28,7 @@ def dependent(*names: str, identifier: str = "b", **values: object) -> NewTask:
 
 
 def finish(queue: TaskQueue, owner: Owner, result: Result = Result.SUCCESS) -> list[str]:
-    """Polls once and ends what came; returns its identifiers."""
+    """Polls once, ends the returned tasks, and returns their identifiers."""
     tasks = queue.poll("work", owner, 10)
     queue.complete(owner, dict.fromkeys(tasks, result))
     return identifiers(tasks)
@@ -214,7 +214,7 @@ def test_a_suspended_dependent_waits_once_it_is_released(queue: TaskQueue, owner
 def test_a_push_and_an_end_that_miss_each_other_are_found_by_the_next_check(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    """Both transactions are open at once: the one sees no success, the other no task to promote."""
+    """Both transactions are open at once. The push sees no success, and the end sees no task to promote."""
     queue.push("work", ["a"])
     [task] = queue.poll("work", owner)
     ending, pushing = open_queue(), open_queue()

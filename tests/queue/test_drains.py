@@ -1,4 +1,4 @@
-"""Drains: when one began, what it ended, its report, and the limit of its failed tasks."""
+"""Drains: their start, the tasks that they ended, their report, and the limit of failed tasks."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Transactions of several verbs beside a drop of their topic: the drop gives way, and none ends in a deadlock."""
+"""Transactions of several verbs during a drop of their topic: the drop gives way, and none ends in a deadlock."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +73,7 @@ def dropping(dsn: str) -> Iterator[TaskQueue]:
 
 
 def fill(queue: TaskQueue, owner: Owner) -> None:
-    """One of all that a drop removes: tasks, dependencies, a probe that fails, readers, a juncture, handling times."""
+    """Stores each kind of row that a drop removes: tasks, dependencies, a failing probe, groups, a juncture."""
     queue.alter_topic("work", POLICY)
     for state in (State.FAILED, State.SUSPENDED, State.SUCCEEDED):
         queue.alter_topic("work", TopicPolicy())
@@ -182,7 +182,7 @@ def test_a_drop_that_waited_for_long_enough_names_a_session_and_has_changed_noth
 def test_a_topic_that_workers_poll_and_complete_all_the_time_can_be_dropped(
     queue: TaskQueue, dsn: str, background: InBackground[int]
 ) -> None:
-    """Each of their transactions is short, but one of them is open at any time."""
+    """Each transaction of the workers is short, but one of them is open at any time."""
     queue.push("work", [f"{number}" for number in range(3000)])
 
     def work(name: str) -> int:

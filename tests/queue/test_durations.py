@@ -1,4 +1,4 @@
-"""Durations as text, read by one parser wherever a setting is a duration."""
+"""Durations as text: one parser reads them for all settings."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Groups of failures: tasks that failed for the same reason, whatever their identifiers and numbers."""
+"""Groups of failures: tasks with the same error, apart from identifiers and numbers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.queue.conftest import known
 
 
 def fail(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str | None]) -> list[int]:
-    """Fails a task for each identifier with its error; their sequences."""
+    """Fails a task for each identifier with its error, and returns their sequences."""
     queue.push("work", [NewTask(identifier) for identifier in errors])
     held = queue.poll("work", owner, len(errors))
     queue.complete(owner, {task: Decision(Result.FAILURE, error=errors[task.identifier]) for task in held})

@@ -1,4 +1,4 @@
-"""Error summaries: each noted failure stores the one line of its traceback that says what went wrong."""
+"""Error summaries: each recorded failure stores the one line of its traceback that names the error."""
 
 import pickle
 from collections.abc import Callable
@@ -25,7 +25,7 @@ NEVER = timedelta(0)
 
 
 class Mute(Exception):
-    """An exception whose message cannot be had."""
+    """An exception whose message raises an error."""
 
     def __str__(self) -> str:
         raise RuntimeError

@@ -1,4 +1,4 @@
-"""Errors: one clear sentence that says what to do, and nothing changed."""
+"""Errors: one sentence that says what to do, and nothing is changed."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """The message of an error, which has to be one line."""
+    """The message of an error, which must be one line."""
     text = str(error)
     assert text
     assert len(text.splitlines()) == 1, text
@@ -193,7 +193,7 @@ def test_an_error_keeps_the_error_of_postgresql_as_its_cause(queue: TaskQueue) -
 
 
 def test_a_connection_that_died_is_no_error_of_the_queue(queue: TaskQueue, session: TaskQueue) -> None:
-    """It belongs to the caller, and so does its error: psycopg's own, by which callers tell that they may try again."""
+    """The connection belongs to the caller. Its error is psycopg's own, so callers know that they can retry."""
     session.conn.execute("SELECT")
     queue.conn.execute("SELECT pg_terminate_backend(%s)", (session.conn.info.backend_pid,))
     with pytest.raises(psycopg.OperationalError):

@@ -1,4 +1,4 @@
-"""Exchange: what was done against what is next, both or neither."""
+"""Exchange: completes tasks and polls the next ones, both or neither."""
 
 from datetime import timedelta
 

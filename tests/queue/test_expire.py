@@ -1,4 +1,4 @@
-"""Expire: lapsed leases are taken with their tasks, and never one that has not lapsed."""
+"""Expire: takes lapsed leases with their tasks, and no other lease."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -204,7 +204,7 @@ def test_expire_skips_an_owner_whose_work_is_in_flight(
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_leases_end_at_read_committed_only(queue: TaskQueue, owner: Owner, session: TaskQueue, level: str) -> None:
-    """On an older snapshot the tasks polled since would stay held under a lease that is gone."""
+    """On an older snapshot, tasks that were polled since would stay held under a lease that is gone."""
     queue.push("work", ["a"])
     session.conn.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
     session.topics()

@@ -1,6 +1,6 @@
-"""Growth: what a call costs depends on the tasks that it is about, not on how many others the tables hold.
+"""Growth: the cost of a call depends on its own tasks, not on the number of other tasks in the tables.
 
-The tables are never analyzed, and the session that is measured has planned its statements while they held a few rows.
+The tables are never analyzed, and the measured session has planned its statements while they held a few rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ ENDS = {"failed": Result.FAILURE, "suspended": Result.SUSPENSION, "done": Result
 
 
 class Grown:
-    """A topic with tasks of all kinds that grows between the measurements of calls by one session."""
+    """A topic with tasks of all kinds that grows between the measured calls of one session."""
 
     def __init__(self, queue: TaskQueue, filler: TaskQueue) -> None:
         self.queue, self.filler = queue, filler
@@ -72,23 +72,23 @@ class Grown:
         self.queue.complete(self.other, dict.fromkeys(self.some("held"), decision))
 
     def visited(self, call: Call) -> int:
-        """The rows that a call visits, which is undone."""
+        """The rows that a call visits. The call is undone."""
         with self.queue.conn.transaction(force_rollback=True):
             return explain(self.queue.conn, lambda: call(self)).visited
 
 
 def push(insertion: Insertion, kind: str) -> Call:
-    """A push of identifiers that the topic has."""
+    """Pushes identifiers that the topic has."""
     return lambda grown: grown.queue.push("work", grown.names(kind), insertion)
 
 
 def poll(condition: Condition) -> Call:
-    """A poll under a condition."""
+    """Polls under a condition."""
     return lambda grown: grown.queue.poll("work", grown.owner, SIZE, condition=condition)
 
 
 def revive(revival: Revival, kind: str) -> Call:
-    """A revival by sequences."""
+    """Revives by sequences."""
     return lambda grown: grown.queue.revive("work", revival=revival, sequences=grown.some(kind))
 
 
@@ -144,7 +144,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.fixture(scope="module")
 def growth(server_dsn: str, template: str) -> Iterator[dict[str, tuple[int, int]]]:
-    """How many rows each call visits at SMALL and at LARGE, by a session that has planned them before."""
+    """The rows that each call visits at SMALL and at LARGE, in a session that has planned them before."""
     with (
         database(server_dsn, template) as dsn,
         connect(dsn, autocommit=True) as conn,

@@ -1,4 +1,4 @@
-"""Health: what slows or threatens the queue is named, with the session to look at."""
+"""Health: names what slows or threatens the queue, with the session to examine."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -359,7 +359,7 @@ def test_failures_of_the_last_hour_are_reported_with_their_share_and_errors(queu
 
 
 def test_few_failures_are_found_behind_a_long_history(own_queue: TaskQueue) -> None:
-    """The history has more pages than a sample of it reads."""
+    """The history has more pages than a sample reads."""
     queue = own_queue
     queue.create_topic("history")
     queue.conn.execute(

@@ -1,4 +1,4 @@
-"""The story of a task: what happened to it, and why it is not running."""
+"""The history of a task, and the explanation why it is not running."""
 
 import re
 from collections.abc import Callable
@@ -26,7 +26,7 @@ SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
 
 def whats(queue: TaskQueue, task: Task) -> list[str]:
-    """What happened to a task, in a word each."""
+    """The kinds of a task's events."""
     return [happening.what for happening in queue.timeline("work", task.sequence)]
 
 

@@ -1,4 +1,4 @@
-"""Naive queues beside ours: what goes wrong with them under the same steps, and not here."""
+"""Naive queues compared with TaskQ under the same steps: only the naive ones go wrong."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ UNLUCKY = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_mat
 
 @pytest.fixture
 def naive(own_queue: TaskQueue) -> Iterator[psycopg.Connection]:
-    """A table as many write it, never analysed."""
+    """A table as in many naive queues, never analyzed."""
     own_queue.conn.execute(NAIVE_TABLE.encode())
     own_queue.conn.execute("INSERT INTO naive SELECT 'work', n FROM generate_series(1, 60) n")
     yield own_queue.conn  # noqa: PT022 - its database goes with it

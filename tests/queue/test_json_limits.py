@@ -1,4 +1,4 @@
-"""Every way in refuses JSON that not every client can read back, and all else comes back as it was pushed."""
+"""Each way to push refuses JSON that some clients cannot read, and all other JSON is returned as it was pushed."""
 
 import json
 import math
@@ -91,18 +91,18 @@ def small_queue(queue: TaskQueue) -> TaskQueue:
 
 
 def push_many(conn: psycopg.Connection, payloads: list[str | None]) -> None:
-    """By SQL, as any client may."""
+    """Pushes by SQL, as any client can."""
     names = [f"task {place}" for place in range(len(payloads))]
     conn.execute("SELECT taskq.push('work'::text, 'APPEND', %s::text[], %s::text[])", (names, payloads))
 
 
 def push_text(conn: psycopg.Connection, payload: str) -> None:
-    """By the short form for one task."""
+    """Pushes by the short form for one task."""
     conn.execute("SELECT taskq.push('work', 'a', %s)", (payload,))
 
 
 def install_ticks(conn: psycopg.Connection, payloads: list[str]) -> None:
-    """As recurring tasks, one a day."""
+    """Installs recurring tasks, one a day."""
     conn.execute(
         "SELECT taskq.install_ticks('work', 'prefix', 'hash', ARRAY(SELECT timestamptz '2100-01-01 00:00Z'"
         " + n * interval '1 day' FROM generate_series(1, cardinality(%(payloads)s::text[])) AS n),"
@@ -112,7 +112,7 @@ def install_ticks(conn: psycopg.Connection, payloads: list[str]) -> None:
 
 
 def push_staged(conn: psycopg.Connection, payloads: list[str | None]) -> None:
-    """As Spark's writer does: executors insert, the driver commits."""
+    """Pushes as Spark's writer does: executors insert, and the driver commits."""
     [stage] = conn.execute("SELECT taskq.open_push()").fetchone() or [None]
     for place, payload in enumerate(payloads):
         conn.execute(
@@ -215,7 +215,7 @@ def test_an_exchange_refuses_an_output_that_not_every_client_can_read(queue: Tas
 
 
 def stage_decisions(queue: TaskQueue, owner: Owner, outputs: dict[int, str]) -> UUID:
-    """Stages SUCCESS for all that the owner holds, with these outputs by sequence, as Spark's executors do."""
+    """Stages SUCCESS with these outputs for all tasks of the owner, as Spark's executors do."""
     [stage] = queue.conn.execute("SELECT taskq.open_stage(%s, %s)", (owner.name, owner.fence)).fetchone() or [None]
     queue.conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, output)"
@@ -277,7 +277,7 @@ def test_dependencies_nested_too_deeply_to_parse_are_an_invalid_task(queue: Task
 
 
 def nested(levels: int) -> Json:
-    """Lists and objects in turn, to this number of levels."""
+    """Alternating lists and objects, nested to this number of levels."""
     value: Json = "leaf"
     for level in range(levels):
         value = [value] if level % 2 else {"a": value}
@@ -365,7 +365,7 @@ def test_a_poll_returns_a_payload_equal_to_the_pushed_one(queue: TaskQueue, owne
 
 @st.composite
 def json_texts(draw: st.DrawFn) -> str:
-    """JSON as any client may write it: keys that repeat, white space, numbers and escapes of any form."""
+    """JSON as any client may write it: repeated keys, white space, and numbers and escapes of any form."""
     number = st.from_regex(r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,4})?([eE][-+]?[0-9]{1,4})?", fullmatch=True) | st.builds(
         lambda digits, count, exponent: digits + "0" * count + exponent,
         st.sampled_from(["1", "17976931348623157", "17976931348623158", "2", "0.000"]),
@@ -395,14 +395,14 @@ def json_texts(draw: st.DrawFn) -> str:
 
 
 def depth_of(value: Any) -> int:
-    """Levels of lists, where objects are lists of pairs."""
+    """The number of levels, where objects are given as lists of pairs."""
     if isinstance(value, tuple):
         return 1 + max((depth_of(item) for _, item in value), default=0)
     return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
 
 
 def expected_defect(text: str) -> str | None:
-    """The limit that a text breaks, as Python's decoder tells, which sees every duplicate key."""
+    """The limit that a text breaks, according to Python's decoder, which sees every repeated key."""
     numbers: list[Decimal] = []
 
     def noted(number: str) -> None:

@@ -1,4 +1,4 @@
-"""Junctions: groups of identifiers whose suspended tasks are released together, each group on its own."""
+"""Junctions: groups of identifiers whose suspended tasks are released together, each group for itself."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -27,7 +27,7 @@ NOT_SUSPENDED = [state for state in State if state is not State.SUSPENDED]
 
 
 def suspended(queue: TaskQueue, *names: str) -> list[Task]:
-    """Tasks pushed suspended."""
+    """Tasks that are pushed suspended."""
     return queue.push("work", [NewTask(name, suspended=True) for name in names])
 
 
@@ -192,7 +192,7 @@ def test_two_junctions_at_once_neither_wait_nor_release_twice(queue: TaskQueue, 
 
 @pytest.mark.parametrize("junction", BOTH)
 def test_a_group_is_released_as_a_whole_or_not_at_all(queue: TaskQueue, session: TaskQueue, junction: Junction) -> None:
-    """Here the other call takes one of two away, and then does not commit."""
+    """Another call takes one of two groups, and is rolled back."""
     suspended(queue, "a", "b", "b", "c")
     assert session.junction("work", [["b"]], junction) == {"b"}
     assert hurry(queue).junction("work", [["a", "b"], ["c"]], junction) == {"c"}

@@ -20,7 +20,7 @@ BOTH = list(Junction)
 
 
 def suspend(queue: TaskQueue, *names: str) -> None:
-    """Pushes tasks suspended."""
+    """Pushes suspended tasks."""
     queue.push("work", [NewTask(name, suspended=True) for name in names])
 
 

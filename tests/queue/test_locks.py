@@ -16,7 +16,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def pass_lock_time(queue: TaskQueue, duration: timedelta) -> None:
-    """Lets time go by for all locks, by moving their past back."""
+    """Lets time pass for all locks, by moving their stored times back."""
     queue.conn.execute(
         "UPDATE taskq_internal.lock SET locked = locked - %(by)s::interval, at_least = at_least - %(by)s::interval,"
         " until = until - %(by)s::interval",
@@ -25,7 +25,7 @@ def pass_lock_time(queue: TaskQueue, duration: timedelta) -> None:
 
 
 def left(queue: TaskQueue, name: str = "job") -> timedelta:
-    """How long a lock still holds, to the minute."""
+    """The remaining time of a lock, to the minute."""
     row = queue.conn.execute(
         "SELECT until - clock_timestamp() FROM taskq_internal.lock WHERE name = %s", (name,)
     ).fetchone()
@@ -152,7 +152,7 @@ def test_a_lock_never_waits_for_one_that_is_being_given_back_extended_or_taken_o
 
 
 def test_a_refused_lock_keeps_no_other_session_out(queue: TaskQueue, session: TaskQueue) -> None:
-    """Though the transaction that was refused stays open."""
+    """Although the refused transaction stays open."""
     queue.lock("job", "a", HOUR)
     assert session.lock("job", "b", HOUR) is False
     assert session.unlock("job", "b") is False

@@ -143,7 +143,7 @@ def test_the_log_has_committed_tasks_only_its_readers_own_included(queue: TaskQu
 
 @pytest.mark.slow
 def test_a_standby_refuses_to_read_the_log() -> None:
-    """It has the rows, but not the locks of the pushes that are open on the primary."""
+    """A standby has the rows, but not the locks of pushes that are open on the primary."""
     with EmbeddedPostgres() as server:
         with connect(server.dsn, autocommit=True) as conn:
             install(conn)

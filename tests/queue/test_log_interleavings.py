@@ -1,4 +1,4 @@
-"""The log while others push: a plain cursor loses rows, ours none; it waits for open pushes to its topic only."""
+"""The log during pushes: a plain cursor loses rows. The log loses none, and waits for pushes to its topic only."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ def reader(queue: TaskQueue) -> Reader:
 
 
 def naive_read(queue: TaskQueue, after: int) -> list[tuple[int, str]]:
-    """The log as it is often read: by a plain cursor on the sequence."""
+    """Reads the log by a plain cursor on the sequence, as many programs do."""
     query = "SELECT sequence, identifier FROM taskq_internal.task WHERE sequence > %s ORDER BY sequence"
     return queue.conn.execute(query, (after,)).fetchall()
 
@@ -71,7 +71,7 @@ def test_a_push_that_is_rolled_back_does_not_hold_the_log_back(
 def test_a_transaction_in_another_database_holds_nothing_back(
     queue: TaskQueue, reader: Reader, own_queue: TaskQueue
 ) -> None:
-    """A cursor below the horizon of transaction numbers waits for it, as it waits for the whole server."""
+    """A cursor below the server's oldest transaction would wait for it."""
     with own_queue.conn.transaction():
         own_queue.push("work", ["elsewhere"])
         queue.push("work", ["here"])
@@ -108,7 +108,7 @@ def test_a_long_transaction_that_does_not_push_holds_nothing_back(
 def test_a_transaction_holds_a_topic_back_from_its_first_push_to_any(
     queue: TaskQueue, session: TaskQueue, reader: Reader
 ) -> None:
-    """Of the topics that it pushed to; nothing is lost where readers are ahead of it already."""
+    """It holds back the topics that it pushed to. Nothing is lost if readers are already ahead of it."""
     queue.create_topic("other")
     session.push("other", ["x"])
     queue.push("work", ["a"])
@@ -203,7 +203,7 @@ def test_a_reader_in_a_transaction_of_its_own_sees_each_commit_as_it_comes(
 
 
 def test_an_older_snapshot_would_lose_rows_and_is_refused(session: TaskQueue, dsn: str, queue: TaskQueue) -> None:
-    """The locks are those of now, the rows those of then: a push that was committed in between is in neither."""
+    """The locks are current and the rows are old, so a push that was committed in between is in neither."""
     with connect(dsn) as old:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         session.push("work", ["a"])
@@ -218,7 +218,7 @@ def test_an_older_snapshot_would_lose_rows_and_is_refused(session: TaskQueue, ds
 def test_tasks_pushed_after_the_check_of_the_locks_are_left_to_the_next_read(
     own_dsn: str, own_queue: TaskQueue, background: InBackground[list[str]]
 ) -> None:
-    """The last number is looked up before the locks. Here a reader is stopped between its two looks and its read."""
+    """The last number is read before the locks. The test stops a reader between these steps and the rows."""
     own_queue.conn.execute("ALTER FUNCTION taskq_internal.open_pushes(int) RENAME TO open_pushes_now")
     own_queue.conn.execute(
         """CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int) RETURNS TABLE (vxid text, pid int, floor bigint)

@@ -1,4 +1,4 @@
-"""How an open push holds the log back: for as long as its tasks may come, through savepoints, errors and two phases."""
+"""An open push holds the log back while its tasks may be committed: savepoints, errors, two phases."""
 
 from collections.abc import Iterator
 
@@ -93,7 +93,7 @@ def test_an_error_that_a_function_catches_releases_the_log(
 
 
 def test_ten_thousand_pushes_in_one_transaction_take_two_locks(queue: TaskQueue, session: TaskQueue) -> None:
-    """Also from functions that set something for their own time, whatever else such a function takes back."""
+    """Also from functions with settings of their own, which PostgreSQL resets when the function ends."""
     session.conn.execute(
         """CREATE FUNCTION pg_temp.push_one(n int) RETURNS void LANGUAGE plpgsql SET search_path = pg_temp AS $$
         BEGIN PERFORM taskq.push('work', 'APPEND', ARRAY[n::text]); END $$"""
@@ -141,7 +141,7 @@ def test_another_program_that_holds_our_key_makes_no_push_wait(
 
 @pytest.fixture(scope="module")
 def two_phase_server() -> Iterator[EmbeddedPostgres]:
-    """A server that takes prepared transactions."""
+    """A server that allows prepared transactions."""
     with EmbeddedPostgres(settings={"max_prepared_transactions": "5"}) as server:
         with connect(server.dsn, autocommit=True) as conn:
             install(conn)
@@ -178,13 +178,13 @@ def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase(
 
 
 def test_numbers_are_drawn_one_by_one(queue: TaskQueue) -> None:
-    """A session that drew some ahead would use them after others had passed them."""
+    """A session with cached numbers would use them after others had passed them."""
     cache = "SELECT cache_size FROM pg_sequences WHERE schemaname = 'taskq_internal' AND sequencename = 'task_sequence'"
     assert queue.conn.execute(cache.encode()).fetchall() == [(1,)]
 
 
 def test_numbers_beyond_the_key_still_have_a_floor(own_dsn: str, own_queue: TaskQueue) -> None:
-    """A lock's key has room for 48 bits; a sequence for 63."""
+    """The key of a lock has 48 bits for the number; a sequence has 63."""
     own_queue.conn.execute("SELECT setval('taskq_internal.task_sequence', %s)", (2**50,))
     with connect(make_conninfo(own_dsn)) as conn:
         TaskQueue(conn).push("work", ["a"])

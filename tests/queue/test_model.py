@@ -1,4 +1,4 @@
-"""The queue beside a model of it in memory: whatever is done in whatever order, both say the same."""
+"""The queue compared with a model in memory, over random sequences of calls."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Verbs(Owning, Reading):
 
 
 class QueueMachine(Verbs):
-    """Takes any of them."""
+    """Runs random steps."""
 
     @rule(step=steps_of(Verbs))
     def take(self, step: tuple[str, dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""A topic whose policy has `notify`: pushes notify the sessions that listen, when they commit."""
+"""A topic whose policy has `notify`: a push notifies listening sessions when it commits."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ def push_staged(queue: TaskQueue) -> None:
 
 
 def offer_again(queue: TaskQueue) -> None:
-    """Offers an identifier whose task waits until tomorrow: an update."""
+    """Offers an identifier whose task waits until tomorrow, which updates the task."""
     assert queue.offer("work", "later").outcome == "UPDATED"
 
 
@@ -63,14 +63,14 @@ def notifying(queue: TaskQueue, owner: Owner) -> TaskQueue:
 
 @pytest.fixture
 def listening(dsn: str) -> Iterator[psycopg.Connection]:
-    """A session that listens."""
+    """A listening session."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("LISTEN taskq")
         yield conn
 
 
 def heard(queue: TaskQueue, listening: psycopg.Connection) -> list[str]:
-    """The notifications sent before this call. They arrive in the order of commits, so the last one ends the wait."""
+    """The notifications that were sent before this call. They arrive in commit order, so the last one ends the wait."""
     queue.notify("the end")
     payloads: list[str] = []
     for notice in listening.notifies(timeout=60):

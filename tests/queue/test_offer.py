@@ -35,7 +35,7 @@ HOUR = timedelta(hours=1)
 
 
 def outcomes(offered: list[Offered]) -> list[Outcome]:
-    """What each offer did."""
+    """The outcome of each offer."""
     return [each.outcome for each in offered]
 
 

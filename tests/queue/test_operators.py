@@ -1,4 +1,4 @@
-"""What the operators' verbs leave behind, as tests/queue/test_sessions.py asks it of the others."""
+"""What the operators' verbs leave behind, checked as in tests/queue/test_sessions.py."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ WRITING = [name for name in VERBS if not name.startswith("res") or name == "rese
 
 @pytest.fixture
 def ended(queue: TaskQueue, owner: Owner) -> Task:
-    """One of some tasks that have ended, beside suspended and READY ones, and an owner that is gone."""
+    """One of several ended tasks, with suspended and READY ones, and an owner whose lease is gone."""
     tasks = queue.push("work", [*"abcde"])
     queue.push("work", [NewTask("s", suspended=True), NewTask("t", suspended=True)])
     queue.poll("work", owner, 4)

@@ -110,7 +110,7 @@ def take_known(outsider: psycopg.Connection, mode: str, queue: TaskQueue) -> Non
 
 
 def take_visible(outsider: psycopg.Connection, mode: str) -> int:
-    """Tries to hold every advisory lock that any session holds in this database; returns how many there are."""
+    """Tries to take every advisory lock that any session holds in this database; returns their number."""
     query = f"""SELECT CASE l.objsubid
             WHEN 1 THEN pg_try_advisory_lock{mode}(l.classid::bigint << 32 | l.objid::bigint)
             ELSE pg_try_advisory_lock{mode}(l.classid::int, l.objid::int) END
@@ -218,7 +218,7 @@ def test_an_install_does_not_wait_for_an_outsider(empty_dsn: str, outsider: psyc
 
 @MODES
 def test_a_forged_push_does_not_hold_the_log_back(work: TaskQueue, outsider: psycopg.Connection, mode: str) -> None:
-    """An outsider holds a floor and the lock of a topic, and every lock on a table that it can get by a number."""
+    """An outsider holds a floor, the lock of a topic, and every table lock that it can get by an object number."""
     outsider.execute("BEGIN")
     tables = "SELECT oid::int FROM pg_class WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind = 'r'"
     for (oid,) in work.conn.execute(tables).fetchall():
@@ -412,7 +412,7 @@ def test_a_move_does_not_deadlock_with_a_push_that_did_not_get_the_lock_of_its_t
     outsider: psycopg.Connection,
     background: InBackground[object],
 ) -> None:
-    """The push holds the row of the topic. The move needs it, and holds the lock that a second push tries to get."""
+    """The push holds the row of the topic. The move needs the row, and holds the lock that a second push needs."""
     waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event IN ('transactionid', 'PgSleep')"
     with connect(own_dsn, autocommit=True) as conn:
         take_topics(outsider, "")
@@ -447,7 +447,7 @@ def test_a_push_that_waited_for_a_move_does_not_wait_for_an_outsider_after_it(
 def test_a_push_waits_for_a_move_by_a_session_that_is_younger_than_its_transaction(
     work: TaskQueue, own_dsn: str, producer: TaskQueue, outsider: psycopg.Connection
 ) -> None:
-    """A transaction that has looked at pg_stat_activity sees the same sessions in it until its end."""
+    """A transaction that has read pg_stat_activity sees the same sessions in it until its end."""
     work.create_topic("other")
     outsider.execute("SELECT pg_advisory_lock(%s, %s)", (TOPIC_LOCKS, topic_number(work, "other")))
     producer.push("other", ["a"])

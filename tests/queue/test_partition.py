@@ -1,4 +1,4 @@
-"""Partitions of their own for busy topics: the same promises, and emptied at once."""
+"""Own tables for busy topics: the same guarantees, and emptied at once."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ IN_A_MOMENT = timedelta(milliseconds=300)
 
 @pytest.fixture
 def queue(dsn: str) -> Iterator[TaskQueue]:
-    """A queue with a topic `work`; in the end no topic has tables of its own."""
+    """A queue with a topic `work`. At the end no topic has tables of its own."""
     with connect(dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
         queue.create_topic("work")
@@ -57,27 +57,27 @@ def queue(dsn: str) -> Iterator[TaskQueue]:
 
 
 def tables_of_topics(queue: TaskQueue) -> list[str]:
-    """The tables that topics have for themselves."""
+    """The own tables of topics."""
     query = "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind = 'r'"
     return [row[0] for row in queue.conn.execute(f"{query} AND c.relname ~ '_[0-9]+$' ORDER BY 1".encode())]
 
 
 def number_of(queue: TaskQueue, topic: str = "work") -> int:
-    """A topic's number."""
+    """The number of a topic."""
     row = queue.conn.execute("SELECT topic_id FROM taskq_internal.find_topic(%s)", (topic,)).fetchone()
     assert row is not None
     return int(row[0])
 
 
 def apart(queue: TaskQueue, table: str = "task") -> int:
-    """How many rows the topic `work` has in a table of its own."""
+    """The number of rows of the topic `work` in a table of its own."""
     row = queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}_{number_of(queue)}".encode()).fetchone()
     assert row is not None
     return int(row[0])
 
 
 def in_all_states(queue: TaskQueue, owner: Owner) -> None:
-    """A task of each state but ACTIVE in the topic."""
+    """Makes a task in each state but ACTIVE."""
     for state in sorted(set(State) - {State.ACTIVE}, key=lambda state: state is State.READY):
         task_in(queue, owner, state, identifier=state.name)
 
@@ -373,7 +373,7 @@ HELD_UP = """CREATE FUNCTION public.held_up() RETURNS void LANGUAGE plpgsql AS $
 def test_a_poll_that_started_before_a_move_finds_nothing_and_raises_no_error(
     own_queue: TaskQueue, own_dsn: str, background: InBackground[Any], poll: Callable[[TaskQueue, Owner], list[object]]
 ) -> None:
-    """Held up between its look at the topic and its first look at the tasks."""
+    """The poll is stopped between its read of the topic and its first read of tasks."""
     body = own_queue.conn.execute(
         "SELECT pg_get_functiondef('taskq_internal.require_running_lease'::regproc)"
     ).fetchone()

@@ -1,4 +1,4 @@
-"""Partitions of a log: the same in Python and in SQL, complete, disjoint, and cheap to pass over."""
+"""Partitions of a log: the same in Python and SQL, complete, disjoint, and cheap to skip."""
 
 import time
 import zlib
@@ -107,7 +107,7 @@ def test_a_partition_read_in_pieces_equals_one_read_at_once(queue: TaskQueue) ->
 
 
 def test_a_cursor_passes_the_tasks_of_other_partitions(queue: TaskQueue) -> None:
-    """Else a reader of a partition without tasks would look through all others each time."""
+    """Otherwise a reader of an empty partition would read the tasks of all others at each call."""
     elsewhere = [f"{n}" for n in range(60) if partition_of(f"{n}", 2) == 1]
     last = queue.push("work", elsewhere)[-1]
     nothing = queue.events("work", None, partition=0, partitions=2)

@@ -1,4 +1,4 @@
-"""Plans: each hot call looks at few rows, by the index that it was made for, whatever the tables are like."""
+"""Plans: each frequent call reads few rows, by the index that was made for it, with any statistics."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ BIG = {"task", "live", "ended", "dependency", "identifier_lock"}
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A call on at most SIZE tasks, the indexes that it has to use, and how many rows it may look at in any one."""
+    """A call on at most SIZE tasks, the indexes that it must use, and how many rows of a table it may read."""
 
     call: Call
     indexes: set[str]
@@ -116,9 +116,9 @@ FILL_ENDED = """INSERT INTO taskq_internal.ended (sequence, completed, available
 
 
 def fill(conn: psycopg.Connection, ready: int, ended: int, share: int) -> None:
-    """Puts that many ended tasks of a thousand identifiers into the topic, and READY ones behind them.
+    """Puts this number of ended tasks, of a thousand identifiers, into the topic, and READY ones behind them.
 
-    A third of the former have failed; one in `share` of the latter is to be tried again.
+    A third of the ended tasks have failed. One in `share` of the READY ones is a retry.
     """
     conn.execute(FILL_TASK.encode(), {"low": 1, "high": ready + ended})
     conn.execute(FILL_ENDED.encode(), {"low": 1, "high": ended})
@@ -128,7 +128,7 @@ def fill(conn: psycopg.Connection, ready: int, ended: int, share: int) -> None:
 
 @contextmanager
 def database(server_dsn: str, template: str) -> Iterator[str]:
-    """The DSN of a database for tests that need it to be the way they make it."""
+    """The DSN of a database for tests that fill it in their own way."""
     name = f"taskq_plans_{uuid4().hex[:12]}"
     with psycopg.connect(server_dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
@@ -137,12 +137,12 @@ def database(server_dsn: str, template: str) -> Iterator[str]:
 
 
 def never_analysed(queue: TaskQueue) -> None:
-    """A few thousand rows of which the server knows nothing."""
+    """A few thousand rows in tables that were never analyzed."""
     fill(queue.conn, 3000, 3000, 3)
 
 
 def emptied(queue: TaskQueue) -> None:
-    """Twenty thousand tasks came and went, and left their dead rows; then some came."""
+    """Twenty thousand tasks that came and went and left their dead rows, then a few more."""
     owner = queue.register("past", timedelta(hours=1))
     queue.push_stream("work", (NewTask(f"old {number}") for number in range(20_000)))
     queue.conn.execute("ANALYZE")
@@ -152,7 +152,7 @@ def emptied(queue: TaskQueue) -> None:
 
 
 def a_million_rows(queue: TaskQueue) -> None:
-    """A backlog and a history of which the server knows all."""
+    """A backlog and a history in analyzed tables."""
     fill(queue.conn, 1_000_000, 100_000, 97)
     queue.conn.execute("VACUUM ANALYZE")
 
@@ -175,7 +175,7 @@ def filled(request: pytest.FixtureRequest, server_dsn: str, template: str) -> It
 
 
 def explained(queue: TaskQueue, call: Call) -> Explained:
-    """How the second of two such calls was carried out, as the first one makes the plans; both are undone."""
+    """The plan of the second of two equal calls, because the first one makes the plans. Both are undone."""
     for _ in range(2):
         owner = queue.register("owner", timedelta(hours=1))
         held = queue.poll("work", owner, SIZE)
@@ -228,7 +228,7 @@ FORCED = {
 def test_a_poll_takes_exactly_its_size_under_every_forced_plan(
     steered: TaskQueue, condition: Condition, forced: set[str], mode: str
 ) -> None:
-    """The functions' own settings are taken away first, so that the plans are those that are asked for."""
+    """The settings of the functions are removed first, so that the server uses the forced plans."""
     with steered.conn.transaction(force_rollback=True):
         for method in METHODS:
             steered.conn.execute(f"SET LOCAL enable_{method} = {'off' if method in forced else 'on'}".encode())
@@ -242,7 +242,7 @@ def test_a_poll_takes_exactly_its_size_under_every_forced_plan(
 
 @pytest.fixture(scope="module")
 def steered(server_dsn: str, template: str) -> Iterator[TaskQueue]:
-    """A queue without the settings that its functions carry, and 200 tasks in the topic."""
+    """A queue whose functions have no settings of their own, and 200 tasks in the topic."""
     with database(server_dsn, template) as dsn, connect(dsn, autocommit=True) as conn:
         conn.execute(STRIPPED.encode())
         queue = TaskQueue(conn)
@@ -252,7 +252,7 @@ def steered(server_dsn: str, template: str) -> Iterator[TaskQueue]:
 
 
 def locks(queue: TaskQueue, owner: Owner) -> dict[str, int]:
-    """How many tables and indexes a transaction with a push, a poll, a completion has locked at its end."""
+    """The number of tables and indexes that a transaction of a push, a poll and a completion has locked."""
     polled: list[Task] = []
     works: dict[str, Callable[[], object]] = {
         "push": lambda: queue.push("work", ["x"]),

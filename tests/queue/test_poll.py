@@ -1,4 +1,4 @@
-"""Poll: what goes out, in what order, at most how much, and never waiting."""
+"""Poll: which tasks are handed out, in which order, at most how many, and never waiting."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -133,7 +133,7 @@ def test_a_task_given_back_has_its_old_place(queue: TaskQueue, owner: Owner, giv
 @pytest.mark.parametrize("settings", FORCED_PLANS.values(), ids=FORCED_PLANS.keys())
 @pytest.mark.parametrize("order", [FIFO, LIFO])
 def test_the_size_is_a_hard_bound_on_any_plan(own_queue: TaskQueue, settings: str, order: Order) -> None:
-    """On tables that were never analysed, with whatever plan the server is driven to."""
+    """On tables that were never analyzed, under every forced plan."""
     own_queue.push("work", numbered(60))
     own_queue.conn.execute(settings.encode())
     owner = own_queue.register("owner")

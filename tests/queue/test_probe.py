@@ -22,12 +22,12 @@ MINUTE = timedelta(minutes=1)
 
 
 def probing(base: timedelta = MINUTE, attempts: int = 10) -> TopicPolicy:
-    """A policy that probes, with equal delays."""
+    """A policy with a probe and equal delays."""
     return TopicPolicy(retry=RetryPolicy(max_attempts=attempts, base=base, factor=1.0, probe=True))
 
 
 def growing(attempts: int = 20) -> TopicPolicy:
-    """A policy that probes, with the default delays: 1, 2, 4 ... 180 minutes."""
+    """A policy with a probe and the default delays: 1, 2, 4 ... 180 minutes."""
     return TopicPolicy(retry=RetryPolicy(max_attempts=attempts, probe=True))
 
 
@@ -43,7 +43,7 @@ def failed(queue: TaskQueue, owner: Owner) -> list[Task]:
 
 
 def run(queue: TaskQueue, owner: Owner, result: Result, size: int = 10) -> int:
-    """A run of a consumer: polls until nothing comes, and gives everything that result. Returns how many it tried."""
+    """A run of a consumer: polls until nothing comes, completes everything with that result, and returns the number."""
     tried = 0
     while tasks := queue.poll("work", owner, size):
         tried += len(tasks)
@@ -231,7 +231,7 @@ def test_the_probe_is_the_first_retry_in_polled_order(queue: TaskQueue, owner: O
 
 
 def fail_often(queue: TaskQueue, owner: Owner, task: Task, times: int) -> None:
-    """Lets a task fail so often, each time as soon as it is due."""
+    """Fails a task this number of times, each time as soon as it is due."""
     for _ in range(times):
         [polled] = queue.poll("work", owner)
         assert polled == task
@@ -240,13 +240,13 @@ def fail_often(queue: TaskQueue, owner: Owner, task: Task, times: int) -> None:
 
 
 def now(queue: TaskQueue) -> datetime:
-    """The moment on the server's clock."""
+    """The current moment of the server's clock."""
     moment: datetime = queue.conn.execute("SELECT clock_timestamp()").fetchall()[0][0]
     return moment
 
 
 def minutes_until_polled(queue: TaskQueue, owner: Owner, wanted: set[str], poison: str, limit: int = 400) -> int:
-    """A minute passes, then a consumer polls until nothing comes: how long until it has polled all that are wanted."""
+    """Polls once a minute until nothing comes; returns after how many minutes all wanted tasks were polled."""
     for minutes in range(limit):
         while tasks := queue.poll("work", owner):
             wanted -= {task.identifier for task in tasks}
@@ -308,7 +308,7 @@ def test_failing_retries_take_turns_whatever_their_priorities(queue: TaskQueue, 
 
 
 def test_a_task_beyond_its_horizon_is_due_at_once_and_still_goes_last(queue: TaskQueue, owner: Owner) -> None:
-    """Its due time, which the horizon bounds, is before that of all others: the turn is by the last failure."""
+    """The horizon makes it due before all others, but turns go by the last failure."""
     policy = RetryPolicy(max_attempts=100, base=MINUTE, factor=1.0, horizon=MINUTE, probe=True)
     queue.alter_topic("work", TopicPolicy(retry=policy))
     [poison] = queue.push("work", ["poison"])

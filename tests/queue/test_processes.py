@@ -1,4 +1,4 @@
-"""Processes killed at random moments, a server restarted in the middle: nothing lost, nothing done twice."""
+"""Processes killed at random moments, and a server that restarts: nothing is lost or done twice."""
 
 import os
 import random
@@ -67,7 +67,7 @@ def crew(own_dsn: str, own_queue: TaskQueue, tmp_path: Path) -> Iterator[Crew]:
 
 
 def finish(queue: TaskQueue, crew: Crew) -> None:
-    """Tells everybody to stop, and works off what the dead left behind."""
+    """Stops all programs, and completes what the dead ones left behind."""
     queue.conn.execute("INSERT INTO enough VALUES (true)")
     crew.wait()
     for owner in queue.owners():
@@ -82,7 +82,7 @@ def finish(queue: TaskQueue, crew: Crew) -> None:
 
 
 def nothing_lost_nothing_doubled(queue: TaskQueue) -> int:
-    """How many tasks there were."""
+    """Checks that each task has one effect, and returns the number of tasks."""
     for wrong in (LOST, INVENTED, DOUBLED, UNMATCHED):
         assert queue.conn.execute(wrong.encode()).fetchall() == [], wrong
     counts = queue.count("work")["work"]
@@ -93,7 +93,7 @@ def nothing_lost_nothing_doubled(queue: TaskQueue) -> int:
 
 
 def test_every_effect_lands_exactly_once_though_processes_are_killed(own_queue: TaskQueue, crew: Crew) -> None:
-    """4 consumers and 2 producers, killed with -9 at random; some come back by their name, others' leases expire."""
+    """4 consumers and 2 producers are killed with -9 at random. Some restart by name; other leases expire."""
     chance = random.Random(2)  # noqa: S311 - which process dies next is no secret
     actions = {**{f"consumer {n}": "consume" for n in range(4)}, **{f"producer {n}": "produce" for n in range(2)}}
     for name, action in actions.items():
@@ -143,7 +143,7 @@ def test_a_server_that_restarts_in_mid_poll_loses_and_doubles_nothing(tmp_path: 
 
 
 def more_work_is_done(dsn: str) -> None:
-    """Returns once the consumers have finished ten more tasks."""
+    """Waits until the consumers have finished ten more tasks."""
     with connect(dsn, autocommit=True) as conn:
         done = "SELECT count(*) FROM ledger"
         [before] = conn.execute(done.encode()).fetchone() or (0,)

@@ -1,4 +1,4 @@
-"""How far readers got: stored with what they did, for each group, topic and partition."""
+"""Progress of readers: stored with their own rows, for each group, topic and partition."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Purge: tasks are removed for good, with all that is stored of them, without waiting."""
+"""Purge: removes tasks with everything that is stored of them, without waiting."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ STORED = (
 
 
 def one_of_each(queue: TaskQueue, owner: Owner) -> dict[State, int]:
-    """A task in every state, each of its own identifier; the sequence by state."""
+    """Makes a task in every state, each with its own identifier; returns the sequences by state."""
     made = [*(state for state in State if state is not State.READY), State.READY]
     return {state: task_in(queue, owner, state, state.name).sequence for state in made}
 

@@ -1,4 +1,4 @@
-"""Purging owners: owners that are gone are removed, unless a stored task names them."""
+"""Purging owners: owners whose lease is gone are removed, unless a stored task names them."""
 
 from datetime import timedelta
 
@@ -22,7 +22,7 @@ NOTHING = timedelta(0)
 
 
 def unseen(queue: TaskQueue, owner: Owner, duration: timedelta = 2 * HOUR) -> None:
-    """Makes an owner's last sign of life that old, and its lease one that lapsed since."""
+    """Makes an owner's last sign of life that old, and its lease lapsed."""
     lapse(queue, owner, duration)
     queue.conn.execute(
         "UPDATE taskq_internal.owner SET seen = clock_timestamp() - %s::interval WHERE name = %s",
@@ -31,7 +31,7 @@ def unseen(queue: TaskQueue, owner: Owner, duration: timedelta = 2 * HOUR) -> No
 
 
 def names(queue: TaskQueue) -> list[str]:
-    """All owners that are known, whatever became of their leases."""
+    """The names of all stored owners."""
     return [name for (name,) in queue.conn.execute("SELECT name FROM taskq_internal.owner ORDER BY name").fetchall()]
 
 

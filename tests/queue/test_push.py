@@ -1,4 +1,4 @@
-"""Push: tasks come in, all or none, in the order given, and do to older ones what the insertion says."""
+"""Push: stores all tasks or none, in the given order, and changes older ones as the insertion says."""
 
 from collections.abc import Iterator
 
@@ -262,7 +262,7 @@ def test_a_push_works_on_a_connection_with_client_side_cursors(dsn: str, queue: 
 
 @pytest.mark.parametrize("insertion", list(Insertion))
 def test_a_push_that_takes_many_calls_does_the_same_as_one(own_dsn: str, insertion: Insertion) -> None:
-    """What 10,004 tasks with duplicates on both sides of the border become, and what the push returns for them."""
+    """10,004 tasks with duplicates on both sides of the boundary between two calls."""
 
     def tasks() -> Iterator[NewTask]:
         yield NewTask("first")

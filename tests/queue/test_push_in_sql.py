@@ -13,7 +13,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 def push(queue: TaskQueue, call: str, *arguments: object) -> TaskInfo:
-    """The task that a call of taskq.push stored."""
+    """Calls taskq.push, and returns the stored task."""
     row = queue.conn.execute(f"SELECT taskq.push({call})".encode(), arguments).fetchone()
     assert row is not None
     task = queue.task("work", row[0])

@@ -1,4 +1,4 @@
-"""Push refuses what breaks a rule, names its position, and stores nothing."""
+"""Push refuses an invalid task, names its position, and stores nothing."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -122,7 +122,7 @@ def test_the_limit_is_256_kib_unless_set(queue: TaskQueue) -> None:
 
 
 def test_a_long_reference_is_taken(queue: TaskQueue) -> None:
-    """The contract bounds identifiers, priorities and payloads; of references it bounds nothing."""
+    """The contract bounds identifiers, priorities and payloads, but not references."""
     [task] = queue.push("work", [NewTask("a", reference="r" * 2000)])
     assert known(queue, task).reference == "r" * 2000
 
@@ -143,7 +143,7 @@ def test_an_unknown_insertion_is_refused(queue: TaskQueue) -> None:
     ids=["delay beyond the year 9999", "greatest delay", "greatest ttl"],
 )
 def test_a_time_out_of_range_is_refused_or_can_be_read_back(queue: TaskQueue, owner: Owner, task: NewTask) -> None:
-    """A task that is stored must not break every page it stands on."""
+    """A stored task must never break a page that lists it."""
     try:
         [pushed] = queue.push("work", [task])
     except InvalidTask:
@@ -182,7 +182,7 @@ def test_a_name_that_postgresql_cannot_store_is_refused_in_one_line(
 
 
 def test_one_string_is_not_a_list_of_tasks(queue: TaskQueue) -> None:
-    """The classic slip: push("work", "order-17") must not store eight tasks of one letter each."""
+    """A common mistake: push("work", "order-17") must not store eight tasks of one letter each."""
     with pytest.raises((TaskQueueError, TypeError)):
         queue.push("work", "order-17")
     assert everything(queue) == []

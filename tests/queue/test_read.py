@@ -1,4 +1,4 @@
-"""Reading: a task, the latest, pages and counts, and the words for states."""
+"""Reading: a task, the latest tasks, pages, counts and statuses."""
 
 from datetime import timedelta
 

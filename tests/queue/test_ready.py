@@ -1,4 +1,4 @@
-"""Ready: how many could be polled now; it takes and locks nothing."""
+"""Ready: the number of tasks that a poll would return. It claims and locks nothing."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -123,7 +123,7 @@ def test_ready_skips_rows_that_an_open_push_displaces(
 def test_ready_counts_tasks_that_its_own_transaction_released(
     queue: TaskQueue, owner: Owner, session: TaskQueue, nested: bool
 ) -> None:
-    """Only rows that *another* transaction holds are left out: a poll here would get these."""
+    """Only rows that *another* transaction holds are left out. A poll in this transaction would get these."""
     queue.push("work", ["a", "b"])
     session.conn.execute("SELECT")
     with session.conn.transaction() if nested else nullcontext():
@@ -138,7 +138,7 @@ def test_ready_counts_tasks_that_its_own_transaction_released(
 
 
 def test_ready_skips_rows_that_a_plain_lock_holds(queue: TaskQueue, session: TaskQueue) -> None:
-    """SKIP LOCKED would skip them too, however they were locked."""
+    """SKIP LOCKED in a poll would skip them too, whatever locked them."""
     queue.push("work", ["a", "b", "c"])
     session.conn.execute("SELECT FROM taskq_internal.live WHERE identifier = 'a' FOR UPDATE")
     assert queue.ready("work", 5) == 2
@@ -147,7 +147,7 @@ def test_ready_skips_rows_that_a_plain_lock_holds(queue: TaskQueue, session: Tas
 def test_a_poll_after_ready_gets_that_many_tasks_whatever_changed_the_rows_before(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    """Rows carry the marks of transactions long over: committed, rolled back, nested."""
+    """Rows keep marks of ended transactions: committed, rolled back, nested."""
     queue.push("work", numbered(6))
     for ending in ("rollback", "release", "nested"):
         session = open_queue()
@@ -201,7 +201,7 @@ def test_ready_counts_the_next_turn_of_an_identifier_that_its_own_transaction_co
 def test_ready_leaves_out_retries_of_an_identifier_that_an_open_poll_holds(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
-    """Retries that a poll lets out first are counted in a way of their own."""
+    """Retries behind a probe are counted by a query of their own."""
     policy = RetryPolicy(max_attempts=5, base=timedelta(0), probe=True)
     queue.alter_topic("work", TopicPolicy(retry=policy))
     queue.push("work", ["a"])

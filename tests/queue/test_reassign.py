@@ -1,4 +1,4 @@
-"""Reassign: an operator overrides how a task ended."""
+"""Reassign: an operator changes the result of an ended task."""
 
 import pytest
 

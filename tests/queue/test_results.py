@@ -53,7 +53,7 @@ def test_a_revived_task_no_longer_counts_as_a_result(queue: TaskQueue, owner: Ow
 
 
 def spread(queue: TaskQueue, *seconds: float) -> list[tuple[int, datetime]]:
-    """Tasks of two topics in turn that were created the given seconds ago: sequence and time of each."""
+    """Alternating tasks of two topics, created the given seconds ago; returns their sequences and times."""
     queue.create_topic("other")
     tasks = [queue.push(("work", "other")[n % 2], [f"{n}"])[0] for n in range(len(seconds))]
     for task, ago in zip(tasks, seconds, strict=True):
@@ -80,7 +80,7 @@ SPANS = {
 def test_a_moment_is_resolved_to_the_first_sequence_from_it_on_or_the_last_up_to_it(
     queue: TaskQueue, seconds: tuple[float, ...]
 ) -> None:
-    """Of all topics, and held against the definition: at, just before and after each task, and between any two."""
+    """Compared with the definition, for all topics: at, just before and after each task, and between any two."""
     tasks = spread(queue, *seconds)
     times = [created for _, created in tasks]
     between = [early + (late - early) / 2 for early, late in pairwise(times)]
@@ -119,7 +119,7 @@ def test_a_moment_without_a_time_zone_is_refused(queue: TaskQueue, moment: datet
 
 @pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
 def test_results_and_resolve_do_not_read_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
-    """100,000 tasks of a hundred days are a thousand pages of each table, and more along another index."""
+    """100,000 tasks of a hundred days take a thousand pages of each table, and more in other indexes."""
     queue = own_queue
     queue.conn.execute(
         "INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"

@@ -1,4 +1,4 @@
-"""Retry: what a failure with attempts left does, with clocks moved rather than awaited."""
+"""Retry: a failure with attempts left. Tests move the clock instead of waiting."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,14 +35,14 @@ def now(queue: TaskQueue) -> datetime:
 
 
 def fail(queue: TaskQueue, owner: Owner, task: Task, why: str = "because") -> timedelta | None:
-    """Lets the held task fail; how long after that its next try is due, None once it is given up."""
+    """Fails the held task. Returns the time until the next attempt; None once the task is given up."""
     queue.complete(owner, {task: Decision(Result.FAILURE, error=why)})
     info = known(queue, task, task.topic)
     return info.available_at - last_failure(queue, task) if info.state is State.READY else None
 
 
 def delays(queue: TaskQueue, owner: Owner, policy: RetryPolicy, bound: int = 20, **of_topic: Any) -> list[timedelta]:
-    """The delays after the failures of one task, to the second, until it is given up."""
+    """The delays after the failures of one task, to the second, until the task is given up."""
     queue.alter_topic("work", TopicPolicy(policy, **of_topic))
     queue.push("work", ["a"])
     found: list[timedelta] = []
@@ -101,7 +101,7 @@ def test_max_attempts_counts_all_failures(queue: TaskQueue, owner: Owner) -> Non
 
 
 def test_the_worked_example_of_the_first_seed_to_the_second(queue: TaskQueue, owner: Owner) -> None:
-    """TTL 10 s, longest back-off 10 min, 5 retries at most, and a look at the queue every 6 s."""
+    """TTL 10 s, longest back-off 10 min, at most 5 retries, and a poll every 6 s."""
     retry = RetryPolicy.correlation(max_backoff=timedelta(minutes=10), max_retries=5)
     queue.alter_topic("work", TopicPolicy(retry))
     [task] = queue.push("work", [NewTask("message", ttl=10 * SECOND)])
@@ -137,7 +137,7 @@ def test_event_handling_counts_retries_after_the_first_run(queue: TaskQueue, own
 
 
 def test_retries_end_once_their_delays_add_up_to_the_maximum(queue: TaskQueue, owner: Owner) -> None:
-    """2 + 3 + 4.5 = 9.5 s: the fourth failure is given up where 9.5 is the bound, the fifth where it is 9.6."""
+    """2 + 3 + 4.5 = 9.5 s: the fourth failure is final with a maximum of 9.5, the fifth with 9.6."""
     assert len(delays(queue, owner, RetryPolicy.event_handling(max_elapsed=9.5 * SECOND))) == 3
     assert len(delays(queue, owner, RetryPolicy.event_handling(max_elapsed=9.6 * SECOND))) == 4
 

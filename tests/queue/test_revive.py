@@ -1,4 +1,4 @@
-"""Revive: ended tasks go on, themselves or as copies, and what else their identifier has fares as under a push."""
+"""Revive: ended tasks are reset or copied, and other tasks of their identifier change as under a push."""
 
 from datetime import timedelta
 
@@ -38,7 +38,7 @@ RECREATING = [Revival.APPEND, Revival.SUPERSEDE, Revival.REPLACE]
 
 
 def failed(queue: TaskQueue, owner: Owner, *new: str | NewTask) -> list[Task]:
-    """Tasks that have FAILED, the only ones of the topic that were READY, in their order."""
+    """FAILED tasks in order. The topic must have no READY task."""
     tasks = queue.push("work", new)
     assert len(queue.poll("work", owner, len(new))) == len(new)
     queue.complete(owner, dict.fromkeys(tasks, Decision(Result.FAILURE, "message", "error")))
@@ -196,7 +196,7 @@ def test_recreating_many_tasks_at_once_equals_one_push_for_each(
 
 
 def look(info: TaskInfo) -> tuple[object, ...]:
-    """What of a task does not depend on when it was pushed."""
+    """The fields of a task that do not depend on the time of its push."""
     return info.identifier, info.state, info.descent, info.payload, info.attempt, info.owner, info.output
 
 

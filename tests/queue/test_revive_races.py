@@ -1,4 +1,4 @@
-"""Revive beside others' open transactions, and what it costs."""
+"""Revive during other open transactions, and its cost."""
 
 from collections.abc import Callable
 

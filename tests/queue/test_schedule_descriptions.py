@@ -1,4 +1,4 @@
-"""Schedules in words, from the times that the generators of ticks make."""
+"""Schedules in words, described from the times that the generators of ticks return."""
 
 from datetime import UTC, datetime, time, timedelta
 

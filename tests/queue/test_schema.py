@@ -1,4 +1,4 @@
-"""The schema: installed once, from any number of sessions, verified, removed, all in the caller's transaction."""
+"""The schema: installed once from any number of sessions, verified and removed, in the caller's transaction."""
 
 import subprocess
 import sys

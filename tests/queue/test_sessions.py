@@ -1,4 +1,4 @@
-"""What a verb leaves behind and costs: nothing in the session, one round trip, a bounded number of pages."""
+"""Verbs leave nothing in the session, take one round trip, and read a bounded number of pages."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -89,7 +89,7 @@ def test_a_verb_takes_one_round_trip(
 
 
 def test_verbs_leave_nothing_in_the_session(queue: TaskQueue, owner: Owner, dsn: str) -> None:
-    """So that a transaction pooler may give every transaction another session."""
+    """A transaction pooler may give every transaction another session."""
     queue.push("work", ["a", "b", "c"])
     [task] = queue.poll("work", owner)
     settings = "SELECT name, setting FROM pg_settings ORDER BY name"
@@ -125,14 +125,14 @@ def test_a_verb_is_undone_by_the_callers_rollback(
 
 
 def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
-    """Every row of every table of the schema, physical place and all."""
+    """Every row of every table of the schema, with its physical place."""
     names = ("topic", "owner", "task", "live", "ended", "stage", "progress", "group_release", "history")
     tables = (*(f"taskq_internal.{name}" for name in names), "taskq.staged")
     return [conn.execute(f"SELECT ctid, t.* FROM {name} t ORDER BY 1".encode()).fetchall() for name in tables]
 
 
 def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
-    """How many pages of tables and indexes of the schema a call touches."""
+    """The number of pages of tables and indexes of the schema that a call touches."""
     queue.conn.execute("SELECT pg_stat_force_next_flush()")
     before = _touched(queue)
     work()

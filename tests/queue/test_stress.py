@@ -1,4 +1,4 @@
-"""Several processes at once, sessions ended and processes killed at random: nothing lost, doubled or out of order."""
+"""Several processes, with sessions ended and processes killed at random: nothing is lost or out of order."""
 
 import random
 import subprocess
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def stressed(own_dsn: str) -> Iterator[TaskQueue]:
-    """A queue that was under stress for a while, and is drained then."""
+    """A queue after a time of stress, with all remaining tasks completed."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # noqa: T201 - to repeat the run
     with connect(own_dsn, autocommit=True) as conn:
@@ -39,7 +39,7 @@ def stressed(own_dsn: str) -> Iterator[TaskQueue]:
 
 
 def _stress(dsn: str, seed: int) -> None:
-    """Runs all roles, and kills a consumer with -9 every second, which another replaces."""
+    """Runs all roles, and kills a consumer with -9 every second. Another one replaces it."""
     processes = [_begin(dsn, role, seed + number) for number, role in enumerate(ROLES)]
     dice = random.Random(seed)  # noqa: S311 - chance, not secrets
     try:
@@ -64,7 +64,7 @@ def _begin(dsn: str, role: str, seed: int, seconds: float = SECONDS) -> "subproc
 
 
 def _drain(queue: TaskQueue) -> None:
-    """Takes back what the dead held, and finishes everything, with its line in the ledger."""
+    """Expires the leases of dead processes, and completes everything with a row in the ledger."""
     queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
     queue.expire()
     owner = queue.register("last", timedelta(hours=1))
@@ -81,7 +81,7 @@ def _drain(queue: TaskQueue) -> None:
 
 
 def _one(queue: TaskQueue, query: str) -> int:
-    """The number that a query counts."""
+    """The number that a query returns."""
     row = queue.conn.execute(query.encode()).fetchone()
     assert row is not None
     number: int = row[0]

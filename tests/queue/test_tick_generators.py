@@ -1,4 +1,4 @@
-"""When ticks are due: periods, hours of the day and cron expressions, over the time changes of three zones."""
+"""The due times of ticks: periods, hours of the day and cron expressions, across the time changes of three zones."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def utc(text: str) -> datetime:
 
 
 def clock(moments: list[datetime], zone: str) -> list[str]:
-    """What the clocks of a zone show then."""
+    """The time that the clocks of a zone show at a moment."""
     return [moment.astimezone(ZoneInfo(zone)).strftime("%d %H:%M %z") for moment in moments]
 
 
@@ -240,7 +240,7 @@ def test_an_invalid_schedule_is_refused_in_one_line(call: object) -> None:
 
 
 def test_a_search_for_ticks_ends_at_the_year_9999() -> None:
-    """Not in an endless search: there are no days after the year 9999."""
+    """There are no days after the year 9999."""
     with pytest.raises(InvalidArgument, match="9999"):
         ticks_daily([time(8)], "UTC", datetime(9999, 12, 31, 12, tzinfo=UTC))
     with pytest.raises(InvalidArgument, match="9999"):
@@ -260,7 +260,7 @@ def test_ticks_of_a_cron_expression_years_apart_are_found() -> None:
     ],
 )
 def test_a_hash_is_the_same_in_every_process_and_version(parts: tuple[Json, ...], digits: str) -> None:
-    """Pinned: a hash that changed with a release would remove every tick and make it again."""
+    """The values are pinned: another hash in a new release would remove every tick and store it again."""
     assert config_hash(*parts) == digits
 
 

@@ -1,4 +1,4 @@
-"""Recurring tasks from many schedulers at once, beside consumers, in long transactions, and by the thousand."""
+"""Recurring tasks from many concurrent schedulers, during polls, in long transactions, and by the thousand."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +97,7 @@ def test_other_prefixes_and_topics_do_not_wait(queue: TaskQueue, session: TaskQu
 def test_ticks_are_installed_at_read_committed_only(
     queue: TaskQueue, session: TaskQueue, level: psycopg.IsolationLevel
 ) -> None:
-    """An older snapshot has not the ticks that another scheduler made since."""
+    """An older snapshot lacks the ticks that another scheduler has stored since."""
     session.conn.isolation_level = level
     session.conn.execute("SELECT count(*) FROM taskq_internal.task")
     queue.install_ticks("work", "p", "h", moments(1))

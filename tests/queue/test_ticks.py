@@ -31,7 +31,7 @@ def moments(count: int, first: datetime = LONG_AGO) -> list[tuple[datetime, None
 
 
 def stored(queue: TaskQueue) -> list[str]:
-    """The identifiers of a topic's tasks, in the order of the alphabet."""
+    """The identifiers of a topic's tasks in alphabetical order."""
     return sorted(info.identifier for info in everything(queue))
 
 

@@ -1,4 +1,4 @@
-"""Roles that are limited to topics: what they may do there, and that nothing gets them into another topic."""
+"""Roles that are limited to topics: what they may do there, and that no call reaches another topic."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -46,7 +46,7 @@ def queue(own_queue: TaskQueue) -> TaskQueue:
 
 @pytest.fixture
 def limited(queue: TaskQueue, own_dsn: str) -> Iterator[Limited]:
-    """Logs a new role in, which has these kinds of access to `topics`."""
+    """Logs in as a new role that has these kinds of access to `topics`."""
     made: list[tuple[str, psycopg.Connection[Any]]] = []
 
     def limited(*kinds: str, topics: list[str] | None = None, may_delete: bool | None = None) -> TaskQueue:
@@ -198,7 +198,7 @@ def test_a_consumer_of_a_topic_reaches_no_other(queue: TaskQueue, limited: Limit
 
 
 def test_a_wait_of_a_limited_consumer_treats_other_topics_as_unknown(limited: Limited) -> None:
-    """Where many topics are asked for at once, a topic that the role may not consume counts as unknown."""
+    """A call for several topics treats those that the role may not consume as unknown."""
     consumer = limited("consumer")
     assert consumer.topics() == ["orders"]
     both = "ARRAY['orders', 'invoices']"

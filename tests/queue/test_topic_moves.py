@@ -57,7 +57,7 @@ def mover(dsn: str) -> Iterator[TaskQueue]:
 
 
 def tables_apart(queue: TaskQueue) -> int:
-    """The number of tables that topics have for themselves, attached or not."""
+    """The number of topics' own tables, attached or not."""
     query = (
         "SELECT FROM pg_class WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind = 'r'"
         " AND relname ~ '_[0-9]+$'"
@@ -66,7 +66,7 @@ def tables_apart(queue: TaskQueue) -> int:
 
 
 def constraints(queue: TaskQueue) -> int:
-    """The number of constraints that only an unfinished move has, on shared tables and on those of the topic."""
+    """The number of constraints of an unfinished move, on shared tables and on those of the topic."""
     return queue.conn.execute("SELECT FROM pg_constraint WHERE conname ~ '^(topic_moves_|apart)'").rowcount
 
 
@@ -95,7 +95,7 @@ def sessions(queue: TaskQueue) -> set[int]:
 
 
 def fill(queue: TaskQueue, owner: Owner) -> list[str]:
-    """Tasks of all states but ACTIVE, and what can be read of them."""
+    """Stores tasks in all states but ACTIVE, and returns what can be read of them."""
     for state in sorted(set(State) - {State.ACTIVE}, key=lambda state: state is State.READY):
         task_in(queue, owner, state, identifier=state.name)
     return image(queue)
@@ -272,7 +272,7 @@ def test_a_push_into_a_topic_whose_move_was_killed_says_what_to_do(queue: TaskQu
 
 
 def push_to_two_topics(queue: TaskQueue, session: TaskQueue, background: InBackground[Any]) -> "Future[list[Task]]":
-    """A transaction that uses the shared tables for another topic, and then waits for pushes to `work` to be let in."""
+    """Uses the shared tables for another topic in a transaction, and then waits to push to `work`."""
     session.push("other", ["x"])
     pushed: Future[list[Task]] = background(lambda: session.push("work", ["a"]))
     await_lock_wait(queue.conn, session)
@@ -280,7 +280,7 @@ def push_to_two_topics(queue: TaskQueue, session: TaskQueue, background: InBackg
 
 
 def begin_moving(mover: TaskQueue) -> tuple[int, int]:
-    """A move whose tables are made and that keeps pushes out: its token, and the number of the topic."""
+    """Starts a move, up to its tables and the lock of pushes; returns its token and the number of the topic."""
     started = mover.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')").fetchone()
     assert started is not None
     mover.conn.execute("SELECT taskq.create_own_tables('work', %s, '1 second')", started)
@@ -292,7 +292,7 @@ def begin_moving(mover: TaskQueue) -> tuple[int, int]:
 def test_a_move_that_has_closed_nothing_lets_a_transaction_that_waits_for_it_go_on(
     queue: TaskQueue, session: TaskQueue, mover: TaskQueue, background: InBackground[Any]
 ) -> None:
-    """PostgreSQL would end one of the two: the transaction uses the tables that the move has to have alone."""
+    """PostgreSQL would end one of the two, because the transaction uses the tables that the move needs for itself."""
     queue.create_topic("other")
     ended = deadlocks(queue.conn)
     token, number = begin_moving(mover)

@@ -1,4 +1,4 @@
-"""Topic status: what keeps tasks from being polled, in counts and in one sentence."""
+"""Topic status: the counts of tasks that cannot be polled, and a sentence about them."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -128,7 +128,7 @@ def test_the_status_of_a_large_topic_reads_no_table_as_a_whole(own_queue: TaskQu
 
 
 def rows_read(queue: TaskQueue) -> int:
-    """How many rows of the unfinished tasks were read until now."""
+    """The number of rows of unfinished tasks that were read until now."""
     queue.conn.execute("SELECT pg_stat_force_next_flush()")
     row = queue.conn.execute(
         "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables WHERE relname = 'live_default'"

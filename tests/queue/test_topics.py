@@ -1,4 +1,4 @@
-"""Topics: named, with a policy; paused, altered and dropped."""
+"""Topics: created with a policy, altered, paused and dropped."""
 
 from collections.abc import Callable
 from dataclasses import replace

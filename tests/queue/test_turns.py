@@ -1,4 +1,4 @@
-"""One at a time per identifier under concurrency: the naive query fails under these steps, and ours holds."""
+"""One task at a time per identifier under concurrency: a naive query fails under these steps, and a poll does not."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ UPDATE naive n SET state = 0 FROM head WHERE n.sequence = head.sequence RETURNIN
 
 @pytest.fixture
 def opened(open_queue: Callable[[], TaskQueue]) -> Callable[[], TaskQueue]:
-    """Opens sessions that err where they would wait."""
+    """Opens sessions that raise an error instead of waiting."""
     return lambda: hurry(open_queue())
 
 
@@ -80,7 +80,7 @@ def test_a_task_whose_poll_was_rolled_back_goes_to_the_next_poll(
 
 
 def _seen(queue: TaskQueue, condition: str = SINGULAR) -> tuple[list[int], list[str], str]:
-    """What the first, lock-free look of a poll finds: the steps of a poll one by one, as SQL."""
+    """The first, lock-free check of a poll, as SQL: what it finds."""
     row = queue.conn.execute(
         "SELECT sequences, identifiers, seen_at FROM taskq_internal.turns_among_first("
         "(SELECT topic_id FROM taskq_internal.topic WHERE name = 'work'), clock_timestamp(), false, %s, 50, 50, '{}')",
@@ -92,7 +92,7 @@ def _seen(queue: TaskQueue, condition: str = SINGULAR) -> tuple[list[int], list[
 
 
 def _take(queue: TaskQueue, owner: Owner, seen: tuple[list[int], list[str], str]) -> list[int]:
-    """The second step: lock the lanes, look again, take."""
+    """The second step of a poll: locks the identifiers, checks again, claims."""
     row = queue.conn.execute(
         "SELECT taken FROM taskq_internal.claim_identifiers((SELECT topic_id"
         " FROM taskq_internal.topic WHERE name = 'work'),"
@@ -107,7 +107,7 @@ def _take(queue: TaskQueue, owner: Owner, seen: tuple[list[int], list[str], str]
 def test_a_poll_sees_tasks_that_another_poll_claimed_and_completed_between_its_two_checks(
     queue: TaskQueue, owner: Owner, opened: Callable[[], TaskQueue]
 ) -> None:
-    """Statement by statement: what another poll took, ended or put back meanwhile is seen by the second look."""
+    """Statement by statement: the second check sees what another poll claimed, ended or released since the first."""
     one = opened()
     first = one.register("one")
     one.conn.commit()
@@ -176,7 +176,7 @@ def test_the_second_check_claims_at_once_if_nothing_was_committed_since_the_firs
 def test_no_two_tasks_of_an_identifier_are_active_under_any_interleaving_of_two_polls(
     queue: TaskQueue, opened: Callable[[], TaskQueue]
 ) -> None:
-    """Look, look, take, take and its permutations; the one that takes second gets nothing."""
+    """All orders of look, look, take, take. The second poll to take gets nothing."""
     steps = ["look one", "look two", "take one", "take two", "commit one", "commit two"]
     orders = [
         order
@@ -236,14 +236,14 @@ def test_a_poll_leaves_out_a_group_if_another_transaction_holds_one_of_its_tasks
 
 
 def test_one_claim_takes_tasks_of_a_hundred_thousand_identifiers(own_queue: TaskQueue) -> None:
-    """More locks than the server's lock table holds, if they were advisory ones."""
+    """As advisory locks, these would exceed the lock table of the server."""
     own_queue.push_stream("work", (f"id-{number}" for number in range(100_000)))
     owner = own_queue.register("me")
     assert own_queue.claim("work", owner, 100_000, condition=SINGULAR) == 100_000
 
 
 def test_the_rows_that_lock_identifiers_never_change(own_queue: TaskQueue) -> None:
-    """Locked only, never changed: no dead rows come of them."""
+    """The rows are locked only, so they leave no dead rows."""
     own_queue.push("work", [f"id-{number}" for number in range(500)])
     owner = own_queue.register("me")
     for _ in range(5):

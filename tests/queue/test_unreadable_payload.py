@@ -1,4 +1,4 @@
-"""A payload that not every client can read back: refused by every push, and harmless where one is stored already."""
+"""A payload that some clients cannot read: refused by every push, and harmless if it is stored already."""
 
 import asyncio
 import copy
@@ -68,7 +68,7 @@ def poisoned(queue: TaskQueue, unreadable: str) -> list[Task]:
 
 
 def is_spared(tasks: Iterable[Task]) -> None:
-    """Checks that of the poisoned tasks only the second one's payload is unreadable."""
+    """Checks that only the payload of the second poisoned task is unreadable."""
     first, second, third = (task.payload for task in sorted(tasks, key=lambda task: task.sequence))
     assert first == {"name": "a"}
     assert third == {"name": "c"}

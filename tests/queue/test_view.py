@@ -34,7 +34,7 @@ def rows(queue: TaskQueue, where: str = "true", source: str = "taskq.tasks") -> 
 
 
 def why(queue: TaskQueue, identifier: str = "a") -> str:
-    """Why the first task of an identifier is not running."""
+    """The reason why the first task of an identifier is not running."""
     return str(rows(queue, f"topic = 'work' AND identifier = '{identifier}'")[0]["why"])
 
 
@@ -159,7 +159,7 @@ def test_the_newest_tasks_are_found_without_reading_the_others(own_queue: TaskQu
 
 
 def pages(conn: psycopg.Connection, question: str) -> int:
-    """How many pages a question touches when it is executed."""
+    """The number of pages that a query touches."""
     row = conn.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {question}".encode()).fetchone()
     assert row is not None
     plan = row[0][0]["Plan"]
@@ -209,7 +209,7 @@ def test_a_reader_may_look_at_the_views_and_at_no_table(own_queue: TaskQueue, re
 
 @pytest.fixture
 def reader(own_queue: TaskQueue) -> Iterator[str]:
-    """A role that may look at tasks."""
+    """A role that may read tasks."""
     name = f"reader_{uuid4().hex[:8]}"
     own_queue.conn.execute(f"CREATE ROLE {name}".encode())
     own_queue.conn.execute("SELECT taskq.grant_access(%s, 'reader')", (name,))

@@ -22,7 +22,7 @@ def look(
     junctures: Sequence[tuple[str, str, str]] = (),
     groups: Sequence[tuple[int, int, str]] = (),
 ) -> dict[tuple[str, int], tuple[int | None, float | None]]:
-    """What a look says, by kind and place."""
+    """The answers of one call of watch, by kind and place."""
     columns = [
         [[row[place] for row in rows] for place in range(width)]
         for rows, width in ((ready, 4), (state, 2), (junctures, 3), (groups, 3))

@@ -1,4 +1,4 @@
-"""The examples that the source systems tell of themselves, worked through with our verbs; the clock is moved by SQL."""
+"""The worked examples of the source systems with the verbs of TaskQ. SQL moves the clock."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def now(queue: TaskQueue) -> datetime:
-    """The server's clock."""
+    """The current time of the server's clock."""
     row = queue.conn.execute("SELECT clock_timestamp()").fetchone()
     assert row is not None
     moment: datetime = row[0]
@@ -36,19 +36,19 @@ def now(queue: TaskQueue) -> datetime:
 
 
 class Schedule:
-    """A day that began with the first push, in seconds; the time that the test itself takes is no part of it."""
+    """The time since the first push, in seconds, without the time that the test itself takes."""
 
     def __init__(self, queue: TaskQueue, first: Task) -> None:
         self.queue, self.first, self.at = queue, first, 0
 
     def go_to(self, second: int) -> None:
-        """Lets time pass until then, for every task by as much."""
+        """Lets time pass until this second, equally for every task."""
         moved = timedelta(seconds=second) - (now(self.queue) - known(self.queue, self.first).created)
         pass_time(self.queue, moved)
         self.at = second
 
     def due(self, task: Task) -> int | None:
-        """In which second a task that failed is due again, to which it is moved; None where it won't be."""
+        """The second in which a failed task is due again, to which the clock is moved; None if it is not retried."""
         info, start = known(self.queue, task), known(self.queue, self.first).created
         if info.state is not State.READY or not info.attempt:
             return None
@@ -72,7 +72,7 @@ CORRELATION = [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 
 def test_the_first_seeds_table_holds_for_batches_and_their_head_keeps_back_what_came_later(
     queue: TaskQueue, owner: Owner
 ) -> None:
-    """The message fails as the table has it; one of the same key that came after 18 s waits for it each time."""
+    """The message fails as in the table. A later message of the same key, after 18 s, waits for it each time."""
     correlation(queue)
     [first] = queue.push("work", [NewTask("key", "first", ttl=10 * SECOND)])
     schedule = Schedule(queue, first)
@@ -235,7 +235,7 @@ def test_a_message_is_read_without_taking_it_and_dropped_by_its_key(queue: TaskQ
 def test_a_key_of_a_schedule_is_made_once_and_never_changed(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    """Whatever became of it: waiting, in flight, ended. Another configuration takes those that wait, and no others."""
+    """In any state: waiting, in flight, ended. Another configuration removes only the waiting ones."""
     ticks = [(LONG_AGO + HOUR * hour, f"{hour} o'clock") for hour in range(4)]
     assert queue.install_ticks("work", "report", "v1", ticks) == 4
     ended, flying = queue.poll("work", owner, 2)

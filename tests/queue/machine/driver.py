@@ -1,4 +1,4 @@
-"""Drives the queue and its model, and compares them after each step."""
+"""Runs each step on the queue and on its model, and compares them afterwards."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -54,9 +54,9 @@ T = TypeVar("T")
 
 
 def step(weight: int, **values: st.SearchStrategy[Any]) -> Callable[[Step], Step]:
-    """Makes a method a step that is drawn so often, with these values.
+    """Makes a method a step with these values, which is drawn with this weight.
 
-    Not a rule of its own: Hypothesis leaves out most rules of a run, and then next to nothing happens to a queue.
+    A step is no rule of its own, because Hypothesis leaves out most rules of a run, and then little happens.
     """
 
     def marked(method: Step) -> Step:
@@ -67,7 +67,7 @@ def step(weight: int, **values: st.SearchStrategy[Any]) -> Callable[[Step], Step
 
 
 def steps_of(machine: type) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-    """The name of a step, and its values."""
+    """The name of a step and its values."""
     found = {name: method for name, method in inspect.getmembers(machine) if hasattr(method, "weight")}
     weighted = [name for name, method in found.items() for _ in range(method.weight)]
     return st.sampled_from(weighted).flatmap(
@@ -76,7 +76,7 @@ def steps_of(machine: type) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
 
 
 def picked(candidates: Sequence[T], numbers: Sequence[int]) -> list[T]:
-    """Some of the candidates, each once, by numbers that were drawn before their number was known."""
+    """Some of the candidates, without repetition, by numbers that were drawn before the candidates were known."""
     return list(dict.fromkeys(candidates[number % len(candidates)] for number in numbers)) if candidates else []
 
 
@@ -97,7 +97,7 @@ class Driver(RuleBasedStateMachine):
 
     @initialize(one_transaction=st.booleans(), filled=st.booleans())
     def begin(self, one_transaction: bool, filled: bool) -> None:
-        """An empty queue with its topics; every verb commits, or none does."""
+        """Creates an empty queue with its topics. Every verb commits, or none does."""
         for table in TABLES:
             self.conn.execute(f"DELETE FROM {table}".encode())
         self.conn.execute("SELECT setval('taskq_internal.task_sequence', 100)")  # so that each run is like any other
@@ -110,7 +110,7 @@ class Driver(RuleBasedStateMachine):
             self.begin_topic(topic, owners[0])
 
     def begin_topic(self, topic: str, owner: Owner) -> None:
-        """With a history, so that what comes has something to depend on."""
+        """Creates a topic with ended tasks, so that later tasks can depend on them."""
         drafts = [Draft(name) for name in IDENTIFIERS]
         pushed = [task.sequence for task in self.queue.push(topic, IDENTIFIERS)]
         self.model.push(topic, drafts, Insertion.APPEND, self.model.now, pushed)
@@ -125,7 +125,7 @@ class Driver(RuleBasedStateMachine):
         self.stack.close()
 
     def both(self, real: Callable[[], Any], expected: Callable[[], Any]) -> Any:
-        """Calls both: they return the same, or refuse for the same reason. Returns what they did, None if nothing."""
+        """Calls the queue and the model, checks that both return or raise the same, and returns the value."""
         reported, refused = self._outcome(real)
         should, refusal = _outcome(expected)
         assert (refused, reported) == (refusal, should), f"queue: {refused or reported}; model: {refusal or should}"
@@ -140,12 +140,12 @@ class Driver(RuleBasedStateMachine):
             return None, type(error)
 
     def topic_with(self, number: int, *states: State) -> str:
-        """A topic that has tasks in such a state, where there is any: so that most steps do something."""
+        """A topic that has tasks in such a state, if there is one, so that most steps have an effect."""
         fitting = [topic for topic in self.model.topics if self.model.of_topic(topic, *states)]
         return picked(fitting or sorted(self.model.topics), [number])[0]
 
     def register(self, name: str, lease: int) -> Owner:
-        """Under a new fence; both say whether the name held tasks."""
+        """Registers under a new fence, and compares whether the name held tasks."""
         if name in self.owners:
             self.former.append(self.owners[name])
         owner = self.owners[name] = self.queue.register(name, lease * HOUR)
@@ -153,18 +153,18 @@ class Driver(RuleBasedStateMachine):
         return owner
 
     def clock(self) -> datetime:
-        """The server's clock, now."""
+        """The current time of the server's clock."""
         row = self.conn.execute("SELECT clock_timestamp()").fetchone()
         assert row is not None
         moment: datetime = row[0]
         return moment
 
     def half_past(self, hour: int) -> datetime:
-        """The moment half an hour after all that happened in an hour of the model."""
+        """The moment half an hour after everything that happened in an hour of the model."""
         return self.clock() + (hour - self.model.now.hours) * HOUR + HOUR / 2
 
     def new_sequences(self) -> list[int]:
-        """The sequences of tasks that the model does not know yet."""
+        """The sequences of tasks that the model does not have yet."""
         rows = self.conn.execute(
             "SELECT sequence FROM taskq_internal.task WHERE sequence > %s ORDER BY sequence", (self.highest,)
         ).fetchall()
@@ -179,7 +179,7 @@ class Driver(RuleBasedStateMachine):
 
     @invariant()
     def both_hold_the_same_tasks(self) -> None:
-        """All that can be read of each."""
+        """Compares everything that can be read of both."""
         rows = self.conn.execute(
             "SELECT sequence, topic, identifier, state, descent, owner, attempt, crashes, redelivered, priority,"
             " payload, reference, output, error, status, clock_timestamp(), created, available_at, completed"
@@ -192,7 +192,7 @@ class Driver(RuleBasedStateMachine):
         assert reported == expected, [pair for pair in zip_longest(reported, expected) if pair[0] != pair[1]]
 
     def _reported(self, row: tuple[Any, ...]) -> list[Any]:
-        """A row, its times in hours from now."""
+        """A row of the queue, with its times in hours from now."""
         *values, error, status, now, created, available_at, completed = row
         error = "lease" if error is not None and error.startswith("given up: the lease") else error
         moments = [None if at is None else round((at - now) / HOUR) for at in (created, available_at, completed)]
@@ -201,7 +201,7 @@ class Driver(RuleBasedStateMachine):
         return [*values, error, status if reported else None, *moments]
 
     def _expected(self, task: ModelTask) -> list[Any]:
-        """The same of the model. Whether a task waits for another only its next poll knows."""
+        """The same row of the model. Only the next poll knows whether a task waits for another one."""
         reported = task.state is not State.READY or not task.depends_on
         owner = None if task.state is State.READY else task.owner
         return [

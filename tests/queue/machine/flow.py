@@ -1,4 +1,4 @@
-"""The rules of what producers and consumers do: tasks come in, go out, and end."""
+"""The steps of producers and consumers: push, offer, poll, complete."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ decisions = st.builds(
 
 
 class Flow(Driver):
-    """Producers and consumers."""
+    """Steps of producers and consumers."""
 
     @step(
         6,
@@ -51,7 +51,7 @@ class Flow(Driver):
         streamed=st.booleans(),
     )
     def push(self, topic: str, new: list[Draft], insertion: Insertion, streamed: bool) -> None:
-        """What is stored is found by its sequences, which are greater than all before."""
+        """Pushes, and finds the stored tasks by their sequences, which are above all earlier ones."""
         clock, read_at = self.clock(), self.model.tick()
 
         def real() -> list[int]:
@@ -68,7 +68,7 @@ class Flow(Driver):
 
     @step(10, topic=topics, new=st.lists(drafts | later | dependent, min_size=1, max_size=4))
     def append(self, topic: str, new: list[Draft]) -> None:
-        """What producers do most of the time: they know what their tasks depend on."""
+        """Pushes under APPEND, the usual insertion, with valid dependencies."""
         known = {(task.topic, task.identifier) for task in self.model.tasks.values()}
         drafts = [
             replace(draft, depends_on=tuple(sorted(known & set(draft.depends_on) - {(topic, draft.identifier)})))
@@ -83,7 +83,7 @@ class Flow(Driver):
         if_exists=st.sampled_from(["update", "update", "ignore"]),
     )
     def offer(self, topic: str, new: list[Draft], if_exists: str) -> None:
-        """At most one more waiting task of each identifier."""
+        """Offers at most one waiting task for each identifier."""
         clock, read_at = self.clock(), self.model.tick()
         new = [replace(draft, suspended=False) for draft in new]
 
@@ -96,7 +96,7 @@ class Flow(Driver):
 
     @step(1, topic=topics, identifier=st.sampled_from(IDENTIFIERS))
     def drop(self, topic: str, identifier: str) -> None:
-        """What waits goes."""
+        """Drops waiting tasks."""
         self.both(lambda: self.queue.drop(topic, identifier), lambda: self.model.drop(topic, identifier))
 
     @step(8,
@@ -106,7 +106,7 @@ class Flow(Driver):
     def poll(
         self, name: str, number: int, size: int, order: Order, condition: Condition, claimed: bool, late: bool
     ) -> None:
-        """The very tasks, in the very order; before, `ready` knows how many."""
+        """Polls, after `ready` has returned the number; both return the same tasks in the same order."""
         topic = self.topic_with(number, State.READY)
         owner = self.consumer(name, late)
         self.ready(topic, 1 + size, condition)
@@ -123,7 +123,7 @@ class Flow(Driver):
 
     @step(4, name=names, number=which, identifiers=st.integers(0, 3), size=st.sampled_from([-1, -1, 0, 1, 2]))
     def poll_batch(self, name: str, number: int, identifiers: int, size: int) -> None:
-        """Whole groups, in the order of their first tasks."""
+        """Polls whole groups, in the order of their first tasks."""
         topic = self.topic_with(number, State.READY)
         owner = self.consumer(name, late=False)
 
@@ -140,7 +140,7 @@ class Flow(Driver):
         stray=st.sampled_from([False] * 5 + [True]),
     )
     def complete(self, made: list[Decision], numbers: list[int], stray: bool) -> None:
-        """Some of what an owner holds, sometimes what it does not, or under a fence of before."""
+        """Completes some of an owner's tasks; sometimes others, or under an earlier fence."""
         busy = [name for name in NAMES if self.model.held_by(name)]
         if stray:
             [owner] = picked([*self.owners.values(), *self.former], numbers[:1])
@@ -152,7 +152,7 @@ class Flow(Driver):
 
     @step(10, name=names, number=which, condition=conditions, made=st.lists(decisions, min_size=1, max_size=4))
     def work(self, name: str, number: int, condition: Condition, made: list[Decision]) -> None:
-        """What consumers do most of the time."""
+        """Polls and completes, the usual work of a consumer."""
         topic = self.topic_with(number, State.READY)
         self.poll(name, number, len(made), FIFO, condition, claimed=False, late=False)
         held = [task.sequence for task in self.model.held_by(name) if task.topic == topic]
@@ -160,17 +160,17 @@ class Flow(Driver):
             self.finish(self.owners[name], held[: len(made)], made)
 
     def finish(self, owner: Owner, sequences: list[int], made: list[Decision]) -> None:
-        """In one call, all or nothing."""
+        """Completes several tasks in one call, all or nothing."""
         decided = dict(zip(sequences, made, strict=False))
         given: dict[Task | int, Decision | Result] = dict(decided.items())
         self.both(lambda: self.queue.complete(owner, given), lambda: self.model.complete(owner, decided))
 
     def ready(self, topic: str, limit: int, condition: Condition) -> None:
-        """Neither more nor fewer than could be polled."""
+        """Compares the number of tasks that can be polled."""
         self.both(lambda: self.queue.ready(topic, limit, condition), lambda: self.model.ready(topic, limit, condition))
 
     def consumer(self, name: str, late: bool) -> Owner:
-        """The owner of that name: as it is, or else registered again, so that most polls take something."""
+        """The owner of that name, registered again if its lease has lapsed, unless `late`."""
         known = self.model.owners.get(name)
         if name in self.owners and (late or (known is not None and not known.gone and known.until > self.model.now)):
             return self.owners[name]

@@ -1,4 +1,4 @@
-"""The rules of what operators do."""
+"""The steps of operators."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from tests.queue.model.tasks import ENDED, HOUR
 
 @dataclass(frozen=True)
 class Some:
-    """How to choose tasks, whichever there will be."""
+    """A way to choose tasks before they exist."""
 
     state: State | None
     numbers: list[int]
@@ -28,7 +28,7 @@ some = st.builds(Some, st.none() | states, numbers, st.sampled_from([False] * 5 
 
 
 class Operating(Flow):
-    """Operators."""
+    """Steps of operators."""
 
     @step(
         4,
@@ -38,7 +38,7 @@ class Operating(Flow):
         size=st.none() | st.integers(0, 2),
     )
     def revive(self, number: int, revival: Revival, some: Some, size: int | None) -> None:
-        """By state, a few of them, or by name."""
+        """Revives tasks by state, with a limit, or by name."""
         topic = self.topic_with(number, *ENDED)
         state, sequences, from_, to = self.some_tasks(topic, some)
         size = size if sequences is None else None
@@ -51,7 +51,7 @@ class Operating(Flow):
 
     @step(2, number=which, result=st.sampled_from(Result), some=some)
     def reassign(self, number: int, result: Result, some: Some) -> None:
-        """Another result."""
+        """Reassigns tasks to another result."""
         topic = self.topic_with(number, *ENDED)
         state, sequences, from_, to = self.some_tasks(topic, some)
         self.both(
@@ -60,14 +60,14 @@ class Operating(Flow):
         )
 
     def some_tasks(self, topic: str, some: Some) -> tuple[State | None, list[int] | None, int, int | None]:
-        """Tasks as revive and reassign take them: of a state, or named: mostly such as have ended, sometimes others."""
+        """Tasks for `revive` and `reassign`: by state, or by name. Most named tasks have ended."""
         if some.state is not None:
             return some.state, None, *self.some_range(some)
         ended = [task.sequence for task in self.model.of_topic(topic, *ENDED)]
         return None, picked([*self.model.tasks, 0] if some.stray else ended, some.numbers), 0, None
 
     def some_range(self, some: Some) -> tuple[int, int | None]:
-        """Mostly all, else bounded by tasks that there are."""
+        """A range of sequences; mostly the unbounded one."""
         bounds = [0, *self.model.tasks]
         low, high = (None if place is None else bounds[place % len(bounds)] for place in (some.low, some.high))
         return low or 0, high
@@ -79,7 +79,7 @@ class Operating(Flow):
         junction=st.sampled_from(Junction),
     )
     def junction(self, number: int, groups: list[list[str]], junction: Junction) -> None:
-        """Suspended tasks go on together."""
+        """Releases suspended tasks by groups."""
         topic = self.topic_with(number, State.SUSPENDED)
         self.both(
             lambda: self.queue.junction(topic, groups, junction), lambda: self.model.junction(topic, groups, junction)
@@ -98,7 +98,7 @@ class Operating(Flow):
 
     @step(2, topic=topics, policy=st.sampled_from(POLICIES), verb=st.sampled_from(["drop", "alter", "alter"]))
     def change_topic(self, topic: str, policy: object, verb: str) -> None:
-        """Another policy; or the topic goes, and one of its name comes back."""
+        """Alters the policy of a topic, or drops the topic and creates it again."""
         index = list[object](POLICIES).index(policy)
         if verb == "alter":
             self.both(
@@ -115,12 +115,12 @@ class Operating(Flow):
 
     @step(1, topic=topics, paused=st.booleans(), then=st.booleans())
     def pause(self, topic: str, paused: bool, then: bool) -> None:
-        """A paused topic hands out nothing; mostly it is resumed soon."""
+        """Pauses a topic, which then hands out nothing; mostly resumes it soon."""
         for each in (paused, paused and then):
             self.set_paused(topic, each)
 
     def set_paused(self, topic: str, paused: bool) -> None:
-        """Both say whether that was new."""
+        """Pauses or resumes a topic, and compares whether that changed anything."""
         change = self.queue.pause_topic if paused else self.queue.resume_topic
         self.both(lambda: change(topic), lambda: self.model.set_paused(topic, paused))
 

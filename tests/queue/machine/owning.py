@@ -1,4 +1,4 @@
-"""The rules of leases and of time."""
+"""The steps of leases and of time."""
 
 from hypothesis import strategies as st
 
@@ -10,11 +10,11 @@ from tests.queue.model.tasks import HOUR, Moment
 
 
 class Owning(Driver):
-    """Owners, and the clock."""
+    """Steps of owners and of the clock."""
 
     @step(2, name=names, lease=st.integers(1, 9))
     def register_again(self, name: str, lease: int) -> None:
-        """A name that holds tasks takes them over."""
+        """A registration takes over the tasks that its name holds."""
         self.register(name, lease)
 
     @step(1, numbers=numbers)
@@ -31,7 +31,7 @@ class Owning(Driver):
             self.heartbeat_of(self.owners[name])
 
     def heartbeat_of(self, owner: Owner) -> None:
-        """LeaseLost once it is gone."""
+        """Raises LeaseLost if the lease is gone."""
 
         def beat() -> None:
             self.queue.heartbeat(owner)  # its time is of no model's clock
@@ -46,7 +46,7 @@ class Owning(Driver):
 
     @step(3, name=names, at_once=st.booleans())
     def let_lapse(self, name: str, at_once: bool) -> None:
-        """An owner vanishes."""
+        """Lets a lease lapse without a heartbeat."""
         known = self.model.owners.get(name)
         if known is None or known.gone or not self.model.held_by(name):
             return
@@ -70,7 +70,7 @@ class Owning(Driver):
 
     @step(2, within=st.none() | st.integers(0, 3))
     def look_at_owners(self, within: int | None) -> None:
-        """The owners that are at work, and what each of them holds, in order."""
+        """Compares the owners with a running lease, and the tasks of each, in order."""
         self.model.tick()
         at = None if within is None else within * HOUR
         assert [owner.name for owner in self.queue.owners(at)] == self.model.running(within)

@@ -1,4 +1,4 @@
-"""The rules of reading."""
+"""The steps of readers."""
 
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ reference_or_none = st.sampled_from([None, None, "r"])
 
 
 class Reading(Operating):
-    """Readers."""
+    """Steps of readers."""
 
     @step(1,
         topic=st.none() | topics, some=some, recent=st.booleans(), state=state_or_none,
@@ -49,7 +49,7 @@ class Reading(Operating):
 
     @step(1, back=st.integers(0, 6), width=st.integers(-1, 6), preceding=st.booleans())
     def look_back(self, back: int, width: int, preceding: bool) -> None:
-        """What completed between two moments, and which task was the first from a moment on."""
+        """Compares the results between two moments, and the first task since a moment."""
         since = self.model.now.hours - back
         until = since + width
         assert self.queue.results(self.half_past(since), self.half_past(until)) == self.model.results(since, until)

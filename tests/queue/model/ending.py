@@ -1,4 +1,4 @@
-"""The model's side of leases and ends: sections 3 and 6 of the contract."""
+"""The model of leases and ends: sections 3 and 6 of the contract."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -8,10 +8,10 @@ from tests.queue.model.tasks import Holdings, ModelOwner, ModelTask, ModelTopic,
 
 
 class Ending(Holdings):
-    """How owners come and go, and what becomes of what they hold."""
+    """The verbs of owners, and the ends of their tasks."""
 
     def register(self, name: str, fence: int, lease: int) -> bool:
-        """Whether the name held tasks, which it takes over."""
+        """Registers a name. Returns whether the name held tasks, which it takes over."""
         assert all(fence > other.fence for other in self.owners.values())
         now = self.tick()
         self.owners[name] = ModelOwner(fence, lease, now.plus(lease), now)
@@ -41,7 +41,7 @@ class Ending(Holdings):
         )
 
     def purge_owners(self, older_than: int) -> int:
-        """Removes the owners that are not at work and that no task names."""
+        """Removes the owners without a running lease that no task names."""
         reported = {task.owner for task in self.tasks.values()}
         idle = [
             name
@@ -79,7 +79,7 @@ class Ending(Holdings):
             self._end_all(self.topics[topic], of_topic, now)
 
     def _end_all(self, topic: ModelTopic, decisions: Mapping[ModelTask, Decision], now: Moment) -> None:
-        """All of a call for one topic: what they say together of its retries."""
+        """Ends all tasks of one topic in a call, and judges their retries together."""
         retried = {task for task in decisions if task.attempt > 1}
         failed = {task for task, decision in decisions.items() if self._decide(topic, task, decision, now)}
         if not topic.policy.retry.probe:
@@ -93,7 +93,7 @@ class Ending(Holdings):
             topic.failing = False
 
     def _decide(self, topic: ModelTopic, task: ModelTask, decision: Decision, now: Moment) -> bool:
-        """Carries it out, and tells whether it is a failure that counts."""
+        """Applies a decision. Returns whether it is a failure that counts."""
         ttl = task.ttl
         if ttl is None and topic.policy.ttl is not None:
             ttl = hours(topic.policy.ttl)
@@ -119,7 +119,7 @@ class Ending(Holdings):
         task.attempt -= not counted
 
     def _give_back(self, task: ModelTask) -> None:
-        """In its old place."""
+        """Makes a task READY in its old place."""
         self._put_back(task, task.place, counted=False)
 
     def _crash(self, task: ModelTask) -> None:

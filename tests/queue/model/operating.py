@@ -1,4 +1,4 @@
-"""The model's side of what operators do: revive, reassign, junctions, purge, locks."""
+"""The model of operators' verbs: revive, reassign, junction, purge, lock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ SPARED = (State.ACTIVE, State.READY, State.EXPIRED)
 
 @dataclass
 class ModelLock:
-    """A lease by name."""
+    """A lock: a lease by name."""
 
     held_by: str | None
     at_least: Moment
@@ -20,12 +20,12 @@ class ModelLock:
 
 
 class Operating(Pushing):
-    """What is done to tasks, topics and locks by hand."""
+    """The verbs of operators."""
 
     locks: dict[str, ModelLock]
 
     def revive(self, topic: str, old: list[ModelTask], revival: Revival, given: Sequence[int]) -> dict[int, int]:
-        """`given`: the sequences of the copies."""
+        """Revives tasks. `given`: the sequences of the copies."""
         self.tick()
         if revival is Revival.RESET:
             for task in old:
@@ -38,7 +38,7 @@ class Operating(Pushing):
         return dict(zip((task.sequence for task in old), given, strict=True))
 
     def _recreate(self, topic: str, old: ModelTask, insertion: Insertion, sequence: int) -> None:
-        """A push of its own."""
+        """Pushes a copy of one task."""
         if insertion is not Insertion.APPEND:
             self.displace(topic, {old.identifier}, insertion)
         now = self.now

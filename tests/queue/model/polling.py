@@ -1,4 +1,4 @@
-"""The model's side of poll: section 5 of the contract."""
+"""The model of poll: section 5 of the contract."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,17 +14,17 @@ BLOCKING = {
 
 
 class Polling(Holdings):
-    """How tasks go out."""
+    """The verbs that hand out tasks."""
 
     def poll(self, topic: str, owner: Owner, size: int, order: Order, condition: Condition) -> list[ModelTask]:
-        """READY and due -> ACTIVE."""
+        """Makes due READY tasks ACTIVE."""
         self.topic(topic)
         self._running(owner)
         self.tick()
         return self._take(self.due(topic, order, condition)[: max(size, 0)], owner)
 
     def poll_batch(self, topic: str, owner: Owner, identifiers: int, size: int) -> list[ModelTask]:
-        """Whole groups, or the first tasks of them."""
+        """Hands out whole groups, or the first tasks of each."""
         self.topic(topic)
         self._running(owner)
         self.tick()
@@ -32,13 +32,13 @@ class Polling(Holdings):
         return self._take([task for group in groups for task in (group if size == -1 else group[:size])], owner)
 
     def ready(self, topic: str, limit: int, condition: Condition) -> int:
-        """How many could be polled now."""
+        """The number of tasks that a poll would return."""
         self.topic(topic)
         self.tick()
         return min(len(self.due(topic, Order.FIRST_IN_FIRST_OUT, condition)), max(limit, 0))
 
     def due(self, topic: str, order: Order, condition: Condition) -> list[ModelTask]:
-        """What could be handed out now, in polled order."""
+        """The tasks that a poll could return now, in polled order."""
         if self.topics[topic].paused:
             return []
         found = self._in_order([task for task in self.of_topic(topic, State.READY) if self._is_due(task)], order)
@@ -49,7 +49,7 @@ class Polling(Holdings):
         return list(self._one_retry(topic, found))
 
     def groups(self, topic: str) -> dict[str, list[ModelTask]]:
-        """The groups that could be handed out now, in the order of their first tasks."""
+        """The groups that a poll could return now, in the order of their first tasks."""
         if self.topics[topic].paused:
             return {}
         groups: dict[str, list[ModelTask]] = {}
@@ -62,7 +62,7 @@ class Polling(Holdings):
         return {name: group for name, group in groups.items() if name not in kept_back}
 
     def _other_retries(self, topic: str, names: list[str], ready: list[ModelTask]) -> list[str]:
-        """While retries fail, a group with any is a try as a whole: these are the others."""
+        """While retries fail, a group with retries is one probe: these are the retries of other groups."""
         due = [task for task in ready if task.attempt and task.identifier in names]
         allowed = self._retries_allowed(topic)
         if allowed is None:
@@ -71,7 +71,7 @@ class Polling(Holdings):
         return [task.identifier for task in due if task.identifier not in first]
 
     def _turn(self, topic: str, identifier: str, due: list[ModelTask]) -> ModelTask:
-        """The task that the turn of an identifier belongs to."""
+        """The task that has the turn of an identifier."""
         own = [task for task in self.of_topic(topic, State.ACTIVE, State.READY) if task.identifier == identifier]
         active = [task for task in own if task.state is State.ACTIVE]
         attempted = [task for task in own if task.attempt]
@@ -86,12 +86,12 @@ class Polling(Holdings):
         return task.due <= self.now and all(self._succeeded(*each) for each in task.depends_on)
 
     def _succeeded(self, number: int, identifier: str) -> bool:
-        """Whether the latest task has; if none is left, no task can wait for it."""
+        """Whether the latest task has succeeded, or no task is left."""
         latest = self.latest_of(number, identifier)
         return latest is None or latest.state is State.SUCCEEDED
 
     def _one_retry(self, topic: str, found: list[ModelTask]) -> Iterable[ModelTask]:
-        """While retries fail, the one whose last failure is the longest ago."""
+        """While retries fail, the retry whose last failure is the earliest."""
         allowed = self._retries_allowed(topic)
         if allowed is None:
             return found
@@ -99,7 +99,7 @@ class Polling(Holdings):
         return [task for task in found if not task.attempt or task in first]
 
     def _retries_allowed(self, topic: str) -> int | None:
-        """None: all. While they fail one, once the last one is back, and a retry became due or the base is over."""
+        """The number of retries that may be handed out; None for all. At most one while retries fail."""
         known = self.topics[topic]
         if not known.policy.retry.probe or not known.failing:
             return None
@@ -135,5 +135,5 @@ class Polling(Holdings):
 
 
 def _turn_of_retry(task: ModelTask) -> tuple[Moment, int, int]:
-    """The one that failed last comes last; of those that failed in one call the first by priority, then sequence."""
+    """Sort key of retries: the latest failure comes last; within one call by priority, then sequence."""
     return (task.failed or Moment(-1_000, 0), -task.priority, task.sequence)

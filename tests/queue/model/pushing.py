@@ -1,4 +1,4 @@
-"""The model's side of push: section 4 of the contract."""
+"""The model of push: section 4 of the contract."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tests.queue.model.tasks import ENDED, HOUR, Holdings, ModelTask, ModelTopic
 
 @dataclass(frozen=True)
 class Draft:
-    """A task to push, in the model's hours."""
+    """A task to push, with its times in hours of the model."""
 
     identifier: str
     priority: int = 0
@@ -23,7 +23,7 @@ class Draft:
     reference: str | None = None
 
     def new_task(self, clock: datetime) -> NewTask:
-        """The same for the queue, whose clock says that it is so late."""
+        """The same task for the queue, with times of the server's clock."""
         return NewTask(
             self.identifier,
             self.payload,
@@ -38,10 +38,10 @@ class Draft:
 
 
 class Pushing(Holdings):
-    """How topics are made and tasks come in."""
+    """The verbs of producers."""
 
     def create_topic(self, name: str, policy: TopicPolicy) -> bool:
-        """An existing topic is left as it is."""
+        """Creates a topic, and keeps an existing one."""
         if name in self.topics:
             return False
         self.made += 1
@@ -51,7 +51,7 @@ class Pushing(Holdings):
     def push(
         self, topic: str, drafts: Sequence[Draft], insertion: Insertion, clock: Moment, given: Sequence[int]
     ) -> list[int]:
-        """`clock`: the moment that `at` is reckoned from; `given`: the sequences of those that were stored."""
+        """Pushes tasks. `clock`: the moment that `at` counts from; `given`: the sequences of the stored tasks."""
         if not drafts:
             return []
         self.topic(topic)
@@ -71,7 +71,7 @@ class Pushing(Holdings):
         return list(given)
 
     def displace(self, topic: str, identifiers: set[str], insertion: Insertion) -> None:
-        """What the table says of older tasks."""
+        """Changes older tasks as the table of the contract says."""
         for task in self.of_topic(topic):
             if task.identifier not in identifiers or task.state is State.ACTIVE:
                 continue
@@ -83,7 +83,7 @@ class Pushing(Holdings):
     def offer(
         self, topic: str, drafts: Sequence[Draft], if_exists: str, clock: Moment, given: Sequence[int]
     ) -> list[tuple[Outcome, int]]:
-        """The first offer of each identifier, then the second: waiting tasks are replaced, then new ones made."""
+        """Applies first the first offer of each identifier, then the second: updates waiting tasks, creates others."""
         self.topic(topic)
         reported: dict[int, tuple[Outcome, int]] = {}
         left, sequences = list(enumerate(drafts)), iter(given)
@@ -102,7 +102,7 @@ class Pushing(Holdings):
         return [reported[place] for place in range(len(drafts))]
 
     def drop(self, topic: str, identifier: str) -> bool:
-        """What waits under an identifier goes."""
+        """Removes the waiting tasks of an identifier."""
         self.topic(topic)
         waiting = self._waiting(topic, identifier)
         for task in waiting:
@@ -113,7 +113,7 @@ class Pushing(Holdings):
         return [task for task in self.of_topic(topic, State.READY) if task.identifier == identifier]
 
     def _replace(self, task: ModelTask, draft: Draft, now: Moment, clock: Moment) -> bool:
-        """Whether anything changed. Without a schedule a task that is due keeps its place."""
+        """Updates a waiting task. Returns whether anything changed. Without a schedule a due task keeps its place."""
         place = min(task.due, now) if draft.at is None else clock.plus(draft.at)
         if draft.delay is not None:
             place = now.plus(draft.delay)
@@ -125,7 +125,7 @@ class Pushing(Holdings):
         return after != before
 
     def _check(self, topic: str, drafts: Sequence[Draft], insertion: Insertion, stored: list[Draft]) -> None:
-        """What a task depends on is there before it: it was, and stays, or it comes earlier in this push."""
+        """Checks that each dependency exists before the push, or comes earlier in it."""
         gone = {draft.identifier for draft in drafts} if insertion is Insertion.DELETE else set()
         known = {
             (task.topic, task.identifier)

@@ -1,4 +1,4 @@
-"""The model's side of reading: counts, results, pages, and statuses."""
+"""The model of reading: counts, results, pages and statuses."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from tests.queue.model.tasks import COMPLETED, Holdings, ModelTask, in_range
 
 
 class Reading(Holdings):
-    """What can be seen."""
+    """The verbs that read."""
 
     def count(
         self, topic: str | None, recent: bool, state: State | None, identifier: str | None, reference: str | None,
         from_: int, to: int | None,
     ) -> dict[str, dict[State, Count]]:  # fmt: skip
-        """Filters first, then the newest of each identifier, then the state."""
+        """Filters, then takes the newest of each identifier, then counts by state."""
         counted: dict[str, dict[State, Count]] = {}
         for name in [topic] if topic in self.topics else [] if topic is not None else self.topics:
             assert name is not None
@@ -28,7 +28,7 @@ class Reading(Holdings):
         return counted
 
     def results(self, since: int, until: int) -> dict[str, dict[Result, int]]:
-        """Both in hours, from their half on."""
+        """Counts results between the middles of two hours."""
         return {
             name: dict(
                 Counter(
@@ -41,7 +41,7 @@ class Reading(Holdings):
         }
 
     def latest(self, topic: str, identifiers: Sequence[str]) -> dict[str, int]:
-        """The newest of each."""
+        """The newest task of each identifier."""
         self.topic(topic)
         return {task.identifier: task.sequence for task in self.of_topic(topic) if task.identifier in identifiers}
 
@@ -49,7 +49,7 @@ class Reading(Holdings):
         self, topic: str, after: int | None, before: int | None, size: int, state: State | None,
         identifier: str | None, reference: str | None,
     ) -> list[int]:  # fmt: skip
-        """Beyond a sequence, away from it."""
+        """The tasks after or before a sequence."""
         self.topic(topic)
         found = [
             task.sequence
@@ -61,13 +61,13 @@ class Reading(Holdings):
         return [sequence for sequence in found if after is None or sequence > after][:size]
 
     def resolve(self, hour: int, preceding: bool) -> int | None:
-        """From half past an hour on, or until then."""
+        """The first sequence after the middle of an hour, or the last before it."""
         if preceding:
             return max((task.sequence for task in self.tasks.values() if task.created.hours <= hour), default=None)
         return min((task.sequence for task in self.tasks.values() if task.created.hours > hour), default=None)
 
     def status(self, task: ModelTask) -> str:
-        """What a person wants to know of it."""
+        """The status of a task, as the contract derives it."""
         topic = self.topics[task.topic]
         if task.state is State.FAILED and task.attempt >= topic.policy.retry.max_attempts:
             return "exhausted"

@@ -1,4 +1,4 @@
-"""What the model is made of: a clock of its own, tasks, topics, owners, and their identities."""
+"""The data of the model: a clock, tasks, topics, owners, and their identities."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +22,7 @@ COMPLETED |= {State.FILTERED: Result.FILTER, State.SUCCEEDED: Result.SUCCESS}
 
 
 class Moment(NamedTuple):
-    """A time of day: hours that were passed, and the step that was taken then; so moments order as the server's do."""
+    """A moment: the passed hours and the number of the step. Moments order as those of the server do."""
 
     hours: int
     step: int
@@ -33,14 +33,14 @@ class Moment(NamedTuple):
 
 
 def hours(duration: timedelta) -> int:
-    """A duration of whole hours, as all are here."""
+    """A duration in whole hours."""
     assert duration % HOUR == timedelta(0)
     return duration // HOUR
 
 
 @dataclass(eq=False)
 class ModelTask:
-    """What the contract says a task is."""
+    """A task, as the contract defines it."""
 
     sequence: int
     topic: str
@@ -65,19 +65,19 @@ class ModelTask:
     failed: Moment | None = None  # its last failure that counted
 
     def reset(self) -> None:
-        """As if it had just been pushed, in its old place."""
+        """Makes the task as it was pushed, in its old place."""
         self.state, self.due = State.READY, self.place
         self.attempt, self.crashes, self.redelivered = 0, 0, False
         self.output = self.error = self.owner = self.completed = self.failed = None
 
     def supersede(self, state: State) -> None:
-        """RECREATED or REDUNDANT: it had another state before."""
+        """Makes the task RECREATED or REDUNDANT, and stores its earlier state as descent."""
         self.descent, self.state = self.state, state
 
 
 @dataclass
 class ModelTopic:
-    """A policy, and what the topic's last tries say of it."""
+    """A topic: its policy and the state of its probe."""
 
     number: int  # of topics made so far: one of the same name is another one
     policy: TopicPolicy
@@ -100,7 +100,7 @@ class ModelOwner:
 
 @dataclass
 class Holdings:
-    """The whole queue in memory, and how to find one's way in it."""
+    """The whole queue in memory, with look-ups."""
 
     tasks: dict[int, ModelTask] = field(default_factory=dict)
     topics: dict[str, ModelTopic] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Holdings:
     made: int = 0  # topics so far
 
     def tick(self) -> Moment:
-        """The next step: a little later than the one before."""
+        """Starts the next step, at a later moment."""
         self.now = Moment(self.now.hours, self.now.step + 1)
         return self.now
 
@@ -119,32 +119,32 @@ class Holdings:
         return self.topics[name]
 
     def of_topic(self, name: str, *states: State) -> list[ModelTask]:
-        """The tasks of a topic in order of sequence, those of some states."""
+        """The tasks of a topic in order of sequence, optionally of some states only."""
         found = [task for task in self.tasks.values() if task.topic == name and (not states or task.state in states)]
         return sorted(found, key=lambda task: task.sequence)
 
     def latest_of(self, number: int, identifier: str) -> ModelTask | None:
-        """The newest task of an identifier, in the topic of that number."""
+        """The newest task of an identifier in a topic."""
         name = next((name for name, topic in self.topics.items() if topic.number == number), None)
         found = [] if name is None else [task for task in self.of_topic(name) if task.identifier == identifier]
         return found[-1] if found else None
 
     def leaseholder(self, owner: Owner) -> ModelOwner:
-        """The owner, whose lease may have lapsed, but is not gone."""
+        """The owner, if its lease is not gone; the lease may have lapsed."""
         known = self.owners.get(owner.name)
         if known is None or known.gone or known.fence != owner.fence:
             raise LeaseLost(owner.name)
         return known
 
     def held_by(self, name: str) -> list[ModelTask]:
-        """What a name holds, in polled order."""
+        """The tasks that a name holds, in polled order."""
         held = [task for task in self.tasks.values() if task.state is State.ACTIVE and task.owner == name]
         return sorted(held, key=lambda task: (-task.priority, task.due, task.sequence))
 
     def chosen(
         self, topic: str, state: State | None, sequences: list[int] | None, from_: int, to: int | None
     ) -> list[ModelTask]:
-        """Ended tasks of a topic, by sequence or by state and range, in order; InvalidState for what has not ended."""
+        """Ended tasks of a topic by sequences, or by state and range, in order. Raises InvalidState for others."""
         self.topic(topic)
         if (state is None) == (sequences is None) or (sequences is not None and (from_, to) != (0, None)):
             raise InvalidState
@@ -159,5 +159,5 @@ class Holdings:
 
 
 def in_range(task: ModelTask, from_: int, to: int | None) -> bool:
-    """Both ends are included."""
+    """Whether a sequence lies in a range that includes both ends."""
     return from_ <= task.sequence and (to is None or task.sequence <= to)

@@ -1,4 +1,4 @@
-"""The queue as the contract tells it, in memory: what test_model holds the real one against."""
+"""The contract's queue in memory: test_model compares the real queue with it."""
 
 from dataclasses import dataclass, field
 
@@ -10,10 +10,10 @@ from tests.queue.model.reading import Reading
 
 @dataclass
 class Model(Operating, Polling, Ending, Reading):
-    """All verbs, each as its section of the contract has it."""
+    """All verbs of the model."""
 
     locks: dict[str, ModelLock] = field(default_factory=dict)
 
     def pass_time(self, hours: int) -> None:
-        """The clock goes on."""
+        """Moves the clock forward."""
         self.now = self.now.plus(hours)
