@@ -15,9 +15,9 @@ from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
-from airflow_provider_taskq.spark.commit import DriverActions, commit_on_driver
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
+from airflow_provider_taskq.spark.driver_commit import DriverActions, commit_on_driver
 from airflow_provider_taskq.spark.follow_ups import FollowUpWriter, follow_up
 from airflow_provider_taskq.spark.staging import StagedAttempt, successful_attempts
 from airflow_provider_taskq.spark.transforms import (

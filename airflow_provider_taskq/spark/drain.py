@@ -44,7 +44,7 @@ MAX_EMPTY_CLAIMS = 50  # in all, after which such tasks are left
 
 
 class StopReason(StrEnum):
-    """Why a drain began no further round."""
+    """The reason why a drain started no further round."""
 
     EMPTY = "EMPTY"  # no task was ready
     ROUNDS = "ROUNDS"  # the limit of rounds was reached
@@ -117,7 +117,7 @@ class DrainLimits:
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """What a drain did.
+    """The result of a drain.
 
     `done` counts the decided tasks, `completed` the same by result, `undecided` the tasks released without a
     decision, and `pushed` the follow-ups. `failed` counts the tasks that are FAILED now: with those that a killed drain

@@ -51,7 +51,7 @@ class DrainLease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stops. A heartbeat that is stuck is left behind."""
+        """Stops, without waiting for a heartbeat that is stuck."""
         self._stopped.set()
         self._changed.set()
         self._keeper.stop()

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_taskq.queue import Condition, Result, Task, TaskQueueError
-from airflow_provider_taskq.spark.commit import DriverActions
 from airflow_provider_taskq.spark.composite import CompositeTransform, by_composite
+from airflow_provider_taskq.spark.driver_commit import DriverActions
 from airflow_provider_taskq.worker.composite import Composite
 
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result

@@ -30,9 +30,9 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.spark.application import _load_transform, _parser
-from airflow_provider_taskq.spark.commit import DriverActions, commit_on_driver
 from airflow_provider_taskq.spark.composite import CompositeTransform
 from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.driver_commit import DriverActions, commit_on_driver
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.staging import StagedAttempt
 from airflow_provider_taskq.spark.writers import CompleteWriter, open_stage

@@ -177,7 +177,7 @@ class DriverCommit:
             try:
                 call()
             except Exception:
-                logger.exception("after_commit failed: function=%s; the decisions are committed", call)
+                logger.exception("after_commit failed, the decisions are committed: function=%s", call)
         with suppress(psycopg.Error, TaskQueueError):  # consumers poll anyway
             if self._topics:
                 with writer.connection_info.connect(autocommit=True) as conn:
