@@ -284,15 +284,12 @@ class PollLoop(BasePollLoop):
     def _dispatch(self, batch: InFlightBatch) -> None:
         if len(batch.batch.tasks) >= self._runtime.config.size:
             self._runtime.idle_wait.wake()
-        batch.thread = self
-        outcome = self._runtime.run_handler(batch)
-        if not batch.claim():
-            return  # abandoned meanwhile
+        outcome = self._runtime.run_handler(batch, self)
+        if outcome is None:
+            return
         if isinstance(outcome, BaseException):
             self._committer.fail(batch, outcome)
-            return
-        self._runtime.listeners.on_callback(batch.trace, outcome)
-        if self._runtime.completes_with_poll and not batch.batch.has_side_effects:
+        elif self._runtime.completes_with_poll and not batch.batch.has_side_effects:
             self._handled = (batch, outcome)
         else:
             self._committer.complete(batch, outcome)

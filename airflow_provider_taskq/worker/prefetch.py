@@ -111,20 +111,14 @@ class HandleLoop:
             if self._inherited is not None:
                 self._commit(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
             while not self._replaced and (batch := self._buffer.take()) is not None:
-                if batch.abandoned_for is None:  # else it was abandoned in the buffer
-                    self._handle(batch)
+                if batch.abandoned_for is not None:
+                    continue  # abandoned in the buffer
+                outcome = self._runtime.run_handler(batch, self)
+                if outcome is not None:
+                    self._commit(batch, outcome)
         finally:
             self._session.close()
             self._runtime.threads.remove(self)
-
-    def _handle(self, batch: InFlightBatch) -> None:
-        batch.thread = self
-        outcome = self._runtime.run_handler(batch)
-        if not batch.claim():
-            return  # abandoned meanwhile
-        if not isinstance(outcome, BaseException):
-            self._runtime.listeners.on_callback(batch.trace, outcome)
-        self._commit(batch, outcome)
 
     def _commit(self, batch: InFlightBatch, outcome: Mapping[Task, Decision] | BaseException) -> None:
         try:

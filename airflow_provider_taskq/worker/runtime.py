@@ -15,7 +15,7 @@ from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 from airflow_provider_taskq.worker.filters import failures_of_unreadable, readable
 from airflow_provider_taskq.worker.handlers import TaskResultException, WorkHandler, decision_on, handle_batch
-from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseExpirer, LeaseKeeper
+from airflow_provider_taskq.worker.lease import BatchThread, InFlightBatch, Lease, LeaseExpirer, LeaseKeeper
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notifications import NotificationListener
@@ -228,11 +228,21 @@ class WorkerRuntime:
         lease.add(batch)
         return batch
 
-    def run_handler(self, in_flight: InFlightBatch) -> dict[Task, Decision] | BaseException:
-        """Calls the handler. Returns its decisions, or the error that fails the whole batch.
+    def run_handler(self, batch: InFlightBatch, thread: BatchThread) -> dict[Task, Decision] | BaseException | None:
+        """Calls the handler in this thread. Returns its decisions, or the error that fails the whole batch.
 
-        A task whose payload cannot be decoded is a FAILURE; the handler gets the other tasks.
+        Returns None if the batch was abandoned meanwhile.
         """
+        batch.thread = thread
+        outcome = self._decide(batch)
+        if not batch.claim():
+            return None
+        if not isinstance(outcome, BaseException):
+            self.listeners.on_callback(batch.trace, outcome)
+        return outcome
+
+    def _decide(self, in_flight: InFlightBatch) -> dict[Task, Decision] | BaseException:
+        """Calls the handler. Fails the tasks whose payload cannot be decoded; the handler gets the others."""
         batch = in_flight.batch
         self.listeners.on_dispatched(in_flight.trace)
         self.watchdog.add(in_flight)
