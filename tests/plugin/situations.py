@@ -24,7 +24,7 @@ from tests.queue.conftest import TABLES
 
 HOSTILE_TEXT = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&\u202e'
 HOSTILE = f"a/b?c=d&e#f%2F {HOSTILE_TEXT}"
-SECRET = "payload-that-stays-hidden"
+SECRET = "payload-that-stays-hidden-always"
 HOLDER = "shop/manual__1/claim/-1"  # the owner's name of a task instance of dags/shop.py
 TRACE = (
     'Traceback (most recent call last):\n  File "pay.py", line 17, in pay\nTimeoutError: the bank\'s gateway timed out'
