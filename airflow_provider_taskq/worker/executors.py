@@ -38,8 +38,8 @@ def each(
     """A handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
 
     The function returns a Decision or a Result, or raises TaskResultException. None is SUCCESS. Any other exception is
-    FAILURE of that task only, or SUCCESS if it is one of `success_on`, such as `psycopg.errors.UniqueViolation` of a
-    write that an earlier attempt has done.
+    FAILURE of that task only, or SUCCESS if it is one of `success_on`. An example is `psycopg.errors.UniqueViolation`
+    of a write that an earlier attempt has done.
 
     The function may return a `concurrent.futures.Future` of its decision, which any thread may complete. The handler
     then calls the function for all tasks of the batch before it waits for the Futures.

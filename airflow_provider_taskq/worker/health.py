@@ -37,8 +37,8 @@ def check_health(
 ) -> HealthReport:
     """Checks errors, owners and consumers.
 
-    It reports a task with an error that was pushed `error_age` ago or earlier, an owner that holds tasks under a lease
-    that lapsed longer ago than `patience`, and a partition whose consumer was ended by an error.
+    It reports tasks with an error that were pushed `error_age` ago or earlier. It reports owners that hold tasks under
+    a lease that lapsed longer ago than `patience`, and partitions that an error has ended.
     """
     errors, stuck = queue.topic_errors(), queue.stuck_owners(patience)
     failed = [state for state in queue.partition_states() if state.failed is not None]

@@ -116,7 +116,7 @@ class Composite:
     def context(self, function: Context) -> Context:
         """Adds a function `(batch, decisions) -> decisions or None` that is called after the last step, as a decorator.
 
-        It may add decisions, one for each task, which are merged with those of the steps, and take part in the
+        It may return decisions, one for each task, which are merged with those of the steps. It may take part in the
         committing transaction through `batch.in_commit` and `batch.after_commit`. If it fails, all tasks are FAILED.
         """
         self._replace(self._definition.with_context(function))
