@@ -230,7 +230,7 @@ def test_purge_removes_what_has_ended(ask: Ask, run: Run, queue: TaskQueue, fail
 def test_purge_of_named_tasks_spares_what_is_held(ask: Ask, queue: TaskQueue, failed: list[int], owner: Owner) -> None:
     queue.push("work", ["d", "e"])
     [held] = queue.poll("work", owner)
-    words = ("purge", "work", failed[0], held.sequence, held.sequence + 1, 1)
+    words = ("purge", "work", failed[0], held.sequence, held.sequence + 1, 1_000_000)
     assert ask(*words, "--dry-run")["matching"] == 2
     assert ask(*words, "--yes")["removed"] == 2
     assert [task.sequence for task in everything(queue)] == [failed[1], failed[2], held.sequence]
