@@ -67,8 +67,8 @@ def recent_counts(queue: TaskQueue, span: timedelta, topic: str | None = None) -
 
 
 @click.command(
-    help="Count the tasks of TOPIC, or of each topic, by state, and those that ended in the last hour and day, with "
-    "the share of FAILED ones. The counts by state are exact and read all tasks. Recent counts with ~ are estimates."
+    help="Count the tasks of TOPIC, or of each topic, by state. Also count those that ended in the last hour and day, "
+    "with the share of FAILED ones. Counts by state are exact and read all tasks. Recent counts with ~ are estimates."
 )
 @optional_topic_argument
 @click.pass_obj

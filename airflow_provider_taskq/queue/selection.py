@@ -263,7 +263,7 @@ class AuditedQueue:
         """Takes back the tasks of leases that lapsed more than `grace` ago. Without such a task, no audit line."""
         count = self.queue.expire(grace)
         if count:
-            self.record("expire", None, f"leases that lapsed more than {grace} ago", count)
+            self.record("expire", None, f"leases that lapsed more than {grace.total_seconds():g} s ago", count)
         return count
 
     def record(self, action: str, topic: str | None, what: str, count: int) -> None:

@@ -292,8 +292,8 @@ def test_owners_are_listed_with_leases_and_held_tasks(client: Client) -> None:
 def test_locks_consumer_groups_ticks_and_health_are_listed(client: Client) -> None:
     (lock,) = get_view(client, "locks")["locks"]
     assert (lock["name"], lock["held_by"]) == ("nightly-maintenance", "host-3")
-    (reader,) = get_view(client, "consumer_groups")["consumer_groups"]
-    assert (reader["group"], reader["topic"], reader["behind"]["count"]) == ("warehouse", "orders", 52)
+    (group,) = get_view(client, "consumer_groups")["consumer_groups"]
+    assert (group["group"], group["topic"], group["behind"]["count"]) == ("warehouse", "orders", 52)
     for params in ({}, {"topic": "nightly"}):
         (tick,) = get_view(client, "ticks", **params)["ticks"]
         assert (tick["topic"], tick["prefix"], tick["waiting"]) == ("nightly", "reports/daily", 12)
