@@ -240,7 +240,7 @@ def mislead(proxy: TcpProxy, primary: tuple[str, int], standby: tuple[str, int])
     last = max((link.number for link in proxy.links()), default=0)
     proxy.cut()
     proxy.wait_for(after=last, seconds=PATIENCE)
-    threading.Event().wait(1)  # for the other connections, of which nothing tells how many come
+    threading.Event().wait(1)  # for the other connections, whose number is unknown
     proxy.repoint(*primary)
 
 

@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 
-# All but the ledger and the locks of lanes, which are made with the schema.
+# All tables but those whose rows are created with the schema: migrations and locks.
 TABLES = (
     "taskq_internal.live",
     "taskq_internal.ended",
@@ -89,7 +89,7 @@ def until(condition: Callable[[], object], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "what was awaited did not happen"
-        time.sleep(0.005)  # between two looks
+        time.sleep(0.005)  # between two checks
 
 
 def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:

@@ -20,12 +20,12 @@ from tests.queue.explained import explain
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 ON_FAILURE = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE
 UNTIL_SUCCESS = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
-LANES = 10_000
-FEW = 1100  # more than one step of a look reads
-MOST_SCANS = 15_000  # the first steps of a look take some two thousand lanes one by one, by three searches each
+BLOCKED = 10_000
+FEW = 1100  # more than one step of a poll reads
+MOST_SCANS = 15_000  # the first steps of a poll check about two thousand identifiers, by three searches each
 
 
-def close_lanes(queue: TaskQueue, kind: str, number: int) -> Owner:
+def block_identifiers(queue: TaskQueue, kind: str, number: int) -> Owner:
     """Blocks identifiers, each with a READY task behind a failed task, a held one, or a retry."""
     names = [f"customer-{place * 7919 % number:05}" for place in range(number)]
     owner = queue.register("closing", timedelta(hours=9))
@@ -63,7 +63,7 @@ LOOKS = {
 
 @pytest.fixture(params=[True, False], ids=["analyzed", "never analyzed"])
 def analyzed(request: pytest.FixtureRequest, own_queue: TaskQueue) -> Callable[[], None]:
-    """Whether the tables were analyzed."""
+    """Analyzes the tables in one of the two variants of a test."""
 
     def analyze() -> None:
         if request.param:
@@ -76,7 +76,7 @@ def analyzed(request: pytest.FixtureRequest, own_queue: TaskQueue) -> Callable[[
 def test_a_poll_does_not_search_an_index_for_each_of_many_blocked_identifiers(
     own_queue: TaskQueue, kind: str, analyzed: Callable[[], None]
 ) -> None:
-    close_lanes(own_queue, kind, LANES)
+    block_identifiers(own_queue, kind, BLOCKED)
     analyzed()
     owner = own_queue.register("looking")
     for verb in LOOKS[kind]:
@@ -86,7 +86,7 @@ def test_a_poll_does_not_search_an_index_for_each_of_many_blocked_identifiers(
 
 
 def test_a_poll_finds_the_few_free_identifiers_among_many_blocked_ones(queue: TaskQueue, owner: Owner) -> None:
-    close_lanes(queue, "failed", 3000)
+    block_identifiers(queue, "failed", 3000)
     free = queue.push("work", ["a", "customer-01500-free", "z", "z", "customer-02500-free", "a"])
     assert queue.ready("work", 10, ON_FAILURE) == 4
     assert queue.ready("work", 3, ON_FAILURE) == 3

@@ -129,7 +129,7 @@ def beyond(queue: TaskQueue) -> list[str]:
             column=sql.Identifier(column),
             least=sql.Literal("0001-01-01 00:00Z" if "timestamp" in kind else "-3650 days"),
             most=sql.Literal("9999-12-31 00:00Z" if "timestamp" in kind else "3650 days"),
-            # While a task waits for dependencies, this column says when to look at them.
+            # While a task waits for dependencies, this column has the time of the next check.
             rest=sql.SQL(" AND waits <> 1" if (table, column) == ("taskq_internal.live", "available_at") else ""),
         )
         for table, column, kind in queue.conn.execute(COLUMNS).fetchall()

@@ -230,7 +230,7 @@ def test_a_push_and_an_end_that_miss_each_other_are_found_by_the_next_check(
 
 def test_a_poll_checks_at_most_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("a", delay=timedelta(hours=1)), *[dependent("a") for _ in range(250)]])
-    pass_time(queue, timedelta(minutes=20))  # so that the next look at each is a minute away
+    pass_time(queue, timedelta(minutes=20))  # so that the next check of each is a minute away
     queue.conn.execute("UPDATE taskq_internal.live SET available_at = clock_timestamp() WHERE waits = 1")
     looked = []
     for _ in range(4):

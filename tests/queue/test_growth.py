@@ -28,7 +28,7 @@ from tests.queue.test_plans import database
 Call = Callable[["Grown"], object]
 HOUR = timedelta(hours=1)
 SIZE = 10  # tasks that a call is about
-SMALL, LARGE = 400, 3200  # tasks of each kind beside them
+SMALL, LARGE = 400, 3200  # tasks of each kind besides the measured ones
 ENDS = {"failed": Result.FAILURE, "suspended": Result.SUSPENSION, "done": Result.SUCCESS}
 
 
@@ -54,7 +54,7 @@ class Grown:
                 assert {task.sequence for task in held} <= set(sequences)
             if kind in ENDS:
                 self.filler.complete(self.other, dict.fromkeys(held, ENDS[kind]))
-        # A poll looks at up to a hundred tasks that have waited for a second: none of these shall be due for that.
+        # A poll checks up to a hundred tasks that have waited for a second: none of these must be due for that.
         self.filler.conn.execute(
             "UPDATE taskq_internal.live SET available_at = now() + interval '1 hour' WHERE waits = 1"
         )
@@ -104,7 +104,7 @@ CALLS: dict[str, Call] = {
     "poll": poll(Condition.NONE),
     "poll of groups": lambda grown: grown.queue.poll_batch("work", grown.owner, SIZE),
     "claim": lambda grown: grown.queue.claim("work", grown.owner, SIZE),
-    "claim of lanes": lambda grown: grown.queue.conn.execute(
+    "claim of identifiers": lambda grown: grown.queue.conn.execute(
         "SELECT taskq.claim_batch('work', %s, %s, %s, 'SINGULAR_BY_IDENTIFIER')",
         (grown.owner.name, grown.owner.fence, SIZE),
     ),

@@ -405,10 +405,10 @@ def expected_defect(text: str) -> str | None:
     """The limit that a text breaks, according to Python's decoder, which sees every repeated key."""
     numbers: list[Decimal] = []
 
-    def noted(number: str) -> None:
+    def recorded(number: str) -> None:
         numbers.append(abs(Decimal(number)))
 
-    value = json.loads(text, parse_float=noted, parse_int=noted, object_pairs_hook=tuple)
+    value = json.loads(text, parse_float=recorded, parse_int=recorded, object_pairs_hook=tuple)
     if depth_of(value) > 100:
         return TOO_DEEP
     return TOO_GREAT if max(numbers, default=0) >= Decimal("1.7976931348623158e308") else None

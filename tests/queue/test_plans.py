@@ -45,7 +45,7 @@ def poll(condition: Condition, order: Order = Order.FIRST_IN_FIRST_OUT) -> Call:
     return lambda queue, owner, _held: queue.poll("work", owner, SIZE, order, condition)
 
 
-# A poll under a condition looks at a thousand due tasks or so where most of them are not their identifiers' turns.
+# A poll under a condition reads about a thousand due tasks if most of them do not have their identifiers' turns.
 TURNS = {"live_ready", "live_turn", "identifier_lock_pkey", "live_pkey", "task_pkey"}
 GUARDS: dict[str, Guard] = {
     "push": Guard(lambda queue, _owner, _held: queue.push("work", ["x", NewTask("y", priority=5)]), set()),

@@ -217,9 +217,7 @@ def test_identifiers_that_another_poll_examines_are_unclaimed_until_it_claims_th
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     queue.push("work", ["a", "a"])
-    session.conn.execute(
-        "SELECT FROM taskq_internal.identifier_lock FOR UPDATE"
-    )  # as a poll does before it takes anything
+    session.conn.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does before it claims
     assert queue.ready("work", 5, SINGULAR) == 0
     assert queue.has_unclaimed("work", SINGULAR)
     session.conn.rollback()

@@ -101,7 +101,7 @@ def test_under_stress_nothing_is_lost_doubled_or_out_of_order(stressed: TaskQueu
     assert _one(stressed, "SELECT count(DISTINCT sequence) FROM ledger") == pushed
     assert _one(stressed, "SELECT count(*) FROM ledger WHERE NOT revived") == pushed
 
-    # In the order of their pushes, for each producer and identifier; what was reset aside.
+    # In the order of their pushes, for each producer and identifier, except for tasks that were reset.
     assert _one(stressed, OVERTAKEN) == 0
 
     # Never two of an identifier at once; under NONE there are, or this watcher is blind.

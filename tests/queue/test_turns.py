@@ -166,7 +166,9 @@ def test_the_second_check_claims_at_once_if_nothing_was_committed_since_the_firs
     one = opened()
     first = one.register("one")
     one.conn.commit()
-    one.conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ  # else the snapshot tells of other databases, too
+    one.conn.isolation_level = (
+        psycopg.IsolationLevel.REPEATABLE_READ
+    )  # otherwise the snapshot shows other databases too
     seen = _seen(one)
     row = one.conn.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row == (seen[2],)
@@ -231,7 +233,7 @@ def test_a_poll_leaves_out_a_group_if_another_transaction_holds_one_of_its_tasks
     queue.push("work", ["a", "a", "b"])
     one, two = opened(), opened()
     first, second = one.register("one"), two.register("two")
-    assert len(one.poll("work", first)) == 1, "under NONE, which takes no lane"
+    assert len(one.poll("work", first)) == 1, "under NONE, which locks no identifier"
     assert list(two.poll_batch("work", second, 5)) == ["b"]
 
 

@@ -65,7 +65,7 @@ def correlation(queue: TaskQueue) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy.correlation(max_backoff=10 * MINUTE, max_retries=5)))
 
 
-# When it was tried, the attempts noted by then, and when it is due again. TTL 10 s, a look every 6 s.
+# When it was tried, the attempts counted by then, and when it is due again. TTL 10 s, a poll every 6 s.
 CORRELATION = [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
 
 
@@ -81,7 +81,7 @@ def test_the_first_seeds_table_holds_for_batches_and_their_head_keeps_back_what_
     for second in range(6, 660, 6):
         schedule.go_to(second)
         if second == 18:
-            queue.push("work", [NewTask("key", "second", ttl=HOUR)])  # whose failures are not noted
+            queue.push("work", [NewTask("key", "second", ttl=HOUR)])  # whose failures are not recorded
         for group in queue.poll_batch("work", owner).values():
             seen.append((second, [task.payload for task in group]))
             queue.complete(owner, dict.fromkeys(group, Decision(Result.FAILURE, error=f"at {second}")))

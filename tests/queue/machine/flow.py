@@ -117,7 +117,7 @@ class Flow(Driver):
             )
         else:
             self.both(
-                lambda: [_told(task) for task in self.queue.poll(topic, owner, size, order, condition)],
+                lambda: [_fields(task) for task in self.queue.poll(topic, owner, size, order, condition)],
                 lambda: [_expected(task) for task in self.model.poll(topic, owner, size, order, condition)],
             )
 
@@ -129,7 +129,7 @@ class Flow(Driver):
 
         def real() -> list[object]:
             groups = self.queue.poll_batch(topic, owner, identifiers, size)
-            return [_told(task) for group in groups.values() for task in group]
+            return [_fields(task) for group in groups.values() for task in group]
 
         self.both(real, lambda: [_expected(task) for task in self.model.poll_batch(topic, owner, identifiers, size)])
 
@@ -177,7 +177,7 @@ class Flow(Driver):
         return self.register(name, 9)
 
 
-def _told(task: Task) -> object:
+def _fields(task: Task) -> object:
     return task.sequence, task.topic, task.identifier, task.payload, task.reference, task.attempt, task.redelivered
 
 
