@@ -187,8 +187,8 @@ CREATE FUNCTION taskq_internal.rights_of(p_kind text, p_may_delete boolean) RETU
 $$;
 
 -- The role that calls: the one that SET ROLE chose, else the one that logged in. Inside a SECURITY DEFINER function,
--- current_user is the owner of the function. So the owner of a function that calls a verb for other roles cannot be
--- told.
+-- current_user is the owner of the function. So it does not show the owner of a function that calls a verb for
+-- other roles.
 CREATE FUNCTION taskq_internal.acting_role() RETURNS name LANGUAGE sql STABLE AS $$
     SELECT coalesce(nullif(current_setting('role'), 'none'), session_user)::name
 $$;

@@ -228,7 +228,7 @@ CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint LANGUAG
 SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_found bigint[];
-    v_told  bigint[];
+    v_named bigint[];
     v_count bigint;
 BEGIN
     PERFORM taskq_internal.require_read_committed('owners are purged');
@@ -241,12 +241,12 @@ BEGIN
     IF cardinality(v_found) = 0 THEN
         RETURN 0;
     END IF;
-    v_told := ARRAY(SELECT DISTINCT l.holder FROM taskq_internal.live l JOIN unnest(v_found) AS u (owner_id)
+    v_named := ARRAY(SELECT DISTINCT l.holder FROM taskq_internal.live l JOIN unnest(v_found) AS u (owner_id)
                     ON u.owner_id = l.holder
                     UNION
                     SELECT DISTINCT e.holder FROM taskq_internal.ended e JOIN unnest(v_found) AS u (owner_id)
                         ON u.owner_id = e.holder);
-    DELETE FROM taskq_internal.owner WHERE owner_id = ANY (v_found) AND owner_id <> ALL (v_told);
+    DELETE FROM taskq_internal.owner WHERE owner_id = ANY (v_found) AND owner_id <> ALL (v_named);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
@@ -412,7 +412,7 @@ BEGIN
                          AND d.sequence = p_task.sequence)
                 THEN :WAITS_DEPENDENCIES
             ELSE :WAITS_NOTHING END;
-        -- when the next poll looks at its dependencies
+        -- when the next poll checks its dependencies
         UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'
         WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
     END IF;

@@ -137,22 +137,22 @@ CREATE FUNCTION taskq_internal.return_to_ready(
 SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
-    v_asked  bigint[];
+    v_tasks  bigint[];
     v_topics int[];
     v_back   bigint[];
 BEGIN
-    v_asked := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
+    v_tasks := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
                      WHERE d.result = :FAILURE OR d.result = :SUSPENSION AND d.delay IS NOT NULL);
-    v_topics := taskq_internal.held_topics(p_owner_id, v_asked);
+    v_topics := taskq_internal.held_topics(p_owner_id, v_tasks);
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
-               d.result = :FAILURE AND NOT f.young AS noted, p.probe, d.error, d.summary,
+               d.result = :FAILURE AND NOT f.young AS recorded, p.probe, d.error, d.summary,
                CASE WHEN d.result = :SUSPENSION THEN taskq_internal.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
                                timestamptz '9999-12-31 00:00Z') END AS due
-        FROM (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_asked)) l
-        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_asked)) t
+        FROM (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_tasks)) l
+        JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_tasks)) t
             USING (sequence)
         JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays)
             AS d (sequence, result, error, summary, delay) USING (sequence)
@@ -160,26 +160,26 @@ BEGIN
         CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
                                    taskq_internal.retry_delay(p, l.attempt) AS delay) f
         WHERE d.result = :SUSPENSION OR f.young OR f.delay IS NOT NULL
-    ), told AS (
+    ), events AS (
         INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder,
                 error, error_summary)
         SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, :HISTORY_FAILED, :ACTIVE, j.attempt,
             (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
                right(j.error, 2000), j.summary
         FROM judged j
-        WHERE j.noted AND taskq_internal.is_attempt_recorded(j.attempt)
+        WHERE j.recorded AND taskq_internal.is_attempt_recorded(j.attempt)
     ), back AS (
         UPDATE taskq_internal.live l SET
             holder = NULL,
             polled = NULL,
             available_at = j.due,
-            attempt = CASE WHEN j.noted THEN l.attempt ELSE l.attempt - 1 END,
-            waits = CASE WHEN j.noted AND j.probe THEN :WAITS_PROBE ELSE l.waits END,
-            failed_at = CASE WHEN j.noted THEN v_now ELSE l.failed_at END,
-            error = CASE WHEN j.noted THEN left(j.error, 10000) ELSE l.error END,
-            error_summary = CASE WHEN j.noted THEN j.summary ELSE l.error_summary END
+            attempt = CASE WHEN j.recorded THEN l.attempt ELSE l.attempt - 1 END,
+            waits = CASE WHEN j.recorded AND j.probe THEN :WAITS_PROBE ELSE l.waits END,
+            failed_at = CASE WHEN j.recorded THEN v_now ELSE l.failed_at END,
+            error = CASE WHEN j.recorded THEN left(j.error, 10000) ELSE l.error END,
+            error_summary = CASE WHEN j.recorded THEN j.summary ELSE l.error_summary END
         FROM judged j
-        WHERE l.holder = p_owner_id AND l.sequence = ANY (v_asked) AND l.sequence = j.sequence
+        WHERE l.holder = p_owner_id AND l.sequence = ANY (v_tasks) AND l.sequence = j.sequence
         RETURNING l.sequence)
     SELECT coalesce(array_agg(b.sequence), '{}') INTO v_back FROM back b;
     RETURN v_back;

@@ -184,7 +184,7 @@ RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int) 
     FROM pg_stat_activity a
     WHERE coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL AND a.pid <> pg_backend_pid()
       AND (a.datname IS NULL OR a.datname = current_database())
-      -- neither autovacuum's launcher nor its workers, though some roles are not told what it is
+      -- neither autovacuum's launcher nor its workers, though some roles cannot see the type of a session
       AND a.usesysid IS NOT NULL
       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
     UNION ALL

@@ -13,15 +13,15 @@
 -- that holds `push` and announces the topic; a push without a floor has floor 0. Why nothing below the horizon is
 -- ever skipped:
 --
---   1. The reader looks up M, the last number drawn, and then, in one look at pg_locks, the floors of open pushes. The
+--   1. The reader looks up M, the last number drawn, and then, in one read of pg_locks, the floors of open pushes. The
 --      horizon H is the least of them, at most M + 1. Then it reads on a new snapshot, up to but not including H.
 --   2. Let a task have a number s < H. s <= M, so its transaction had drawn s, and before that had announced its topic,
 --      a floor <= s and its push, before the reader looked at the locks.
---   3. Were the transaction open throughout that look, H would be at most its floor, and so at most s. So it had ended,
---      or ended during the look. Locks are released after the rows became visible: the reader's later snapshot sees the
+--   3. Were the transaction open throughout that read, H would be at most its floor, and so at most s. So it had ended,
+--      or ended during the read. Locks are released after the rows became visible: the reader's later snapshot sees the
 --      task, or no snapshot ever will.
 --
--- One look at pg_locks is not one moment: it reads the fast-path slots of each session first, where `push` usually
+-- One read of pg_locks is not one moment: it reads the fast-path slots of each session first, where `push` usually
 -- is, and then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another
 -- session asks for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is
 -- open throughout shows `push` in the slots, under the same virtual transaction as the rest, or in the table together
@@ -32,10 +32,10 @@
 -- for no other transaction, in this database or another. Its own uncommitted push counts like any other's: the log
 -- has committed tasks only.
 --
--- What other roles can do. Any role that can connect can take any advisory lock, so floor and topic count only beside
--- `push`, which no role can take without drawing numbers (see migration 0005). A role that takes the key of a floor
--- exclusively makes a push take a lower floor; the key of a topic, makes it count for all topics. Both are safe. Any
--- role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
+-- What other roles can do. Any role that can connect can take any advisory lock, so floor and topic count only with
+-- `push`, which no role can take without drawing numbers (see migrations/0002_tasks.sql). A role that takes the key
+-- of a floor exclusively makes a push take a lower floor; the key of a topic, makes it count for all topics. Both are
+-- safe. Any role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
 --
 -- Numbers are drawn one by one (CACHE 1), which all this rests on.
 
@@ -152,7 +152,7 @@ BEGIN
 END $$;
 
 -- The open transactions that push: the floor from which each holds logs back, and the topics that it announced;
--- everywhere if it could not announce one. One look at pg_locks. A prepared transaction has no pid.
+-- everywhere if it could not announce one. One read of pg_locks. A prepared transaction has no pid.
 CREATE FUNCTION taskq_internal.push_transactions()
 RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean) LANGUAGE sql STABLE
     AS $$
@@ -179,7 +179,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- The end of a topic's log: no task below it will appear later, for a statement that begins after this one. The
--- order of its two looks matters, see above.
+-- order of its two reads matters, see above.
 CREATE FUNCTION taskq_internal.log_horizon(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_next bigint := (SELECT s.last_value + s.is_called::int FROM taskq_internal.task_sequence s);

@@ -46,7 +46,7 @@ COMMENT ON FUNCTION taskq.ready IS
 'How many tasks could be polled now, counted up to p_limit, without the rows and, under a condition, the identifiers
 that open transactions hold. 0 for a paused topic. Takes no locks. Errors: TQ001; TQ000 for an unknown condition.';
 
--- An open poll under a condition holds all identifiers that it looks at, also those of which it claims nothing.
+-- An open poll under a condition holds all identifiers that it examines, also those of which it claims nothing.
 CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN

@@ -298,7 +298,7 @@ BEGIN
     DELETE FROM taskq.staged_junction j USING taskq_internal.stage s
     WHERE s.stage = j.stage AND s.fence IS NOT NULL
         AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
-    DELETE FROM taskq_internal.stage s  -- a commit is asked for again for a minute
+    DELETE FROM taskq_internal.stage s  -- a driver repeats a commit for at most a minute
     WHERE s.committed < clock_timestamp() - interval '1 day' AND s.fence IS NULL;
     RETURN cardinality(v_dead);
 END $$;

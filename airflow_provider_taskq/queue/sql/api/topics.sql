@@ -89,7 +89,7 @@ COMMENT ON FUNCTION taskq.topics IS
 
 -- A transaction of several verbs may hold what this function needs, and wait for what this function holds; PostgreSQL
 -- would end one of the two. So this function waits for a lock only while it holds none. It takes what is free, sleeps
--- and looks again. If a transaction that has changed something waits for it, it releases everything and begins again.
+-- and checks again. If a transaction that has changed something waits for it, it releases everything and begins again.
 CREATE FUNCTION taskq.drop_topic(p_topic text, p_alone boolean DEFAULT false, p_patience interval DEFAULT '1 minute')
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,4 +1,4 @@
--- Waits: one look for many waits, junctions of groups, and what keeps a topic's tasks from being polled.
+-- Waits: one call for many waits, junctions of groups, and what keeps a topic's tasks from being polled.
 
 CREATE FUNCTION taskq.watch(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[],
@@ -144,7 +144,7 @@ retrying (due later, tried before), blocked (by a dependency, a probe, a task of
 paused; and running. Each count stops at p_cap. position: in the arrays, from 1; an unknown topic has no row.';
 
 -- The group waits of taskq.watch: how many groups each wait still waits for, -1 for an unknown topic. Never waits:
--- while the topic's tables are moved, number is NULL, and the next look tells.
+-- while the topic's tables are moved, number is NULL, and the next call returns it.
 CREATE FUNCTION taskq_internal.watch_groups(p_names text[], p_topics text[], p_junctions text[], p_places int[],
         p_groups int[], p_identifiers text[])
 RETURNS TABLE (place int, number int) LANGUAGE plpgsql

@@ -168,7 +168,7 @@ BEGIN
 END $$;
 
 -- The sessions and prepared transactions that hold or await the advisory lock of a topic. The caller clears the
--- snapshot of statistics first: a transaction sees the same pg_stat_activity from its first look to its end.
+-- snapshot of statistics first: a transaction sees the same pg_stat_activity from its first read to its end.
 CREATE FUNCTION taskq_internal.topic_lockers(p_topic_id int)
 RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, granted boolean, exclusive boolean)
     LANGUAGE sql STABLE AS $$

@@ -49,7 +49,7 @@ CREATE TABLE taskq_internal.live (
     crashes      smallint NOT NULL DEFAULT 0,
     -- What a READY task waits for besides its time (queue/models.py: Waits): nothing, its dependencies, the probe of
     -- its topic, or a person that resumes it. Tasks that wait are in none of the indexes that a poll walks. MET:
-    -- dependencies that were fulfilled at the last look.
+    -- dependencies that were fulfilled at the last check.
     waits        smallint NOT NULL DEFAULT :WAITS_NOTHING,
     redelivered  boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
