@@ -56,7 +56,7 @@ class World:
     held: int
     waiting: int
     failed: int
-    led: PartitionLease
+    partition: PartitionLease
 
 
 def make_world(queue: TaskQueue) -> World:
@@ -71,8 +71,8 @@ def make_world(queue: TaskQueue) -> World:
     queue.install_ticks("work", "tick", "hash", [(datetime(2030, 1, 1, tzinfo=UTC), None)])
     queue.lock("job", "me", HOUR)
     queue.join_group("group", "work")
-    led = queue.acquire_partition("group", "work", "leader", HOUR)
-    assert led is not None
+    partition = queue.acquire_partition("group", "work", "consumer", HOUR)
+    assert partition is not None
     queue.advance("readers", "work", 0, Cursor(1))
     queue.release_groups_once("wait", "retries", [["failed"]])
     queue.activate_worker("worker")
@@ -80,7 +80,7 @@ def make_world(queue: TaskQueue) -> World:
     with queue.conn.transaction():
         queue.set_actor("tester")
         queue.record_action("push", "work", "two tasks", 2)
-    return World(queue, owner, held, waiting, failed, led)
+    return World(queue, owner, held, waiting, failed, partition)
 
 
 def look(queue: TaskQueue) -> None:
@@ -333,11 +333,11 @@ def test_any_patience_is_enough_to_move_a_topic(queue: TaskQueue, patience: time
 def test_the_lease_of_a_partition_may_be_longer_than_a_timeout_of_the_server(queue: TaskQueue) -> None:
     """The server ends a holder's transaction after the lease by a timeout, which has a maximum of 24 days."""
     queue.join_group("group", "work")
-    led = queue.acquire_partition("group", "work", "leader", TEN_YEARS)
-    assert led is not None
+    partition = queue.acquire_partition("group", "work", "consumer", TEN_YEARS)
+    assert partition is not None
     [task] = queue.push("work", ["a"])
-    handed = queue.read_partition(led)
-    assert queue.advance_partition(led, handed.after, Cursor(task.sequence))
+    batch = queue.read_partition(partition)
+    assert queue.advance_partition(partition, batch.after, Cursor(task.sequence))
 
 
 EXTREMES = (0, -1, 1, -2, 2**15, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**40, 2**63 - 1, 2**63, -(2**63), 2**70)
@@ -437,8 +437,8 @@ CALLS: dict[str, Callable[[World, Arguments], object]] = {
     "join_group": lambda w, a: w.queue.join_group("group", "work", a.i, a.j),
     "join_group new": lambda w, a: w.queue.join_group("new", "work", a.i, a.j),
     "acquire_partition": lambda w, a: w.queue.acquire_partition("group", "work", "other", a.d, [a.i]),
-    "read_partition": lambda w, a: w.queue.read_partition(w.led, a.i),
-    "advance_partition": lambda w, a: w.queue.advance_partition(w.led, Cursor(a.i), Cursor(a.j)),
+    "read_partition": lambda w, a: w.queue.read_partition(w.partition, a.i),
+    "advance_partition": lambda w, a: w.queue.advance_partition(w.partition, Cursor(a.i), Cursor(a.j)),
     "set_due": lambda w, a: w.queue.set_due("retries", w.waiting, a.t),
     "set_attempts": lambda w, a: w.queue.set_attempts("retries", w.waiting, a.i),
     "pause_task": lambda w, a: w.queue.pause_task("retries", a.i),
@@ -553,7 +553,7 @@ def test_the_size_of_a_group_is_minus_one_or_more(queue: TaskQueue, owner: Owner
 def test_reading_a_partition_needs_a_size_of_at_least_one(queue: TaskQueue, size: int) -> None:
     world = make_world(queue)
     with pytest.raises(InvalidArgument, match="1 task or more"):
-        queue.read_partition(world.led, size)
+        queue.read_partition(world.partition, size)
 
 
 def spoil(queue: TaskQueue, kind: str, value: str) -> None:

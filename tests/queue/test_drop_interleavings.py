@@ -47,7 +47,7 @@ FIRST: dict[str, Verb] = {
     "purge all": lambda queue, _owner: queue.purge_all("work"),
     "reassign": lambda queue, _owner: queue.reassign("work", Result.FILTER, state=State.FAILED),
     "advance": lambda queue, _owner: queue.advance("readers", "work", 0, Cursor(2)),
-    "renew_partitions": lambda queue, _owner: queue.renew_partitions("readers", "work", "leader"),
+    "renew_partitions": lambda queue, _owner: queue.renew_partitions("readers", "work", "consumer"),
     "record_handling_times": lambda queue, _owner: queue.record_handling_times("work", [1.0]),
     "pause": lambda queue, _owner: queue.pause_topic("work"),
     "purge_group_releases": lambda queue, _owner: queue.purge_group_releases(timedelta(0)),
@@ -88,7 +88,7 @@ def fill(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["ready", NewTask("dependent", depends_on=[("work", "ready")])])
     queue.advance("readers", "work", 0, Cursor(1))
     queue.join_group("readers", "work", 1)
-    assert queue.acquire_partition("readers", "work", "leader", HOUR)
+    assert queue.acquire_partition("readers", "work", "consumer", HOUR)
     queue.release_groups_once("gate", "work", [["SUSPENDED"]])
     queue.record_handling_times("work", [1.0])
 

@@ -111,9 +111,9 @@ def test_verbs_that_read_tasks_return_an_unreadable_payload_and_all_others(
 def test_readers_of_the_log_get_an_unreadable_payload_and_all_others(queue: TaskQueue) -> None:
     is_spared(task for _, task in queue.events("work", None))
     queue.join_group("group", "work")
-    led = queue.acquire_partition("group", "work", "leader", timedelta(minutes=5))
-    assert led is not None
-    is_spared(task for _, task in queue.read_partition(led))
+    partition = queue.acquire_partition("group", "work", "consumer", timedelta(minutes=5))
+    assert partition is not None
+    is_spared(task for _, task in queue.read_partition(partition))
 
 
 def test_an_unreadable_output_leaves_the_payload_and_other_tasks_readable(
