@@ -223,7 +223,7 @@ def test_tasks_pushed_after_the_check_of_the_locks_are_left_to_the_next_read(
     own_queue.conn.execute(
         """CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int) RETURNS TABLE (vxid text, pid int, floor bigint)
         LANGUAGE plpgsql AS $$ BEGIN
-            RETURN QUERY SELECT * FROM taskq.open_pushes_now(p_topic_id);
+            RETURN QUERY SELECT * FROM taskq_internal.open_pushes_now(p_topic_id);
             PERFORM pg_advisory_xact_lock(1);
         END $$"""
     )
