@@ -14,7 +14,7 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How failed tasks are retried. By default the first failure is final.
+    """How failed tasks are retried. One attempt is the default: the first failure is final.
 
     After n counted failures the next attempt is due after min(base * factor ** (n - 1), max_delay).
 
@@ -101,9 +101,9 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """How a topic treats its tasks.
+    """How a topic treats its tasks. One attempt is the default: the first failure is final.
 
-    :param retry: how failed tasks are retried; by default the first failure is final.
+    :param retry: how failed tasks are retried.
     :param on_expiry: tasks of an expired owner are READY again ("redeliver") or wait as EXPIRED ("expire").
     :param max_crashes: a task is FAILED at this many crashes of its owners.
     :param max_payload_bytes: the limit of a payload, as compact JSON in UTF-8.
