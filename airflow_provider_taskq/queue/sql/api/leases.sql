@@ -7,7 +7,7 @@
 -- changes a lock holds the row of its name in taskq_internal.mutex until it ends, and never waits for that row. So
 -- an open transaction keeps others from the lock without making them wait.
 
-CREATE FUNCTION taskq.register(p_owner text, p_lease interval)
+CREATE FUNCTION taskq.register(p_owner text, p_lease interval DEFAULT '5 minutes')
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -127,7 +127,7 @@ COMMENT ON FUNCTION taskq.release IS
 'Gives back all tasks of an owner and ends its lease: the tasks are READY in their original place, the attempt not
 counted. Returns how many; 0 if the lease is gone.';
 
-CREATE FUNCTION taskq.expire(p_grace interval, p_except text[] DEFAULT '{}') RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION taskq.expire(p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}') RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_lapsed bigint[];

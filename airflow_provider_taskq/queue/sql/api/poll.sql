@@ -1,7 +1,10 @@
 -- Poll: tasks are handed out by priority, then by age, each to one owner, and never more than requested. A poll
 -- never waits. Batches hand out all due tasks of an identifier together.
 
-CREATE FUNCTION taskq.poll(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
+CREATE FUNCTION taskq.poll(
+    p_topic text, p_owner text, p_fence bigint, p_size int DEFAULT 1, p_order text DEFAULT 'FIRST_IN_FIRST_OUT',
+    p_condition text DEFAULT 'NONE'
+)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan AS $$
@@ -35,7 +38,8 @@ END $$;
 COMMENT ON FUNCTION taskq.claim IS
 'Claims tasks like taskq.poll, without returning them. Returns how many. Errors: those of taskq.poll.';
 
-CREATE FUNCTION taskq.ready(p_topic text, p_limit int, p_condition text) RETURNS int LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.ready(p_topic text, p_limit int DEFAULT 1, p_condition text DEFAULT 'NONE')
+    RETURNS int LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);

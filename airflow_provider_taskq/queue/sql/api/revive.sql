@@ -1,7 +1,8 @@
 -- Revive and reassign: what an operator does to ended tasks, EXPIRED to SUCCEEDED.
 
 CREATE FUNCTION taskq.revive(
-    p_topic text, p_revival text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
+    p_topic text, p_revival text DEFAULT 'RESET', p_sequences bigint[] DEFAULT NULL, p_state int DEFAULT NULL,
+    p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL, p_size bigint DEFAULT NULL
 ) RETURNS TABLE (old bigint, new bigint) LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id;

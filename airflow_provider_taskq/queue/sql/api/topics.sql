@@ -8,9 +8,11 @@ COMMENT ON FUNCTION taskq.policy IS
 'A topic with its policy. Errors: TQ001.';
 
 CREATE FUNCTION taskq.create_topic(
-    p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,
-    p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean,
-    p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval, p_notify boolean
+    p_topic text, p_max_attempts int DEFAULT 1, p_base interval DEFAULT '1 minute', p_factor double precision DEFAULT 2,
+    p_max_delay interval DEFAULT '180 minutes', p_horizon interval DEFAULT NULL, p_max_elapsed interval DEFAULT NULL,
+    p_jitter double precision DEFAULT 0, p_probe boolean DEFAULT false, p_on_expiry text DEFAULT 'redeliver',
+    p_max_crashes int DEFAULT 3, p_max_payload_bytes int DEFAULT 262144, p_ttl interval DEFAULT NULL,
+    p_notify boolean DEFAULT false
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
@@ -22,8 +24,8 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.create_topic IS
-'Creates a topic with a policy. Returns false, and changes nothing, if it exists. Errors: TQ008 for an invalid name or
-policy.';
+'Creates a topic with a policy: taskq.create_topic(''orders'', p_max_attempts => 3, p_base => ''30 s''). Without a policy,
+a task has one attempt. Returns false, and changes nothing, if it exists. Errors: TQ008 for an invalid name or policy.';
 
 CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
