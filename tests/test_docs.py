@@ -7,19 +7,36 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(
-    ("document", "least"), [("guarantees.md", 50), ("features.md", 50), ("spark.md", 20), ("operations.md", 8)]
-)
-def test_every_test_that_a_document_names_exists(repository: Path, document: str, least: int) -> None:
-    named = set(re.findall(r"`(test_\w+)`", (repository / "docs" / document).read_text(encoding="utf-8")))
-    defined = {
+@pytest.fixture(scope="module")
+def defined_tests(repository: Path) -> set[str]:
+    """The names of all tests."""
+    return {
         node.name
         for file in (repository / "tests").rglob("test_*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    assert named - defined == set()
-    assert len(named) > least
+
+
+def test_every_test_that_a_document_names_exists(repository: Path, defined_tests: set[str]) -> None:
+    for page in [*repository.glob("*.md"), *(repository / "docs").rglob("*.md")]:
+        named = set(re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8")))
+        assert named - defined_tests == set(), page.name
+
+
+@pytest.mark.parametrize(("page", "least"), [("why/guarantees.md", 50), ("why/evidence/features.md", 50)])
+def test_the_pages_of_evidence_name_tests(repository: Path, page: str, least: int) -> None:
+    assert len(set(re.findall(r"`(test_\w+)`", (repository / "docs" / page).read_text(encoding="utf-8")))) > least
+
+
+def test_every_document_that_a_source_names_exists(repository: Path) -> None:
+    folders = ("airflow_provider_taskq", "bench", "demo", "example_dags", "tests", ".ci")
+    for folder in folders:
+        for source in (
+            path for path in (repository / folder).rglob("*") if path.suffix in {".py", ".sql", ".js", ".txt"}
+        ):
+            named = re.findall(r"\bdocs/[\w/-]+\.md\b", source.read_text(encoding="utf-8"))
+            assert [page for page in named if not (repository / page).is_file()] == [], source
 
 
 def test_every_make_target_that_the_readme_names_exists(repository: Path) -> None:
@@ -29,12 +46,8 @@ def test_every_make_target_that_the_readme_names_exists(repository: Path) -> Non
     assert named - targets == set()
 
 
-def test_the_page_for_operators_lists_every_metric_and_no_other(repository: Path) -> None:
-    listed = set(re.findall(r"`(taskq\.[a-z_]+)`", _section(repository / "docs" / "operations.md", "## Metrics")))
+def test_the_page_for_monitoring_lists_every_metric_and_no_other(repository: Path) -> None:
+    page = (repository / "docs" / "production" / "monitoring.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`(taskq\.[a-z_]+)`", page.partition("## Metrics\n")[2].partition("\n## ")[0]))
     source = (repository / "airflow_provider_taskq" / "metrics.py").read_text(encoding="utf-8")
     assert listed == set(re.findall(r'^[A-Z_]+ = "(taskq\.[a-z_]+)"', source, re.MULTILINE))
-
-
-def _section(document: Path, heading: str) -> str:
-    """The text below a heading, up to the next heading of its level."""
-    return document.read_text(encoding="utf-8").partition(f"{heading}\n")[2].partition("\n## ")[0]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TRIGGER_INTERVAL = 1.0  # default seconds between two checks of the triggerer
 
 # Airflow fails a task that is resumed before the scheduler has processed the end of the process that deferred it. That
-# takes as long as the executor's supervisor may sleep, and a moment. See docs/decisions.md.
+# takes as long as the executor's supervisor may sleep, and a moment. See docs/why/decisions.md.
 RESUME_DELAY = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
 
 _STATE_STORE_KEY = "taskq_wait_log"

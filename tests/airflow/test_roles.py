@@ -1,4 +1,4 @@
-"""Gates and operators connect as roles with exactly the access that docs/operations.md requires."""
+"""Gates and operators connect as roles with exactly the access that docs/production/roles.md requires."""
 
 from collections.abc import Iterator
 from typing import Any

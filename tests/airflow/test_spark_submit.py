@@ -348,8 +348,9 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_pas
 def test_the_documented_script_reads_what_a_gate_claimed_between_the_gate_and_its_completion(
     dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script of docs/spark.md runs in Airflow's own SparkSubmitOperator; only the paths differ."""
-    section = (EXAMPLES.parent / "docs" / "spark.md").read_text().split("## A script of your own from Airflow")[1]
+    """The script of docs/how-to/gate-spark-job.md runs in Airflow's own SparkSubmitOperator; only the paths differ."""
+    page = (EXAMPLES.parent / "docs" / "how-to" / "gate-spark-job.md").read_text()
+    section = page.split("## A script of your own from Airflow")[1]
     dag, script = (part.split("```")[0] for part in section.split("```python\n")[1:3])
     dags, jobs = tmp_path / "dags", tmp_path / "jobs"
     dags.mkdir()

@@ -1,4 +1,4 @@
-"""The page behind the FAB auth manager: the table and the commands of docs/page.md."""
+"""The page behind the FAB auth manager: the table and the commands of docs/production/page.md."""
 
 import importlib.util
 import re
@@ -27,8 +27,8 @@ def act(client: Client, role: str | None) -> int:
 
 
 def commands(repository: Path) -> list[list[str]]:
-    """Return the `airflow roles` commands of docs/page.md, without the word `airflow`."""
-    text = (repository / "docs" / "page.md").read_text(encoding="utf-8")
+    """Return the `airflow roles` commands of docs/production/page.md, without the word `airflow`."""
+    text = (repository / "docs" / "production" / "page.md").read_text(encoding="utf-8")
     return [shlex.split(line, comments=True)[1:] for line in re.findall(r"^airflow roles .*$", text, re.MULTILINE)]
 
 

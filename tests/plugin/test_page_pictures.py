@@ -1,4 +1,4 @@
-"""Three clicks that lead to the reason of a stuck task, and every view: the pictures of docs/page.md.
+"""Three clicks that lead to the reason of a stuck task, and every view: the pictures of docs/production/page.md.
 
 `TASKQ_PICTURES=docs/pictures` keeps the pictures.
 """

@@ -1,4 +1,4 @@
-"""The rights of each role of Airflow's simple auth manager, by route and action: the table of docs/page.md."""
+"""The rights of each role of Airflow's simple auth manager, by route and action: as in docs/production/page.md."""
 
 from typing import Any
 

@@ -175,8 +175,8 @@ ALLOWED = {
 
 
 def documented(repository: Path) -> dict[str, set[str]]:
-    """The kinds that may call each function, read from the table in docs/operations.md."""
-    text = (repository / "docs" / "operations.md").read_text(encoding="utf-8")
+    """The kinds that may call each function, read from the table in docs/production/roles.md."""
+    text = (repository / "docs" / "production" / "roles.md").read_text(encoding="utf-8")
     header = "| functions | producer | consumer | reader | operator |\n|---|---|---|---|---|\n"
     rows = text.split(header)[1].split("\n\n")[0].splitlines()
     table: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Composites on Spark: errors, repeated commits, and the examples of docs/composites.md."""
+"""Composites on Spark: errors, repeated commits, and the examples of docs/how-to/composites.md."""
 
 import re
 import signal
@@ -63,8 +63,8 @@ dsn = os.environ["TASKQ_DSN"]
 
 
 def example(repository: Path, place: int) -> str:
-    """A Python block of docs/composites.md: the composite, the worker, or the drain."""
-    text = (repository / "docs" / "composites.md").read_text(encoding="utf-8")
+    """A Python block of docs/how-to/composites.md: the composite, the worker, or the drain."""
+    text = (repository / "docs" / "how-to" / "composites.md").read_text(encoding="utf-8")
     return str(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[place])
 
 

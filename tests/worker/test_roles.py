@@ -1,4 +1,4 @@
-"""Workers, consumers and schedulers with only the access that docs/operations.md requires."""
+"""Workers, consumers and schedulers with only the access that docs/production/roles.md requires."""
 
 import contextlib
 import logging

@@ -6,8 +6,8 @@
 -- at tasks, owners and health, and changes nothing. An operator may call all of these, and the functions that change
 -- topics and the tasks of others.
 --
--- A consumer that pushes follow-ups needs both kinds. docs/operations.md lists every function; a test compares. Only
--- the owner installs and upgrades the schema.
+-- A consumer that pushes follow-ups needs both kinds. docs/production/roles.md lists every function; a test compares.
+-- Only the owner installs and upgrades the schema.
 
 -- Which kind of role may call which functions. by_topic: a role that is limited to topics may call it, too. Such a
 -- function checks the topic or the owner, or changes nothing of other topics. A function of this schema that is in no
