@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check format bench constraints clean
+.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check docs format bench constraints clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -12,6 +12,7 @@ SYSTEM_POSTGRES := $(shell ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null 
 	awk -F / '$$5 >= 14' | sort -t / -k 5 -n | head -1)
 # Spark starts its workers with the `python3` of the PATH and the jars of SPARK_HOME: both have to be those of .venv.
 RUN = env -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON PATH="$(CURDIR)/.venv/bin:$$PATH" python
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs
 SETUP = command -v "$(PYTHON)" >/dev/null || { \
 	echo 'setup: TaskQ needs Python 3.11 or newer, and there is no "$(PYTHON)" on the PATH.' >&2; exit 1; }; \
 	"$(PYTHON)" .ci/setup.py
@@ -40,13 +41,17 @@ test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a br
 test-matrix: setup  ## run Airflow's tests on Airflow 3.1, 3.2, that of .venv, and FAB, and Spark's on 4.1; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)
 
-check: setup  ## check format, lint, types, layers, words
+check: setup  ## check format, lint, types, layers, words, and build the site
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
 	@$(BIN)/python .ci/words.py
-	@echo 'check: format, lint, types, layers and words are in order'
+	@$(MKDOCS) build -f .ci/mkdocs.yml >.venv/mkdocs.log 2>&1 || { cat .venv/mkdocs.log >&2; exit 1; }
+	@echo 'check: format, lint, types, layers, words and the site are in order'
+
+docs: setup  ## build the site into build/site and check its links; ARGS=serve serves it on the loopback address
+	@$(MKDOCS) $(or $(ARGS),build) -f .ci/mkdocs.yml
 
 format: setup  ## format the sources with ruff
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -20,28 +20,43 @@ from airflow.providers.common.compat.sdk import conf
 
 from airflow_provider_taskq.queue import Task
 
-# Counters
+# The text below each metric has its kind, its tags and its meaning: the reference is made of these.
 PUSHED = "taskq.pushed"
+"""counter; topic; Tasks pushed by operators and through the hook. Follow-ups of a drain on Spark have no topic."""
 POLLED = "taskq.polled"
-COMPLETED = "taskq.completed"  # by result
-REDELIVERED = "taskq.redelivered"  # polled after an earlier owner lost its lease
-RETRIED = "taskq.retried"  # polled after a failed attempt
+"""counter; topic; Tasks claimed by gates, operators, event triggers and drains."""
+COMPLETED = "taskq.completed"
+"""counter; topic, result; Completed tasks. A completion by a sequence alone has no topic."""
+REDELIVERED = "taskq.redelivered"
+"""counter; topic; Tasks claimed through the hook or by `TaskQProcessOperator` whose earlier owner had lost its
+lease."""
+RETRIED = "taskq.retried"
+"""counter; topic; Tasks claimed in the same way that had failed before."""
 EXPIRED = "taskq.expired"
+"""counter; none; Tasks that `TaskQExpireOperator` gave back."""
 REVIVED = "taskq.revived"
+"""counter; topic; Tasks that `TaskQReviveOperator` revived."""
 PURGED = "taskq.purged"
+"""counter; topic; Tasks that `TaskQPurgeOperator` removed."""
 LEASE_LOST = "taskq.lease_lost"
-
-# Timings
-GATE_WAIT = "taskq.gate_wait_ms"  # from a gate's first check until it opened
-POLL_TIME = "taskq.poll_ms"  # of one call that polls or claims
-RUN_TIME = "taskq.run_ms"  # of a batch, from its poll to its completion
-
-# Gauges
-DEPTH = "taskq.depth"  # by state
-ACTIVE = "taskq.active"  # held tasks
-OLDEST_READY = "taskq.oldest_ready_seconds"  # age of the oldest due task
-HEALTH = "taskq.health"  # by subject: 0 fine, 1 notice, 2 warning, 3 critical
-DEAD_TUPLES = "taskq.dead_tuples"  # of the table with the most dead rows relative to its limit
+"""counter; topic; Completions and event triggers that found their lease gone."""
+GATE_WAIT = "taskq.gate_wait_ms"
+"""timing; topic; Time from the first check of a gate until it opens."""
+POLL_TIME = "taskq.poll_ms"
+"""timing; topic; Duration of one call through the hook that claims tasks."""
+RUN_TIME = "taskq.run_ms"
+"""timing; topic; Duration of a batch in `TaskQProcessOperator`, from its poll to its completion."""
+DEPTH = "taskq.depth"
+"""gauge; topic, state; Tasks by status (ready, scheduled, retrying, blocked, paused, running, failed, suspended,
+expired), counted up to 100,000. `TaskQHealthOperator` sends all gauges."""
+ACTIVE = "taskq.active"
+"""gauge; topic; Held tasks."""
+OLDEST_READY = "taskq.oldest_ready_seconds"
+"""gauge; topic; How long the oldest due task has been due."""
+HEALTH = "taskq.health"
+"""gauge; subject; 0 FINE, 1 NOTICE, 2 WARNING, 3 CRITICAL."""
+DEAD_TUPLES = "taskq.dead_tuples"
+"""gauge; none; Dead rows of the table that has most of them relative to its limit."""
 
 _RECEIVERS = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 _log = logging.getLogger(__name__)

@@ -44,10 +44,3 @@ def test_every_make_target_that_the_readme_names_exists(repository: Path) -> Non
     targets = set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"demo", "test", "bench"} <= named
     assert named - targets == set()
-
-
-def test_the_page_for_monitoring_lists_every_metric_and_no_other(repository: Path) -> None:
-    page = (repository / "docs" / "production" / "monitoring.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"`(taskq\.[a-z_]+)`", page.partition("## Metrics\n")[2].partition("\n## ")[0]))
-    source = (repository / "airflow_provider_taskq" / "metrics.py").read_text(encoding="utf-8")
-    assert listed == set(re.findall(r'^[A-Z_]+ = "(taskq\.[a-z_]+)"', source, re.MULTILINE))

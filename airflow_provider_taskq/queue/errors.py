@@ -9,35 +9,48 @@ import psycopg
 
 
 class TaskQueueError(Exception):
-    """Base of all errors of the queue."""
+    """Base of all errors of the queue. The message says what to do."""
 
 
 class UnknownTopic(TaskQueueError):
-    """There is no topic of that name."""
+    """There is no topic of that name. Create it with `taskq topics create` or `create_topic`, or correct the name."""
 
 
 class InvalidTask(TaskQueueError):
-    """A task or an argument about a task breaks a rule. The message names the task's position, counted from 0."""
+    """A task or an argument about a task breaks a rule. The message names the task's position, counted from 0.
+
+    Correct that task, and repeat the call: it has stored none of its tasks.
+    """
 
 
 class InvalidState(TaskQueueError):
-    """The state of a task does not allow the operation."""
+    """The state of a task does not allow the operation. `taskq why` says which state it is in and why."""
 
 
 class NotHeld(TaskQueueError):
-    """The owner does not hold these tasks now."""
+    """The owner does not hold these tasks now: they are completed or released, or another owner has them.
+
+    Do not repeat the call. Poll again: tasks that are not done are handed out again.
+    """
 
 
 class LeaseLost(NotHeld):
-    """The owner's lease is gone, or has lapsed and the operation needs a valid one."""
+    """The owner's lease is gone, or has lapsed and the operation needs a valid one.
+
+    Discard the work on the held tasks, because other owners may have them, and register again. If it happens often,
+    send heartbeats more often or use a longer lease.
+    """
 
 
 class InvalidArgument(TaskQueueError, ValueError):
-    """An invalid argument; also a ValueError, as Python's own functions raise."""
+    """An invalid argument; also a ValueError, as Python's own functions raise. Correct the argument."""
 
 
 class SchemaMismatch(TaskQueueError):
-    """The schema taskq is missing in the database, or is not the one of this package."""
+    """The schema taskq is missing in the database, or is not the one of this package.
+
+    `taskq verify` says which of the two is newer. `taskq install` upgrades the schema; upgrade the package otherwise.
+    """
 
 
 class ConnectionFailed(TaskQueueError):
@@ -45,12 +58,15 @@ class ConnectionFailed(TaskQueueError):
 
 
 class CallTimeout(psycopg.OperationalError):
-    """The server sent nothing for as long as a call may wait. The connection is closed, and the outcome unknown."""
+    """The server sent nothing for as long as a call may wait. The connection is closed, and the outcome unknown.
+
+    Open another connection and look the outcome up before you repeat the call.
+    """
 
 
 INSTALL = "python -m airflow_provider_taskq.queue install"
 
-_OWN_CODES: dict[str, type[TaskQueueError]] = {
+SQLSTATES: dict[str, type[TaskQueueError]] = {
     "TQ000": TaskQueueError,
     "TQ001": UnknownTopic,
     "TQ002": InvalidTask,
@@ -89,8 +105,8 @@ def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
     """Returns the queue's error for one of PostgreSQL's; None if the queue has nothing to add."""
     code = error.sqlstate or ""
     message = error.diag.message_primary or str(error)
-    if code in _OWN_CODES:
-        return _OWN_CODES[code](message)
+    if code in SQLSTATES:
+        return SQLSTATES[code](message)
     if code in _SCHEMA_CODES and "taskq" in message:
         return SchemaMismatch(f"the schema taskq in this database {_SCHEMA_CODES[code]}: run {INSTALL}")
     if code == "23514" and (error.diag.constraint_name or "").startswith("topic_moves_"):
