@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check docs format bench constraints clean
+.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check docs format bench dist constraints clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -35,8 +35,8 @@ demo: setup-spark  ## drain real flights with Airflow and Spark; FLIGHTS=20000 l
 test: setup-test check  ## check, then run all tests, those of the queue on two servers; ARGS='-k lease' goes to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py "$(SYSTEM_POSTGRES)")
 
-test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a few minutes
-	@$(RUN) .ci/lanes.py --fast
+test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a few minutes; ARGS go to pytest
+	@$(RUN) $(if $(strip $(ARGS)),-m pytest -m 'not slow' $(ARGS),.ci/lanes.py --fast)
 
 test-matrix: setup  ## run Airflow's tests on Airflow 3.1, 3.2, that of .venv, and FAB, and Spark's on 4.1; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)
@@ -60,11 +60,14 @@ format: setup  ## format the sources with ruff
 bench: setup-spark  ## measure push, claim and drain, compared with raw SQL; ARGS=peers compares with other queues
 	@$(RUN) -m bench $(ARGS)
 
-constraints: setup  ## resolve .ci/constraints-*.txt again from pyproject.toml and the pins of .ci
+dist: setup  ## build both distributions into dist/, check and install them; ARGS='--release v1.2.3' checks a release
+	@$(RUN) .ci/dist.py $(ARGS)
+
+constraints: setup  ## resolve constraints/*.txt again from pyproject.toml and the pins of .ci
 	@for version in 3.11 3.12 3.13; do \
 		echo "constraints: Python $$version"; \
 		$(BIN)/uv pip compile --quiet --upgrade --all-extras --python-version $$version --constraint .ci/pins.txt \
-			--no-annotate --no-header -o .ci/constraints-$$version.txt pyproject.toml || exit 1; \
+			--no-annotate --no-header -o constraints/constraints-$$version.txt pyproject.toml || exit 1; \
 	done
 	@$(BIN)/python .ci/matrix.py --resolve
 

@@ -1,9 +1,10 @@
 """Test on older releases of Airflow and Spark, each in its own environment below .venv, which is made once.
 
-`.ci/airflow-X.Y.txt` names a release, and `.ci/constraints-airflow-X.Y.txt` pins all packages of its environment
-(`--resolve` writes it). `.ci/spark-X.Y.txt` names a Spark: its environment has no Airflow, and all other packages in
-the versions of .venv. `.ci/wheel.txt` names Airflow and the FAB provider: our wheel is installed with them as pip
-resolves it, without other pins. .venv itself has the newest Airflow and comes last. Arguments are passed to pytest.
+`.ci/airflow-X.Y.txt` names a release, and `constraints/constraints-airflow-X.Y.txt` pins all packages of its
+environment (`--resolve` writes it). `.ci/spark-X.Y.txt` names a Spark: its environment has no Airflow, and all other
+packages in the versions of .venv. `.ci/wheel.txt` names Airflow and the FAB provider: our wheel is installed with them
+as pip resolves it, without other pins. .venv itself has the newest Airflow and comes last. Arguments are passed to
+pytest.
 """
 
 from __future__ import annotations
@@ -66,13 +67,14 @@ def releases(product: str = "airflow") -> list[str]:
 
 def constraints(release: str) -> Path:
     """The file that pins the packages of a release."""
-    return ROOT / ".ci" / ("constraints-airflow-%s.txt" % release)
+    return ROOT / "constraints" / ("constraints-airflow-%s.txt" % release)
 
 
 def resolve(release: str) -> None:
     """Resolve a release's constraints for all Pythons at once, with the versions of .venv if they fit."""
     target = constraints(release)
-    shutil.copyfile(ROOT / ".ci" / "constraints-3.11.txt", target)  # uv prefers the versions of the output file
+    # uv prefers the versions of the output file.
+    shutil.copyfile(ROOT / "constraints" / "constraints-3.11.txt", target)
     options = ["--quiet", "--universal", "--python-version", "3.11", "--no-annotate", "--no-header"]
     extras = ["--extra", "messaging", "--extra", "demo"]  # no Spark: these tests start none
     sources = ["pyproject.toml", ".ci/airflow-%s.txt" % release]

@@ -104,10 +104,11 @@ def offer_browser() -> None:
 
 def constraints() -> Path:
     """The constraints of this Python, or of the newest Python that we test."""
-    own = ROOT / ".ci" / "constraints-{}.{}.txt".format(*sys.version_info[:2])
+    own = ROOT / "constraints" / "constraints-{}.{}.txt".format(*sys.version_info[:2])
     if own.exists():
         return own
-    known = sorted(ROOT.glob(".ci/constraints-*.txt"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
+    files = ROOT.glob("constraints/constraints-3.*.txt")  # those of older Airflow releases have other names
+    known = sorted(files, key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])
     say("Python {}.{} is newer than those we test; trying {}".format(*sys.version_info[:2], known[-1].name))
     return known[-1]
 
@@ -117,7 +118,9 @@ def fingerprint(pins: Path) -> str:
     import tomllib  # missing in the old Pythons that ensure_python() replaces
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    parts = [project["project"], project["build-system"], pins.read_text(encoding="utf-8"), sys.version, str(ROOT)]
+    version = (ROOT / "airflow_provider_taskq" / "__init__.py").read_text(encoding="utf-8")
+    parts = [project["project"], project["build-system"], version, pins.read_text(encoding="utf-8")]
+    parts += [sys.version, str(ROOT)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
