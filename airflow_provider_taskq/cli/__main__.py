@@ -8,7 +8,7 @@ def main() -> None:
     """Runs `taskq` and exits with 0, 1 or 2."""
     for module in ("click", "rich"):
         if find_spec(module) is None:
-            sys.exit(f"taskq: the command line needs {module}: pip install 'airflow-provider-taskq[cli]'")
+            sys.exit(f"taskq: the command line needs {module}: pip install click rich")
     from airflow_provider_taskq.cli._session import Session
     from airflow_provider_taskq.cli.program import standalone
 

@@ -80,17 +80,17 @@ SYNONYMS = {
 
 
 class Program(CommandGroup):
-    """All commands. `database` is the option that names the database."""
+    """All commands. `database` is the option that names the database; `refused` is an option of another program."""
 
-    def __init__(self, database: click.Option, description: str) -> None:
+    def __init__(self, database: click.Option, description: str, refused: click.Option | None = None) -> None:
+        self.common = [database, _json_option(), *([refused] if refused else [])]
         super().__init__(
             name="taskq",
             help=description,
-            params=[database, _json_option(), _version_option()],
+            params=[*self.common, _version_option()],
             context_settings={"help_option_names": ["-h", "--help"]},
             synonyms=SYNONYMS,
         )
-        self.database = database
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         """The commands in the order of the help."""
@@ -102,6 +102,14 @@ class Program(CommandGroup):
             return None
         found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name.replace("-", "_"))
         return found if cmd_name == "completion" else self._with_common_options(found)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The named command. `airflow` is no command of `taskq`: it is `taskq` that is one of `airflow`."""
+        if args[0].lower() == "airflow" and ctx.command_path == "taskq":
+            raise click.UsageError(_airflow_only("The commands on Airflow's connections are `airflow taskq ...`."), ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Writes the commands by section, without importing one."""
@@ -117,7 +125,7 @@ class Program(CommandGroup):
     def _with_common_options(self, command: click.Command) -> click.Command:
         """A copy of a command with the common options, subcommands included."""
         completed = copy.copy(command)
-        completed.params = [*map(storable, command.params), self.database, _json_option()]
+        completed.params = [*map(storable, command.params), *self.common]
         if isinstance(completed, click.Group):
             completed.commands = {name: self._with_common_options(sub) for name, sub in completed.commands.items()}
         return completed
@@ -132,7 +140,8 @@ def standalone() -> Program:
         allow_from_autoenv=False,
         help="The database, without a password. Else TASKQ_DSN, TASKQ_DSN_FILE, or libpq's PGHOST, PGSERVICE, ...",
     )
-    return Program(database, "A durable work queue in PostgreSQL: look at it, act on it, keep its schema.")
+    description = "A durable work queue in PostgreSQL: look at it, act on it, keep its schema."
+    return Program(database, description, _common_option(["--conn-id"], _refuse_conn_id, hidden=True))
 
 
 def airflow_program() -> Program:
@@ -141,6 +150,14 @@ def airflow_program() -> Program:
         ["--conn-id"], _set_database, metavar="ID", help="The Airflow connection, by default taskq_default."
     )
     return Program(database, "The work queue behind an Airflow connection: look at it, act on it, keep its schema.")
+
+
+def _airflow_only(fact: str) -> str:
+    """The message about something that needs Airflow, with what to do."""
+    from airflow_provider_taskq.cli._distributions import CORE, FULL, without_airflow
+
+    needed = f" They need {FULL}, and this is {CORE}, which has no Airflow." if without_airflow() else ""
+    return f"{fact}{needed} Name the database of `taskq` by --dsn or TASKQ_DSN."
 
 
 def _common_option(names: list[str], callback: Callable[..., object], **settings: Any) -> click.Option:
@@ -158,13 +175,22 @@ def _version_option() -> click.Option:
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
+        from airflow_provider_taskq.cli._distributions import mixed_installation
+
         click.echo(f"taskq {__version__}")
+        if problem := mixed_installation():
+            click.echo(f"Warning: {problem}", err=True)
         ctx.exit()
 
 
 def _set_database(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.ensure_object(Session).name = value
+
+
+def _refuse_conn_id(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(_airflow_only("--conn-id is for the commands `airflow taskq ...`."))
 
 
 def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:

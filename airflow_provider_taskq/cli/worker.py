@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from airflow_provider_taskq.cli._distributions import CORE, FULL, without_airflow
 from airflow_provider_taskq.cli._options import COUNT, DURATION, MAX_FAILED, TOPIC, Choice
 from airflow_provider_taskq.cli._output import facts, sanitize
 from airflow_provider_taskq.cli._session import Session
@@ -112,4 +113,12 @@ def _load_handler(name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"cannot import the handler {name!r}: {error}") from None
+        raise click.UsageError(f"cannot import the handler {name!r}: {error}{_missing_airflow(error)}") from None
+
+
+def _missing_airflow(error: Exception) -> str:
+    """What to install if a handler imports Airflow, or a module that only the distribution for Airflow has."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    if missing.partition(".")[0] not in ("airflow", "airflow_provider_taskq") or not without_airflow():
+        return ""
+    return f" in {CORE}: install {FULL} instead"

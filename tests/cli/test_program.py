@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from airflow_provider_taskq import __version__
 from airflow_provider_taskq.cli import _options, actions, push
 from airflow_provider_taskq.cli.program import SECTIONS, SYNONYMS, VERBS, airflow_program, standalone
 from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, connect, encoding
@@ -56,8 +57,8 @@ def test_help_imports_neither_the_queue_nor_a_driver() -> None:
 
 
 @pytest.mark.parametrize("module", ["click", "rich"])
-def test_a_missing_library_names_the_extra_to_install(module: str) -> None:
-    """Airflow requires both libraries; without Airflow they may be missing."""
+def test_a_missing_library_names_the_packages_to_install(module: str) -> None:
+    """Both distributions bring the libraries; an installation without dependencies, as on a cluster, may lack them."""
     program = (
         "import sys, importlib.util; find = importlib.util.find_spec\n"
         f"importlib.util.find_spec = lambda name: None if name == {module!r} else find(name)\n"
@@ -65,7 +66,30 @@ def test_a_missing_library_names_the_extra_to_install(module: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == f"taskq: the command line needs {module}: pip install 'airflow-provider-taskq[cli]'\n"
+    assert done.stderr == f"taskq: the command line needs {module}: pip install click rich\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("airflow", "topics"), ("--conn-id", "warehouse", "topics"), ("topics", "show", "work", "--conn-id", "x")]
+)
+def test_what_is_airflows_is_refused_with_the_name_of_its_program(words: tuple[str, ...], run: Run) -> None:
+    refused = run(*words, code=2)
+    assert "`airflow taskq ...`" in refused.output
+    assert "--dsn or TASKQ_DSN" in refused.output
+    assert "--conn-id" not in run("topics", "--help").output
+
+
+def test_the_version_reports_an_environment_with_both_distributions(tmp_path: Path) -> None:
+    """The other distribution is here only its metadata; tests/packaging installs both."""
+    info = tmp_path / "airflow_provider_taskq_core-0.0.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: airflow-provider-taskq-core\nVersion: 0.0.9\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "airflow_provider_taskq.cli", "--version"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    assert done.stdout == f"taskq {__version__}\n"
+    assert "airflow-provider-taskq-core 0.0.9 are both installed" in done.stderr
+    assert "pip uninstall airflow-provider-taskq-core" in done.stderr
 
 
 def test_a_command_imports_neither_airflow_nor_spark() -> None:
