@@ -214,13 +214,13 @@ def _refuse_foreign(ledger: dict[int, str]) -> None:
     if newest > max(known):
         raise SchemaMismatch(
             f"the schema taskq in this database is newer (step {newest}) than this package (step {max(known)}):"
-            " upgrade airflow-provider-taskq"
+            " upgrade the package"
         )
     changed = [known[n].name for n, checksum in ledger.items() if n in known and known[n].checksum != checksum]
     if changed:
         raise SchemaMismatch(
             f"the schema taskq in this database was made by another text of {', '.join(sorted(changed))}:"
-            " it needs the release of airflow-provider-taskq that installed it"
+            " it needs the release of the package that installed it"
         )
 
 
@@ -244,7 +244,7 @@ def _refuse_newer_functions(conn: psycopg.Connection[Any], relation: sql.Identif
     if release > RELEASE:
         raise SchemaMismatch(
             f"the schema taskq in this database is newer (functions of release {release}) than this package"
-            f" ({RELEASE}): upgrade airflow-provider-taskq"
+            f" ({RELEASE}): upgrade the package"
         )
 
 

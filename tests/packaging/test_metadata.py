@@ -60,6 +60,8 @@ def test_documents_name_only_versions_that_the_changelog_has(repository: Path) -
     named = re.compile(r"airflow-provider-taskq(?:-core)?(?:\[[a-z,]+\])?(?:==| )v?(\d+\.\d+\.\d+)")
     documents = {path: text for path, text in texts(repository).items() if not path.startswith("tests/")}
     found = {(path, one) for path, text in documents.items() for one in named.findall(text)}
+    options = get_provider_info()["config"]["taskq"]["options"]
+    found |= {(name, option["version_added"]) for name, option in options.items()}
     assert {(path, one) for path, one in found if one not in released} == set()
 
 
