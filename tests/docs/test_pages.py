@@ -1,0 +1,84 @@
+"""Every page of the documents is a program, and runs as it is written."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import psycopg
+import pytest
+from _pytest.mark import ParameterSet
+from psycopg import sql
+
+from tests.docs.blocks import read_blocks
+from tests.docs.pages import Page
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+STARTS_AIRFLOW_OR_SPARK = re.compile(r"\bairflow[. ]|\bpyspark\b|\bspark-submit\b")
+NOT_YET = {  # pages whose blocks do not run yet
+    "README.md",
+    "docs/architecture.md",
+    "docs/how-to/command-line.md",
+    "docs/how-to/composites.md",
+    "docs/how-to/consumers.md",
+    "docs/how-to/gate-spark-job.md",
+    "docs/how-to/outbox.md",
+    "docs/how-to/workers.md",
+    "docs/index.md",
+    "docs/production/monitoring.md",
+    "docs/production/page.md",
+    "docs/production/roles.md",
+    "docs/production/sizing.md",
+    "docs/reference/cli.md",
+    "docs/reference/connection.md",
+    "docs/reference/spark.md",
+    "docs/why/performance.md",
+}
+EMPTY_DATABASE = "<!-- database: empty -->"  # the page installs the schema itself
+
+
+def pages() -> list[ParameterSet]:
+    """A parameter for each page; it is slow if the page starts Airflow or Spark."""
+    parameters = []
+    for path in (page for page in PAGES if str(page.relative_to(ROOT)) not in NOT_YET):
+        code = "".join(re.findall(r"^ *```\w.*?^ *```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
+        marks = [pytest.mark.slow] if STARTS_AIRFLOW_OR_SPARK.search(code) else []
+        parameters.append(pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks))
+    return parameters
+
+
+@pytest.mark.parametrize("path", pages())
+def test_a_page_runs_as_it_is_written(
+    path: Path,
+    request: pytest.FixtureRequest,
+    server_dsn: str,
+    tmp_path: Path,
+    python_environment: Mapping[str, str],
+) -> None:
+    blocks = read_blocks(path, ROOT)
+    if not blocks:
+        return
+    empty = EMPTY_DATABASE in path.read_text(encoding="utf-8")
+    dsn = str(request.getfixturevalue("empty_dsn" if empty else "own_dsn"))
+    folder = tmp_path / "page"
+    folder.mkdir()
+    roles = _roles(server_dsn)
+    try:
+        with Page(folder, dsn, python_environment) as page:
+            page.run(blocks)
+    finally:
+        _drop_roles(server_dsn, dsn, _roles(server_dsn) - roles)
+
+
+def _roles(dsn: str) -> set[str]:
+    with psycopg.connect(dsn) as conn:
+        return {name for (name,) in conn.execute("SELECT rolname FROM pg_roles").fetchall()}
+
+
+def _drop_roles(server_dsn: str, dsn: str, roles: set[str]) -> None:
+    """Drop the roles that a page has created, which all databases of the server share."""
+    for role in map(sql.Identifier, sorted(roles)):
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(role))
+        with psycopg.connect(server_dsn, autocommit=True) as conn:
+            conn.execute(sql.SQL("DROP ROLE {}").format(role))
