@@ -207,7 +207,7 @@ class Playground extends HTMLElement {
       this.tabs.panelOf[name].hidden = name !== mode;
     }
     this.main.dataset.mode = mode;
-    if (focus) this.tabs.tabs[mode].focus({ preventScroll: true });
+    if (focus) this.tabs.tabs[mode].focus();
     this.#say("");
     this.topicTitle.replaceChildren("Tasks of topic", h("code", {}, this.#topic));
     if (mode === "free" && !this.prepared) {

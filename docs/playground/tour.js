@@ -140,7 +140,7 @@ export class Tour {
       h("div", { class: "tq-foot" }, go),
     );
     this.#marks.replaceChildren(...STEPS.map((each, i) => this.#mark(each, i)));
-    if (focus) title.focus({ preventScroll: true });
+    if (focus) title.focus();
   }
 
   #mark({ title }, i) {
@@ -178,7 +178,7 @@ export class Tour {
     const focused = document.activeElement === go;
     this.#card.querySelector(".tq-foot").replaceChildren(h("p", { class: "tq-outcome" }, outcome), next);
     this.say(outcome, "quiet"); // the card shows it
-    if (focused) next.focus({ preventScroll: true });
+    if (focused) next.focus();
   }
 
   #advance() {
