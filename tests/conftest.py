@@ -21,7 +21,7 @@ from tests.spark.session import python_environment, spark, spark_log
 
 __all__ = ["python_environment", "spark", "spark_log"]  # fixtures that pytest finds here
 
-settings.register_profile("taskq", deadline=None)  # what takes long on a busy machine is not wrong
+settings.register_profile("taskq", deadline=None)  # a slow test on a busy machine is not a failure
 settings.load_profile("taskq")
 
 TEMPLATE = f"taskq_template_{os.getpid()}"
@@ -143,7 +143,7 @@ class SharedDatabase:
     def empty(self) -> None:
         """Ends all other sessions, resets this one, deletes all rows, and drops what tests left in `public`."""
         self._reset()
-        deadline = time.monotonic() + 10  # what a test left running may connect again and again
+        deadline = time.monotonic() + 10  # programs that a test left running may connect again
         while self._conn.execute(_END_OTHERS).rowcount and time.monotonic() < deadline:
             time.sleep(0.002)  # until the server has ended them
         if self._conn.execute(_CREATED_BY_TESTS).rowcount:

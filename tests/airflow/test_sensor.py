@@ -77,7 +77,7 @@ class TestEveryMode:
         with pytest.raises(LeaseLost):
             queue.heartbeat(owner)  # the first try has lost its lease
 
-    def test_a_retry_finds_its_tasks_though_its_lease_has_lapsed(
+    def test_a_retry_finds_its_tasks_although_its_lease_has_lapsed(
         self, queue: TaskQueue, conn: psycopg.Connection, arguments: dict[str, Any]
     ) -> None:
         queue.push("work", ["a"])
@@ -415,7 +415,7 @@ def test_bounds_below_one_are_refused(arguments: dict[str, int]) -> None:
 
 
 class TestStartFromTrigger:
-    def test_the_scheduler_gets_what_the_trigger_needs(self) -> None:
+    def test_the_scheduler_gets_the_arguments_of_the_trigger(self) -> None:
         sensor = gate(
             deferrable=True,
             start_from_trigger=True,

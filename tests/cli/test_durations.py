@@ -24,7 +24,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["1m30s", "3h", "4w2d", "250ms", "0s"])
-def test_format_exact_writes_what_parse_duration_reads(text: str) -> None:
+def test_parse_duration_reads_the_output_of_format_exact(text: str) -> None:
     assert format_exact(parse_duration(text)) == text
 
 

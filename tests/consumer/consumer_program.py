@@ -2,7 +2,7 @@
 
     python -m tests.consumer.consumer_program NAME PARTITIONS LEASE
 
-The DSN comes from TASKQ_DSN. It goes on until SIGTERM, or until it is killed.
+The DSN comes from TASKQ_DSN. It runs until SIGTERM, or until it is killed.
 """
 
 import logging

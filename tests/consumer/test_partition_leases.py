@@ -364,7 +364,7 @@ def test_a_group_can_be_forgotten_while_a_holder_renews_its_partitions(
     assert forgotten.result(10)
 
 
-def test_what_makes_no_sense_is_refused(queue: TaskQueue) -> None:
+def test_invalid_arguments_are_refused(queue: TaskQueue) -> None:
     for partitions in (0, 1001):
         with pytest.raises(TaskQueueError, match="partition"):
             queue.join_group("readers", "work", partitions)

@@ -1,4 +1,4 @@
-"""Programs that run a queue under load while one fault comes again and again, and say what became of every task.
+"""Programs that run a queue under load while one fault occurs repeatedly, and return the end of every task.
 
 Each runs for TASKQ_FAULT_SECONDS (40 unless set), then lets the workers finish. The ledger is the table `effect`: a
 handler's row is committed with the decision on its task, and a second row for one task breaks the primary key.

@@ -271,7 +271,7 @@ def test_grouped_workers_and_schedulers_continue_when_their_connections_fall_sil
         until(lambda: queue.page("ticks", size=1000)[-1].sequence > last)
 
 
-def test_a_listener_that_hears_nothing_tests_its_connection(
+def test_a_listener_without_notifications_tests_its_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "_SILENCE_SECONDS", 0.2)

@@ -94,7 +94,7 @@ def fill(queue: TaskQueue, owner: Owner) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_drop_gives_way_to_a_transaction_that_holds_what_it_needs_and_waits_for_it(
+def test_a_drop_gives_way_to_a_transaction_that_holds_a_lock_it_needs_and_waits_for_it(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,

@@ -1,4 +1,4 @@
-"""Health: names what slows or threatens the queue, with the session to examine."""
+"""Health: findings name each problem of the queue, and the session that causes it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def test_health_reports_every_subject_of_an_idle_queue_as_fine(own_queue: TaskQu
     assert {finding.severity for finding in findings} == {Severity.FINE}
 
 
-def test_the_worst_comes_first(queue: TaskQueue, owner: Owner) -> None:
+def test_findings_are_sorted_by_severity(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     pass_time(queue, timedelta(days=1))
     lapse(queue, owner, timedelta(minutes=6))

@@ -200,7 +200,7 @@ def test_a_missing_task_has_no_history_and_no_explanation(queue: TaskQueue) -> N
     assert queue.timeline("work", 1) == []
 
 
-def test_throughput_counts_what_ended_by_span_and_state(queue: TaskQueue, owner: Owner) -> None:
+def test_throughput_counts_ended_tasks_by_span_and_state(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.SUCCEEDED)
     task_in(queue, owner, State.FAILED, "b")
     pass_time(queue, HOUR)

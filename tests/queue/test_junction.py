@@ -52,7 +52,7 @@ def test_a_task_in_another_state_counts_for_eternal_unless_redundant(
     assert known(queue, other).state is state
 
 
-# The table of section 1.9 of the seeds' features, as the contract decides it: tasks, and what is released.
+# The stored tasks, then the identifiers that SINGULAR releases, then those that ETERNAL releases.
 TABLE: dict[str, tuple[list[tuple[str, State]], set[str], set[str]]] = {
     "foo SUCCEEDED, bar SUSPENDED": (
         [("foo", State.SUCCEEDED), ("bar", State.SUSPENDED)],

@@ -142,7 +142,7 @@ def never_analysed(queue: TaskQueue) -> None:
 
 
 def emptied(queue: TaskQueue) -> None:
-    """Twenty thousand tasks that came and went and left their dead rows, then a few more."""
+    """Tables with the dead rows of twenty thousand removed tasks, and a few new tasks."""
     owner = queue.register("past", timedelta(hours=1))
     queue.push_stream("work", (NewTask(f"old {number}") for number in range(20_000)))
     queue.conn.execute("ANALYZE")

@@ -101,7 +101,7 @@ def test_an_install_waits_for_the_callers_commit(empty: psycopg.Connection, empt
     verify(empty)
 
 
-def test_an_install_leaves_the_session_as_it_was(empty_dsn: str) -> None:
+def test_an_install_leaves_the_session_unchanged(empty_dsn: str) -> None:
     with connect(empty_dsn) as conn:
         conn.execute("DO 'BEGIN END'")  # loads the settings of PL/pgSQL, which are not there before
         before = conn.execute("SELECT name, setting FROM pg_settings ORDER BY name").fetchall()
@@ -219,7 +219,7 @@ def test_functions_of_a_later_release_are_left_alone(empty: psycopg.Connection) 
     assert things(empty) == before
 
 
-def test_an_upgrade_names_what_others_built_on_it_and_drops_nothing_of_theirs(empty: psycopg.Connection) -> None:
+def test_an_upgrade_names_dependent_objects_of_others_and_drops_none(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("CREATE VIEW public.mine AS SELECT sequence FROM taskq.task_info")
     empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
@@ -314,7 +314,7 @@ def test_an_install_creates_and_removes_the_readable_views(empty: psycopg.Connec
     assert things(empty) == whole
 
 
-def test_views_that_others_built_on_are_not_removed(empty: psycopg.Connection) -> None:
+def test_views_with_dependent_objects_are_not_removed(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("CREATE VIEW public.failures AS SELECT * FROM taskq.tasks WHERE state = 'FAILED'")
     before = things(empty)

@@ -1,4 +1,4 @@
-"""Roles that are limited to topics: what they may do there, and that no call reaches another topic."""
+"""Roles that are limited to topics: their rights there. No call reaches another topic."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta

@@ -80,7 +80,7 @@ def test_a_task_whose_poll_was_rolled_back_goes_to_the_next_poll(
 
 
 def _seen(queue: TaskQueue, condition: str = SINGULAR) -> tuple[list[int], list[str], str]:
-    """The first, lock-free check of a poll, as SQL: what it finds."""
+    """Return the tasks that the first, lock-free check of a poll finds."""
     row = queue.conn.execute(
         "SELECT sequences, identifiers, seen_at FROM taskq_internal.turns_among_first("
         "(SELECT topic_id FROM taskq_internal.topic WHERE name = 'work'), clock_timestamp(), false, %s, 50, 50, '{}')",
@@ -107,7 +107,7 @@ def _take(queue: TaskQueue, owner: Owner, seen: tuple[list[int], list[str], str]
 def test_a_poll_sees_tasks_that_another_poll_claimed_and_completed_between_its_two_checks(
     queue: TaskQueue, owner: Owner, opened: Callable[[], TaskQueue]
 ) -> None:
-    """Statement by statement: the second check sees what another poll claimed, ended or released since the first."""
+    """The steps are single statements. The second check sees each task that another poll changed since the first."""
     one = opened()
     first = one.register("one")
     one.conn.commit()

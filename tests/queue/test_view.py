@@ -194,7 +194,7 @@ def test_counts_at_a_glance_are_capped(own_queue: TaskQueue) -> None:
     assert work["ready"] == 1000
 
 
-def test_a_reader_may_look_at_the_views_and_at_no_table(own_queue: TaskQueue, reader: str) -> None:
+def test_a_reader_may_read_the_views_and_no_table(own_queue: TaskQueue, reader: str) -> None:
     queue = own_queue
     queue.push("work", ["a", "a", NewTask("later", delay=timedelta(days=1))])
     queue.poll("work", queue.register("owner"))
@@ -218,7 +218,7 @@ def reader(own_queue: TaskQueue) -> Iterator[str]:
     own_queue.conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
 
 
-def test_an_upgrade_names_what_others_built_on_the_views(empty_dsn: str) -> None:
+def test_an_upgrade_names_the_objects_that_depend_on_the_views(empty_dsn: str) -> None:
     with connect(empty_dsn, autocommit=True) as conn:
         install(conn)
         conn.execute("CREATE VIEW public.failures AS SELECT * FROM taskq.tasks WHERE state = 'FAILED'")

@@ -404,7 +404,7 @@ def test_a_context_that_fails_fails_its_tasks() -> None:
     assert results(composite.with_context(lambda *_: next(iter(()))), 2) == [FAILURE] * 2
 
 
-def test_a_composite_rewrites_what_its_steps_push() -> None:
+def test_a_composite_rewrites_the_follow_ups_of_its_steps() -> None:
     composite = Composite("rewriting")
 
     @composite.step(mode=StepMode.SEQUENTIAL)

@@ -39,7 +39,7 @@ def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(qu
     assert queue.poll("work", owner, 2) == [a, b]
 
 
-def test_a_paused_retry_holds_its_group_back_and_is_due_at_once_when_resumed(
+def test_a_paused_retry_holds_its_group_back_and_is_due_at_once_when_it_is_resumed(
     dsn: str, queue: TaskQueue, owner: Owner
 ) -> None:
     queue.alter_topic("work", retrying)

@@ -1,6 +1,6 @@
 """Two worker processes under load, killed with -9 at random: nothing lost, effects once, order kept.
 
-TASKQ_CHAOS_SECONDS says for how long: 15 unless set.
+It runs for TASKQ_CHAOS_SECONDS seconds, by default 15.
 """
 
 import os

@@ -132,7 +132,7 @@ class Driver(RuleBasedStateMachine):
         return reported
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
-        """What a verb returns, or how it refuses: then it is undone, in a transaction of many to its savepoint."""
+        """Return the result of a call, or the type of its error. An error undoes the call, to a savepoint if needed."""
         try:
             with nullcontext() if self.conn.autocommit else self.conn.transaction():
                 return call(), None
@@ -140,7 +140,7 @@ class Driver(RuleBasedStateMachine):
             return None, type(error)
 
     def topic_with(self, number: int, *states: State) -> str:
-        """A topic that has tasks in such a state, if there is one, so that most steps have an effect."""
+        """Choose a topic that has tasks in one of the states, if there is one, so that most steps have an effect."""
         fitting = [topic for topic in self.model.topics if self.model.of_topic(topic, *states)]
         return picked(fitting or sorted(self.model.topics), [number])[0]
 
