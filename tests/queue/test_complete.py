@@ -244,7 +244,7 @@ def test_a_completion_is_undone_with_its_transaction(queue: TaskQueue, owner: Ow
     queue.complete(owner, {first: Result.FAILURE})
 
 
-def test_of_two_completions_at_once_the_first_to_commit_decides(
+def test_of_two_concurrent_completions_the_first_to_commit_decides(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,

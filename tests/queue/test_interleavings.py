@@ -109,7 +109,7 @@ def test_a_consumer_that_takes_turns_with_another_never_sees_tasks_out_of_order(
 
 
 @pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE])
-def test_pushes_and_polls_of_one_identifier_at_once_neither_deadlock_nor_lose(
+def test_concurrent_pushes_and_polls_of_one_identifier_neither_deadlock_nor_lose_tasks(
     queue: TaskQueue, dsn: str, insertion: Insertion
 ) -> None:
     names = [f"{number}" for number in range(20)]

@@ -180,7 +180,7 @@ def test_groups_may_come_from_generators(queue: TaskQueue) -> None:
     assert queue.junction("work", [{"c"}, frozenset("d")]) == {"c", "d"}
 
 
-def test_two_junctions_at_once_neither_wait_nor_release_twice(queue: TaskQueue, session: TaskQueue) -> None:
+def test_two_concurrent_junctions_neither_wait_nor_release_twice(queue: TaskQueue, session: TaskQueue) -> None:
     suspended(queue, *"abcd")
     groups = [["a", "b"], ["c", "d"]]
     assert session.junction("work", groups[:1]) == {"a", "b"}

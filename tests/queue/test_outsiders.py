@@ -164,7 +164,7 @@ def test_a_session_continues_when_an_outsider_takes_all_locks_that_it_uses(
 
 
 @MODES
-def test_a_lock_by_name_is_taken_while_an_outsider_holds_its_advisory_lock(
+def test_a_named_lock_can_be_taken_while_an_outsider_holds_its_advisory_lock(
     work: TaskQueue, outsider: psycopg.Connection, mode: str
 ) -> None:
     take_known(outsider, mode, work)

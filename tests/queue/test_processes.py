@@ -121,7 +121,7 @@ def test_every_effect_happens_exactly_once_although_processes_are_killed(own_que
     assert expired > 0
 
 
-def test_a_server_that_restarts_in_mid_poll_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_server_that_restarts_during_polls_loses_and_repeats_no_task(tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedPostgres())
         with connect(server.dsn, autocommit=True) as conn:

@@ -158,7 +158,7 @@ def test_a_completion_during_a_purge_succeeds_only_if_the_purge_is_rolled_back(
         assert known(queue, task).state is State.SUCCEEDED
 
 
-def test_two_purges_at_once_share_the_tasks_and_neither_waits(
+def test_two_concurrent_purges_share_the_tasks_and_neither_waits(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     failed(queue, owner, *"abcde")

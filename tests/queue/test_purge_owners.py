@@ -121,7 +121,7 @@ def test_an_owner_at_work_is_skipped_and_not_waited_for(
     assert names(queue) == [owner.name]
 
 
-def test_two_purges_at_once_share_the_owners_and_neither_waits(queue: TaskQueue, session: TaskQueue) -> None:
+def test_two_concurrent_purges_share_the_owners_and_neither_waits(queue: TaskQueue, session: TaskQueue) -> None:
     for number in range(3):
         unseen(queue, queue.register(f"{number}"))
     assert session.purge_owners(HOUR) == 3

@@ -61,7 +61,7 @@ def test_installing_twice_changes_nothing(empty: psycopg.Connection) -> None:
     assert TaskQueue(empty).ready("work") == 1
 
 
-def test_installing_at_once_from_eight_threads_installs_once(empty: psycopg.Connection, empty_dsn: str) -> None:
+def test_concurrent_installs_from_eight_threads_install_once(empty: psycopg.Connection, empty_dsn: str) -> None:
     def installing(number: int) -> None:
         with connect(empty_dsn, autocommit=number % 2 == 0) as conn:
             install(conn)
@@ -74,7 +74,7 @@ def test_installing_at_once_from_eight_threads_installs_once(empty: psycopg.Conn
 
 
 @pytest.mark.slow
-def test_installing_at_once_from_eight_processes_installs_once(empty: psycopg.Connection, empty_dsn: str) -> None:
+def test_concurrent_installs_from_eight_processes_install_once(empty: psycopg.Connection, empty_dsn: str) -> None:
     command = [sys.executable, "-m", "airflow_provider_taskq.queue", "install"]
     env = {"TASKQ_DSN": empty_dsn, "PYTHONPATH": str(Path.cwd())}
     processes = [Popen(command, env=env, stdout=PIPE, stderr=PIPE, text=True) for _ in range(8)]

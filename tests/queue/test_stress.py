@@ -90,7 +90,7 @@ def _one(queue: TaskQueue, query: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_under_stress_nothing_is_lost_doubled_or_out_of_order(stressed: TaskQueue) -> None:
+def test_under_stress_no_task_is_lost_repeated_or_out_of_order(stressed: TaskQueue) -> None:
     counted = stressed.count()
     pushed = _one(stressed, "SELECT count(*) FROM pushed")
     assert pushed > 200

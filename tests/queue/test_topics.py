@@ -103,7 +103,7 @@ def test_a_topic_is_created_with_the_fields_that_are_named(queue: TaskQueue) -> 
     assert queue.policy("orders") == TopicPolicy(retry, ttl=timedelta(minutes=1))
 
 
-def test_fields_that_are_altered_at_the_same_time_are_all_kept(
+def test_fields_that_are_altered_concurrently_are_all_kept(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[None]
 ) -> None:
     queue.alter_topic("work", RICH)

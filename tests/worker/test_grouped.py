@@ -57,7 +57,7 @@ def batches(dsn: str, handler: Callable[..., Any], **options: object) -> Grouped
     return GroupedWorker(dsn, "work", handler, **options)  # type: ignore[arg-type]
 
 
-def test_in_mode_all_the_rest_of_a_group_is_handled_after_an_error(dsn: str, queue: TaskQueue) -> None:
+def test_in_mode_all_the_remaining_tasks_of_a_group_are_handled_after_an_error(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     tasks = push(queue, 1, 2, 3)
     recorder = Recorder(2)

@@ -76,7 +76,7 @@ def test_a_completion_that_fails_fails_its_batch(queue: TaskQueue, make_worker: 
     assert states(queue) == [("a", State.FAILED)]
 
 
-def test_a_batch_that_cannot_even_be_failed_is_fatal_and_loses_its_lease(
+def test_a_batch_that_cannot_be_marked_as_failed_is_fatal_and_loses_its_lease(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     diary = Diary()
