@@ -141,7 +141,7 @@ class SharedDatabase:
         self._used = [self._conn]
 
     def empty(self) -> None:
-        """Ends all other sessions, resets this one, deletes all rows, and drops what tests left in `public`."""
+        """Ends all other sessions, resets this one, deletes all rows, and drops objects that tests left in `public`."""
         self._reset()
         deadline = time.monotonic() + 10  # programs that a test left running may connect again
         while self._conn.execute(_END_OTHERS).rowcount and time.monotonic() < deadline:
@@ -171,7 +171,7 @@ class SharedDatabase:
             conn.close()
 
     def _reset(self) -> None:
-        """Takes back what a test has set; a session that a test closed, killed or left in a transaction is replaced."""
+        """Resets the settings of the session. Replaces one that a test closed, killed or left in a transaction."""
         try:
             if self._conn.pgconn.transaction_status == TransactionStatus.IDLE:
                 self._conn.execute("DISCARD ALL")

@@ -1,4 +1,4 @@
-"""Errors: one sentence that says what to do, and nothing is changed."""
+"""Errors: each is one sentence with the remedy, and changes nothing."""
 
 import subprocess
 import sys

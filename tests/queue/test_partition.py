@@ -400,7 +400,7 @@ def test_a_poll_that_started_before_a_move_finds_nothing_and_raises_no_error(
 
 @pytest.fixture
 def traffic(dsn: str, background: InBackground[Any]) -> Iterator[list[float]]:
-    """How long each push, poll and completion of another topic takes in a session of its own."""
+    """The durations of each push, poll and completion of another topic, in a second session."""
     took: list[float] = []
     stop = Event()
 

@@ -95,7 +95,7 @@ def sessions(queue: TaskQueue) -> set[int]:
 
 
 def fill(queue: TaskQueue, owner: Owner) -> list[str]:
-    """Stores tasks in all states but ACTIVE, and returns what can be read of them."""
+    """Stores tasks in all states but ACTIVE, and returns their stored fields."""
     for state in sorted(set(State) - {State.ACTIVE}, key=lambda state: state is State.READY):
         task_in(queue, owner, state, identifier=state.name)
     return image(queue)

@@ -1,4 +1,4 @@
-"""Exactly once: each task is decided once and followed once, whatever happens to Spark and its driver."""
+"""Exactly once: each task has one decision and one follow-up, although Spark tasks and the driver fail."""
 
 import os
 import signal

@@ -54,9 +54,9 @@ T = TypeVar("T")
 
 
 def step(weight: int, **values: st.SearchStrategy[Any]) -> Callable[[Step], Step]:
-    """Makes a method a step with these values, which is drawn with this weight.
+    """Makes a method a step with these values. `weight`: how often it is drawn.
 
-    A step is no rule of its own, because Hypothesis leaves out most rules of a run, and then little happens.
+    A step is not a rule of Hypothesis, which would leave out most rules in each run, so that few calls have an effect.
     """
 
     def marked(method: Step) -> Step:

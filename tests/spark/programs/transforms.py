@@ -44,7 +44,7 @@ def count_letters(task: Task, options: Mapping[str, str]) -> Decision:
 
 
 def stumble(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """Fails with an error of its own."""
+    """Raises a RuntimeError."""
     raise RuntimeError(f"stumbled over {len(options)} options and {len(tasks.columns)} columns")
 
 
