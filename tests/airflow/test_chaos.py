@@ -28,7 +28,9 @@ def airflow(
         yield installation
 
 
-def test_every_gate_opens_and_every_task_is_completed_once_although_each_process_is_killed(airflow: Installation) -> None:
+def test_every_gate_opens_and_every_task_is_completed_once_although_each_process_is_killed(
+    airflow: Installation,
+) -> None:
     with airflow.queue() as queue:
         prepare(queue)
         held = airflow.site.trigger("held", "held")

@@ -160,7 +160,9 @@ def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
     assert len(handle_all(queue, new)) == 1
 
 
-def test_a_change_of_the_partitions_waits_for_a_holder_that_reads_events(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
+def test_a_change_of_the_partitions_waits_for_a_holder_that_reads_events(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
     queue.push("work", ["a", "b"])
     queue.join_group("readers", "work")
     [held] = acquire_all(queue)

@@ -243,7 +243,9 @@ def test_a_permanent_error_still_fails_the_batch(dsn: str, queue: TaskQueue, run
     until(lambda: ends(queue) == {"a": State.FAILED})
 
 
-def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_with_the_reason(dsn: str, queue: TaskQueue) -> None:
+def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_with_the_reason(
+    dsn: str, queue: TaskQueue
+) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
     called: list[str] = []
 

@@ -239,7 +239,9 @@ def test_a_retry_of_a_crashed_task_goes_before_the_next_of_its_identifier(
 
 
 @singular
-def test_released_tasks_are_handed_out_again_in_their_old_order(queue: TaskQueue, owner: Owner, condition: Condition) -> None:
+def test_released_tasks_are_handed_out_again_in_their_old_order(
+    queue: TaskQueue, owner: Owner, condition: Condition
+) -> None:
     first, _second = queue.push("work", ["a", "a"])
     other = queue.register("other")
     queue.poll("work", other, condition=condition)

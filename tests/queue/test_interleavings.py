@@ -56,7 +56,9 @@ def test_a_late_worker_overwrites_an_unfenced_completion_and_not_a_fenced_one(
     assert known(own_queue, task).state is State.SUCCEEDED
 
 
-def test_a_worker_that_wakes_after_another_worker_took_its_tasks_changes_nothing(queue: TaskQueue, owner: Owner) -> None:
+def test_a_worker_that_wakes_after_another_worker_took_its_tasks_changes_nothing(
+    queue: TaskQueue, owner: Owner
+) -> None:
     tasks = [task_in(queue, owner, State.ACTIVE, name) for name in "ab"]
     lapse(queue, owner)
     queue.expire()

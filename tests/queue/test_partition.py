@@ -432,9 +432,7 @@ def test_other_topics_wait_only_for_a_moment_while_a_topic_moves(queue: TaskQueu
     assert apart(queue) == 10_000
 
 
-def test_a_move_under_load_loses_and_repeats_no_task(
-    queue: TaskQueue, dsn: str, background: InBackground[Any]
-) -> None:
+def test_a_move_under_load_loses_and_repeats_no_task(queue: TaskQueue, dsn: str, background: InBackground[Any]) -> None:
     stop = Event()
 
     def produce() -> int:

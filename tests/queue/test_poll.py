@@ -251,7 +251,9 @@ def test_an_unknown_order_or_condition_is_refused(queue: TaskQueue, owner: Owner
     assert states(queue) == [("a", State.READY)]
 
 
-def test_a_claim_takes_the_tasks_that_a_poll_would_take_and_returns_their_number(queue: TaskQueue, owner: Owner) -> None:
+def test_a_claim_takes_the_tasks_that_a_poll_would_take_and_returns_their_number(
+    queue: TaskQueue, owner: Owner
+) -> None:
     queue.push("work", MIXED)
     assert queue.claim("work", owner, 3) == 3
     assert identifiers(queue.held(owner)) == ["high old", "high new", "middle"]

@@ -265,7 +265,9 @@ def test_a_topic_that_is_dropped_after_its_move_was_killed_leaves_tables_that_ar
     assert (tables_apart(queue), constraints(queue)) == (0, 0)
 
 
-def test_the_error_of_a_push_after_a_killed_move_names_the_functions_that_finish_or_undo_it(queue: TaskQueue, dsn: str) -> None:
+def test_the_error_of_a_push_after_a_killed_move_names_the_functions_that_finish_or_undo_it(
+    queue: TaskQueue, dsn: str
+) -> None:
     kill_mover(queue, dsn, "close_shared_tables")
     with pytest.raises(TaskQueueError, match="own_partition finishes the move, and shared_partition undoes it"):
         queue.push("work", ["a"])

@@ -96,7 +96,9 @@ def test_a_failing_batch_follows_the_table_of_camunda_correlate_and_later_messag
     assert [len(group) for group in queue.poll_batch("work", owner).values()] == [1]
 
 
-def test_a_failing_message_follows_the_table_of_camunda_correlate_until_it_succeeds(queue: TaskQueue, owner: Owner) -> None:
+def test_a_failing_message_follows_the_table_of_camunda_correlate_until_it_succeeds(
+    queue: TaskQueue, owner: Owner
+) -> None:
     correlation(queue)
     [message] = queue.push("work", [NewTask("key", ttl=10 * SECOND)])
     schedule = Schedule(queue, message)
