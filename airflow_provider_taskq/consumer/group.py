@@ -22,7 +22,7 @@ class Interrupted(Exception):
 
 
 class HandlerFailed(Exception):
-    """A handler raised the cause of this error. Tells errors of handlers from those of the queue."""
+    """A handler raised the cause of this error. It distinguishes errors of handlers from those of the queue."""
 
 
 def type_in_payload(task: Task) -> object:

@@ -126,7 +126,7 @@ def _sql_files(folder: str) -> Iterator[Traversable]:
 def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None:
     """Creates or upgrades the schema `taskq` in the caller's transaction. Several sessions may install at once.
 
-    :param views: whether the schema has the readable views `tasks` and `topics_at_a_glance`, and the function `newest`.
+    :param views: whether the schema has the readable views `tasks` and `topic_summaries`, and the function `newest`.
         None keeps the recorded choice; a new schema has them.
     :raises SchemaMismatch: if the schema in the database is newer than this package, or was installed by another text.
     :raises TaskQueueError: if other objects in the database depend on functions or views to replace, or the server is

@@ -118,7 +118,7 @@ def held_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
     """The partitions that a process holds: generation, partition, fence."""
     named = f" {pid} "
     return {
-        (r.generation, r.partition, r.fence or 0) for r in queue.partition_states() if r.leader and named in r.leader
+        (r.generation, r.partition, r.fence or 0) for r in queue.partition_states() if r.member and named in r.member
     }
 
 

@@ -264,7 +264,7 @@ def test_no_function_needs_the_readable_views(empty: psycopg.Connection) -> None
     install(empty)
     named = empty.execute(
         r"SELECT proname FROM pg_proc WHERE pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
-        r" AND prosrc ~ 'taskq(_internal)?\.(tasks|live_tasks|ended_tasks|topics_at_a_glance)\M' ORDER BY 1"
+        r" AND prosrc ~ 'taskq(_internal)?\.(tasks|live_tasks|ended_tasks|topic_summaries)\M' ORDER BY 1"
     ).fetchall()
     assert named == [("newest",)]  # which is left out with them
 

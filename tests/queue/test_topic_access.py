@@ -325,7 +325,7 @@ def test_a_reader_of_a_topic_gets_no_figures_and_no_view_of_all_topics(limited: 
     for call in (reader.count, reader.results, reader.health, reader.audit_trail, lambda: reader.statistics(LEASE)):
         with pytest.raises(Denied):
             call()
-    for view in ("tasks", "topics_at_a_glance", "task_info"):
+    for view in ("tasks", "topic_summaries", "task_info"):
         with pytest.raises(Denied):
             run(reader, f"SELECT * FROM taskq.{view}")
 

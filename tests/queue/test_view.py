@@ -173,7 +173,7 @@ def test_the_view_of_topics_counts_due_waiting_and_held_tasks(queue: TaskQueue, 
     queue.push("work", [NewTask("d", depends_on=[("work", "c")])])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
     queue.poll("work", owner)
-    empty, work = rows(queue, source="taskq.topics_at_a_glance")
+    empty, work = rows(queue, source="taskq.topic_summaries")
     assert [empty[name] for name in ("topic", "paused", "ready", "oldest", "last_end")] == [
         "empty",
         True,
@@ -190,7 +190,7 @@ def test_the_view_of_topics_counts_due_waiting_and_held_tasks(queue: TaskQueue, 
 
 def test_counts_at_a_glance_are_capped(own_queue: TaskQueue) -> None:
     own_queue.push_stream("work", numbered(5000))
-    [work] = rows(own_queue, source="taskq.topics_at_a_glance")
+    [work] = rows(own_queue, source="taskq.topic_summaries")
     assert work["ready"] == 1000
 
 
@@ -202,7 +202,7 @@ def test_a_reader_may_read_the_views_and_no_table(own_queue: TaskQueue, reader: 
     queue.conn.execute(f"SET ROLE {reader}".encode())
     assert len(rows(queue)) == 4
     assert len(queue.conn.execute("SELECT * FROM taskq.newest('work')").fetchall()) == 4
-    assert rows(queue, source="taskq.topics_at_a_glance")[0]["running"] == 1
+    assert rows(queue, source="taskq.topic_summaries")[0]["running"] == 1
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         queue.conn.execute("SELECT FROM taskq_internal.live")
 

@@ -2,10 +2,9 @@
 
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text,
-               other bigint, error text,
-               error_summary text, waited interval, ran interval)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+               other bigint, error text, error_summary text, waited interval, ran interval)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -53,8 +52,8 @@ lapsed, reset, recreated, reassigned, paused, resumed, due set, attempts set, pr
 ended. state: the state before the entry, or now (held, ended). waited and ran: times of the attempt. Errors: TQ001.';
 
 CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint, OUT reason text, OUT waits_normally boolean)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_live  taskq_internal.live;
@@ -121,8 +120,8 @@ COMMENT ON FUNCTION taskq.throughput IS
 is the last. Reads at most p_pages pages, a random share of a longer history, and multiplies; sampled is that share.
 Errors: TQ001.';
 
-CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_first record;
 BEGIN
@@ -143,9 +142,9 @@ END $$;
 COMMENT ON FUNCTION taskq.explain_dependency IS
 'The first dependency that is not fulfilled, as a sentence.';
 
-CREATE FUNCTION taskq.explain_ready(p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint,
-                                    p_attempt int, p_due timestamptz)
-RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq.explain_ready(
+    p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz
+) RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_paused THEN 'the topic is paused'
                 WHEN p_waits = :WAITS_RESUME THEN 'paused until it is resumed'
@@ -159,9 +158,9 @@ END $$;
 COMMENT ON FUNCTION taskq.explain_ready IS
 'Why a READY task is not running, from its columns. Used by the view taskq.tasks.';
 
-CREATE FUNCTION taskq.explain_ended(p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int,
-                                    p_owner text) RETURNS text
-LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq.explain_ended(
+    p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text
+) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_state = :EXPIRED THEN format('the lease of %s ran out; it waits to be revived', p_owner)
                 WHEN p_state = :FAILED AND p_attempt < p_max_attempts THEN
                     format('given up at attempt %s; now its topic allows %s', p_attempt, p_max_attempts)
@@ -180,13 +179,12 @@ $$;
 
 -- Records what is about to happen to ended tasks: RESET, RECREATED or REASSIGNED. p_others goes with p_sequences if
 -- the kind has one.
-CREATE FUNCTION taskq_internal.record_ended_change(p_topic_id int, p_kind int, p_sequences bigint[],
-        p_others bigint[] DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.record_ended_change(
+    p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, holder, other, actor, role,
-            error, error_summary)
+        error, error_summary)
     SELECT clock_timestamp(), p_topic_id, e.sequence, p_kind, e.state, e.attempt,
            (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = e.holder), u.other,
                taskq_internal.current_actor(), session_user,
@@ -205,15 +203,15 @@ $$;
 -- How long an attempt waited: from its due time, or from the push if that was later, to the poll that claimed it;
 -- NULL if no poll did.
 CREATE FUNCTION taskq_internal.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz)
-    RETURNS interval LANGUAGE sql IMMUTABLE AS $$
+RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_polled IS NOT NULL
                 THEN greatest(taskq_internal.clamp_moment(p_polled) - taskq_internal.clamp_moment(greatest(p_created,
                         p_due)), interval '0') END
 $$;
 
 -- How long an attempt ran, from the poll that claimed it to its end; NULL if it was not claimed or has no end.
-CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval LANGUAGE sql IMMUTABLE
-    AS $$
+CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval
+LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_polled IS NOT NULL AND p_end IS NOT NULL
                 THEN greatest(taskq_internal.clamp_moment(p_end) - taskq_internal.clamp_moment(p_polled),
                               interval '0') END
@@ -230,9 +228,9 @@ CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUA
 $$;
 
 -- The first thing that keeps a READY task, or else its position, as a sentence; waits_normally as in taskq.explain.
-CREATE FUNCTION taskq_internal.explain_waiting(p_topic taskq_internal.topic, p_task taskq_internal.live,
-                                               OUT reason text, OUT waits_normally boolean)
-LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION taskq_internal.explain_waiting(
+    p_topic taskq_internal.topic, p_task taskq_internal.live, OUT reason text, OUT waits_normally boolean
+) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_way      text;
     v_unserved text;
@@ -262,8 +260,8 @@ BEGIN
 END $$;
 
 -- That no worker seems to poll a topic: no owner holds its tasks and none has ended for a minute; else NULL.
-CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_last timestamptz := (SELECT taskq_internal.clamp_moment(max(n.completed))
                            FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
@@ -278,8 +276,8 @@ BEGIN
 END $$;
 
 -- The position of a READY task among the first thousand that may be polled, as a sentence.
-CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_place bigint;
 BEGIN

@@ -24,9 +24,9 @@ BEGIN
     WHERE taskq_internal.may_act_as(o.registered_by)
     RETURNING o.* INTO v_owner;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('42501',
-                format('owner %L was registered by another role than %I, which is limited to topics: register'
-                                                      ' another name', p_owner, taskq_internal.acting_role()));
+        PERFORM taskq_internal.raise_error('42501', format(
+            'owner %L was registered by another role than %I, which is limited to topics: register'
+            ' another name', p_owner, taskq_internal.acting_role()));
     END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
@@ -93,16 +93,15 @@ CREATE FUNCTION taskq.owner(p_owner text, p_claim bigint DEFAULT NULL)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
-    WHERE o.name = p_owner AND o.fence IS NOT NULL
-      AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
+    WHERE o.name = p_owner AND o.fence IS NOT NULL AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
       AND (taskq_internal.may_access_all('SELECT') OR taskq_internal.may_act_as(o.registered_by))
 $$;
 COMMENT ON FUNCTION taskq.owner IS
 'The owner of this name whose lease is not gone, lapsed or not; else no row. p_claim: only if it holds the claim that
 was made under this fence.';
 
-CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_owner_id bigint;
     v_count    bigint;
@@ -127,8 +126,8 @@ COMMENT ON FUNCTION taskq.release IS
 'Gives back all tasks of an owner and ends its lease: the tasks are READY in their original place, the attempt not
 counted. Returns how many; 0 if the lease is gone.';
 
-CREATE FUNCTION taskq.expire(p_grace interval, p_except text[] DEFAULT '{}') RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.expire(p_grace interval, p_except text[] DEFAULT '{}') RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_lapsed bigint[];
     v_given  bigint;
@@ -150,8 +149,7 @@ BEGIN
           AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
         RETURNING l.*, p.on_expiry)
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-                                      crashes, redelivered,
-                             identifier, error, error_summary)
+        crashes, redelivered, identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
            CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry
                WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
@@ -180,8 +178,7 @@ in flight. Also removes what executors of these owners have staged.';
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,
                redelivered boolean)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner AND o.fence = p_fence
@@ -320,7 +317,7 @@ END $$;
 
 -- What a task waits for when it is given back: a retry of a probing topic for its probe, other tasks for nothing.
 CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint
-    LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id) THEN
         RETURN :WAITS_PROBE;
@@ -330,16 +327,16 @@ END $$;
 
 -- Raises TQ000 for a blank holder or name, or an invalid time.
 CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF p_by IS NULL OR p_by !~ '\S' THEN
         PERFORM taskq_internal.raise_error('TQ000', format('lock %L: its holder has to have a name', p_name));
     END IF;
     IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0'
         AND p_at_most THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',
-                                             p_name, p_at_most, p_at_least));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that', p_name,
+            p_at_most, p_at_least));
     END IF;
     PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
     PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');

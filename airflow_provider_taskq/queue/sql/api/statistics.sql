@@ -3,8 +3,7 @@
 CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, ended bigint, succeeded bigint, failed bigint, retried bigint, retries bigint,
                shortest float8, mean float8, longest float8, p50 float8, p90 float8, p95 float8, p99 float8)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_since    timestamptz := clock_timestamp() - taskq_internal.clamp_age(p_within);
@@ -128,8 +127,8 @@ COMMENT ON FUNCTION taskq.stuck_owners IS
 
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
 RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
-               last_failed timestamptz,
-               looked_at bigint) LANGUAGE plpgsql STABLE AS $$
+               last_failed timestamptz, looked_at bigint)
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -156,8 +155,8 @@ $$;
 -- The group of an error: its summary with # for what differs from task to task: the task's identifier, a UUID, and a
 -- word with a digit, with further such words after - . : , or /. The type of the exception stays, and so does a
 -- number from 100 to 599 that stands alone: it may be a status code, and to retry a 404 helps less than a 503.
-CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text LANGUAGE plpgsql IMMUTABLE
-    AS $$
+CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_kind    text := coalesce(substring(p_summary FROM '^[[:alpha:]_][[:alnum:]_.]*(?:: |$)'), '');
     v_message text := substr(p_summary, length(v_kind) + 1);
@@ -179,8 +178,7 @@ END $$;
 -- The error groups of the newest p_budget FAILED tasks of a topic, of those that failed since a moment.
 CREATE FUNCTION taskq_internal.failed_groups(p_topic_id int, p_since timestamptz, p_budget int)
 RETURNS TABLE (error_group text, failed bigint, messages bigint, example text, newest bigint, last_failed timestamptz)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),

@@ -9,13 +9,13 @@ COMMENT ON FUNCTION taskq.policy IS
 
 CREATE FUNCTION taskq.create_topic(
     p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,
-    p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean,
-    p_on_expiry text, p_max_crashes int, p_max_payload_bytes int, p_ttl interval, p_notify boolean
+    p_horizon interval, p_max_elapsed interval, p_jitter double precision, p_probe boolean, p_on_expiry text,
+    p_max_crashes int, p_max_payload_bytes int, p_ttl interval, p_notify boolean
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
     INSERT INTO taskq_internal.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
-                             on_expiry, max_crashes, max_payload_bytes, ttl, notify)
+        on_expiry, max_crashes, max_payload_bytes, ttl, notify)
     VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
             p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify)
     ON CONFLICT (name) DO NOTHING;
@@ -36,8 +36,8 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ001', format('topic %L was dropped at this moment', p_topic));
     END IF;
     v_altered := jsonb_populate_record(v_topic, p_changes);
-    PERFORM taskq_internal.check_policy(p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon,
-            v_altered.max_elapsed, v_altered.ttl);
+    PERFORM taskq_internal.check_policy(
+        p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl);
     UPDATE taskq_internal.topic SET
         max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor,
             max_delay = v_altered.max_delay,
@@ -65,8 +65,8 @@ BEGIN
     UPDATE taskq_internal.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
     IF FOUND THEN
         IF p_paused THEN
-            PERFORM taskq_internal.record_pause(v_topic_id, true,
-                    coalesce(taskq_internal.current_actor(), session_user));
+            PERFORM taskq_internal.record_pause(v_topic_id, true, coalesce(
+                taskq_internal.current_actor(), session_user));
         END IF;
         RETURN true;
     END IF;
@@ -120,8 +120,8 @@ DECLARE
 BEGIN
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ001',
-                format('topic %L is not known; create it with create_topic', p_topic));
+        PERFORM taskq_internal.raise_error('TQ001', format(
+            'topic %L is not known; create it with create_topic', p_topic));
     END IF;
     RETURN v_topic;
 END $$;
@@ -140,15 +140,14 @@ BEGIN
     SELECT string_agg(quote_literal(k), ', ' ORDER BY k) INTO v_unknown FROM jsonb_object_keys(p_changes) k
         WHERE k <> ALL (v_fields);
     IF v_unknown IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ008',
-                format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
-                                             array_to_string(v_fields, ', ')));
+        PERFORM taskq_internal.raise_error('TQ008', format(
+            'topic %L: a policy has no field %s; it has %s', p_topic, v_unknown, array_to_string(v_fields, ', ')));
     END IF;
 END $$;
 
 -- Stores whether a topic is paused, since when, and the person or program that paused it.
 CREATE FUNCTION taskq_internal.record_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
                            paused_since = CASE WHEN p_paused THEN clock_timestamp() END
@@ -158,9 +157,7 @@ END $$;
 
 -- One try of taskq.drop_topic. Raises lock_not_available if it has to be repeated.
 CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean)
-    RETURNS boolean
-LANGUAGE plpgsql
-SET lock_timeout = '10ms' AS $$
+RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
     v_pause    double precision := 0.01;
@@ -196,8 +193,8 @@ END $$;
 
 -- Deletes the rows of a topic that no other transaction holds, and returns whether that was all. Never waits. The
 -- rows of taskq_internal.task stay: a transaction that changes one also holds the task's row in live or ended.
-CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_table text;
     v_left  boolean;
@@ -242,11 +239,10 @@ DECLARE
           AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq_internal.topic_lock_class()::oid
                AND l.objid = v_topic_id::oid
                OR c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
-                   AND c.oid <> ALL (taskq_internal.lock_only_tables())
-                  AND l.mode <> 'AccessShareLock')
+               AND c.oid <> ALL (taskq_internal.lock_only_tables()) AND l.mode <> 'AccessShareLock')
         ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
 BEGIN
-    PERFORM taskq_internal.raise_error('TQ000',
-            format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
+    PERFORM taskq_internal.raise_error('TQ000', format(
+        'topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
         ' and repeat this when they have ended', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;

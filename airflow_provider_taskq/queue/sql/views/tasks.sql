@@ -3,7 +3,7 @@
 --   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
 --   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
 --   SELECT * FROM taskq.newest('orders', 50);
---   SELECT * FROM taskq.topics_at_a_glance;
+--   SELECT * FROM taskq.topic_summaries;
 --
 -- Payloads are left out (taskq.task has them), outputs and errors are cut to a line. For people only: programs call
 -- functions, and the columns here may change with any release.
@@ -74,9 +74,7 @@ Without payloads; outputs and errors are cut to a line. Filter by topic and stat
 release.';
 
 CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL)
-    RETURNS SETOF taskq.tasks
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS SETOF taskq.tasks LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_sequences bigint[];
@@ -97,7 +95,7 @@ COMMENT ON FUNCTION taskq.newest IS
 fast on any topic. For people; the columns may change. Errors: TQ001.';
 
 -- The counts are those of a topic that is not paused.
-CREATE VIEW taskq.topics_at_a_glance AS
+CREATE VIEW taskq.topic_summaries AS
 SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, coalesce(h.held, 0) AS running,
        statement_timestamp() - (taskq.oldest_due(p.topic_id)).since AS oldest,
        statement_timestamp() - (SELECT CASE WHEN max(n.completed) IS NOT NULL
@@ -124,7 +122,7 @@ LEFT JOIN (SELECT l.topic_id, count(*) AS held
            FROM (SELECT n.topic_id FROM taskq_internal.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
            GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
 ORDER BY p.name;
-COMMENT ON VIEW taskq.topics_at_a_glance IS
+COMMENT ON VIEW taskq.topic_summaries IS
 'One line for each topic. ready, scheduled, retrying: of its first 1,000 READY tasks in polled order; blocked: by
 dependencies, up to 1,000; running: of the first 10,000 held tasks; oldest: for how long the oldest task has been due;
 last_end: how long ago the last of its newest 100 ended tasks ended. For people; the columns may change with any
