@@ -183,7 +183,7 @@ def test_a_topic_with_active_workers_is_reported_as_behind_and_not_as_unserved(
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
     reported = found(queue, "waiting tasks")
     assert reported.severity is Severity.NOTICE
-    assert "it is worked on, but more comes in than goes out" in reported.detail
+    assert "workers poll it, but tasks arrive faster than they end" in reported.detail
 
 
 def test_tasks_held_under_a_lapsed_lease_are_no_sign_of_a_worker(queue: TaskQueue, owner: Owner) -> None:

@@ -190,11 +190,11 @@ def test_one_transaction_can_take_many_locks(queue: TaskQueue, session: TaskQueu
     ("name", "by", "at_most", "at_least", "reason"),
     [
         (" ", "a", HOUR, MINUTE, "name is out of its range"),
-        ("job", " ", HOUR, MINUTE, "its holder has to have a name"),
-        ("job", "a", timedelta(0), timedelta(0), "at_most 00:00:00 has to be more than nothing"),
-        ("job", "a", -HOUR, timedelta(0), "at_most -01:00:00 has to be more than nothing"),
-        ("job", "a", HOUR, 2 * HOUR, "at_least 02:00:00 between nothing and that"),
-        ("job", "a", HOUR, -HOUR, "at_least -01:00:00 between nothing and that"),
+        ("job", " ", HOUR, MINUTE, "the holder needs a name"),
+        ("job", "a", timedelta(0), timedelta(0), "at_most 00:00:00 has to be more than 0"),
+        ("job", "a", -HOUR, timedelta(0), "at_most -01:00:00 has to be more than 0"),
+        ("job", "a", HOUR, 2 * HOUR, "at_least 02:00:00 between 0 and at_most"),
+        ("job", "a", HOUR, -HOUR, "at_least -01:00:00 between 0 and at_most"),
     ],
 )
 def test_a_lock_without_a_holder_or_a_duration_is_refused(

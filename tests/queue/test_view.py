@@ -91,7 +91,7 @@ def test_the_view_names_the_dependency_that_a_task_waits_for(queue: TaskQueue, o
     queue.complete(owner, {first: Result.FILTER})
     assert why(queue, "b") == f"waits for a of topic work (sequence {first.sequence}, FILTERED)"
     queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
-    assert why(queue, "b") == "its dependencies are fulfilled: the next poll looks again"
+    assert why(queue, "b") == "its dependencies are fulfilled: the next poll checks them again"
 
 
 def test_the_view_says_how_a_task_ended(queue: TaskQueue, owner: Owner) -> None:

@@ -302,7 +302,7 @@ def test_a_stage_that_is_pruned_during_its_push_pushes_nothing(
     )
     conn.commit()
     options = PushOptions.parse({"mode": "push", "topic": "work"})
-    with pytest.raises(TaskQueueError, match="was forgotten while it was pushed: run the job again"):
+    with pytest.raises(TaskQueueError, match="was removed while it was pushed: run the job again"):
         push_stage(ConnectionInfo.resolve(dsn), options, str(stage), [StagedAttempt(0, 1, 3)], None, None)
     assert everything(queue) == []
 

@@ -167,7 +167,7 @@ BEGIN
         EXECUTE format('GRANT %s ON taskq.every_topic TO %I',
                        array_to_string(taskq_internal.rights_of(v_access.kind, v_access.may_delete), ', '), p_role);
         IF v_access.kind IN ('reader', 'operator') THEN
-            -- the first two may be left out
+            -- An installation without the readable views lacks the first two.
             FOR v_view IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace
                           AND c.relname IN ('tasks', 'topic_summaries', 'task_info') LOOP
                 EXECUTE format('GRANT SELECT ON %s TO %I', v_view, p_role);

@@ -125,7 +125,8 @@ BEGIN
         DELETE FROM taskq_internal.live WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
         INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes,
             redelivered, identifier, error, error_summary)
-        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt, 5,
+        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt,
+            :FILTERED,
             v_task.crashes, v_task.redelivered,
                v_task.identifier, v_task.error, v_task.error_summary;
         v_count := v_count + 1;
@@ -228,7 +229,7 @@ DECLARE
     v_named bigint[];
     v_count bigint;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('owners are purged');
+    PERFORM taskq_internal.require_read_committed('purge_owners() runs');
     DELETE FROM taskq_internal.drain
         WHERE coalesce(finished, began) <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     v_found := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
@@ -287,7 +288,7 @@ DECLARE
 BEGIN
     RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
                  WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                     AND 1 = ANY (p_states)
+                     AND :READY = ANY (p_states)
                  ORDER BY l.sequence FOR UPDATE SKIP LOCKED)
         || ARRAY(SELECT e.sequence FROM taskq_internal.ended e
                  WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN :EXPIRED
@@ -305,7 +306,7 @@ DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_live     bigint[] := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                                  WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                                     AND 1 = ANY (p_states)
+                                     AND :READY = ANY (p_states)
                                  FOR UPDATE SKIP LOCKED);
     v_ended    bigint[] := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
                                  WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences)
@@ -405,7 +406,7 @@ BEGIN
                          AND d.sequence = p_task.sequence)
                 THEN :WAITS_DEPENDENCIES
             ELSE :WAITS_NOTHING END;
-        -- when the next poll checks its dependencies
+        -- -infinity: the next poll checks the dependencies.
         UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'
         WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
     END IF;
@@ -416,7 +417,8 @@ BEGIN
     PERFORM taskq_internal.record_ready_change(p_task, p_kind, NULL);
 END $$;
 
--- Records in the history what is done to a READY task. p_other: the new number of attempts, for kind 9.
+-- Records in the history what is done to a READY task. p_other: the new number of
+-- attempts, or the new priority.
 CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)

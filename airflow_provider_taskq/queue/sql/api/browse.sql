@@ -162,7 +162,7 @@ BEGIN
                              AND t.topic_id = v_topic_id
                          ORDER BY t.identifier DESC LIMIT 50);
         RETURN NEXT;
-        v_identifier := v_key || '0';  -- the letter after the slash
+        v_identifier := v_key || '0';  -- '0' is the character after '/'
     END LOOP;
     IF v_identifier IS NOT NULL THEN
         SELECT NULL, NULL, NULL, NULL, NULL, true, NULL INTO prefix, config_hash, waiting, next, last, capped, moments;
@@ -297,7 +297,7 @@ BEGIN
             SELECT w.owner_id FROM taskq_internal.owner w WHERE w.name = p_owner
             UNION ALL
             (SELECT w.owner_id FROM taskq_internal.owner w
-             -- 0 follows the slash
+             -- '0' is the character after '/'.
              WHERE p_workers AND w.name > p_owner || '/' AND w.name < p_owner || '0' AND w.fence IS NOT NULL
              ORDER BY w.name LIMIT 1000)) o
         CROSS JOIN LATERAL (SELECT h.topic_id, h.sequence FROM taskq_internal.live h
@@ -469,7 +469,7 @@ BEGIN
         ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n WHERE n.waits <> :WAITS_RESUME);
 END $$;
 
--- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.
+-- How many tasks of a topic are EXPIRED, FAILED or SUSPENDED, up to a cap.
 CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN

@@ -73,7 +73,7 @@ BEGIN
     WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN :FAILURE AND :SUCCESS LIMIT 1;
     IF FOUND THEN
         PERFORM taskq_internal.raise_error('TQ002', format(
-            'the decision on sequence %s has no result in 0..3', v_sequence));
+            'the decision on sequence %s has an invalid result: expected 0 to 3', v_sequence));
     END IF;
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences) AS u (sequence) GROUP BY u.sequence HAVING count(*) > 1
         LIMIT 1;

@@ -28,7 +28,7 @@ BEGIN
     END IF;
     SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group
         AND topic_id = v_topic_id FOR NO KEY UPDATE;
-    IF NOT FOUND THEN  -- forgotten just now
+    IF NOT FOUND THEN  -- another transaction has just removed the group
         RETURN QUERY SELECT * FROM taskq.join_group(p_group, p_topic, p_partitions, p_level);
         RETURN;
     END IF;
@@ -62,7 +62,7 @@ DECLARE
     v_fence    bigint;
 BEGIN
     PERFORM taskq_internal.check_duration(format('group %L: the lease', p_group), p_lease);
-    PERFORM taskq_internal.require_read_committed('partitions are acquired');
+    PERFORM taskq_internal.require_read_committed('acquire_partition() runs');
     PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
     SELECT h.* INTO v_found FROM taskq_internal.consumer_partition h
     LEFT JOIN taskq_internal.progress g
@@ -120,9 +120,9 @@ DECLARE
 BEGIN
     IF p_size IS NULL OR p_size < 1 THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
-            'group %L: a member reads 1 task or more at a time, not %s', p_group, p_size));
+            'group %L: invalid size %s: expected at least 1', p_group, p_size));
     END IF;
-    -- sees what ended it
+    -- A new statement: it sees a commit that has ended the generation.
     SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
     PERFORM taskq_internal.check_log_read(p_partition, v_group.partitions, v_group.level);
     v_after := coalesce(taskq.progress(p_group, p_topic, p_partition), v_group.begins);
@@ -295,8 +295,8 @@ BEGIN
         FOR UPDATE;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_error('TQ005', format(
-            'partition %s of group %L is no longer leased under fence %s: the lease lapsed and was taken, or was given'
-            ' back', p_partition, p_group, p_fence));
+            'partition %s of group %L is no longer leased under fence %s: another member took the lapsed lease over, or'
+            ' this one gave it back', p_partition, p_group, p_fence));
     END IF;
     RETURN v_partition;
 END $$;

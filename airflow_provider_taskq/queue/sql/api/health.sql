@@ -120,7 +120,7 @@ BEGIN
            w.dead, NULL::int
     FROM (SELECT t.*, row_number() OVER (ORDER BY t.dead >= 1000 DESC, t.dead / t.bound DESC) AS place,
                  CASE WHEN t.dead < 1000 THEN 'fine' WHEN t.disabled THEN 'critical'
-                      -- a small table is emptied by thousands
+                      -- A small table may have a few thousand dead rows.
                       ELSE taskq_internal.severity(t.dead / greatest(t.bound, 1000), 2, 10, 100) END AS severity
           FROM taskq_internal.vacuum_state() t) w
     WHERE w.place = 1 OR w.place <= 5 AND w.severity <> 'fine';
@@ -340,7 +340,8 @@ BEGIN
         ELSIF v_topic.topic_id = ANY (v_held) OR taskq_internal.has_ended_since(v_topic.topic_id, v_now - p_patience)
             THEN
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'notice' ELSE 'warning' END;
-            detail := coalesce(v_why, 'it is worked on, but more comes in than goes out, or what goes first passes by');
+            detail := coalesce(v_why, 'workers poll it, but tasks arrive faster than they end,'
+                               ' or tasks with a higher priority pass it');
         ELSE
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'warning' ELSE 'critical' END;
             detail := format(
@@ -504,11 +505,11 @@ DECLARE
                         WHERE c.oid = 'taskq_internal.owner'::regclass);
 BEGIN
     RETURN QUERY SELECT taskq_internal.severity(v_stages, 1, 1000, 'Infinity'), 'left behind',
-        format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() forgets them', v_stages), v_stages,
+        format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() removes them', v_stages), v_stages,
             NULL::int;
     RETURN QUERY SELECT taskq_internal.severity(v_owners, 100000, 1000000, 'Infinity'), 'left behind',
-        format('some %s owners are known; taskq.purge_owners() forgets those that hold nothing and gave no sign of'
-               ' life for long', v_owners),
+        format('some %s owners are stored; taskq.purge_owners() removes those that hold nothing and have sent no'
+               ' heartbeat for long', v_owners),
         v_owners, NULL::int;
 END $$;
 
@@ -541,7 +542,7 @@ BEGIN
         CONTINUE WHEN v_failed IS NULL;
         v_topics := v_topics + 1;
         v_ended := taskq_internal.recent_ends(v_topic.topic_id, v_since, 1000);
-        IF v_ended = 1000 OR v_failed = 1000 THEN  -- there may be more: only a sample bounds the cost
+        IF v_ended = 1000 OR v_failed = 1000 THEN  -- there may be more: a sample bounds the cost
             v_sampled := coalesce(v_sampled, (
                 SELECT jsonb_object_agg(n.topic, jsonb_build_object('failed', n.failed, 'ended', n.ended))
                 FROM (SELECT t.topic, sum(t.count) FILTER (WHERE t.state = :FAILED) AS failed, sum(t.count) AS ended

@@ -35,7 +35,7 @@ BEGIN
         FROM (SELECT * FROM taskq_internal.history m WHERE m.sequence = p_sequence AND m.topic_id = v_topic_id
               ORDER BY m.happened DESC LIMIT 200) h
         UNION ALL
-        SELECT l.polled, 'held', 0, l.attempt,
+        SELECT l.polled, 'held', :ACTIVE, l.attempt,
                (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = l.holder), NULL, NULL, NULL, NULL, NULL,
                l.available_at, l.polled, statement_timestamp(), 2
         FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = p_sequence AND l.holder IS NOT NULL
@@ -133,7 +133,7 @@ BEGIN
     LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
     LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
     WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM :SUCCEEDED LIMIT 1;
-    RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll looks again'
+    RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll checks them again'
                 ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name,
                             v_first.sequence,
                             CASE WHEN v_first.state = :READY THEN 'not ended'
@@ -220,7 +220,7 @@ $$;
 -- The holder of a task, and the end of its lease, as a sentence.
 CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN o.lease_until < statement_timestamp()
-        THEN format('it was taken by %s, whose lease lapsed %s ago: the next expire() takes it back', o.name,
+        THEN format('it was claimed by %s, whose lease lapsed %s ago: the next expire() takes it back', o.name,
                     taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(o.lease_until)))
         ELSE format('it is running: held by %s, whose lease goes on for another %s', o.name,
                     taskq.format_duration(taskq_internal.clamp_moment(o.lease_until) - statement_timestamp())) END

@@ -18,7 +18,7 @@ BEGIN
     INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen, registered_by)
     VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(),
             taskq_internal.acting_role())
-    ON CONFLICT (name) DO UPDATE SET  -- drawn again: others may have passed during the wait
+    ON CONFLICT (name) DO UPDATE SET  -- a new fence: others may have drawn greater ones during the wait
         fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by
     WHERE taskq_internal.may_act_as(o.registered_by)
@@ -330,13 +330,13 @@ CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most inte
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_by IS NULL OR p_by !~ '\S' THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: its holder has to have a name', p_name));
+        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: the holder needs a name', p_name));
     END IF;
     IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0'
         AND p_at_most THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
-            'lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that', p_name,
-            p_at_most, p_at_least));
+            'lock %L: at_most %s has to be more than 0, and at_least %s between 0 and at_most', p_name, p_at_most,
+            p_at_least));
     END IF;
     PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
     PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');

@@ -1,4 +1,4 @@
--- The log: a topic's tasks read in the order of their sequences, by any number of readers, taking nothing.
+-- The log: a topic's tasks read in the order of their sequences, by any number of readers. Reading claims nothing.
 --
 -- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a
 -- reader can pass a number whose task is committed later. So a transaction that pushes makes three announcements
@@ -89,7 +89,7 @@ END $$;
 COMMENT ON FUNCTION taskq.events IS
 'The next tasks of a topic''s log after p_after (NULL: from the start), in order, at most p_size, of partition
 p_partition of p_partitions. p_level: NULL partitions by identifier, n by its first n levels, 0 by sequence. With
-fewer tasks, a last row without a task tells how far the log was read. Takes nothing. Errors: TQ001; TQ000 above READ
+fewer tasks, a last row without a task tells how far the log was read. Claims nothing. Errors: TQ001; TQ000 above READ
 COMMITTED, on a standby, or for an invalid partition.';
 
 CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
@@ -192,11 +192,11 @@ LANGUAGE plpgsql AS $$
 BEGIN
     IF p_partitions < 1 OR p_partition NOT BETWEEN 0 AND p_partitions - 1 THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
-            'partition %s of %s: partitions count from 0, and there is at least one', p_partition, p_partitions));
+            'invalid partition %s of %s: expected 0 to the number of partitions - 1', p_partition, p_partitions));
     END IF;
     IF p_level < 0 THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
-            'level %s: 0 is the task itself, n its first n levels', p_level));
+            'invalid level %s: 0 is the task''s own sequence, n its first n levels', p_level));
     END IF;
     PERFORM taskq_internal.require_read_committed('the log is read');
     IF pg_is_in_recovery() THEN

@@ -29,11 +29,11 @@ BEGIN
     IF taskq_internal.has_own_tables(v_topic.topic_id) THEN
         RETURN NULL;
     END IF;
-    -- waits for a taskq.set_paused that has not ended
+    -- Waits for an open transaction that has called taskq.set_paused.
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
     v_paused := EXISTS (SELECT FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
                 AND taskq_internal.record_pause(v_topic.topic_id, true, 'the move to its own tables');
-    LOOP  -- another program may hold the very same key by chance
+    LOOP  -- another program may hold the same key by chance
         v_token := ('x' || replace(gen_random_uuid()::text, '-', ''))::bit(64)::bigint;
         EXIT WHEN pg_try_advisory_lock(v_token);
     END LOOP;
@@ -81,7 +81,7 @@ DECLARE
 BEGIN
     PERFORM set_config('lock_timeout', least(ceil(extract(epoch FROM p_patience) * 1000), 2147483647) || 'ms', true);
     PERFORM taskq_internal.lock_topic_exclusive(v_topic_id);
-    -- granted at once: this transaction holds it
+    -- The session gets the lock at once, because this transaction holds it.
     PERFORM pg_advisory_lock(taskq_internal.topic_lock_class(), v_topic_id);
     RETURN v_topic_id;
 EXCEPTION WHEN lock_not_available THEN
@@ -157,7 +157,7 @@ BEGIN
     END LOOP;
     PERFORM taskq_internal.end_move(v_topic_id);
     RETURN true;
-EXCEPTION WHEN lock_not_available THEN  -- takes back what was moved
+EXCEPTION WHEN lock_not_available THEN  -- rolls the move back
     RETURN false;
 END $$;
 COMMENT ON FUNCTION taskq.move_to_own_tables IS
@@ -201,13 +201,13 @@ BEGIN
                             || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t),
                                 p_patience) THEN
         PERFORM taskq_internal.raise_error(
-            'TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+            'TQ000', 'a session that uses the tables of the queue waits for this one: repeat this after its end');
     END IF;
     IF (SELECT count(*) FROM (SELECT FROM taskq_internal.task WHERE topic_id = v_topic_id LIMIT p_most + 1) t) > p_most
         THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
-            'topic %L has more than %s tasks, and everybody would wait while they move back:'
-            ' purge it first, or allow for more', p_topic, p_most));
+            'topic %L has more than %s tasks, and all topics would wait while they move back:'
+            ' purge the topic first, or raise the limit', p_topic, p_most));
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
         v_own := v_table || '_' || v_topic_id;
@@ -233,7 +233,7 @@ BEGIN
        AND NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
                'ended_default'], p_patience) THEN
         PERFORM taskq_internal.raise_error(
-            'TQ000', 'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+            'TQ000', 'a session that uses the tables of the queue waits for this one: repeat this after its end');
     END IF;
     FOREACH v_topic_id IN ARRAY v_vacant LOOP
         PERFORM taskq_internal.reopen_shared_tables(v_topic_id, p_patience);
@@ -411,8 +411,8 @@ BEGIN
                WHERE conrelid = 'taskq_internal.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
         IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task_default', 'live_default', 'ended_default'],
                 p_patience) THEN
-            PERFORM taskq_internal.raise_error('TQ000',
-                    'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+            PERFORM taskq_internal.raise_error(
+                'TQ000', 'a session that uses the tables of the queue waits for this one: repeat this after its end');
         END IF;
         FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
             EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT IF EXISTS %I', v_table,
@@ -436,12 +436,13 @@ BEGIN
     IF NOT taskq_internal.has_own_tables(p_topic_id) THEN
         RETURN NULL;
     END IF;
-    BEGIN  -- what is locked here is let go where it comes to nothing
+    BEGIN  -- an error in this block releases its locks
         IF NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), p_topic_id) THEN
             RETURN NULL;
         END IF;
         v_count := (SELECT count(*) FROM taskq_internal.task WHERE topic_id = p_topic_id);
-        -- it was moved back meanwhile; from here on taskq_internal.task is in use, and it stays
+        -- Another session has moved it back meanwhile. From here on this transaction locks taskq_internal.task, so no
+        -- session can.
         IF NOT taskq_internal.has_own_tables(p_topic_id) THEN
             RETURN NULL;
         ELSIF NOT taskq_internal.lock_tables_exclusively(ARRAY(SELECT t || '_' || p_topic_id

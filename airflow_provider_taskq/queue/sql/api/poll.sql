@@ -79,10 +79,10 @@ DECLARE
 BEGIN
     IF p_size < -1 THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
-            'topic %L: the size of a group is -1 for all of its tasks, or 0 and more, not %s', p_topic, p_size));
+            'topic %L: invalid group size %s: expected -1 for all tasks, or 0 or more', p_topic, p_size));
     END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
-        PERFORM taskq_internal.require_read_committed('batches go out');
+        PERFORM taskq_internal.require_read_committed('poll_batch() runs');
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
         v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
@@ -110,7 +110,7 @@ BEGIN
         EXIT WHEN cardinality(v_found) = 0;
         v_got := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
         v_claimed := v_claimed || v_got;
-        EXIT WHEN cardinality(v_got) = cardinality(v_found);  -- else the place of what had to wait goes to others
+        EXIT WHEN cardinality(v_got) = cardinality(v_found);  -- else tasks that have to wait leave room
     END LOOP;
     RETURN v_claimed;
 END $$;
@@ -196,14 +196,14 @@ BEGIN
         RETURN '{}';
     END IF;
     IF p_condition <> 'NONE' THEN
-        PERFORM taskq_internal.require_read_committed('tasks go out one at a time per identifier');
+        PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
     END IF;
     v_promoted := taskq_internal.promote_waiting(v_topic, v_size, v_lifo, p_condition);
     v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                     WHEN p_condition = 'NONE'
                         THEN taskq_internal.claim_first_due(v_topic.topic_id, v_owner_id, v_size, v_lifo)
                     ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
-    IF cardinality(v_promoted) > 0 THEN  -- a call less for most polls
+    IF cardinality(v_promoted) > 0 THEN  -- saves most polls a call
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
     END IF;
     RETURN v_claimed;
@@ -340,7 +340,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              -- not by live_ready, which has all identifiers
+              -- + 0 keeps the planner from live_ready, which has the tasks of all identifiers.
               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
         WHERE (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = u.identifier

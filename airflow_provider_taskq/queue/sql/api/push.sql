@@ -303,7 +303,7 @@ BEGIN
                                                      AS place,
                      unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload, unnest(p_available_at)
                          AS available_at,
-                     -- stored nowhere, unlike unnest in FROM
+                     -- PostgreSQL materializes unnest in FROM, but not here.
                      unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
@@ -313,7 +313,7 @@ BEGIN
 END $$;
 
 -- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT if the same identifier comes again
--- later in the push, or 0 (not at all) under DELETE.
+-- later in the push, or NOT_STORED under DELETE.
 CREATE FUNCTION taskq_internal.push_states(p_insertion text, p_identifiers text[], p_suspended boolean[])
 RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(
@@ -368,7 +368,7 @@ BEGIN
         DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
     INSERT INTO taskq_internal.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes,
         redelivered, identifier, error, error_summary)
-    SELECT g.sequence, CASE WHEN g.waits = :WAITS_DEPENDENCIES THEN (  -- that was when to look at its dependencies
+    SELECT g.sequence, CASE WHEN g.waits = :WAITS_DEPENDENCIES THEN (  -- available_at is when to check its dependencies
                SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence)
                    ELSE g.available_at END,
            g.holder, g.topic_id, g.attempt, :REDUNDANT, :READY, g.crashes, g.redelivered, g.identifier, g.error,
@@ -415,7 +415,7 @@ BEGIN
     IF p_update THEN
         v_updated := taskq_internal.replace_waiting(
             p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities);
-        -- may be due earlier; a task that is created is pushed below
+        -- A changed task may be due earlier. For a new task, the push below notifies.
         IF p_topic.notify AND cardinality(v_updated) > 0 THEN
             PERFORM taskq.notify(p_topic.name);
         END IF;

@@ -17,7 +17,7 @@ BEGIN
     WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         PERFORM taskq_internal.raise_error('TQ007', format(
-            'stage %s was committed or given up: it takes no more tasks', p_stage));
+            'stage %s was committed or abandoned: it accepts no more tasks', p_stage));
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.check_push IS
@@ -38,7 +38,7 @@ BEGIN
     v_done := taskq_internal.push_from_stage(p_stage, p_topic, p_insertion, p_parts, p_attempts);
     IF v_done <> (SELECT coalesce(sum(c), 0) FROM unnest(p_counts) AS c) THEN
         PERFORM taskq_internal.raise_error('TQ007', format(
-            'stage %s was forgotten while it was pushed: run the job again', p_stage));
+            'stage %s was removed while it was pushed: run the job again', p_stage));
     END IF;
     UPDATE taskq_internal.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
@@ -267,7 +267,7 @@ EXCEPTION WHEN data_exception OR statement_too_complex THEN
 END $$;
 
 -- Removes what dead drivers have staged: under a fence that is gone, or without one more than a day ago. A job that
--- stages for longer than a day fails at its commit. One session does it at a time, and none waits. Returns how many
+-- stages for longer than a day fails at its commit. One session prunes at a time; no other waits. Returns how many
 -- stages. Walks the index from stage to stage, so the cost is that of the stages and not of their tasks.
 CREATE FUNCTION taskq_internal.prune_staged_tasks() RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$

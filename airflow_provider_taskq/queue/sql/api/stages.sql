@@ -90,7 +90,7 @@ within the ttl stays held. Errors: TQ005 if the lease is gone; TQ000 for an unkn
 -- attempts that outlive their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    -- of a stream: its driver opens no stages
+    -- The driver of a stream opens no stage, so its first executor does.
     IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
     END IF;
@@ -102,7 +102,7 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage AND committed IS NOT NULL) THEN
         PERFORM taskq_internal.raise_error('TQ007', format(
-            'stage %s was committed: it takes no more decisions', p_stage));
+            'stage %s was committed: it accepts no more decisions', p_stage));
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.check_stage IS
@@ -216,7 +216,7 @@ BEGIN
         SELECT k.stage FROM known k JOIN taskq_internal.stage s ON s.stage = k.stage
         WHERE s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence));
     DELETE FROM taskq.staged WHERE stage = ANY (v_dead);
-    -- not at once: an executor that has passed taskq.check_stage may still commit what it staged
+    -- After a day: an executor that has passed taskq.check_stage may still commit what it staged.
     DELETE FROM taskq_internal.stage s
     WHERE coalesce(s.committed, s.opened) < clock_timestamp() - interval '1 day' AND s.fence IS NOT NULL
       AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
@@ -225,7 +225,7 @@ BEGIN
     RETURN cardinality(v_dead);
 END $$;
 COMMENT ON FUNCTION taskq.prune_stages IS
-'Removes the stages whose owner''s lease is gone, and returns how many. One session does it at a time, and none waits.';
+'Removes the stages whose owner''s lease is gone, and returns how many. One session prunes at a time; no other waits.';
 
 CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -257,9 +257,9 @@ BEGIN
     IF v_topic.paused OR v_owner_id IS NULL OR p_condition = 'NONE' THEN
         RETURN 0;
     END IF;
-    PERFORM taskq_internal.require_read_committed('tasks go out one at a time per identifier');
+    PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
     WHILE v_all < p_size LOOP
-        v_limit := least(10000, p_size - v_all);  -- at a time: bounds the server's memory
+        v_limit := least(10000, p_size - v_all);  -- chunks bound the server's memory
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
         v_heads := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition) END;
@@ -446,7 +446,7 @@ DECLARE
 BEGIN
     OPEN v_chunks;
     LOOP
-        FETCH v_chunks INTO v_chunk;  -- one at a time, where a FOR loop would read fifty ahead
+        FETCH v_chunks INTO v_chunk;  -- one by one: a FOR loop would prefetch fifty
         EXIT WHEN NOT FOUND;
         v_done := v_done + taskq.complete(p_owner, p_fence, v_chunk.sequences, v_chunk.results, v_chunk.outputs,
                                           v_chunk.errors, v_chunk.delays);
@@ -586,7 +586,7 @@ BEGIN
         v_found := taskq_internal.lock_remaining_tasks(p_topic_id, v_now, v_identifiers, v_chunk);
         v_all := v_all + cardinality(taskq_internal.claim_locked(p_topic_id, p_holder, v_found));
         v_room := p_size - v_all;
-        EXIT WHEN cardinality(v_found) < v_chunk;  -- these were all, or an identifier was cut
+        EXIT WHEN cardinality(v_found) < v_chunk;  -- no more tasks, or an identifier was cut
     END LOOP;
     RETURN v_all;
 END $$;
@@ -605,7 +605,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              -- not by live_ready, which has all identifiers
+              -- + 0 keeps the planner from live_ready, which has the tasks of all identifiers.
               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_size) t
         LIMIT p_size);

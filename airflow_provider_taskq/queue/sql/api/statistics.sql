@@ -40,7 +40,7 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
 BEGIN
-    -- which each new row needs, by its foreign key
+    -- Each new row locks the topic's row by its foreign key, and would wait for a drop of the topic.
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;

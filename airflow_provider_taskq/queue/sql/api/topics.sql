@@ -47,7 +47,7 @@ BEGIN
             max_payload_bytes = v_altered.max_payload_bytes,
         ttl = v_altered.ttl, notify = v_altered.notify
     WHERE topic_id = v_topic.topic_id;
-    IF v_altered.probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
+    IF v_altered.probe AND NOT v_topic.probe THEN  -- tasks that wait for a retry now wait for the probe, too
         UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL
             AND attempt > 0 AND waits <= :WAITS_NOTHING;
     END IF;
@@ -100,7 +100,7 @@ BEGIN
     LOOP
         BEGIN
             RETURN taskq_internal.try_drop_topic(p_topic, p_alone, v_until, v_holds);
-        EXCEPTION WHEN lock_not_available THEN  -- nothing is held any more that was not before
+        EXCEPTION WHEN lock_not_available THEN  -- the rollback has released the locks of this try
             IF clock_timestamp() >= v_until OR v_holds AND taskq_internal.blocks_writer('0') THEN
                 PERFORM taskq_internal.raise_topic_in_use(p_topic);
             END IF;
@@ -170,9 +170,9 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_until - clock_timestamp()), true);
     PERFORM taskq_internal.take_topic_lock_exclusive(v_topic_id);
-    PERFORM set_config('lock_timeout', '10ms', true);  -- nothing below should have to wait
+    PERFORM set_config('lock_timeout', '10ms', true);  -- the statements below must not wait
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
-    IF NOT FOUND THEN  -- dropped meanwhile, and perhaps created again
+    IF NOT FOUND THEN  -- another session has dropped it, and perhaps created it again
         RAISE lock_not_available;
     END IF;
     IF p_alone THEN
@@ -222,7 +222,7 @@ CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LAN
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
           AND c.oid <> ALL (taskq_internal.lock_only_tables())
-          -- a first verb that waits for the topic's row has that
+          -- A first verb that waits for the topic's row has this lock, and has written nothing.
           AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))
 $$;
 

@@ -36,7 +36,7 @@ BEGIN
         PERFORM taskq_internal.check_access(p_topic, p_rights);
     END IF;
     LOOP
-        -- in place: a call of find_topic costs 2 us
+        -- Inlined: a call of find_topic costs 2 us.
         SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
         IF NOT FOUND THEN
             v_topic := taskq_internal.find_topic(p_topic);
@@ -125,7 +125,7 @@ BEGIN
     WHILE NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), p_topic_id) LOOP
         v_last := v_stranger;
         v_stranger := taskq_internal.topic_lock_outsider(p_topic_id);
-        -- seen twice: a push takes its two locks one after the other
+        -- Only the second sight counts: a push takes its two locks one after the other.
         IF v_stranger IS NOT NULL AND v_last IS NOT NULL THEN
             PERFORM taskq_internal.raise_error('TQ000',
                     format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'

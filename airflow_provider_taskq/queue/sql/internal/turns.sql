@@ -378,7 +378,7 @@ BEGIN
             SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY
                 AS u (sequence, identifier, place)
             WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
-        -- else the place of what has to wait goes to others
+        -- Tasks that have to wait leave room for others.
         EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);
     END LOOP;
     v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
@@ -399,7 +399,7 @@ DECLARE
     v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets)
                              FOR UPDATE SKIP LOCKED);
 BEGIN
-    IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- so no two share one either
+    IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- all are locked, and no two share a bucket
         RETURN p_sequences;
     END IF;
     RETURN ARRAY(SELECT u.sequence FROM unnest(p_sequences, v_buckets) AS u (sequence, bucket)
@@ -417,7 +417,7 @@ DECLARE
 BEGIN
     RETURN ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        -- not by live_ready
+        -- + 0 keeps the planner from live_ready.
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
             AND l.waits + 0 <= :WAITS_NOTHING
           AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
@@ -468,7 +468,7 @@ BEGIN
             p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
         IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window
             AND v_turns.identifier_count * 4 < v_turns.seen
-           -- the identifiers ahead are long: where there are few of them, they are all looked at
+           -- The first identifiers have many tasks. If there are few identifiers, look at all of them.
            AND v_window < v_widest THEN
             v_few := taskq_internal.turns_beyond(
                 p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
@@ -486,7 +486,7 @@ BEGIN
         v_missed := v_missed || v_got.missed;
         EXIT WHEN v_got.identifier_count >= v_wanted;
         IF cardinality(v_turns.sequences) < v_wanted THEN
-            IF v_turns.seen < v_window THEN  -- these were all; what was left out may have made room
+            IF v_turns.seen < v_window THEN  -- the window has all due tasks; a parked task may have given its turn away
                 EXIT WHEN v_got.identifier_count = cardinality(v_turns.sequences);
             ELSIF v_window >= v_widest THEN
                 RETURN v_claimed || taskq_internal.claim_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition,
@@ -552,7 +552,7 @@ BEGIN
         v_claimed := v_claimed || v_got.claimed;
         p_size := p_size - v_got.identifier_count;
         EXIT WHEN p_size <= 0;
-        CONTINUE WHEN v_got.identifier_count < cardinality(v_turns.sequences);  -- what was left out may have made room
+        CONTINUE WHEN v_got.identifier_count < cardinality(v_turns.sequences);  -- another task may have the turn
         IF v_turns.last IS NOT NULL THEN
             v_after := v_turns.last;
         ELSE

@@ -136,7 +136,7 @@ END $$;
 -- text does not.
 CREATE FUNCTION taskq_internal.has_unstorable_escape(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    v_escapes text := replace(p_json, '\\', '..');  -- what is left of backslashes begins an escape
+    v_escapes text := replace(p_json, '\\', '..');  -- each backslash that is left begins an escape
 BEGIN
     RETURN strpos(v_escapes, '\u0000') > 0 OR v_escapes ~ '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])'
                        '|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]';

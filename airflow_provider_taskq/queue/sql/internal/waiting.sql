@@ -42,7 +42,7 @@ BEGIN
     END IF;
     v_doubtful := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                          AND l.waits + 0 = :WAITS_MET  -- not by live_ready
+                          AND l.waits + 0 = :WAITS_MET  -- + 0 keeps the planner from live_ready
                         FOR UPDATE SKIP LOCKED);
     RETURN cardinality(v_doubtful) > 0
         AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
@@ -71,7 +71,7 @@ BEGIN
                 SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_fulfilled);
         UPDATE taskq_internal.dependency d SET waiting = false
-        -- not by dependency_waiting
+        -- The cast keeps the planner from dependency_waiting.
         WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_fulfilled) AND d.waiting::int = 1;
     END IF;
     IF cardinality(v_rest) > 0 THEN
@@ -147,7 +147,7 @@ BEGIN
     LOOP
         v_sleeping := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                             WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
-                              -- by sequence alone
+                              -- + 0 keeps the planner from live_waiting.
                               AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES
                                   AND l.available_at <> '-infinity'
                             FOR UPDATE SKIP LOCKED);
@@ -189,7 +189,7 @@ BEGIN
     IF cardinality(p_retries) = 0 THEN
         RETURN;
     END IF;
-    -- not by live_ready
+    -- + 0 keeps the planner from live_ready.
     UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = p_topic_id AND sequence = ANY (p_retries)
         AND holder IS NULL AND waits + 0 <= :WAITS_NOTHING;
     PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
@@ -424,7 +424,7 @@ DECLARE
 BEGIN
     v_failed := ARRAY(SELECT l.sequence FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id
                       AND l.sequence = ANY (p_sequences)
-                        AND l.waits + 0 = :WAITS_PROBE  -- not by live_waiting
+                        AND l.waits + 0 = :WAITS_PROBE  -- + 0: not by live_waiting
                       UNION ALL
                       SELECT e.sequence FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id
                           AND e.sequence = ANY (p_sequences) AND e.state = :FAILED);

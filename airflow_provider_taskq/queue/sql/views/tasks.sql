@@ -27,7 +27,7 @@ FROM taskq_internal.live l
 JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
 JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
--- as taskq_internal.clamp_moment has them, which a view cannot call: the readers of the view have no right on it
+-- The bounds of taskq_internal.clamp_moment. A view cannot call it, because the view's readers have no right on it.
 CROSS JOIN LATERAL (
     SELECT greatest(least(CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
                           ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
@@ -61,13 +61,13 @@ SELECT v.topic, v.sequence, v.identifier, v.state, v.result, v.why, v.attempt, v
        v.holder, v.lease_until, v.polled, v.completed, v.output, v.error, v.topic_id
 FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq_internal.live_tasks l WHERE NOT l.waiting
       UNION ALL SELECT 'READY', l.* FROM taskq_internal.live_tasks l WHERE l.waiting
-      UNION ALL SELECT 'EXPIRED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 2
-      UNION ALL SELECT 'FAILED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 3
-      UNION ALL SELECT 'SUSPENDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 4
-      UNION ALL SELECT 'FILTERED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 5
-      UNION ALL SELECT 'SUCCEEDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 6
-      UNION ALL SELECT 'RECREATED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 7
-      UNION ALL SELECT 'REDUNDANT', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 8) v;
+      UNION ALL SELECT 'EXPIRED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :EXPIRED
+      UNION ALL SELECT 'FAILED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :FAILED
+      UNION ALL SELECT 'SUSPENDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :SUSPENDED
+      UNION ALL SELECT 'FILTERED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :FILTERED
+      UNION ALL SELECT 'SUCCEEDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :SUCCEEDED
+      UNION ALL SELECT 'RECREATED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :RECREATED
+      UNION ALL SELECT 'REDUNDANT', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :REDUNDANT) v;
 COMMENT ON VIEW taskq.tasks IS
 'All tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
 Without payloads; outputs and errors are cut to a line. Filter by topic and state. The columns may change with any
@@ -103,7 +103,7 @@ SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, c
                                                timestamptz '0001-01-01 00:00Z') END
                                 FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id
                                                               ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
-       -- not by to_regclass: a reader of the view has no right on the schema
+       -- to_regclass would need a right on the schema, which a reader of the view does not have.
        EXISTS (SELECT FROM pg_class c WHERE c.relname = 'live_' || p.topic_id
                AND c.relnamespace = 'taskq_internal'::regnamespace) AS own_partition, p.topic_id
 FROM taskq_internal.topic p
