@@ -100,10 +100,10 @@ class PartitionBatch(Events):
 class PartitionState:
     """The state of one partition of a consumer group.
 
-    `lapsed`: the lease of its consumer (`member`) lapsed, and another consumer may take over. `cursor` is the progress,
-    and `ends` the place where the generation ends, once the group wants another division. `behind_since` is when the
-    first task after the progress was pushed. `failed` and `error`: a consumer gave up then, and the group has made no
-    progress since.
+    `member` is the consumer that leases the partition. `lapsed`: that lease lapsed, and another consumer may take over.
+    `cursor` is the progress, and `ends` the place where the generation ends, once the group wants another division.
+    `behind_since` is when the first task after the progress was pushed. `failed` and `error`: a consumer gave up then,
+    and the group has made no progress since.
     """
 
     group: str
@@ -199,7 +199,7 @@ class LogMixin(FunctionCaller):
         )
 
     def join_group(self, group: str, topic: str, partitions: int = 1, level: int | None = None) -> Partitioning:
-        """Creates a consumer group, or asks for another division of its topic; the last caller decides.
+        """Creates a consumer group, or requests another division of its topic; the last caller decides.
 
         Before a change takes effect, the consumers read all partitions up to a common place, so that each task is in
         one partition of one generation.
@@ -254,11 +254,9 @@ class LogMixin(FunctionCaller):
         :return: False, and nothing stored, if progress was moved in the meantime.
         :raises LeaseLost: if another consumer has the partition.
         """
-        return bool(
-            self._value(
-                "SELECT taskq.advance_partition(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)",
-                (lease.group, lease.topic, lease.partition, lease.fence, after.place, cursor.place),
-            )
+        return self._flag(
+            "SELECT taskq.advance_partition(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)",
+            (lease.group, lease.topic, lease.partition, lease.fence, after.place, cursor.place),
         )
 
     def release_partition(self, lease: PartitionLease, error: BaseException | str | None = None) -> bool:
@@ -266,11 +264,9 @@ class LogMixin(FunctionCaller):
 
         :param error: the reason, if the consumer gives up; `partition_states` has it.
         """
-        return bool(
-            self._value(
-                "SELECT taskq.release_partition(%s::text, %s::text, %s::int, %s::bigint, %s::text)",
-                (lease.group, lease.topic, lease.partition, lease.fence, trace_text(error)),
-            )
+        return self._flag(
+            "SELECT taskq.release_partition(%s::text, %s::text, %s::int, %s::bigint, %s::text)",
+            (lease.group, lease.topic, lease.partition, lease.fence, trace_text(error)),
         )
 
     def partition_states(self, topic: str | None = None) -> list[PartitionState]:
@@ -284,11 +280,11 @@ class LogMixin(FunctionCaller):
 
     def forget_group(self, group: str, topic: str) -> bool:
         """Removes a consumer group of a topic with its progress. Returns False if there is none."""
-        return bool(self._value("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic)))
+        return self._flag("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic))
 
 
 def _events(topic: str, rows: Iterable[Sequence[Any]]) -> list[tuple[Cursor, Task]]:
-    """The tasks in rows of (place, identifier, payload, reference, ...). The last row may have a place and no task."""
+    # Rows of (place, identifier, payload, reference, ...). The last row may have a place and no task.
     return [
         (Cursor(row[0]), Task(row[0], topic, row[1], row[2], row[3], 0, False)) for row in rows if row[1] is not None
     ]
