@@ -61,19 +61,13 @@ class InspectMixin(FunctionCaller):
 
     def task(self, topic: str, sequence: int) -> TaskInfo | None:
         """Returns one task; None if the topic has no task of that sequence."""
-        found = self._fetch(
-            _TASK_INFO,
-            f"{_SELECT_TASK_INFO} FROM taskq.task(%s::text, %s::bigint)",
-            (topic, sequence),
-        )
+        found = self._fetch(_TASK_INFO, f"{_SELECT_TASK_INFO} FROM taskq.task(%s::text, %s::bigint)", (topic, sequence))
         return found[0] if found else None
 
     def latest(self, topic: str, identifiers: Sequence[str]) -> dict[str, TaskInfo]:
         """Returns the newest task of each of the identifiers that has any."""
         found = self._fetch(
-            _TASK_INFO,
-            f"{_SELECT_TASK_INFO} FROM taskq.latest(%s::text, %b::text[])",
-            (topic, list(identifiers)),
+            _TASK_INFO, f"{_SELECT_TASK_INFO} FROM taskq.latest(%s::text, %b::text[])", (topic, list(identifiers))
         )
         return {task.identifier: task for task in found}
 
@@ -263,8 +257,7 @@ class InspectMixin(FunctionCaller):
     def find_pushed(self, topic: str, first: int, last: int, size: int = 50) -> list[int]:
         """Returns the tasks of one push, by its first and last sequence, without those of other transactions."""
         found: list[int] = self._value(
-            "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)",
-            (topic, first, last, to_int4(size)),
+            "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)", (topic, first, last, to_int4(size))
         )
         return found
 
