@@ -46,8 +46,8 @@ BEGIN
         v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), :HISTORY_DUE_SET);
 END $$;
 COMMENT ON FUNCTION taskq.set_due IS
-'Sets when a READY task is due; NULL restores the time of its push. Errors: TQ001, TQ003 as for pause_task; TQ008 for a
-time outside the years 1 to 9999.';
+'Sets when a READY task is due; NULL restores the time of its push. Errors: TQ001, TQ003 as for pause_task; TQ002 for
+a time outside the years 1 to 9999.';
 
 CREATE FUNCTION taskq.set_attempts(p_topic text, p_sequence bigint, p_attempts int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -69,7 +69,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.set_attempts IS
 'Sets the number of counted attempts of a READY task: 0 as after its push, max_attempts - 1 for one last attempt.
-Errors: TQ001, TQ003 as for pause_task; TQ008 for a number out of range.';
+Errors: TQ001, TQ003 as for pause_task; TQ002 for a number out of range.';
 
 CREATE FUNCTION taskq.run_now(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -111,7 +111,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.set_priority IS
 'Sets the priority of READY tasks, -100 to 100, higher first. It lasts until the task ends: a reset task and a copy
-have the priority of the push. Returns how many tasks changed. Errors: TQ001, TQ003 as for run_now; TQ008 for a
+have the priority of the push. Returns how many tasks changed. Errors: TQ001, TQ003 as for run_now; TQ002 for a
 priority out of range.';
 
 CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint
@@ -200,7 +200,7 @@ END $$;
 COMMENT ON FUNCTION taskq.purge IS
 'Removes the p_size lowest tasks from sequence p_from to p_to, both included; NULL leaves a bound open. p_state: only
 tasks of this state; without it FAILED to REDUNDANT, so ACTIVE, READY and EXPIRED tasks stay unless named. Returns how
-many. Never waits: a task that another transaction holds stays. Errors: TQ001.';
+many. Never waits: a task that another transaction holds stays. Errors: TQ001; TQ000 for an unknown state.';
 
 CREATE FUNCTION taskq.purge_all(p_topic text, p_alone boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -251,7 +251,7 @@ END $$;
 COMMENT ON FUNCTION taskq.purge_owners IS
 'Removes owners without a sign of life for p_older_than whose lease has lapsed or is gone, that hold nothing, and that
 no stored task names. Also removes the reports of drains of that age. Skips an owner that is in use. Returns how many
-owners.';
+owners. Errors: TQ000 above READ COMMITTED.';
 
 -- The actor is what the client says. session_user is the role that logged in: neither SET ROLE nor the owner of a
 -- function changes it.

@@ -1,14 +1,14 @@
 -- Consumer groups: each group handles a topic's log in partitions, and each partition has one member at a time.
 --
--- A member has a lease and a fence. Tasks are handed to a member, and its progress is stored, only under its fence,
--- and the transaction that does so holds the partition's row until it ends. A program that acquires the partition
--- passes such a row by. A member that was replaced stores nothing, and its transaction fails.
+-- A member is one running program of the group. It has a lease and a fence. It reads tasks and stores progress only
+-- under its fence, and the transaction that does so holds the partition's row until it ends. A program that acquires
+-- a partition skips such a row. If another member has acquired the partition, the transaction of the first one fails.
 --
--- The number of partitions changes by generations. To end a generation, its rows are locked, which waits for members
--- that are being handed tasks; it ends at the furthest place that any member was handed. No task beyond that place
--- is handed out, so every partition comes to rest there, and the next generation begins after it. Each task belongs
--- to one generation by its place, and there to one partition. So there is no gap and no repetition, and no two
--- members have tasks of one identifier, however many programs with the old and the new setting run.
+-- The number of partitions changes by generations. join_group ends a generation: it locks the rows of the partitions,
+-- which waits for members that read at this moment, and ends the generation at the furthest place that any member
+-- has read. No member reads beyond that place in this generation, and the next generation begins after it. Each task
+-- belongs to one generation by its place, and there to one partition. So no task is skipped or repeated, and no two
+-- members have tasks of one identifier, also while programs with the old and with the new setting run.
 --
 -- Rows are locked in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number,
 -- taskq_internal.progress.
@@ -84,8 +84,10 @@ BEGIN
                  FROM taskq_internal.consumer_group r WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
 COMMENT ON FUNCTION taskq.acquire_partition IS
-'Acquires the lease of a partition that has no member, or whose member''s lease has lapsed; not one in p_except. Begins
-the next generation if it is due. Returns its fence, or no row if no partition is free. Never waits. Errors: TQ001.';
+'Acquires the lease of a partition that has no member, or whose member''s lease has lapsed, under a new fence.
+p_member: the name of one running program; p_except: partitions to leave out. Begins the next generation if it is due.
+Returns no row if no partition is free. Never waits. Errors: TQ001; TQ008 for an invalid lease; TQ000 above READ
+COMMITTED.';
 
 CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_member text) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
@@ -154,7 +156,8 @@ END $$;
 COMMENT ON FUNCTION taskq.read_partition IS
 'The next tasks of a partition after its progress, at most p_size, for the member with this fence. after: the place to
 pass to advance_partition. With fewer tasks, a last row without a task tells how far the log was read, and at_end
-whether the generation ends there. Errors: TQ001; TQ005 if the fence does not hold the partition.';
+whether the generation ends there. Errors: TQ001; TQ005 if the fence does not hold the partition; TQ008 for a p_size
+below 1; TQ000 as for taskq.events.';
 
 CREATE FUNCTION taskq.advance_partition(
     p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint
@@ -211,12 +214,23 @@ LANGUAGE sql STABLE AS $$
     ORDER BY r.group_name, p.name, h.partition
 $$;
 COMMENT ON FUNCTION taskq.partition_states IS
-'Each partition of each consumer group, of one topic or of all: member, lease, progress, and since when the next task
-waits for it. Errors: TQ001.';
+'Each partition of each consumer group, of one topic or of all with NULL: member, lease, progress, and since when the
+next task waits for it. No row for an unknown topic.';
 
 CREATE FUNCTION taskq.forget_group(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_found    boolean;
 BEGIN
-    RETURN taskq_internal.delete_groups((taskq_internal.find_topic(p_topic)).topic_id, p_group);
+    -- Locks in the order above: the cascade of the deletion comes to the partitions in any order. Locks the group
+    -- without its key: a member that changes its partition twice in a transaction locks that key by the foreign key.
+    PERFORM FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group FOR NO KEY UPDATE;
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = v_topic_id AND h.group_name = p_group
+    ORDER BY h.partition FOR UPDATE;
+    DELETE FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group;
+    v_found := FOUND;
+    DELETE FROM taskq_internal.progress WHERE topic_id = v_topic_id AND group_name = p_group;
+    RETURN v_found OR FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.forget_group IS
 'Removes a consumer group of a topic with its progress; its consumers stop. Returns false if there is none. Errors:
@@ -229,8 +243,8 @@ LANGUAGE sql AS $$
     SELECT p_group, p_topic_id, n, 0 FROM generate_series(0, p_partitions - 1) n
 $$;
 
--- The furthest place that a member of any partition was handed or has progressed to. Locks the partitions, so that
--- no member is handed more before this transaction ends.
+-- Returns the furthest place that a member of any partition has read or stored as progress. Locks the partitions, so
+-- that no member reads further before this transaction ends.
 CREATE FUNCTION taskq_internal.furthest_place(p_group taskq_internal.consumer_group) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -247,18 +261,23 @@ END $$;
 -- if another transaction does this, or stores progress, the next call begins it.
 CREATE FUNCTION taskq_internal.begin_next_generation(p_group text, p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_group taskq_internal.consumer_group;
-    v_held   int;
+    v_group  taskq_internal.consumer_group;
+    v_locked int;
 BEGIN
     SELECT * INTO v_group FROM taskq_internal.consumer_group r
     WHERE r.group_name = p_group AND r.topic_id = p_topic_id AND r.ends IS NOT NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_held := (SELECT count(*) FROM (SELECT FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group
-                                     AND h.topic_id = p_topic_id
-                                     ORDER BY h.partition FOR UPDATE SKIP LOCKED) n);
-    IF v_held < v_group.partitions OR taskq_internal.has_unfinished_partition(v_group) THEN
+    v_locked := (SELECT count(*) FROM (
+        SELECT FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = p_topic_id
+        ORDER BY h.partition FOR UPDATE SKIP LOCKED) n);
+    IF v_locked < v_group.partitions OR EXISTS (  -- a partition that has not come to the end
+        SELECT FROM taskq_internal.consumer_partition h
+        LEFT JOIN taskq_internal.progress g
+            ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+        WHERE h.group_name = p_group AND h.topic_id = p_topic_id
+          AND coalesce(g.cursor, v_group.begins) < v_group.ends) THEN
         RETURN;
     END IF;
     DELETE FROM taskq_internal.consumer_partition WHERE group_name = p_group AND topic_id = p_topic_id;
@@ -272,17 +291,6 @@ BEGIN
         begins = ends, ends = NULL, next_partitions = NULL, next_level = NULL
     WHERE group_name = p_group AND topic_id = p_topic_id;
 END $$;
-
--- Whether any partition has not come to the end of its generation.
-CREATE FUNCTION taskq_internal.has_unfinished_partition(p_group taskq_internal.consumer_group) RETURNS boolean
-LANGUAGE sql AS $$
-    SELECT EXISTS (
-        SELECT FROM taskq_internal.consumer_partition h
-        LEFT JOIN taskq_internal.progress g
-            ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
-        WHERE h.group_name = p_group.group_name AND h.topic_id = p_group.topic_id
-          AND coalesce(g.cursor, p_group.begins) < p_group.ends)
-$$;
 
 -- Locks the partition that a member leases under a fence, until the transaction ends; TQ005 if no lease has the fence.
 CREATE FUNCTION taskq_internal.lock_partition(p_group text, p_topic_id int, p_partition int, p_fence bigint)
@@ -316,24 +324,4 @@ BEGIN
         ON CONFLICT DO NOTHING;
     END IF;
     RETURN FOUND;
-END $$;
-
--- Deletes a consumer group of a topic, or all of them, with their progress; false if there is none. Locks the rows
--- in the order above first, as a cascade comes to the partitions in any order. Locks the groups without their keys:
--- a member that changes its partition twice in a transaction locks its group's key by the foreign key.
-CREATE FUNCTION taskq_internal.delete_groups(p_topic_id int, p_group text DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_known boolean;
-BEGIN
-    PERFORM FROM taskq_internal.consumer_group r WHERE r.topic_id = p_topic_id
-        AND (p_group IS NULL OR r.group_name = p_group)
-    ORDER BY r.group_name FOR NO KEY UPDATE;
-    PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = p_topic_id
-        AND (p_group IS NULL OR h.group_name = p_group)
-    ORDER BY h.group_name, h.partition FOR UPDATE;
-    DELETE FROM taskq_internal.consumer_group WHERE topic_id = p_topic_id AND (p_group IS NULL OR group_name = p_group);
-    v_known := FOUND;
-    DELETE FROM taskq_internal.progress WHERE topic_id = p_topic_id AND (p_group IS NULL OR group_name = p_group);
-    RETURN v_known OR FOUND;
 END $$;

@@ -118,7 +118,7 @@ END $$;
 COMMENT ON FUNCTION taskq.throughput IS
 'How many tasks of each topic ended in each state from FAILED to SUCCEEDED, in p_spans spans of time up to now; span 0
 is the last. Reads at most p_pages pages, a random share of a longer history, and multiplies; sampled is that share.
-Errors: TQ001.';
+p_topic: only this topic. Errors: TQ008 for an invalid p_span.';
 
 CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$

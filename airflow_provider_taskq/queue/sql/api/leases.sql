@@ -58,9 +58,9 @@ BEGIN
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
 COMMENT ON FUNCTION taskq.take_over IS
-'Registers an owner under a new fence to continue the claim that was made under fence p_claim. So each attempt of a job
-locks out the attempt before it. Errors: TQ005 unless p_claim is current, or was taken over by the current
-registration.';
+'Registers an owner under a new fence to continue the claim that was made under fence p_claim. So each attempt of a
+job locks out the attempt before it. Errors: TQ005 unless p_claim is current, or was taken over by the current
+registration; TQ008 for an invalid lease.';
 
 CREATE FUNCTION taskq.heartbeat(p_owner text, p_fence bigint) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
@@ -124,7 +124,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.release IS
 'Gives back all tasks of an owner and ends its lease: the tasks are READY in their original place, the attempt not
-counted. Returns how many; 0 if the lease is gone.';
+counted. Returns how many; 0 if the lease is gone. Errors: TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.expire(p_grace interval, p_except text[] DEFAULT '{}') RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -173,7 +173,7 @@ COMMENT ON FUNCTION taskq.expire IS
 'Ends every lease that lapsed more than p_grace ago, but those of the owners in p_except, and returns how many tasks
 they held. By the policy of the topic a task becomes READY in its original place (redelivered, the attempt not
 counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or registration is
-in flight. Also removes what executors of these owners have staged.';
+in flight. Also removes what executors of these owners have staged. Errors: TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,
@@ -196,8 +196,8 @@ BEGIN
     ORDER BY l.priority DESC, l.available_at, l.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.held IS
-'The tasks that an owner holds under this fence, of a topic or of all with NULL, in polled order; none if the lease is
-gone. Errors: TQ001.';
+'The tasks that an owner holds under this fence, of a topic or of all with NULL, in polled order. No row if the lease
+is gone or the topic is unknown.';
 
 CREATE FUNCTION taskq.lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS boolean
 LANGUAGE plpgsql AS $$

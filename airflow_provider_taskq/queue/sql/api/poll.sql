@@ -54,7 +54,7 @@ END $$;
 COMMENT ON FUNCTION taskq.has_unclaimed IS
 'Whether a topic has a task that could be polled now, also one of an identifier that an open poll has locked. An empty
 poll under a condition does not prove that the topic is empty; false from this function does, but for rows that an
-open transaction holds. Errors: TQ001.';
+open transaction holds. Errors: TQ001; TQ000 for an unknown condition.';
 
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
 RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE SET plan_cache_mode = force_generic_plan AS $$
@@ -65,7 +65,8 @@ RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE SET plan_cache_mod
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
 $$;
 COMMENT ON FUNCTION taskq.ready_many IS
-'taskq.ready for many topics in one call: one row for each; NULL for an unknown topic.';
+'taskq.ready for many topics in one call. p_limits and p_conditions go with p_topics (NULL: no condition). One row for
+each topic: its position from 1, and its count, NULL for an unknown topic.';
 
 CREATE FUNCTION taskq.poll_batch(p_topic text, p_owner text, p_fence bigint, p_identifiers int, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)

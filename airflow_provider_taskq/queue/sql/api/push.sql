@@ -268,7 +268,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.lock_offers IS
 'Locks identifiers for offers and drops of this transaction, in one order, so that two calls never deadlock. A caller
-that offers in several calls locks all identifiers first. Errors: TQ001; TQ000 above READ COMMITTED.';
+that offers in several calls locks all identifiers first. Errors: TQ000 above READ COMMITTED.';
 
 -- Raises TQ002 for the first task that breaks a rule, naming its position.
 CREATE FUNCTION taskq_internal.check_tasks(

@@ -148,7 +148,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.count IS
 'How many tasks of a topic (NULL: of each) are in each state, with the highest sequence of each count; NULL leaves a
-filter out. p_recent: only the newest task of each identifier in the range. Errors: TQ001.';
+filter out. p_recent: only the newest task of each identifier in the range. No row for an unknown topic.';
 
 CREATE FUNCTION taskq.results(p_since timestamptz, p_until timestamptz)
 RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS $$

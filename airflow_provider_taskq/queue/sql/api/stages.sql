@@ -127,7 +127,8 @@ BEGIN
     v_owner_id := taskq_internal.require_lease(p_owner, p_fence);
     PERFORM taskq_internal.check_stage_counts(p_stage, p_parts, p_attempts, p_counts);
     PERFORM taskq_internal.drop_failed_attempts(p_stage, p_parts, p_attempts);
-    v_followed := taskq_internal.has_follow_ups(p_stage);
+    v_followed := EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage)
+        OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage);
     IF v_followed THEN
         PERFORM taskq_internal.drop_not_continued(p_stage);
     END IF;
@@ -317,7 +318,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.end_drain IS
 'Stores the report of a drain. Returns false, and stores nothing, if a later drain of this name has started under
-another fence.';
+another fence. Errors: TQ008 for a report that is not JSON or has more than 64 KiB.';
 
 CREATE FUNCTION taskq.find_drain(p_name text)
 RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json) LANGUAGE sql STABLE AS $$
@@ -504,12 +505,6 @@ BEGIN
     END IF;
     RETURN v_ended;
 END $$;
-
--- Whether a stage has follow-ups.
-CREATE FUNCTION taskq_internal.has_follow_ups(p_stage uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage)
-        OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage)
-$$;
 
 -- Deletes the follow-ups of tasks that are not continued. Runs before the decisions of a task are merged, as all of
 -- them count.

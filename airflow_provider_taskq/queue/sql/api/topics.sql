@@ -5,7 +5,7 @@ BEGIN
     RETURN taskq_internal.accessible_topic(p_topic, 'SELECT, INSERT, UPDATE');
 END $$;
 COMMENT ON FUNCTION taskq.policy IS
-'A topic with its policy. Errors: TQ001.';
+'Returns a topic with its policy, its number, and the pause: paused, paused_by, paused_since. Errors: TQ001.';
 
 CREATE FUNCTION taskq.create_topic(
     p_topic text, p_max_attempts int, p_base interval, p_factor double precision, p_max_delay interval,

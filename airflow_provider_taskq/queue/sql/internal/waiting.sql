@@ -48,12 +48,6 @@ BEGIN
         AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
 
--- When to check a task that waits for dependencies again.
-CREATE FUNCTION taskq_internal.next_dependency_check(p_now timestamptz, p_created timestamptz) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
-$$;
-
 -- Checks READY tasks with dependencies, whose rows this transaction holds: fulfilled ones may be polled at their
 -- place, others wait. Returns the fulfilled ones.
 CREATE FUNCTION taskq_internal.check_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
@@ -76,7 +70,8 @@ BEGIN
     END IF;
     IF cardinality(v_rest) > 0 THEN
         UPDATE taskq_internal.live l SET waits = :WAITS_DEPENDENCIES, (available_at, due_again) = (
-            SELECT taskq_internal.next_dependency_check(v_now, t.created),
+            -- The next check: after a tenth of the task's age.
+            SELECT v_now + least(greatest((v_now - t.created) / 10, interval '1 second'), interval '1 minute'),
                    CASE WHEN l.waits = :WAITS_MET THEN nullif(l.available_at, t.due) ELSE l.due_again END
             FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_rest);

@@ -26,9 +26,9 @@ CREATE TABLE taskq_internal.consumer_group (
     PRIMARY KEY (group_name, topic_id)
 );
 
--- The members of a generation's partitions. Without a fence a partition has no member; after its lease has lapsed,
--- another program may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds
--- the row until it ends.
+-- The partitions of a generation and their members. A partition without a fence has no member. After its lease has
+-- lapsed, another program may acquire it under a new fence. A transaction that reads, advances or acquires a partition
+-- holds the row until it ends.
 CREATE TABLE taskq_internal.consumer_partition (
     group_name text COLLATE "C" NOT NULL,
     topic_id     int NOT NULL,
@@ -37,8 +37,8 @@ CREATE TABLE taskq_internal.consumer_partition (
     member       text CHECK (member ~ '\S' AND length(member) <= 1000),
     lease        interval CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until  timestamptz,
-    member_since    timestamptz,
-    reach        bigint NOT NULL,              -- the furthest place that any member was handed
+    member_since timestamptz,
+    reach        bigint NOT NULL,              -- the furthest place that any member has read
     failed       timestamptz,                  -- when a member gave up, and why, until progress is made
     error        text,
     PRIMARY KEY (group_name, topic_id, partition),
