@@ -14,39 +14,31 @@
 -- list is for operators. Only the owner of the schema may call grant_access and revoke_access.
 CREATE VIEW taskq.privileges AS
 SELECT 'producer' AS kind, unnest(ARRAY[
-    'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push',
-    'push_staged', 'abandon_push', 'install_ticks', 'notify', 'topics', 'policy']) AS function, true AS by_topic
-UNION ALL SELECT 'producer', unnest(ARRAY[
-    'begin_stream_batch']), false
+    'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged',
+    'abandon_push', 'install_ticks', 'notify', 'topics', 'policy']) AS function, true AS by_topic
+UNION ALL SELECT 'producer', unnest(ARRAY['begin_stream_batch']), false
 UNION ALL SELECT 'consumer', unnest(ARRAY[
     'register', 'take_over', 'heartbeat', 'release', 'owner', 'owners', 'held', 'poll', 'poll_batch', 'claim',
     'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once',
-        'notify',
-    'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged',
-    'stage_results', 'claim_batch', 'defer_held_tasks', 'count_staged', 'count_stage_pushed', 'notify_stage_topics',
-        'completed_in_stage',
-    'abandon_stage', 'prune_stages', 'expire', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'advance',
-    'topics', 'policy', 'join_group', 'acquire_partition', 'renew_partitions', 'read_partition', 'advance_partition',
-        'release_partition',
-    'release_tasks', 'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain',
-        'count_ended_by',
+    'notify', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage',
+    'complete_staged', 'stage_results', 'claim_batch', 'defer_held_tasks', 'count_staged', 'count_stage_pushed',
+    'notify_stage_topics', 'completed_in_stage', 'abandon_stage', 'prune_stages', 'expire', 'events', 'log_end',
+    'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy', 'join_group', 'acquire_partition',
+    'renew_partitions', 'read_partition', 'advance_partition', 'release_partition', 'release_tasks',
+    'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain', 'count_ended_by',
     'find_failed_by']), true
-UNION ALL SELECT 'consumer', unnest(ARRAY[
-    'lock', 'unlock', 'begin_stream_batch', 'set_worker_active']), false
+UNION ALL SELECT 'consumer', unnest(ARRAY['lock', 'unlock', 'begin_stream_batch', 'set_worker_active']), false
 UNION ALL SELECT 'reader', unnest(ARRAY[
-    'topics', 'policy', 'owners', 'owner', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task',
-    'timeline', 'explain', 'latest', 'page', 'count', 'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds',
-    'log_slice', 'progress', 'newest', 'format_duration', 'state_name', 'statistics', 'error_groups',
-        'is_worker_active',
+    'topics', 'policy', 'owners', 'owner', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task', 'timeline',
+    'explain', 'latest', 'page', 'count', 'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice',
+    'progress', 'newest', 'format_duration', 'state_name', 'statistics', 'error_groups', 'is_worker_active',
     'browse_holders', 'browse_ticks', 'browse_tasks', 'find_tasks', 'find_claimed', 'find_pushed', 'newest_sequences',
     'dependencies', 'task_texts', 'find_drain', 'count_ended_by', 'find_failed_by']), true
 UNION ALL SELECT 'reader', unnest(ARRAY[
     'throughput', 'results', 'resolve', 'health', 'log_blockers', 'explain_ready', 'explain_ended',
-        'explain_dependency',
-    'explain_turn', 'oldest_due', 'partition_states', 'handling_times', 'topic_errors', 'stuck_owners', 'workers',
-        'browse_topics',
-    'browse_owners', 'browse_locks', 'browse_groups', 'browse_held', 'search_tasks', 'audit_trail', 'count_lapsed']),
-        false
+    'explain_dependency', 'explain_turn', 'oldest_due', 'partition_states', 'handling_times', 'topic_errors',
+    'stuck_owners', 'workers', 'browse_topics', 'browse_owners', 'browse_locks', 'browse_groups', 'browse_held',
+    'search_tasks', 'audit_trail', 'count_lapsed']), false
 UNION ALL SELECT DISTINCT 'operator', p.proname::text, false FROM pg_proc p
 WHERE p.pronamespace = 'taskq'::regnamespace AND p.proname NOT IN ('grant_access', 'revoke_access');
 COMMENT ON VIEW taskq.privileges IS

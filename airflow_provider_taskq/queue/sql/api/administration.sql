@@ -25,9 +25,9 @@ BEGIN
     IF v_task.waits <> :WAITS_RESUME THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.set_due_time(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp()
-            ELSE taskq_internal.original_due_time(v_task) END,
-                                   :HISTORY_RESUMED);
+    PERFORM taskq_internal.set_due_time(
+        v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.original_due_time(v_task) END,
+        :HISTORY_RESUMED);
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.resume_task IS
@@ -61,8 +61,8 @@ BEGIN
                 ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
     UPDATE taskq_internal.live SET attempt = p_attempts,
-        waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits WHEN p_attempts > 0 AND v_topic.probe
-            THEN :WAITS_PROBE
+        waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits
+                     WHEN p_attempts > 0 AND v_topic.probe THEN :WAITS_PROBE
                      WHEN waits = :WAITS_PROBE THEN :WAITS_NOTHING ELSE waits END
     WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
     PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_ATTEMPTS_SET, p_attempts);
@@ -126,9 +126,7 @@ BEGIN
         INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes,
             redelivered, identifier, error, error_summary)
         SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt,
-            :FILTERED,
-            v_task.crashes, v_task.redelivered,
-               v_task.identifier, v_task.error, v_task.error_summary;
+               :FILTERED, v_task.crashes, v_task.redelivered, v_task.identifier, v_task.error, v_task.error_summary;
         v_count := v_count + 1;
     END LOOP;
     RETURN v_count;

@@ -493,8 +493,7 @@ CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUA
     SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN :READY
                 WHEN p_status = 'exhausted' THEN :FAILED WHEN p_status = '' THEN NULL
                 ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded',
-                        'recreated',
-                                          'redundant'], p_status) - 1 END
+                                          'recreated', 'redundant'], p_status) - 1 END
 $$;
 
 -- The held tasks of a topic, in no order; NULL if more than p_budget are held in the database.

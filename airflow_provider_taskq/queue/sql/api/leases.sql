@@ -33,8 +33,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.register IS
 'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
-fence (resumed), and the earlier fence loses them. Atomic against taskq.expire. Errors: TQ008 for a blank name or an
-invalid lease.';
+fence (resumed), and the earlier fence loses them. Atomic against taskq.expire. Errors: TQ008 for an invalid
+lease; check_violation for a blank name; insufficient_privilege for a name that another role has registered.';
 
 CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)

@@ -144,7 +144,7 @@ BEGIN
         EXECUTE format('ANALYZE taskq_internal.%I', v_own);
     END LOOP;
     IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
-            'ended_default'], p_patience) THEN
+                                                        'ended_default'], p_patience) THEN
         RAISE lock_not_available;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
@@ -197,7 +197,7 @@ BEGIN
         RETURN false;
     END IF;
     IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
-            'ended_default']
+                                                        'ended_default']
                             || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t),
                                 p_patience) THEN
         PERFORM taskq_internal.raise_error(
@@ -231,7 +231,7 @@ BEGIN
     v_vacant := ARRAY(SELECT * FROM taskq_internal.dropped_topics_with_tables());
     IF cardinality(v_vacant) > 0
        AND NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
-               'ended_default'], p_patience) THEN
+                                                            'ended_default'], p_patience) THEN
         PERFORM taskq_internal.raise_error(
             'TQ000', 'a session that uses the tables of the queue waits for this one: repeat this after its end');
     END IF;

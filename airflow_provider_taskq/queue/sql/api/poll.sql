@@ -225,9 +225,9 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ000', format(
             'order %L is none of FIRST_IN_FIRST_OUT, LAST_IN_FIRST_OUT', p_order));
     END IF;
-    IF p_condition IS NULL OR p_condition NOT IN ('NONE', 'SINGULAR_BY_IDENTIFIER',
-            'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE',
-                                                  'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS') THEN
+    IF p_condition IS NULL OR p_condition NOT IN (
+        'NONE', 'SINGULAR_BY_IDENTIFIER', 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE',
+        'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS') THEN
         PERFORM taskq_internal.raise_error('TQ000', format('condition %L is none of NONE, SINGULAR_BY_IDENTIFIER,'
             ' SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE, SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS', p_condition));
     END IF;

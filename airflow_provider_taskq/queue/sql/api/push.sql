@@ -177,8 +177,7 @@ CREATE FUNCTION taskq.offer(
 BEGIN
     SELECT o.outcomes[1], o.sequences[1] INTO outcome, sequence
     FROM taskq.offer_many(topic, if_exists, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[available_at],
-                          ARRAY[delay],
-                          ARRAY[ttl], ARRAY[priority]) o;
+                          ARRAY[delay], ARRAY[ttl], ARRAY[priority]) o;
 END $$;
 COMMENT ON FUNCTION taskq.offer IS
 'Stores a task unless one of the identifier waits (is READY and not held); then updates it, or ignores the offer with
@@ -296,13 +295,11 @@ BEGIN
             WHEN taskq_internal.needs_json_check(payload) AND taskq_internal.json_defect(payload) IS NOT NULL THEN
                 'its payload ' || taskq_internal.json_defect(payload)
             END AS reason
-        FROM (SELECT generate_series(1,
-                                     greatest(cardinality(p_identifiers), cardinality(p_payloads),
-                cardinality(p_available_at),
-                                                 cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities)))
-                                                     AS place,
-                     unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload, unnest(p_available_at)
-                         AS available_at,
+        FROM (SELECT generate_series(1, greatest(
+                         cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_available_at),
+                         cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities))) AS place,
+                     unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
+                     unnest(p_available_at) AS available_at,
                      -- PostgreSQL materializes unnest in FROM, but not here.
                      unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;

@@ -22,8 +22,8 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.create_topic IS
-'Creates a topic with a policy. Returns false, and changes nothing, if it exists. Errors: TQ008 for an invalid name or
-policy.';
+'Creates a topic with a policy. Returns false, and changes nothing, if it exists. Errors: TQ008 for an invalid
+duration; check_violation for another invalid field, or an invalid name.';
 
 CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -55,7 +55,7 @@ END $$;
 COMMENT ON FUNCTION taskq.alter_topic IS
 'Changes the fields of a topic''s policy that the JSON object names: {"max_attempts": 5, "ttl": "90 s"}. Scheduled
 retries keep their time. Concurrent changes wait for each other. Errors: TQ001; TQ008 for an unknown field or an
-invalid value.';
+invalid duration; check_violation or invalid_text_representation for another invalid value.';
 
 CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -130,8 +130,7 @@ END $$;
 CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter',
-                              'probe', 'on_expiry',
-                              'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
+                              'probe', 'on_expiry', 'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
     v_unknown text;
 BEGIN
     IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN
@@ -200,8 +199,7 @@ DECLARE
     v_left  boolean;
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'group_release', 'handling', 'topic_move', 'progress',
-                                   'consumer_partition',
-                                   'consumer_group'] LOOP
+                                   'consumer_partition', 'consumer_group'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- its rows are in one partition, so a ctid tells one
                        'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;

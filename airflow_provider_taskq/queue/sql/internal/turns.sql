@@ -118,9 +118,7 @@ CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id
-                   AND a.attempt > 0
-                                              AND a.holder IS NULL AND (a.available_at > p_now
-                                                      OR a.waits > :WAITS_NOTHING));
+                   AND a.attempt > 0 AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > :WAITS_NOTHING));
 END $$;
 
 -- The first due task of an identifier in polled order, priority by priority; NULL if none is due.

@@ -45,7 +45,7 @@ CREATE FUNCTION taskq_internal.check_duration(
 BEGIN
     IF p_duration IS NULL OR NOT taskq_internal.is_duration(p_duration, p_least) THEN
         PERFORM taskq_internal.raise_error('TQ008', format('%s has to be %s and at most 3650 days', p_what,
-                                             CASE WHEN p_least > interval '0' THEN 'more than 0' ELSE '0 or more' END));
+            CASE WHEN p_least > interval '0' THEN 'more than 0' ELSE '0 or more' END));
     END IF;
 END $$;
 
