@@ -49,7 +49,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
     resumes the task, checks again, and returns or raises what the other modes would. A gate that fails is resumed some
     seconds after it deferred at the earliest.
 
-    `timeout` and `soft_fail` are as in BaseSensorOperator, in all modes. `exponential_backoff` and `max_wait` apply to
+    `timeout` and `soft_fail` are as in BaseSensorOperator, in all modes; a deferred gate times out after `RESUME_DELAY`
+    at the earliest. `exponential_backoff` and `max_wait` apply to
     modes poke and reschedule only: in the triggerer a rarer check of one gate would save nothing.
 
     :param deferrable: whether to wait in the triggerer.
@@ -220,7 +221,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
             ),
             method_name=self.execute_complete.__name__,
             kwargs={"deadline": deadline.isoformat()},
-            timeout=remaining,
+            # At the timeout, Airflow resumes the task: RESUME_DELAY says why that must not be sooner.
+            timeout=max(remaining, timedelta(seconds=RESUME_DELAY)),
         )
 
     def _timeout_message(self, context: "Context") -> str:

@@ -20,6 +20,7 @@ from airflow_provider_taskq.hooks import TaskQHook
 from airflow_provider_taskq.operators import TaskQCompleteOperator
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQSensor
+from airflow_provider_taskq.sensors.base import RESUME_DELAY
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers.topic import ClaimRequest
 from tests.airflow.conftest import Connect, context_of
@@ -275,6 +276,9 @@ class TestDeferred:
     def test_resumes_and_claims(self, queue: TaskQueue) -> None:
         queue.push("work", ["a"])
         assert resume(gate(deferrable=True, claim=5), READY)["claimed"] == 1
+
+    def test_a_gate_with_a_short_timeout_is_not_resumed_too_soon(self) -> None:
+        assert deferred(gate(deferrable=True, timeout=5)).timeout == timedelta(seconds=RESUME_DELAY)
 
     def test_defers_again_within_its_first_deadline_if_other_consumers_were_faster(self) -> None:
         first = deferred(gate(deferrable=True, claim=1, timeout=100))
