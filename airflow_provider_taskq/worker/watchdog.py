@@ -1,4 +1,4 @@
-"""The watchdog of a worker: reports handlers that take long, with their stack, and ends them at their limit."""
+"""The watchdog of a worker: reports slow handlers with their stack, and enforces their time limit."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ from airflow_provider_taskq.worker.threads import ServiceThread
 
 log = logging.getLogger(__name__)
 
-_LONGEST_INTERVAL = 1.0
+_LONGEST_INTERVAL = 1.0  # seconds between two checks
 
 
 class HandlerStuck(Exception):
@@ -29,9 +29,9 @@ class _Watched:
 
 
 class Watchdog(ServiceThread):
-    """Watches the batches that are handled now, in a thread that touches no network.
+    """Watches the batches that handlers work on, in a thread that makes no network call.
 
-    Calls `on_timeout` once for each batch that exceeds the limit of the handler, and `check` at each round.
+    Calls `on_timeout` once for each batch whose handler exceeds the limit, and `check` at least once a second.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Watchdog(ServiceThread):
         super().__init__("taskq watchdog")
 
     def add(self, batch: InFlightBatch) -> None:
-        """Watches a batch whose handler starts."""
+        """Starts to watch a batch. Call it before the handler."""
         now = time.monotonic()
         with self._lock:
             self._watched[id(batch)] = _Watched(batch, now, now + self._slow_after)
 
     def remove(self, batch: InFlightBatch) -> float:
-        """Ends the watch of a batch. Returns the seconds that its handler took."""
+        """Stops to watch a batch. Returns the seconds since `add`."""
         with self._lock:
             watched = self._watched.pop(id(batch))
         return time.monotonic() - watched.began
