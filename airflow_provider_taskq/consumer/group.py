@@ -66,10 +66,11 @@ class ConsumerGroup:
         Without arguments the handler gets all events. The handlers of one event run in the order of their definition.
         A handler that takes neither one argument nor two raises InvalidArgument.
         """
-        predicates = [self._of_kind(each) if isinstance(each, str) else each for each in which]
 
         def matches(event: Task) -> bool:
-            return not predicates or any(predicate(event) for predicate in predicates)
+            return not which or any(
+                self.kind(event) == each if isinstance(each, str) else each(event) for each in which
+            )
 
         def add_handler(function: H) -> H:
             self.handlers.append(EventHandler(matches, function, _takes_queue(function)))
@@ -81,19 +82,15 @@ class ConsumerGroup:
         """Returns the handlers that match an event."""
         return [handler for handler in self.handlers if handler.matches(event)]
 
-    def _of_kind(self, kind: str) -> Predicate:
-        return lambda event: self.kind(event) == kind
-
 
 def _takes_queue(function: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # many builtins have no signature
         return False
-    for count in (2, 1):
-        try:
-            signature.bind(*range(count))
-        except TypeError:
-            continue
-        return count == 2 and requires_two_arguments(function)
-    raise InvalidArgument(f"handler {function!r:.100} must take the event, or the event and the queue")
+    takes_queue = requires_two_arguments(function)
+    try:
+        signature.bind(*range(1 + takes_queue))
+    except TypeError:
+        raise InvalidArgument(f"handler {function!r:.100} must take the event, or the event and the queue") from None
+    return takes_queue

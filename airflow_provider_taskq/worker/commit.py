@@ -4,16 +4,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from typing import cast
 
 import psycopg
 
 from airflow_provider_taskq.queue import (
     Decision,
-    Insertion,
     Junction,
     LeaseLost,
-    NewTask,
     NotHeld,
     Owner,
     Result,
@@ -22,7 +21,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import is_session_timeout, is_transient
-from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, name_of
+from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped
@@ -164,8 +163,10 @@ def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Dec
         return task in decisions and bool(decisions[task].continued)
 
     topics: dict[str, None] = {}
-    for topic, insertion, tasks in _join_neighbors(each for each in batch.follow_ups if continues(each.task)):
-        queue.push(topic, tasks, insertion)
+    continued = (each for each in batch.follow_ups if continues(each.task))
+    # One push for adjacent follow-ups of the same topic and insertion, because the order of pushes matters.
+    for (topic, insertion), adjacent in groupby(continued, lambda each: (each.topic, each.insertion)):
+        queue.push(topic, [task for each in adjacent for task in each.tasks], insertion)
         topics[topic] = None
     groups: dict[tuple[str, Junction], dict[tuple[str, ...], None]] = {}
     for release in batch.releases:
@@ -175,16 +176,6 @@ def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Dec
         if queue.junction(topic, given, junction):
             topics[topic] = None
     return list(topics)
-
-
-def _join_neighbors(follow_ups: Iterable[FollowUp]) -> list[tuple[str, Insertion, list[NewTask]]]:
-    """Joins adjacent follow-ups with the same topic and insertion into one push. Keeps their order."""
-    joined: list[tuple[str, Insertion, list[NewTask]]] = []
-    for each in follow_ups:
-        if not joined or joined[-1][:2] != (each.topic, each.insertion):
-            joined.append((each.topic, each.insertion, []))
-        joined[-1][2].extend(each.tasks)
-    return joined
 
 
 def run_after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str] = ()) -> None:

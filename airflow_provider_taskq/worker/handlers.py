@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -112,9 +112,7 @@ class BatchFunctionHandler:
             decided = batch.result_of(self._function(batch), name_of(self._function))
         except self._success_on as error:
             decided = decision_on(error, self._success_on)
-        if not isinstance(decided, Mapping):
-            return dict.fromkeys(batch.tasks, decision_of(decided))
-        return {task: decision_of(outcome) for task, outcome in decided.items()}
+        return decisions_of(decided, batch.tasks)
 
     def close(self) -> None:
         """Does nothing: the handler has no threads."""
@@ -133,6 +131,13 @@ def decision_of(outcome: object) -> Decision:
     if isinstance(outcome, Result):
         return Decision(outcome)
     raise TypeError(f"a handler must return a Decision, a Result or None, not {type(outcome).__name__}")
+
+
+def decisions_of(outcome: object, tasks: Iterable[Task]) -> dict[Task, Decision]:
+    """Converts a mapping of outcomes by task, or one outcome for all tasks. Raises as `decision_of` does."""
+    if isinstance(outcome, Mapping):
+        return {task: decision_of(each) for task, each in outcome.items()}
+    return dict.fromkeys(tasks, decision_of(outcome))
 
 
 def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:

@@ -36,7 +36,13 @@ class ProcessHandler(FunctionHandler):
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """Returns the decision on each task."""
-        threads, idle = self._opened()
+        with self._lock:
+            if self._threads is None or self._idle is None:
+                self._threads = ThreadPool(self._processes, "taskq processes")
+                self._idle = queue.LifoQueue()
+                for _ in range(self._processes):
+                    self._idle.put(None)  # a slot, which gets its process when a task needs it
+            threads, idle = self._threads, self._idle
         futures = {task: threads.submit(self._decide, idle, task, batch) for task in batch.tasks}
         return {task: future.result() for task, future in futures.items()}
 
@@ -51,16 +57,6 @@ class ProcessHandler(FunctionHandler):
             if process is not None:
                 process.end()
         threads.close()
-
-    def _opened(self) -> "tuple[ThreadPool, queue.LifoQueue[_ChildProcess | None]]":
-        # A slot that is None gets its process when a task needs it.
-        with self._lock:
-            if self._threads is None or self._idle is None:
-                self._threads = ThreadPool(self._processes, "taskq processes")
-                self._idle = queue.LifoQueue()
-                for _ in range(self._processes):
-                    self._idle.put(None)
-            return self._threads, self._idle
 
     def _decide(self, idle: "queue.LifoQueue[_ChildProcess | None]", task: Task, batch: Batch) -> Decision:
         process = idle.get()

@@ -86,12 +86,10 @@ class Watchdog(ServiceThread):
         for each in watched:
             if now >= each.report_at:
                 each.report_at = now + self._report_every
-                self._report(each.batch, now - each.began)
+                batch, seconds = each.batch, now - each.began
+                stack = "\n".join(f"{activity.name}:\n{activity.stack()}" for activity in batch.batch.activities())
+                log.warning("handler is slow: %s seconds=%.1f stack:\n%s", batch.describe(), seconds, stack)
+                self._listeners.on_stuck(batch.trace, seconds, stack)
             if self._limit is not None and now - each.began >= self._limit and not each.timed_out:
                 each.timed_out = True
                 self._on_timeout(each.batch)
-
-    def _report(self, batch: InFlightBatch, seconds: float) -> None:
-        stack = "\n".join(f"{activity.name}:\n{activity.stack()}" for activity in batch.batch.activities())
-        log.warning("handler is slow: %s seconds=%.1f stack:\n%s", batch.describe(), seconds, stack)
-        self._listeners.on_stuck(batch.trace, seconds, stack)

@@ -188,4 +188,4 @@ class CompositeRun:
 
 
 def _merge(later: Decision, earlier: Decision) -> Decision:
-    return later if later is earlier else later.merge(earlier)  # most are the same plain SUCCESS
+    return later if later is earlier else later.merge(earlier)  # most are the same object, SUCCESS

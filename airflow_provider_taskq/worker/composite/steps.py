@@ -18,6 +18,7 @@ from airflow_provider_taskq.worker.handlers import (
     decision_of,
     decision_of_call,
     decision_on,
+    decisions_of,
     requires_two_arguments,
 )
 
@@ -177,10 +178,7 @@ def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
 
 
 def _call_whole(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:
-    decided = _result_of(step.call(tasks, batch), batch, threads)
-    if not isinstance(decided, Mapping):
-        return dict.fromkeys(tasks, decision_of(decided))
-    return {task: decision_of(outcome) for task, outcome in decided.items()}
+    return decisions_of(_result_of(step.call(tasks, batch), batch, threads), tasks)
 
 
 def _call_each(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:

@@ -107,9 +107,14 @@ class _SharedItems(Generic[T]):
 
     def work(self) -> None:
         """Handles items until none is left. After an error drops the rest."""
-        while (item := self._take()) is not None:
+        while True:
+            with self._changed:
+                if not self.left:
+                    return
+                item = self.left.popleft()
+                self._busy += 1
             try:
-                self._function(item[0])
+                self._function(item)
             except BaseException as error:  # noqa: BLE001 -- `finish` raises it
                 self._errors.append(error)
                 self.left.clear()
@@ -125,10 +130,3 @@ class _SharedItems(Generic[T]):
             self._changed.wait_for(lambda: not self._busy)
         if self._errors:
             raise self._errors[0]
-
-    def _take(self) -> tuple[T] | None:
-        with self._changed:
-            if not self.left:
-                return None
-            self._busy += 1
-            return (self.left.popleft(),)
