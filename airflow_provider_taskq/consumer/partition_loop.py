@@ -150,12 +150,8 @@ class PartitionLoop:
         except Exception as error:
             if not may_reconnect(error) or self._times_out_always(error):
                 raise
-            log.warning(
-                "connection lost, will retry: group=%s partition=%s error=%s",
-                self.lease.group,
-                self.lease.partition,
-                type(error).__name__,
-            )
+            named = (self.lease.group, self.lease.topic, self.lease.partition, type(error).__name__)
+            log.warning("connection lost, will retry: group=%s topic=%s partition=%s error=%s", *named)
             self._wait(self._reconnects.next(), may_wake=False)
             return False
         return True
@@ -274,17 +270,11 @@ class PartitionLoop:
         return delay
 
     def _report(self, event: Task, error: BaseException, delay: timedelta | None, *, stopped: bool) -> None:
-        outcome = "the loop ends" if stopped else "it is skipped" if delay is None else f"will retry in {delay}"
+        outcome = "partition ends" if stopped else "skipped" if delay is None else f"will retry in {delay}"
         failures = self._attempts.failures + stopped
-        log.warning(
-            "event failed, %s: group=%s topic=%s sequence=%s failures=%s",
-            outcome,
-            self.lease.group,
-            event.topic,
-            event.sequence,
-            failures,
-            exc_info=error if delay is None else None,
-        )
+        named = (outcome, self.lease.group, event.topic, event.sequence, failures)
+        trace = error if delay is None else None
+        log.warning("event failed, %s: group=%s topic=%s sequence=%s failures=%s", *named, exc_info=trace)
         self._on_failure(EventFailure(self.lease.partition, event, error, failures, delay, stopped))
 
     def _wait(self, seconds: float, *, may_wake: bool) -> None:

@@ -84,7 +84,7 @@ class ConsumerRuntime:
                 self._wait()
         except BaseException as error:
             self.errors[-1] = error
-            log.warning("consumer ended by an error: topic=%s", self._leases.topic, exc_info=error)
+            log.warning("consumer failed: group=%s topic=%s", self._leases.group, self._leases.topic, exc_info=error)
         finally:
             self._stop_loops()
             self._notifications.stop()
@@ -110,7 +110,8 @@ class ConsumerRuntime:
         except Exception as error:
             if not may_reconnect(error):
                 raise
-            log.warning("connection lost, will retry: topic=%s error=%s", self._leases.topic, type(error).__name__)
+            named = (self._leases.group, self._leases.topic, type(error).__name__)
+            log.warning("connection lost, will retry: group=%s topic=%s error=%s", *named)
             self._leases.queue.conn.close()
             if time.monotonic() - self._renewed > stored_length(self._config.lease).total_seconds():
                 self._stop_loops()
@@ -147,13 +148,8 @@ class ConsumerRuntime:
             # Another generation maps events to partitions in another way, so the errors no longer apply.
             self._generation, self.errors, self._interrupted = lease.generation, {}, set()
         self._partitions = lease.partitions
-        log.info(
-            "partition acquired: group=%s topic=%s partition=%s partitions=%s",
-            lease.group,
-            lease.topic,
-            lease.partition,
-            lease.partitions,
-        )
+        named = (lease.group, lease.topic, lease.partition, lease.partitions)
+        log.info("partition acquired: group=%s topic=%s partition=%s partitions=%s", *named)
         loop = self._make_loop(lease)
         loop.on_end = self._changed.set
         self._loops.append(loop)

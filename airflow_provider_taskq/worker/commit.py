@@ -65,8 +65,8 @@ class HookInterruptions:
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] >= MAX_HOOK_ATTEMPTS and time.monotonic() - first >= self._seconds:
             self.abandoned[key] = interrupted.cause
-        outcome = "its tasks fail" if key in self.abandoned else "the commit is retried"
-        log.warning("commit hook interrupted: hook=%s attempt=%d; %s", interrupted, self._counts[key], outcome)
+        outcome = "interrupted, its tasks fail" if key in self.abandoned else "interrupted, will retry"
+        log.warning("commit hook %s: attempt=%d hook=%s", outcome, self._counts[key], interrupted)
 
 
 def commit_batch(
@@ -149,11 +149,11 @@ def _call_hook(queue: TaskQueue, hook: CommitHook, concerned: dict[Task, Decisio
 def _check_hook(hook: CommitHook, returned: Mapping[Task, Decision] | None, concerned: Mapping[Task, Decision]) -> None:
     if returned is None:
         return
-    name = name_of(hook.call)
-    if missing := [task.sequence for task in concerned if task not in returned]:
-        raise LookupError(f"{name} made no decision on sequence {', '.join(map(str, missing[:10]))}")
-    if foreign := [task.sequence for task in returned if task not in concerned]:
-        raise LookupError(f"{name} decided on sequence {', '.join(map(str, foreign[:10]))}, which it did not get")
+    name = f"commit hook {name_of(hook.call)}"
+    if missing := [str(task.sequence) for task in concerned if task not in returned]:
+        raise LookupError(f"{name} returned no decisions for tasks that it got: {', '.join(missing[:10])}")
+    if foreign := [str(task.sequence) for task in returned if task not in concerned]:
+        raise LookupError(f"{name} returned decisions for tasks that it did not get: {', '.join(foreign[:10])}")
 
 
 def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Decision]) -> list[str]:

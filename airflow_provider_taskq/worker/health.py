@@ -50,7 +50,7 @@ def check_health(
     wrong += [
         f"owner {each.name} holds {each.held} tasks, its lease lapsed {_whole(each.lapsed)} ago" for each in stuck
     ]
-    wrong += [f"group {each.group}, topic {each.topic}: partition {each.partition} gave up" for each in failed]
+    wrong += [f"group {each.group}, topic {each.topic}: an error ended partition {each.partition}" for each in failed]
     return HealthReport(errors, stuck, failed, wrong)
 
 

@@ -67,7 +67,7 @@ class ListenerDispatcher(WorkerListener):
 
     def on_fatal(self, error: BaseException) -> None:
         """Logs the error and calls the hook."""
-        log.error("worker error: %s: %s", type(error).__name__, error)
+        log.error("worker error: error=%s: %s", type(error).__name__, error)
         if self._listener is not None:
             self._guarded("on_fatal", self._listener.on_fatal)(error)
 

@@ -63,7 +63,7 @@ class NotificationListener(ServiceThread):
                     self._listen(conn, hung_up)
             except (psycopg.Error, TaskQueueError, OSError) as error:
                 if not self._stopped.is_set():
-                    log.info("LISTEN failed, the queue is polled: channel=%s error=%s", self._channel, error)
+                    log.info("LISTEN failed, will retry: channel=%s error=%s", self._channel, error)
             self._stopped.wait(backoff.next())
         hung_up.close()
 

@@ -86,7 +86,8 @@ class PeriodicService:
         while not self._stopped.is_set():
             try:
                 seconds = self._run_once()
-            except Exception as error:  # the next run may succeed
-                log.warning("%s failed, will retry: error=%s", self._service_name, type(error).__name__, exc_info=error)
+            except Exception as error:  # must not end the thread
+                kind = type(error).__name__
+                log.warning("service failed, will retry: service=%s error=%s", self._service_name, kind, exc_info=error)
                 seconds = self._error_pause
             self._stopped.wait(seconds)

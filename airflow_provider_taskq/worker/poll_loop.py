@@ -122,13 +122,14 @@ class BasePollLoop(ABC):
         return self._poller.poll(size)
 
     def _completed_by_poll(self) -> int:
-        return 0  # tasks
+        """Returns the number of tasks that the next poll completes."""
+        return 0
 
-    def _on_start(self) -> None:  # noqa: B027 -- before the first poll, most loops do nothing
-        pass
+    def _on_start(self) -> None:  # noqa: B027 -- most loops need nothing
+        """Runs before the first poll."""
 
-    def _on_end(self) -> None:  # noqa: B027 -- nor after the last poll
-        pass
+    def _on_end(self) -> None:  # noqa: B027 -- most loops need nothing
+        """Runs after the last poll."""
 
     def _run(self) -> None:
         try:
@@ -153,7 +154,7 @@ class BasePollLoop(ABC):
         runtime = self._runtime
         self._poller.lease()
         runtime.has_lease.set()
-        if runtime.stopping.is_set():  # while the lease was registered
+        if runtime.stopping.is_set():  # the worker was stopped while the lease was registered
             return -1
         size = self._capacity()
         token = runtime.token() if size else None
@@ -199,7 +200,7 @@ class BasePollLoop(ABC):
             return True
         # Gives up, because the transaction of another program may stay open.
         log.warning(
-            "ready tasks are left, a transaction that stays open locks them: worker=%s topic=%s",
+            "ready tasks are left, as an open transaction locks them: worker=%s topic=%s",
             runtime.config.name,
             runtime.config.topic,
         )

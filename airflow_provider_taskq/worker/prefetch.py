@@ -109,7 +109,7 @@ class HandleLoop:
                 self._commit(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
             while not self._replaced and (batch := self._buffer.take()) is not None:
                 if batch.abandoned_for is not None:
-                    continue  # while it was in the buffer
+                    continue  # the batch was abandoned while it was in the buffer
                 outcome = self._runtime.run_handler(batch, self)
                 if outcome is not None:
                     self._commit(batch, outcome)

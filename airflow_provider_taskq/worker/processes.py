@@ -112,7 +112,7 @@ class _ChildProcess:
         arguments = (tasks, requests, function, success_on)
         self._process = _SPAWN.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
-        atexit.register(self._process.kill)  # before multiprocessing waits for it
+        atexit.register(self._process.kill)  # or else multiprocessing would wait for it at exit
         tasks.close()
         requests.close()
         self._requesting = threading.Lock()

@@ -26,7 +26,7 @@ from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
 log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.2  # between two checks of `is_hurried`
-_IDLE_FACTOR = 4.0  # pause after an empty poll, in durations of it: a poll is slow when many identifiers are blocked
+_IDLE_FACTOR = 4.0  # least pause after an empty poll, as a multiple of its duration
 
 
 class WorkerStopped(Exception):

@@ -76,7 +76,7 @@ class Scheduler(PeriodicService):
         Raises InvalidArgument if the prefix is blank or the interval is not longer than 0.
         """
         if not prefix.strip():
-            raise InvalidArgument("the prefix of ticks is blank")
+            raise InvalidArgument("the prefix of ticks must not be blank")
         if interval <= NONE:
             raise InvalidArgument(f"the interval between installations must be longer than 0, not {interval}")
         self.schedules.append(TickSchedule(topic, prefix, hash_, interval, make))
@@ -197,4 +197,4 @@ def _as_json(value: Any) -> Json:
         return value.astimezone(UTC).isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
-    return [list(pair) for pair in value] if isinstance(value, tuple) else value  # depends_on
+    return [list(pair) for pair in value] if isinstance(value, tuple) else value  # a tuple: the pairs of depends_on

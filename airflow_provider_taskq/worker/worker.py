@@ -100,7 +100,7 @@ class Worker:
             handler_statement_timeout=to_timedelta(handler_statement_timeout),
         )
         self._runtime: WorkerRuntime | None = None
-        self._last_runtime: WorkerRuntime | None = None  # also after a stop, for counts()
+        self._last_runtime: WorkerRuntime | None = None  # kept after a stop, for counts()
         self._hurried = False
         self._lock = threading.RLock()  # a signal handler may stop a worker that starts or stops in the same thread
 

@@ -91,9 +91,9 @@ def test_with_step_returns_another_composite_and_leaves_the_first_as_it_was() ->
 
 def test_an_unknown_dependency_raises_when_the_step_is_added() -> None:
     composite = Composite("orders").with_step(even(None), name="load")
-    with pytest.raises(InvalidArgument, match="'orders' has no step 'lod' to come after; there are: load"):
+    with pytest.raises(InvalidArgument, match="'orders' has no step 'lod' for `after`; its steps: load"):
         composite.with_step(even(None), name="check", after="lod")
-    with pytest.raises(InvalidArgument, match="has no step 'task' to come after"):
+    with pytest.raises(InvalidArgument, match="has no step 'task' for `after`"):
         composite.step(after=task)(len)
 
 
@@ -102,7 +102,7 @@ def test_a_step_name_that_is_taken_raises_when_the_step_is_added() -> None:
     with pytest.raises(InvalidArgument, match="has a step 'load' already"):
         composite.with_batch(len, name="load")
     twice = composite.with_step(task, name="a").with_step(task, name="b")
-    with pytest.raises(InvalidArgument, match="'task' is the function of several steps; name one"):
+    with pytest.raises(InvalidArgument, match="'task' names several steps; give a step name"):
         twice.with_step(len, after=task)
 
 

@@ -110,9 +110,9 @@ class CompositeDefinition:
             return found[0]
         name = given if isinstance(given, str) else _name_of(given)
         if found:
-            raise InvalidArgument(f"composite {self.name!r}: {name!r} is the function of several steps; name one")
+            raise InvalidArgument(f"composite {self.name!r}: {name!r} names several steps; give a step name")
         known = ", ".join(step.name for step in self.steps) or "none"
-        raise InvalidArgument(f"composite {self.name!r} has no step {name!r} to come after; there are: {known}")
+        raise InvalidArgument(f"composite {self.name!r} has no step {name!r} for `after`; its steps: {known}")
 
 
 def _name_of(function: StepFunction) -> str:
@@ -137,7 +137,7 @@ def run_step(
         decided = dict.fromkeys(tasks, decision_on(error))
     name = f"step {step.name!r}"
     if not isinstance(decided, Mapping):
-        raise TypeError(f"the wrapper around {name} returned {type(decided).__name__}, not decisions")
+        raise TypeError(f"the wrapper around {name} must return decisions by task, not {type(decided).__name__}")
     return complete_decisions(name, tasks, decided)
 
 
