@@ -98,7 +98,7 @@ class Batch:
     def junction(
         self, task: Task, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> None:
-        """Releases groups in the transaction that completes `task`, if `task` is continued."""
+        """Releases groups, as `TaskQueue.junction`, when the transaction completes `task` and `task` is continued."""
         self._require_member(task)
         given = list(groups)
         if any(isinstance(group, str) for group in given):

@@ -12,7 +12,7 @@ Judge = Callable[[Iterable[Task]], Mapping[Task, Decision]]
 
 
 class FilteringHandler:
-    """Passes the tasks that `judge` makes no decision on to a handler."""
+    """Lets `judge` decide first, and passes the other tasks to a handler."""
 
     def __init__(self, handler: WorkHandler, judge: Judge) -> None:
         self._handler = handler
@@ -96,7 +96,7 @@ def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
 
 
 def without(judge: Judge, handler: WorkHandler) -> BatchHandler:
-    """Returns a handler that passes the tasks on which `judge`, such as `outdated`, makes no decision to `handler`."""
+    """Returns a handler that lets `judge`, such as `outdated`, decide first, and passes the other tasks to `handler`."""
     return FilteringHandler(handler, judge)
 
 

@@ -91,8 +91,8 @@ class GroupedWorker(PeriodicService):
     :param mode: what a run does with the later tasks of a group after an error.
     :param size: tasks of each group that a run handles; -1 for all.
     :param groups: groups that a run handles.
-    :param pause: time between two runs. With `size=-1` the next run starts at once after a run with the full number of
-        groups. With another size each task waits for the effects of the task before it.
+    :param pause: time between two runs. After a run with the full number of groups, the next one starts at once if
+        `size` is -1. With another size there is always a pause, so that a task sees the effects of the one before it.
     :param initial_delay: time from the start to the first run.
     :param lease: see `Worker`.
     :param sorter: a function of a task that returns its sort key within the group.

@@ -22,7 +22,7 @@ class PersistentWorker:
     """A worker whose state, on or off, is stored under its name. All processes with such a worker follow the state.
 
     `start` and `stop` change the stored state. This process follows at once, other processes after a notification.
-    `initialize` and `shutdown` start and end the following in this process only.
+    `initialize` and `shutdown` change nothing in the database: this process starts or stops to follow the state.
 
     :param check_every: time between two reads of the stored state without a notification.
     """

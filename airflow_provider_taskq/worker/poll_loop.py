@@ -44,7 +44,7 @@ class TaskPoller:
         return self._lease
 
     def poll(self, size: int) -> list[Task]:
-        """Polls up to `size` tasks. Returns claimed tasks that this process does not know yet, if there are any."""
+        """Polls up to `size` tasks. If the owner holds tasks that this process does not know yet, returns these."""
         lease, config = self.lease(), self._runtime.config
         if self.may_hold_unknown:
             # Known before the call: meanwhile other threads may end batches of this lease, but they add none.

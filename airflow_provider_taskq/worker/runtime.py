@@ -214,7 +214,7 @@ class WorkerRuntime:
         self.handler.close()
 
     def stop_polling(self) -> None:
-        """Lets no thread start another batch."""
+        """Ends all polls, so that no thread starts another batch."""
         self.stopping.set()
         self.idle_wait.end()
         for call in self.on_stopping:

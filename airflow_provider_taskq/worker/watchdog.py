@@ -59,7 +59,7 @@ class Watchdog(ServiceThread):
             self._watched[id(batch)] = _Watched(batch, now, now + self._slow_after)
 
     def remove(self, batch: InFlightBatch) -> float:
-        """Stops to watch a batch. Returns the seconds since `add`."""
+        """Ends the watch of a batch. Returns the seconds since `add`."""
         with self._lock:
             watched = self._watched.pop(id(batch))
         return time.monotonic() - watched.began

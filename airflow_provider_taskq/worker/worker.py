@@ -138,8 +138,9 @@ class Worker:
     def start(self, timeout: timedelta | None = GRACE) -> bool:
         """Starts the worker, and returns when it holds a lease. Returns False if the worker runs already.
 
-        Raises UnknownTopic, SchemaMismatch and other errors that no retry can help, and TimeoutError if the worker
-        holds no lease after `timeout`.
+        :param timeout: None for no limit.
+        :raises TimeoutError: if the worker holds no lease after `timeout`.
+        :raises TaskQueueError: if no retry can help, such as UnknownTopic or SchemaMismatch.
         """
         with self._lock:
             if self.is_active:
@@ -163,8 +164,9 @@ class Worker:
         """Starts no new batch, waits for the batches in flight, and releases all other tasks.
 
         After `timeout` it abandons the batches in flight: their handlers run on, but the worker ignores their decisions
-        and releases the tasks. None waits for as long as the batches take. 0 also ends the wait of a concurrent `stop`.
-        Returns False if the worker did not run.
+        and releases the tasks. Returns False if the worker did not run.
+
+        :param timeout: None for no limit; 0 also ends the wait of a concurrent `stop`.
         """
         if timeout is not None and not timeout:
             self.hurry()
