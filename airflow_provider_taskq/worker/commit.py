@@ -78,8 +78,8 @@ def commit_batch(
     their groups, in this order. After the commit, wakes the topics that got tasks, and calls the functions of
     `after_commit`. The connection must not have an open transaction.
 
-    Raises the errors of `complete`, `push` and `junction`, and a transient error of a commit hook, such as a deadlock
-    or a timeout of the server. An error undoes the whole transaction.
+    Raises the errors of `complete`, `push` and `junction`, and transient errors of commit hooks, such as a deadlock. An
+    error undoes the whole transaction.
     """
     try:
         return try_commit_batch(queue, owner, batch, decisions)

@@ -96,7 +96,7 @@ def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
 
 
 def without(judge: Judge, handler: WorkHandler) -> BatchHandler:
-    """Returns a handler that lets `judge`, such as `outdated`, decide first, and passes the other tasks to `handler`."""
+    """Returns a handler that lets `judge`, such as `outdated`, decide first. `handler` gets the other tasks."""
     return FilteringHandler(handler, judge)
 
 

@@ -112,8 +112,8 @@ class Composite:
     ) -> F | Callable[[F], F]:
         """Adds a function of all tasks at once, as a decorator: `tasks -> outcome`, or `(tasks, batch) -> outcome`.
 
-        The function returns a mapping with a decision on each task, or one outcome for all, or a coroutine or a
-        `concurrent.futures.Future` of one of these. An exception fails all tasks. For the parameters see `step`.
+        The function returns a mapping with a decision on each task, or one outcome for all tasks. It may return a
+        coroutine or a `concurrent.futures.Future` of these. An exception fails all tasks. For the parameters see `step`.
         """
         return self._add_step(function, name, after, StepMode.SEQUENTIAL, whole=True)
 
