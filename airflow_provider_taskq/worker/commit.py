@@ -82,7 +82,7 @@ def commit_batch(
     error undoes the whole transaction.
     """
     try:
-        return try_commit_batch(queue, owner, batch, decisions)
+        return try_commit_batch(queue, owner, batch, decisions, NO_ABANDONED_HOOKS, nullcontext)
     except CommitHookInterrupted as interrupted:
         raise interrupted.cause from None
 
@@ -92,8 +92,8 @@ def try_commit_batch(
     owner: Owner,
     batch: Batch,
     decisions: Mapping[Task, Decision],
-    abandoned: AbandonedHooks = NO_ABANDONED_HOOKS,
-    hook_statements: Callable[[], AbstractContextManager[None]] = nullcontext,
+    abandoned: AbandonedHooks,
+    hook_statements: Callable[[], AbstractContextManager[None]],
 ) -> Mapping[Task, Decision]:
     """Does the same as `commit_batch`, but raises CommitHookInterrupted for a transient error of a commit hook.
 
@@ -113,7 +113,7 @@ def try_commit_batch(
 
 
 def run_commit_hook(
-    queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision], abandoned: AbandonedHooks = NO_ABANDONED_HOOKS
+    queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision], abandoned: AbandonedHooks
 ) -> None:
     """Calls a hook and merges its decisions into `decisions`. An error undoes its writes and fails its tasks.
 
@@ -178,7 +178,7 @@ def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Dec
     return list(topics)
 
 
-def run_after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str] = ()) -> None:
+def run_after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str]) -> None:
     """Wakes topics and calls the functions of `after_commit`. Logs their errors."""
     for topic in topics:
         _log_errors(f"notify({topic!r})", lambda topic=topic: queue.notify(topic))  # type: ignore[misc]

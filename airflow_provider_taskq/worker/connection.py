@@ -85,9 +85,7 @@ def connect_limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[An
     return conn
 
 
-def lease_call_limit(
-    lease: timedelta, timeout: timedelta | None = None, handler_statements: timedelta = HANDLER_STATEMENT_TIMEOUT
-) -> CallLimit:
+def lease_call_limit(lease: timedelta, timeout: timedelta | None, handler_statements: timedelta) -> CallLimit:
     """Returns the limit of calls under a lease: `timeout`, by default a third of the lease, at least 5 seconds."""
     seconds = max(_LEAST_CALL_SECONDS, lease.total_seconds() / 3) if timeout is None else timeout.total_seconds()
     return CallLimit(seconds, handler_statements.total_seconds())

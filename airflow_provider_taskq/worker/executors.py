@@ -71,7 +71,7 @@ def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
 class ThreadHandler(FunctionHandler):
     """Calls a function for each task, in the worker's thread or in threads of its own."""
 
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions = (), threads: int = 1) -> None:
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions, threads: int = 1) -> None:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         super().__init__(function, success_on)

@@ -87,7 +87,7 @@ def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandl
 class FunctionHandler:
     """Base class of handlers that call `function(task)` or `function(task, batch)`."""
 
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions = ()) -> None:
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions) -> None:
         self._function = function
         self._takes_batch = requires_two_arguments(function)
         self._success_on = success_on

@@ -32,7 +32,7 @@ class BatchThread(Protocol):
 class InFlightBatch:
     """A polled batch until its end. The first thread that claims the batch decides how it ends."""
 
-    def __init__(self, batch: Batch, lease: "Lease", token: Token, trace: Any = None) -> None:
+    def __init__(self, batch: Batch, lease: "Lease", token: Token, trace: Any) -> None:
         self.batch = batch
         self.lease = lease
         self.token = token

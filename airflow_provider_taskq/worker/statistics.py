@@ -64,7 +64,7 @@ class WorkerCounters:
             self._results.update(counted)
             self._abandoned += tasks - counted.total()
 
-    def poll_started(self, completing: int, retried: bool = False) -> int | None:
+    def poll_started(self, completing: int, *, retried: bool) -> int | None:
         """Counts the start of a poll. Returns a mark for `is_quiet` and `poll_ended`; None if tasks are in flight.
 
         :param completing: tasks in flight that the same call completes.

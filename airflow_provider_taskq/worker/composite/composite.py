@@ -113,7 +113,7 @@ class Composite:
         """Adds a function of all tasks at once, as a decorator: `tasks -> outcome`, or `(tasks, batch) -> outcome`.
 
         The function returns a mapping with a decision on each task, or one outcome for all tasks. It may return a
-        coroutine or a `concurrent.futures.Future` of these. An exception fails all tasks. For the parameters see `step`.
+        coroutine or a `concurrent.futures.Future` of these. An exception fails all tasks. For the options see `step`.
         """
         return self._add_step(function, name, after, StepMode.SEQUENTIAL, whole=True)
 

@@ -37,7 +37,7 @@ class CompositeEngine:
         threads: int | None,
         concurrency: int,
         fail_pending: bool,
-        executor: Executor | None = None,
+        executor: Executor | None,
     ) -> None:
         self._definition = definition
         self._threads = CompositeThreads(definition.name, threads, executor)
