@@ -107,7 +107,7 @@ def test_a_step_name_that_is_taken_raises_when_the_step_is_added() -> None:
 
 
 def test_a_step_cannot_come_after_itself_so_there_are_no_cycles() -> None:
-    with pytest.raises(InvalidArgument, match="there are: none"):
+    with pytest.raises(InvalidArgument, match="its steps: none"):
         Composite("orders").with_step(even(None), name="load", after="load")
 
 
