@@ -16,7 +16,7 @@ from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, may_re
 from airflow_provider_taskq.queue import PartitionLease, TaskQueue
 from airflow_provider_taskq.queue.errors import is_read_only
 from airflow_provider_taskq.worker.connection import Connect
-from airflow_provider_taskq.worker.notifications import NotificationListener
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
 
 log = logging.getLogger(__name__)
 

@@ -143,7 +143,7 @@ def _rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Row], list[Row]]:
         sequence, success = values["sequence"], values["result"] in ("SUCCESS", int(Result.SUCCESS))
         continued = values.get("continued")
         if continued is not None and continued != success:
-            explicit.append((sequence, continued))  # see sql/api/stages.sql
+            explicit.append((sequence, continued))  # see sql/api/staged_decisions.sql
         if continued is False or (continued is None and not success):
             continue
         with _naming_task(sequence):

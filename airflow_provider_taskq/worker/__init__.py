@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
     from airflow_provider_taskq.worker.limiter import BoundedLimiter, Limiter, NoLimit, PriorityLimiter
     from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
-    from airflow_provider_taskq.worker.persistent import PersistentWorker
+    from airflow_provider_taskq.worker.persistent_worker import PersistentWorker
     from airflow_provider_taskq.worker.runtime import WorkerStopped
     from airflow_provider_taskq.worker.scheduler import Scheduler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics

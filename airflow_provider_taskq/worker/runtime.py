@@ -19,7 +19,7 @@ from airflow_provider_taskq.worker.handlers import TaskResultException, WorkHand
 from airflow_provider_taskq.worker.lease import BatchThread, InFlightBatch, Lease, LeaseExpirer, LeaseKeeper
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
-from airflow_provider_taskq.worker.notifications import NotificationListener
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.statistics import WorkerCounters
 from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
 

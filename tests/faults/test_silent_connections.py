@@ -15,8 +15,8 @@ from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.worker import Batch, notifications
 from airflow_provider_taskq.worker.grouped import GroupedWorker
-from airflow_provider_taskq.worker.notifications import NotificationListener
-from airflow_provider_taskq.worker.persistent import CHANNEL
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
+from airflow_provider_taskq.worker.persistent_worker import CHANNEL
 from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker, Named

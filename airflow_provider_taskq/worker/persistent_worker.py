@@ -9,7 +9,7 @@ import psycopg
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.worker.connection import DatabaseSession
-from airflow_provider_taskq.worker.notifications import NotificationListener
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 from airflow_provider_taskq.worker.worker import GRACE, Worker
 

@@ -1,4 +1,4 @@
--- Waits: one call for many waits, junctions of groups, and what keeps a topic's tasks from being polled.
+-- Watch: one call for many waits, junctions of groups, and what keeps a topic's tasks from being polled.
 
 CREATE FUNCTION taskq.watch(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],

@@ -1,4 +1,4 @@
--- Waiting: what keeps a READY task out of the indexes that a poll walks: its dependencies (live.waits =
+-- Blocking: what keeps a READY task out of the indexes that a poll walks: its dependencies (live.waits =
 -- DEPENDENCIES), the probe of its topic (PROBE), or a person that resumes it (RESUME).
 --
 -- A task that waits for dependencies is checked again when it is woken (available_at = -infinity) by the end of one
