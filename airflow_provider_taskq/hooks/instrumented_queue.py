@@ -1,4 +1,4 @@
-"""Counts the verbs of one transaction, for Airflow's metrics and lineage."""
+"""A queue that counts the tasks of one transaction, for Airflow's metrics and lineage."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +17,10 @@ Decisions = Mapping[Task | int, Decision | Result | str]
 
 
 class InstrumentedQueue(TaskQueue):
-    """The queue of one transaction. It counts the tasks that the transaction pushes, polls and completes.
+    """The queue of one transaction, which counts the tasks that the transaction pushes, polls and completes.
 
-    A completed task counts for its topic if the caller names it by `Task`: a bare sequence has no topic.
-    Call `report_metrics` after the commit, because a rollback undoes what was counted.
+    A completed task counts for its topic if the caller names it by `Task`. It counts without a topic if the caller
+    names it by sequence. Call `report_metrics` after the commit, because a rollback undoes the calls that were counted.
     """
 
     def __init__(self, conn: "psycopg.Connection[Any]") -> None:
@@ -30,12 +30,12 @@ class InstrumentedQueue(TaskQueue):
 
     @property
     def input_topics(self) -> set[str]:
-        """Topics from which tasks were polled or completed."""
+        """The topics from which tasks were polled or completed."""
         return self._counted_topics(metrics.POLLED, metrics.COMPLETED)
 
     @property
     def output_topics(self) -> set[str]:
-        """Topics to which tasks were pushed."""
+        """The topics to which tasks were pushed."""
         return self._counted_topics(metrics.PUSHED)
 
     def report_metrics(self) -> None:
@@ -45,7 +45,7 @@ class InstrumentedQueue(TaskQueue):
         for topic, length in self._poll_times:
             metrics.timing(metrics.POLL_TIME, length, topic=topic)
 
-    # The overrides pass their arguments through: `transaction` returns the type TaskQueue, which has the signatures.
+    # The overrides need no signatures: `TaskQHook.transaction` returns the type TaskQueue, which has them.
 
     def push(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
         """Push, and count the tasks."""
@@ -92,14 +92,7 @@ class InstrumentedQueue(TaskQueue):
         super().complete(owner, decisions)
         self._count_completed(decisions)
 
-    def exchange(
-        self,
-        owner: Owner,
-        decisions: Decisions,
-        topic: str,
-        *args: Any,
-        **kwargs: Any,
-    ) -> list[Task]:
+    def exchange(self, owner: Owner, decisions: Decisions, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
         """Complete and poll, and count both."""
         with self._timed(topic):
             polled = super().exchange(owner, decisions, topic, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Purges ended tasks, owners and the records of released groups."""
+"""The operator that deletes ended tasks, owners and the records of released groups."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class TaskQPurgeOperator(TaskQBaseOperator):
     """Deletes ended tasks in batches, and on request also old owners and records of released groups.
 
-    Each batch is a transaction of its own. So a large purge holds back neither vacuum nor locks, and a purge that is
-    killed keeps its progress. The operator spares tasks that are ACTIVE, READY or EXPIRED unless `state` names their
-    state. Tasks that another transaction has locked stay for the next purge.
+    Each batch is a transaction of its own. So a large purge does not hold back vacuum, holds locks only for a short
+    time, and keeps its progress if it is killed. The operator spares tasks that are ACTIVE, READY or EXPIRED unless
+    `state` names their state. Tasks that another transaction has locked stay for the next purge.
 
     Returns `{"purged", "owners", "group_releases"}`, the number of each that was deleted.
 
