@@ -10,7 +10,7 @@ trigger ends the gate, it is measured only if metrics were enabled in the proces
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -95,11 +95,11 @@ def gate_opened(topic: str, since: datetime, *, in_triggerer: bool = False) -> N
     timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic, in_triggerer=in_triggerer)
 
 
-def polled(topic: str, tasks: Sequence[Task]) -> None:
-    """Count polled tasks, and how many of them are redelivered or retried."""
-    count(POLLED, len(tasks), topic=topic)
-    count(REDELIVERED, sum(task.redelivered for task in tasks), topic=topic)
-    count(RETRIED, sum(task.attempt > 1 for task in tasks), topic=topic)
+def polled(topic: str, tasks: Sequence[Task], add: Callable[..., None] = count) -> None:
+    """Count polled tasks, and how many of them are redelivered or retried. `add` replaces `count`, to send later."""
+    add(POLLED, len(tasks), topic=topic)
+    add(REDELIVERED, sum(task.redelivered for task in tasks), topic=topic)
+    add(RETRIED, sum(task.attempt > 1 for task in tasks), topic=topic)
 
 
 def drained(result: Drained) -> None:

@@ -39,6 +39,7 @@ LARGE_COLUMNS = ("payload", "output")
 _ARROW_TYPES = {
     "bigint": pa.int64(),
     "boolean": pa.bool_(),
+    "double": pa.float64(),
     "int": pa.int32(),
     "string": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),

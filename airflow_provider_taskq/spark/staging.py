@@ -42,28 +42,18 @@ class StagedAttempt(WriterCommitMessage):
     query: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """A micro-batch: the name of its stream, Spark's ID of the query, and the batch's number."""
+def micro_batch(context: TaskContext, name: str | None, seed: str) -> tuple[str, str]:
+    """Return the stage and the stream's name of the micro-batch of a Spark task.
 
-    stream: str
-    query: str
-    number: int
+    All Spark tasks of a batch compute the same stage in one run of the stream, which has one `seed`. The default of the
+    name is Spark's ID of the query, which a restarted query keeps, as it is stored in the checkpoint.
 
-    @classmethod
-    def current(cls, context: TaskContext, name: str | None) -> "MicroBatch":
-        """Return the micro-batch of a Spark task, for a stream with this name; None: with Spark's ID of the query.
-
-        The checkpoint stores the ID. A restarted query keeps it, and a query with a new checkpoint gets another.
-        """
-        query, number = query_id(context), context.getLocalProperty(BATCH_ID)
-        if not query or not number:
-            raise TaskQueueError("this Spark task belongs to no micro-batch: Spark set no query ID and no batch ID")
-        return cls(name or query, query, int(number))
-
-    def stage(self, seed: str) -> UUID:
-        """Return the ID of this batch's stage in one run of the stream. All Spark tasks compute the same one."""
-        return uuid5(UUID(seed), str(self.number))
+    Raises TaskQueueError outside of a stream.
+    """
+    query, number = query_id(context), context.getLocalProperty(BATCH_ID)
+    if not query or not number:
+        raise TaskQueueError("this Spark task belongs to no micro-batch: Spark set no query ID and no batch ID")
+    return str(uuid5(UUID(seed), str(int(number)))), name or query
 
 
 def task_context() -> TaskContext:

@@ -30,10 +30,10 @@ from airflow_provider_taskq.spark.options import (
 )
 from airflow_provider_taskq.spark.readers import SequenceRange, arrow_schema, copy_batches, spark_schema
 from airflow_provider_taskq.spark.staging import (
-    MicroBatch,
     StagedAttempt,
     begin_batch,
     commit_with_retry,
+    micro_batch,
     successful_attempts,
     task_context,
 )
@@ -234,8 +234,8 @@ class PushStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
         """Stage one partition of one batch, on an executor."""
         context = task_context()
-        batch = MicroBatch.current(context, self.options.stream)
-        return stage_tasks(self.connection_info, iterator, str(batch.stage(self.seed)), context, batch.stream)
+        stage, stream = micro_batch(context, self.options.stream, self.seed)
+        return stage_tasks(self.connection_info, iterator, stage, context, stream)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """Push one batch, on the driver, unless it was pushed before."""
@@ -271,9 +271,8 @@ class CompleteStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
         """Stage one partition of one batch, on an executor."""
         context = task_context()
-        batch = MicroBatch.current(context, self.options.stream)
-        stage = str(batch.stage(self.seed))
-        return stage_decisions(self.connection_info, self.options, iterator, stage, context, batch.stream)
+        stage, stream = micro_batch(context, self.options.stream, self.seed)
+        return stage_decisions(self.connection_info, self.options, iterator, stage, context, stream)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """Commit one batch, on the driver, unless it was committed before."""

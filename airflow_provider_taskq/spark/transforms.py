@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.spark.encoding import RESULT_NAMES, require_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
+from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,18 +36,7 @@ DECISION_SCHEMA = (
     "sequence long, result string, message string, error string, delay double, continued boolean,"
     " push string, junctions string"
 )
-DECISION_ARROW_SCHEMA = pa.schema(
-    [
-        ("sequence", pa.int64()),
-        ("result", pa.string()),
-        ("message", pa.string()),
-        ("error", pa.string()),
-        ("delay", pa.float64()),
-        ("continued", pa.bool_()),
-        ("push", pa.string()),
-        ("junctions", pa.string()),
-    ]
-)
+DECISION_ARROW_SCHEMA = arrow_schema(spark_schema(DECISION_SCHEMA))
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,11 +269,9 @@ class AsyncOwner:
 
     def __init__(self, connection: ReconnectingConnection, config: EventStreamConfig) -> None:
         self._connection = connection
-        self._topic = config.topic
+        self._config = config
         self._name = config.owner
         self._lease = timedelta(seconds=config.lease)
-        self._order = config.order
-        self._condition = config.condition
         self._fence: int | None = None
 
     @property
@@ -304,14 +302,14 @@ class AsyncOwner:
         """Claim up to `size` tasks, and return their sequences and identifiers."""
         return await self._connection.fetch_all(
             "SELECT sequence, identifier FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-            (self._topic, self._name, self._fence, size, self._order, self._condition),
+            (self._config.topic, self._name, self._fence, size, self._config.order, self._config.condition),
         )
 
     async def held(self) -> list[tuple[int, str]]:
         """Return the sequences and identifiers of the held tasks, in the order of polls; none if the lease is gone."""
         return await self._connection.fetch_all(
             "SELECT sequence, identifier FROM taskq.held(%s::text, %s::bigint, %s::text)",
-            (self._name, self._fence, self._topic),
+            (self._name, self._fence, self._config.topic),
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
