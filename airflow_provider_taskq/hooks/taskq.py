@@ -102,7 +102,7 @@ class TaskQHook(PostgresHook):
             for topic in sorted(outputs):
                 collector.add_output_asset(context=self, uri=self._asset_uri(topic))
         except Exception:
-            self.log.warning("Cannot report lineage.", exc_info=True)
+            self.log.warning("Cannot report lineage, the transaction is committed", exc_info=True)
 
     def _asset_uri(self, topic: str) -> str:
         if not self.database:

@@ -143,9 +143,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         finally:
             worker.stop(timedelta(0))  # Airflow may have interrupted the drain
         if self._killed:
-            raise AirflowException(
-                f"killed before topic {self.topic!r} was drained; released the tasks without a decision"
-            )
+            raise AirflowException(f"the drain of {self.topic!r} was killed, and released the tasks without a decision")
         if statistics.handled:
             self.hook.report_lineage(inputs=[self.topic])
         fields = ("handled", "succeeded", "filtered", "suspended", "failed")

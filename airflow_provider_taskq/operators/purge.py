@@ -62,16 +62,16 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         self.group_releases_older_than = group_releases_older_than
         chosen = any(value is not None for value in (older_than, state, from_, to))
         if topic is None and any(value is not None for value in (state, from_, to)):
-            raise ValueError("state, from_ and to need a topic")
+            raise ValueError("state, from_ and to select tasks of one topic, so they need a topic")
         if topic is not None and not chosen:
-            raise ValueError("missing a choice of tasks: give older_than, state, from_ or to")
+            raise ValueError(f"no tasks of topic {topic!r} are selected: give older_than, state, from_ or to")
         if not chosen and owners_older_than is None and group_releases_older_than is None:
             raise ValueError("nothing to purge: give older_than, owners_older_than or group_releases_older_than")
         if batch < 1:
             raise ValueError(f"invalid batch {batch}: expected at least 1")
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Purge, and return how many of each were deleted."""
+        """Delete, and return the number of deleted tasks, owners and records."""
         owners = group_releases = 0
         with self.hook.get_conn() as connection:
             connection.autocommit = True

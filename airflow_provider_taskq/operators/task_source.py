@@ -27,7 +27,7 @@ class TaskSource:
 
     def __init__(self, source: Any) -> None:
         if isinstance(source, Iterator):
-            raise TypeError("tasks is an iterator, which the first try would use up: give the generator function")
+            raise TypeError("tasks is an iterator, which a second try would find empty: pass the generator function")
         self.source = source
 
     def serialize(self) -> Any:

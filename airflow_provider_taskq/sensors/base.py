@@ -196,7 +196,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         )
 
     def _report_open(self, result: dict[str, Any], deadline: datetime) -> dict[str, Any]:
-        self.log.info("Gate is open: %s", result)
+        self.log.info("Gate is open: result=%s", result)
         metrics.gate_opened(self.topic, deadline - timedelta(seconds=self.timeout))
         return result
 

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run(options, transform)
     except Exception as error:
         print(f"drain of topic {options.topic} failed: {describe_error(error)}", file=sys.stderr, flush=True)  # noqa: T201
-        logger.debug("the error in full", exc_info=True)
+        logger.debug("drain failed: topic=%s", options.topic, exc_info=True)
         return 1
     return 0
 
@@ -118,7 +118,7 @@ def _load_transform(options: argparse.Namespace) -> Transform:
         if name := getattr(options, kind):
             found = _import_function("--" + kind.replace("_", "-"), name)
             return make(found if isinstance(found, Composite) else _with_pairs(found, pairs))
-    raise AssertionError("the parser requires one of them")
+    raise AssertionError("the parser requires a function or a composite")
 
 
 def _import_function(argument: str, name: str) -> NamedFunction | Composite:

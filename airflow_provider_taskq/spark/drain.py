@@ -97,7 +97,7 @@ class DrainLimits:
         if isinstance(deadline, timedelta):
             deadline = datetime.now(UTC) + deadline
         elif deadline is not None and deadline.tzinfo is None:
-            raise TaskQueueError("deadline must have a time zone: without one its meaning depends on the machine")
+            raise TaskQueueError("deadline must have a time zone, or its meaning depends on the driver's machine")
         return cls(size, rounds, budget, deadline)
 
     def reached(self, totals: DrainTotals) -> StopReason | None:

@@ -99,7 +99,7 @@ class LogOptions:
             raise TaskQueueError("format taskq, mode log: option 'maxTasksPerTrigger' needs Spark 4.2 or later")
         after = values.get("after", "earliest").lower()
         if after not in ("earliest", "latest"):
-            parse_number(after, "after", 0)
+            parse_number(after, "after", 0)  # raises if it is no sequence
         return cls(
             topic=topic,
             after=after,

@@ -206,7 +206,7 @@ def _check_decision(result: object) -> Decision | Result:
 
 def _group_lists(groups: Sequence[Sequence[str]]) -> list[list[str]]:
     if any(isinstance(group, str) for group in groups):  # would become a group of its characters
-        raise InvalidTask("a group is a list of identifiers, not a text")
+        raise InvalidTask("a group must be a list of identifiers, not a text")
     return [list(group) for group in groups]
 
 

@@ -90,7 +90,7 @@ class TaskQBaseTrigger(BaseTrigger):
             payload = {"status": "error", "message": str(error)}
             log.error("Wait failed: error=%s", error)  # noqa: TRY400  expected, and the message says what to do
         else:
-            log.info("Wait ended: %s", payload)
+            log.info("Wait ended: event=%s", payload)
         if self.ends_task and payload["status"] == "ready" and await self._store_result(payload):
             metrics.gate_opened(self.topic, since, in_triggerer=True)
             yield TaskSuccessEvent()
@@ -104,7 +104,7 @@ class TaskQBaseTrigger(BaseTrigger):
         Raises InvalidArgument if Airflow has given the trigger no task instance.
         """
         if self.task_instance is None:
-            raise InvalidArgument("this trigger has no task instance: give it a name")
+            raise InvalidArgument("this trigger has no task instance, whose name it could use: set claim_as or name")
         return logical_task_name(self.task_instance)
 
     async def _wait_until_open(self) -> dict[str, Any]:

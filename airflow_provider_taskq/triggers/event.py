@@ -185,10 +185,9 @@ class TaskQEventTrigger(BaseEventTrigger):
         # When the DAG is parsed, so that an error does not first appear in the triggerer.
         if self.mode not in ("peek", "claim"):
             raise ValueError(f"invalid mode {self.mode!r}: expected 'peek' or 'claim'")
-        if self.min_tasks < 1 or self.batch_size < 1:
-            raise ValueError("invalid min_tasks or batch_size: expected at least 1")
-        if self.cooldown < 0 or self.closing_events < 0:
-            raise ValueError("invalid cooldown or closing_events: expected at least 0")
+        for name, least in (("min_tasks", 1), ("batch_size", 1), ("cooldown", 0), ("closing_events", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"invalid {name} {getattr(self, name):g}: expected at least {least}")
         if self.lease < _MIN_LEASE:
             raise ValueError(f"invalid lease of {self.lease:g} seconds: expected at least {_MIN_LEASE:g}")
         if self.mode == "claim" and not has_shared_streams():
