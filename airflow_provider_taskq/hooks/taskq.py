@@ -127,7 +127,7 @@ class TaskQHook(PostgresHook):
         return True, f"The queue in database {database!r} is ready."
 
     def _create_connection(self, conn_args: dict[str, Any]) -> Any:
-        # A form passes empty fields, which libpq would reject.
+        # A form leaves fields empty. They must not override the defaults.
         given = {name: value for name, value in conn_args.items() if value is not None and value != ""}
         return self._connect(**{**_DEFAULTS, **connection_defaults("", given), **given})
 

@@ -16,7 +16,7 @@ from airflow_provider_taskq.queue import Order, Owner, TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 CHUNK = 50_000  # tasks in a transaction, so that no transaction is long
-MAX_CONNECTIONS = 4  # each keeps one processor of the server busy
+MAX_CONNECTIONS = 4  # each keeps a processor of the server busy, which its other clients need too
 CANCEL_SECONDS = 5.0  # for the request that cancels a statement
 
 

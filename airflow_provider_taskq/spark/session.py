@@ -122,7 +122,7 @@ class DrainSession:
         if self.condition is Condition.NONE:
             claimer = ParallelClaimer(self.connection_info, self.topic, self.lease, order, size)
             return claimer.claim(self.spark.sparkContext.defaultParallelism)
-        if order is not Order.FIRST_IN_FIRST_OUT:  # in other orders an identifier's tasks do not follow each other
+        if order is not Order.FIRST_IN_FIRST_OUT:  # the last task of an identifier has to follow all others
             with self.connection_info.connect(autocommit=True) as conn:
                 return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
         ((count,),) = self.connection_info.fetch_all(

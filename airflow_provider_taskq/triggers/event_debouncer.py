@@ -57,7 +57,7 @@ class EventDebouncer:
         return None if self._closing_at is None else max(self._closing_at, self._quiet_at)
 
     def start(self, now: float) -> None:
-        """Start, or start again after a lost lease."""
+        """Start without batches in flight, after the owner was registered."""
         self._held_back, self._unsettled, self._needs_follow_up = None, 0, False
         self._schedule_closing_events(now)  # the last events of another triggerer may still wait
 

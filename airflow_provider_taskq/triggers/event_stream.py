@@ -68,8 +68,8 @@ class EventStreamProducer(SharedStreamProducer):
         self._config = config
         self._connection = ReconnectingConnection(config.taskq_conn_id)
         self._owner = AsyncOwner(self._connection, config)
-        # Not the thread of worker.lease: each step ends before the next heartbeat is due, on the stream's connection. A
-        # sixth of the lease leaves time for two more attempts before another triggerer may take over after half of it.
+        # The stream sends heartbeats between its steps, on its own connection, so it needs no thread of worker.lease. A
+        # sixth of the lease leaves time for two more attempts before another triggerer may take over, after a half.
         self._heartbeat_interval = config.lease / 6
         self._heartbeat_due = 0.0
         self._in_flight: dict[int, None] = {}
