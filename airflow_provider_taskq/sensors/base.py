@@ -48,8 +48,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
     resumes the task, checks again, and returns or raises the same as in the other modes. A gate that fails is resumed
     at least ten seconds after it deferred.
 
-    `timeout` and `soft_fail` apply to all modes, as in BaseSensorOperator, but a deferred gate does not time out earlier
-    than `RESUME_DELAY` seconds after it deferred. `exponential_backoff` and `max_wait` apply to the modes poke and
+    `timeout` and `soft_fail` apply to all modes, as in BaseSensorOperator, but a deferred gate times out at least
+    `RESUME_DELAY` seconds after it deferred. `exponential_backoff` and `max_wait` apply to the modes poke and
     reschedule only, because in the triggerer all gates share one query.
 
     :param deferrable: whether to wait in the triggerer.
@@ -219,7 +219,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
             ),
             method_name=self.execute_complete.__name__,
             kwargs={"deadline": deadline.isoformat()},
-            # At the timeout, Airflow resumes the task: RESUME_DELAY says why that must not be sooner.
+            # At the timeout Airflow resumes the task, which must not happen earlier: see RESUME_DELAY.
             timeout=max(remaining, timedelta(seconds=RESUME_DELAY)),
         )
 
