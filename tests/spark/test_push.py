@@ -361,7 +361,7 @@ def test_an_attempt_that_ends_after_its_job_leaves_nothing(dsn: str, conn: psyco
     PushWriter(options, stage, connection_info).abort([])
     batch = pa.record_batch({"identifier": pa.array(["late"])})
     check = ("SELECT taskq.check_push(%s::uuid)", (stage,))
-    with pytest.raises(TaskQueueError, match="was committed or given up"):
+    with pytest.raises(TaskQueueError, match="was committed or abandoned"):
         stage_rows(
             connection_info,
             COPY_TASKS,
