@@ -109,12 +109,12 @@ def test_the_attempts_of_a_probing_topics_task_decide_whether_it_waits_for_the_p
     assert [task.attempt for task in queue.poll("work", owner, 2)] == [1]
 
 
-@pytest.mark.parametrize("state", ["held", "ended", "unknown", "being taken"])
+@pytest.mark.parametrize("state", ["held", "ended", "unknown", "being claimed"])
 def test_only_a_waiting_task_can_be_changed(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], state: str
 ) -> None:
     [task] = queue.push("work", ["a"])
-    if state == "being taken":
+    if state == "being claimed":
         open_queue().poll("work", queue.register("other"))
     elif state != "unknown":
         queue.poll("work", owner)
