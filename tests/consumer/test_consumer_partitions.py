@@ -77,11 +77,13 @@ def test_no_new_partition_starts_before_every_old_one_has_ended_even_if_its_hold
     queue.join_group("readers", "work", 1)
     assert acquire_all(queue) == []
     queue.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
-    [taken] = acquire_all(queue)
-    assert (taken.generation, taken.partition, taken.taken_over) == (1, 1, True), "an ended partition needs no holder"
+    [acquired] = acquire_all(queue)
+    assert (acquired.generation, acquired.partition, acquired.taken_over) == (1, 1, True), (
+        "an ended partition needs no holder"
+    )
     with pytest.raises(LeaseLost):
         queue.read_partition(one)
-    handle_all(queue, taken)
+    handle_all(queue, acquired)
     [new] = acquire_all(queue)
     assert (new.generation, new.partitions) == (2, 1)
 
