@@ -1,6 +1,6 @@
 """Programs that run a queue under load while one fault occurs repeatedly, and return the end of every task.
 
-Each runs for TASKQ_FAULT_SECONDS (40 unless set), then lets the workers finish. The record is the table `effect`: a
+Each runs for TASKQ_FAULT_SECONDS (20 unless set), then lets the workers finish. The record is the table `effect`: a
 handler's row is committed with the decision on its task, and a second row for one task breaks the primary key.
 """
 
@@ -26,7 +26,7 @@ from tests.faults.servers import ServerPair, programs_of_tests
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
 
-SECONDS = float(os.environ.get("TASKQ_FAULT_SECONDS", "40"))
+SECONDS = float(os.environ.get("TASKQ_FAULT_SECONDS", "20"))
 PATIENCE = 600.0  # seconds that the workers get to finish after the last fault
 PUSH = 10  # tasks in a push
 PAUSE = 0.1  # seconds between two pushes

@@ -19,7 +19,7 @@ QUICK = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-LONG = settings(QUICK, max_examples=int(os.environ.get("TASKQ_MODEL_EXAMPLES", "100")), stateful_step_count=60)
+LONG = settings(QUICK, max_examples=int(os.environ.get("TASKQ_MODEL_EXAMPLES", "40")), stateful_step_count=60)
 
 
 class Verbs(Owning, Reading):

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_taskq.queue import Result, State, TaskQueue, TopicPolicy, connect
 from tests.queue.stress import LEDGER, PUSHED, SEEN, TOPICS
 
-SECONDS = 20
+SECONDS = 8
 ROLES = ["produce", "produce", "consume", "consume", "consume", "expire", "revive", "terminate", "watch"]
 OVERTAKEN = """SELECT count(*) FROM (
     SELECT l.sequence, lag(l.sequence) OVER (PARTITION BY p.producer, l.identifier ORDER BY l.line) AS before
