@@ -3,7 +3,7 @@
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
 at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. Any other argument is a
-folder of PostgreSQL's programs: the tests of the queue and of faults run on that server, too. An interrupt of this
+folder of PostgreSQL's programs: the tests of the queue run on that server, too. An interrupt of this
 program interrupts each pytest, so that they stop their servers.
 """
 
@@ -113,12 +113,12 @@ def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
 
 
 def second_server(programs: str) -> list[Run]:
-    """The tests of the queue and of faults on the server whose programs are in that folder, if there is one."""
+    """The tests of the queue on the server whose programs are in that folder, if there is one."""
     if not programs:
         say("this system has no PostgreSQL 14 or newer: the queue is tested on the embedded one only")
         return []
-    say("the tests of the queue and of faults also run on the server in " + programs)
-    return [Run(("-q", "-m", "not slow", OF_QUEUE, "tests/faults"), programs)]
+    say("the tests of the queue also run on the server in " + programs)
+    return [Run(("-q", "-m", "not slow", OF_QUEUE), programs)]
 
 
 def follow(lane: Lane) -> None:

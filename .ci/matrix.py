@@ -106,7 +106,7 @@ def with_airflow(release: str) -> Path:
     def install(pip: list[str]) -> None:
         packages = [*pip, "install", "--quiet", "--no-input", "--no-deps"]
         run([*packages, "-r", str(pins)], "installing Airflow %s as in %s (a minute)" % (release, pins.name))
-        run([*packages, "-e", "."], "installing TaskQ beside Airflow %s" % release)
+        run([*packages, "-e", "."], "installing TaskQ with Airflow %s" % release)
         run([*pip, "check"], "checking that the packages of %s are compatible" % pins.name)
 
     return environment(release, fingerprint(pins), install)
@@ -122,7 +122,7 @@ def with_spark(release: str) -> Path:
     def install(pip: list[str]) -> None:
         packages = [*pip, "install", "--quiet", "--no-input"]
         run([*packages, "-c", str(others), "-r", str(named)], "installing Spark %s (a few minutes)" % release)
-        run([*packages, "--no-deps", "-e", "."], "installing TaskQ beside Spark %s" % release)
+        run([*packages, "--no-deps", "-e", "."], "installing TaskQ with Spark %s" % release)
         check_spark(pip[0])
 
     return environment("spark-" + release, fingerprint(named) + fingerprint(pins), install)
@@ -137,8 +137,8 @@ def with_wheel() -> Path:
 
     def install(pip: list[str]) -> None:
         wanted = ["-r", str(named), "%s[messaging,demo]" % wheel]
-        run([*pip, "install", "--quiet", "--no-input", *wanted], "installing the wheel beside FAB (a few minutes)")
-        run([*pip, "check"], "checking that the packages beside FAB are compatible")
+        run([*pip, "install", "--quiet", "--no-input", *wanted], "installing the wheel with FAB (a few minutes)")
+        run([*pip, "check"], "checking that the packages with FAB are compatible")
 
     python = environment("wheel", fingerprint(named), install)
     newest = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]

@@ -35,7 +35,6 @@ def _modules(*names: str) -> list[dict[str, Any]]:
 
 
 def _asset_uris() -> dict[str, Any]:
-    """Return the functions for assets `taskq://`."""
     return {
         "schemes": ["taskq"],
         "handler": f"{_PACKAGE}.assets.taskq.sanitize_uri",
@@ -45,7 +44,6 @@ def _asset_uris() -> dict[str, Any]:
 
 
 def _options() -> dict[str, Any]:
-    """Return the section `[taskq]` of Airflow's configuration."""
     return {
         "description": "TaskQ, the work queue in PostgreSQL.",
         "options": {
@@ -69,7 +67,6 @@ def _options() -> dict[str, Any]:
 
 
 def _connection_type() -> dict[str, Any]:
-    """Return the form of the connection type `taskq`; connections of type `postgres` work as well."""
     return {
         "connection-type": "taskq",
         "hook-class-name": f"{_PACKAGE}.hooks.taskq.TaskQHook",

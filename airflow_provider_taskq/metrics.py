@@ -10,7 +10,7 @@ trigger ends the gate, it is measured only if metrics were enabled in the proces
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -83,7 +83,7 @@ class Drained(Protocol):
 
 
 def enabled() -> bool:
-    """Return whether Airflow sends metrics, so that callers can skip a query that only a gauge needs."""
+    """Return whether Airflow sends metrics. If not, callers can skip the queries that only a gauge needs."""
     return any(conf.getboolean("metrics", receiver, fallback=False) for receiver in _RECEIVERS)
 
 
@@ -106,21 +106,21 @@ def timing(name: str, length: timedelta, *, topic: str | None = None, in_trigger
 
 
 def gate_opened(topic: str, since: datetime, *, in_triggerer: bool = False) -> None:
-    """Send how long a gate that just opened has waited."""
+    """Send how long a gate has waited, from `since` until now."""
     timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic, in_triggerer=in_triggerer)
 
 
-def polled(topic: str, tasks: Sequence[Task]) -> None:
-    """Count polled tasks, and how many of them are redelivered or retried."""
-    count(POLLED, len(tasks), topic=topic)
-    count(REDELIVERED, sum(task.redelivered for task in tasks), topic=topic)
-    count(RETRIED, sum(task.attempt > 1 for task in tasks), topic=topic)
+def polled(topic: str, tasks: Sequence[Task], add: Callable[..., None] = count) -> None:
+    """Count polled tasks, and how many of them are redelivered or retried. `add` replaces `count`, to send later."""
+    add(POLLED, len(tasks), topic=topic)
+    add(REDELIVERED, sum(task.redelivered for task in tasks), topic=topic)
+    add(RETRIED, sum(task.attempt > 1 for task in tasks), topic=topic)
 
 
 def drained(result: Drained) -> None:
-    """Count the result of a drain on Spark, in a task that calls `drain` itself, such as `@task.pyspark`.
+    """Count the result of a drain on Spark. Call this in a task that calls `drain`, such as `@task.pyspark`.
 
-    TaskQSparkSubmitOperator calls this by itself. Pushed tasks count without a topic, because they may go to several.
+    TaskQSparkSubmitOperator counts by itself. Pushed tasks count without a topic, because they may go to several.
     """
     count(POLLED, result.claimed, topic=result.topic)
     for kind, number in result.completed.items():
@@ -135,15 +135,9 @@ def topic_tag(topic: str) -> str:
 
 
 def _send(
-    kind: str,
-    name: str,
-    value: Any,
-    topic: str | None,
-    extra: Mapping[str, str | None],
-    *,
-    in_triggerer: bool = False,
+    kind: str, name: str, value: Any, topic: str | None, extra: Mapping[str, str | None], *, in_triggerer: bool = False
 ) -> None:
-    """Pass a value to Airflow. Never raises: the caller has committed, and must not fail because of a metric."""
+    """Pass a value to Airflow. An error is only logged: the caller has committed, and must not fail by a metric."""
     try:
         tags = {tag: text for tag, text in extra.items() if text is not None}
         if topic is not None:

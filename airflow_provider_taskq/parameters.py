@@ -1,4 +1,4 @@
-"""Parameters of operators, sensors and triggers. A rendered template is text, so each parser accepts text too."""
+"""Parsers for parameters of operators, sensors and triggers. Each accepts text, because a rendered template is text."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _MISSING = (None, "", "None")  # a template renders None as text
 
 
 def logical_task_name(ti: Any) -> str:
-    """Return `dag_id/run_id/task_id/map_index`: without the try number, so that a retry finds its own tasks."""
+    """Return `dag_id/run_id/task_id/map_index`, without the try number, so that a retry finds the tasks of its try."""
     index = -1 if ti.map_index is None else ti.map_index
     return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))
 
@@ -35,7 +35,7 @@ def parse_ints(value: Sequence[int] | str | None) -> list[int] | None:
 
 
 def parse_count(name: str, value: Any) -> int | None:
-    """Parse a number of at least 1; None stays None. InvalidArgument names the parameter."""
+    """Parse a number of at least 1; None stays None. Raises InvalidArgument, which names the parameter."""
     try:
         number = parse_int(value)
     except (TypeError, ValueError):
@@ -46,7 +46,7 @@ def parse_count(name: str, value: Any) -> int | None:
 
 
 def parse_duration(value: Any) -> timedelta:
-    """Parse a timedelta, seconds, or text such as `90s`, `5m` or `PT5M`; InvalidArgument for anything else."""
+    """Parse a timedelta, seconds, or text such as `90s`, `5m` or `PT5M`. Raises InvalidArgument for anything else."""
     if not isinstance(value, timedelta | int | float | str):
         raise InvalidArgument(f"invalid duration {value!r}: expected a timedelta, seconds, or text such as 5m")
     return to_timedelta(value)

@@ -21,7 +21,7 @@ from tests.spark.session import python_environment, spark, spark_log
 
 __all__ = ["python_environment", "spark", "spark_log"]  # fixtures that pytest finds here
 
-settings.register_profile("taskq", deadline=None)  # what takes long on a busy machine is not wrong
+settings.register_profile("taskq", deadline=None)  # a slow test on a busy machine is not a failure
 settings.load_profile("taskq")
 
 TEMPLATE = f"taskq_template_{os.getpid()}"
@@ -141,9 +141,9 @@ class SharedDatabase:
         self._used = [self._conn]
 
     def empty(self) -> None:
-        """Ends all other sessions, resets this one, deletes all rows, and drops what tests left in `public`."""
+        """Ends all other sessions, resets this one, deletes all rows, and drops objects that tests left in `public`."""
         self._reset()
-        deadline = time.monotonic() + 10  # what a test left running may connect again and again
+        deadline = time.monotonic() + 10  # programs that a test left running may connect again
         while self._conn.execute(_END_OTHERS).rowcount and time.monotonic() < deadline:
             time.sleep(0.002)  # until the server has ended them
         if self._conn.execute(_CREATED_BY_TESTS).rowcount:
@@ -171,7 +171,7 @@ class SharedDatabase:
             conn.close()
 
     def _reset(self) -> None:
-        """Takes back what a test has set; a session that a test closed, killed or left in a transaction is replaced."""
+        """Resets the settings of the session. Replaces one that a test closed, killed or left in a transaction."""
         try:
             if self._conn.pgconn.transaction_status == TransactionStatus.IDLE:
                 self._conn.execute("DISCARD ALL")

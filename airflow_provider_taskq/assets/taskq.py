@@ -26,13 +26,13 @@ def topic_asset(topic: str, taskq_conn_id: str = "taskq_default", extra: dict[st
 def create_asset(
     *, host: str, database: str, topic: str, port: int = DEFAULT_PORT, extra: dict[str, Any] | None = None
 ) -> Asset:
-    """Return the asset of a topic on a server."""
+    """Return the asset of a topic on a server, for lineage."""
     netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return Asset(uri=f"{SCHEME}://{netloc}/{_escaped(database)}/{_escaped(topic)}", extra=extra)
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """Normalize a URI: add the default port to a server, remove the user, and escape each part."""
+    """Normalize a URI: add the default port to a server, remove the user, and escape each part. Raises ValueError."""
     netloc = uri.netloc.rpartition("@")[2].rstrip(":")
     parts = uri.path.split("/")[1:]
     if not netloc or len(parts) not in (1, 2) or not all(parts):

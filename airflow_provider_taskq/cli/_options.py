@@ -90,7 +90,7 @@ class Moment(ParamType):
         """The text as a datetime, or as a timedelta before now."""
         if not isinstance(value, str):
             return value
-        from airflow_provider_taskq.cli._durations import parse_moment
+        from airflow_provider_taskq.cli._times import parse_moment
 
         try:
             return parse_moment(value)

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli._durations import moment_at
 from airflow_provider_taskq.cli._options import (
     COUNT,
     MOMENT,
@@ -23,6 +22,7 @@ from airflow_provider_taskq.cli._options import (
 )
 from airflow_provider_taskq.cli._output import ask, plural
 from airflow_provider_taskq.cli._session import Session, actor
+from airflow_provider_taskq.cli._times import moment_at
 from airflow_provider_taskq.queue import Result, Revival, State, TaskQueue, selection
 from airflow_provider_taskq.queue.reports import TaskFilter
 from airflow_provider_taskq.queue.selection import (

@@ -7,7 +7,6 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from airflow_provider_taskq.cli._durations import format_age, format_duration, format_exact
 from airflow_provider_taskq.cli._options import (
     AGE,
     SEQUENCE,
@@ -19,6 +18,7 @@ from airflow_provider_taskq.cli._options import (
 )
 from airflow_provider_taskq.cli._output import ask, capped, facts, plural, sanitize, table
 from airflow_provider_taskq.cli._session import Session, audited
+from airflow_provider_taskq.cli._times import format_age, format_duration, format_exact
 from airflow_provider_taskq.cli.tasks import TASK_COLUMNS, task_document, task_row
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.queue.reports import OwnerSummary

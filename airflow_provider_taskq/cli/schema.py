@@ -1,6 +1,6 @@
 """taskq install, upgrade, verify, uninstall, sql: the schema itself.
 
-The script of `taskq sql` writes the same migration ledger as `install`: `verify` accepts it, and a later `install`
+The script of `taskq sql` writes the same record of migrations as `install`: `verify` accepts it, and a later `install`
 continues from it.
 """
 
@@ -80,7 +80,7 @@ def _recorded_step(step: SchemaStep) -> str:
 @click.option(
     "--views/--no-views",
     default=None,
-    help="With or without the readable views tasks and topics_at_a_glance, and the function newest. By default an "
+    help="With or without the readable views tasks and topic_summaries, and the function newest. By default an "
     "existing schema stays as it is, and a new one has them.",
 )
 @dry_run_option
@@ -154,7 +154,7 @@ def sql(session: Session, from_: int | None, bare: bool, no_views: bool) -> None
 def installed_step(conn: psycopg.Connection[Any]) -> int | None:
     """The number of the last migration in the database; None without a schema.
 
-    Reads the ledger, because a partial schema may lack every function.
+    Reads the record of migrations, because a partial schema may lack every function.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli._durations import format_age, format_duration
 from airflow_provider_taskq.cli._options import optional_topic_argument
 from airflow_provider_taskq.cli._output import table
 from airflow_provider_taskq.cli._session import Session
+from airflow_provider_taskq.cli._times import format_age, format_duration
 from airflow_provider_taskq.cli.topics import summaries
 from airflow_provider_taskq.queue import Count, ErrorGroup, State, TaskQueue
 

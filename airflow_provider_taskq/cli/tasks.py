@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli._durations import format_age, format_attempt_times, moment_at
 from airflow_provider_taskq.cli._options import (
     SEQUENCE,
     STATES,
@@ -21,6 +20,7 @@ from airflow_provider_taskq.cli._options import (
 )
 from airflow_provider_taskq.cli._output import facts, sanitize, shortened, table
 from airflow_provider_taskq.cli._session import Session
+from airflow_provider_taskq.cli._times import format_age, format_attempt_times, moment_at
 from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_defect
 from airflow_provider_taskq.queue.reports import STATUSES, Dependency, TaskFilter, TaskSummary, TaskTexts

@@ -6,10 +6,10 @@ from datetime import datetime, time, timedelta
 
 import click
 
-from airflow_provider_taskq.cli._durations import format_age
 from airflow_provider_taskq.cli._options import DURATION, TOPIC, CommandGroup, dry_run_option, topic_argument
 from airflow_provider_taskq.cli._output import capped, plural, table
 from airflow_provider_taskq.cli._session import Session, audited
+from airflow_provider_taskq.cli._times import format_age
 from airflow_provider_taskq.cli.push import payload_option
 from airflow_provider_taskq.cli.topics import summaries
 from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every

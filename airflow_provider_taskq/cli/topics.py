@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from airflow_provider_taskq.cli._durations import format_duration, format_exact
 from airflow_provider_taskq.cli._options import (
     COUNT,
     DURATION,
@@ -24,6 +23,7 @@ from airflow_provider_taskq.cli._options import (
 )
 from airflow_provider_taskq.cli._output import ask, capped, facts, plural, table
 from airflow_provider_taskq.cli._session import Session, audited
+from airflow_provider_taskq.cli._times import format_duration, format_exact
 from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, UnknownTopic
 from airflow_provider_taskq.queue.policies import policy_fields
 from airflow_provider_taskq.queue.reports import TopicSummary

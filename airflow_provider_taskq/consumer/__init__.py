@@ -1,4 +1,4 @@
-"""Consumer groups: handlers of a topic's events. One consumer at a time handles the events of a partition, in order."""
+"""Consumer groups handle a topic's events. One consumer at a time handles the events of a partition, in order."""
 
 from airflow_provider_taskq.consumer.config import (
     ConsumerConfig,

@@ -1,4 +1,4 @@
-"""Settings of consumers: built-in ones, those of all groups of a program, and those of one group."""
+"""The settings of consumers, and the merge of options from several sources."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -23,14 +23,14 @@ class ProgressStore(StrEnum):
 
 
 class Exclusivity(StrEnum):
-    """How many consumers of a group handle a partition: one at a time, by lease, or each of them."""
+    """Which consumers of a group handle a partition: one at a time, by lease, or all of them."""
 
     LEASE = "lease"
     NONE = "none"
 
 
 class Level(StrEnum):
-    """Levels by their names in OpenCQRS, whose default is `per_second_level_subject`."""
+    """The names of levels in OpenCQRS. Its default is `per_second_level_subject`."""
 
     PER_SUBJECT = "per_subject"
     PER_SECOND_LEVEL_SUBJECT = "per_second_level_subject"
@@ -38,11 +38,7 @@ class Level(StrEnum):
 
 
 SequenceResolver: TypeAlias = Callable[[Task], str]
-_LEVELS: dict[str, int | None] = {
-    Level.PER_SUBJECT: None,
-    Level.PER_SECOND_LEVEL_SUBJECT: 2,
-    Level.NO_SEQUENCE: 0,
-}
+_LEVELS: dict[str, int | None] = {Level.PER_SUBJECT: None, Level.PER_SECOND_LEVEL_SUBJECT: 2, Level.NO_SEQUENCE: 0}
 
 
 class Retry(StrEnum):
@@ -54,7 +50,7 @@ class Retry(StrEnum):
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """Some of the settings, see ConsumerConfig. `merge_options` makes a ConsumerConfig of several such dictionaries.
+    """Some of the settings of ConsumerConfig. `merge_options` makes a ConsumerConfig of several such dictionaries.
 
     A duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
     """
@@ -87,25 +83,28 @@ class ConsumerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """All settings of a consumer. A field that is not set has its built-in default.
+    """All settings of a consumer. Raises InvalidArgument if one is out of range, or if two contradict each other.
 
-    `subject`: only events whose identifier is this or, if `recursive`, starts with it and a slash.
-    `partitions`: the number of partitions. `level` maps events to partitions as `sequence_id` does: a number, None, a
-    name of `Level`, or a function of the event that returns the text that is hashed.
-    `progress`: "database", "memory", or a ProgressTracker.
-    `transactional`: handlers run in the transaction that stores progress. `transaction_size`: events that share one
-    transaction, unless a handler fails.
-    `exclusivity`: "lease" gives each partition to one consumer of the group at a time. "none" gives every partition to
-    every consumer; it needs progress in memory or in a tracker.
-    `lease`: another consumer takes a partition over at the latest this long after the last sign of life of its holder.
-    `max_partitions`: partitions that one consumer holds at a time, None for no limit. `only_partitions`: numbers of the
-    partitions that this consumer may hold, None for all.
-    `size`: events read at once. `pause`: time between two reads when the log has nothing new.
-    `retry`: "exponential", "fixed", "none", a function of the number of failures that returns a duration or None (skip
-    the event), or a series of durations.
-    `call_timeout`: how long the consumer waits for an answer of the database before it opens another connection; by
-    default a third of the lease, at least 5 seconds. `handler_statement_timeout`: the same for statements of
-    transactional handlers.
+    :param subject: handles only events whose identifier is this or, if `recursive`, starts with it and a slash.
+    :param auto_start: `Consumers.start` starts the consumer.
+    :param partitions: the number of partitions of the group.
+    :param level: maps events to partitions as `sequence_id` does: a number, None, a name of `Level`, or a function of
+        the event that returns the text to hash.
+    :param progress: where the progress is stored: "database", "memory", or a ProgressTracker.
+    :param transactional: handlers run in the transaction that stores progress.
+    :param transaction_size: events that share one transaction, unless a handler fails.
+    :param exclusivity: "lease" gives each partition to one consumer of the group at a time. "none" gives every
+        partition to every consumer; it needs progress in memory or in a tracker.
+    :param lease: another consumer takes a partition over within this time after the last heartbeat of its holder.
+    :param max_partitions: partitions that one consumer holds at a time; None for no limit.
+    :param only_partitions: numbers of the partitions that this consumer may hold; None for all.
+    :param size: events that one call reads.
+    :param pause: time between two reads when the log has no new events.
+    :param retry: "exponential", "fixed", "none", a function of the number of failures that returns a duration or None
+        (skip the event), or a series of durations.
+    :param call_timeout: how long the consumer waits for an answer of the database before it opens another connection;
+        by default a third of the lease, at least 5 seconds.
+    :param handler_statement_timeout: the same for the statements of transactional handlers.
     """
 
     subject: str | None = None
@@ -183,22 +182,19 @@ class ConsumerConfig:
 
     @property
     def database_level(self) -> int | None:
-        """The level by which the database maps events to partitions."""
+        """The level that the database uses to map events to partitions."""
         if isinstance(self.level, str):
             return _LEVELS[self.level]
         return self.level if self.level is None or isinstance(self.level, int) else CALLABLE_LEVEL
 
     @property
     def resolver(self) -> SequenceResolver | None:
-        """The function that maps events to partitions, if there is one."""
+        """The function that maps events to partitions; None if the database maps them."""
         return self.level if callable(self.level) else None
 
     @property
     def retry_delay(self) -> Callable[[int], timedelta | None]:
-        """Returns, for a number of failures, the delay before the next attempt of an event; None to skip the event.
-
-        The first attempt counts for a RetryPolicy's `max_attempts`, too.
-        """
+        """A function that returns, for a number of failures, the delay until the next attempt, or None to skip."""
         retry = self.retry
         if callable(retry):
             return lambda failures: to_timedelta(retry(failures))
@@ -216,11 +212,11 @@ class ConsumerConfig:
         ).delay
 
     def call_limit(self) -> CallLimit:
-        """A new limit for the calls of one partition."""
+        """Returns the time limit for the calls of one partition."""
         return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def concerns(self, event: Task) -> bool:
-        """Whether an event belongs to the subject."""
+        """Whether the subject includes an event."""
         if self.subject is None or event.identifier == self.subject:
             return True
         return self.recursive and event.identifier.startswith(self.subject.rstrip("/") + "/")
@@ -233,7 +229,10 @@ _DURATIONS = (
 
 
 def merge_options(*options: ConsumerOptions) -> ConsumerConfig:
-    """Returns the settings that these options make. For each option the first dictionary that has it decides."""
+    """Merges options. The value of the first dictionary that has an option wins, then the default.
+
+    Raises InvalidArgument for an unknown option, and as ConsumerConfig does.
+    """
     found: dict[str, Any] = {}
     for each in reversed(options):
         found.update(cast(dict[str, Any], each))

@@ -1,4 +1,4 @@
-"""Consumers: each handles the events of a topic for one group, in the partitions that it holds."""
+"""A consumer handles the events of a topic for one group, in the partitions that it holds."""
 
 import os
 import socket
@@ -42,18 +42,20 @@ _NO_OPTIONS = ConsumerOptions()
 
 
 class AlreadyRunning(TaskQueueError):
-    """A consumer that runs was started again."""
+    """`start` was called on a consumer that runs."""
 
 
 class Consumer:
-    """Handles a topic's events with the handlers of a group, in as many partitions as it gets.
+    """Handles a topic's events with the handlers of a group, in all partitions that it can acquire.
 
         with Consumer(dsn, books, "library", ConsumerConfig(partitions=2)): ...
 
     Any number of programs may run consumers of one group. One of them at a time holds a partition, the others stand by.
 
-    :param dsn: a connection string, a function that connects, or None for the environment's.
-    :param on_failure: is called with each failure of an event, in the thread of its partition.
+    :param dsn: connection string of the queue's database, a function that connects to it, or None to read the
+        environment, as `queue.connect` does.
+    :param on_failure: a function that the thread of a partition calls with each failure of an event.
+    :raises InvalidArgument: if the group has no handlers, or a handler takes the queue without `transactional=True`.
     """
 
     def __init__(
@@ -79,21 +81,21 @@ class Consumer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended, by `stop` or by an error in every partition."""
+        """Whether the consumer was started, and has not ended by `stop` or by an error in every partition."""
         return self._runtime is not None and self._runtime.thread.is_alive()
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that it holds now."""
+        """The partitions that the consumer holds now."""
         return self._runtime.partitions if self._runtime is not None else []
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The errors that ended partitions here, by partition; -1 for one that ended the consumer."""
+        """The errors that ended partitions here, by partition, and under -1 the error that ended the consumer."""
         return dict(self._runtime.errors) if self._runtime is not None else {}
 
     def start(self) -> None:
-        """Joins the group and starts. AlreadyRunning if it runs already."""
+        """Joins the group and starts. Raises AlreadyRunning if the consumer runs already."""
         with self._starting:
             if self.is_running:
                 raise AlreadyRunning(f"the consumer of group {self.group.name!r} runs already")
@@ -108,9 +110,10 @@ class Consumer:
             self._runtime.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stops after the current events, and releases the partitions. Returns whether that was done in time.
+        """Stops after the current events, and releases the partitions. Does not wait if a handler calls it.
 
-        Returns True if it does not run. If a handler calls it, it does not wait.
+        :param timeout: in seconds; None for no limit.
+        :return: False if the consumer still runs.
         """
         if self._runtime is None:
             return True
@@ -120,13 +123,13 @@ class Consumer:
         return not self.is_running
 
     def resume(self) -> bool:
-        """Ends the pause between two reads of the log. Returns False if it does not run."""
+        """Lets the consumer read now instead of after its pause. Returns False if it does not run."""
         if self._runtime is not None:
             self._runtime.wake()
         return self.is_running
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it has ended, and raises the error that ended it. Returns False after the timeout."""
+        """Waits until the consumer ends, and raises the error that ended it. Returns False after `timeout` seconds."""
         if self._runtime is not None:
             self._runtime.thread.join(timeout)
         if self.is_running:
@@ -136,7 +139,7 @@ class Consumer:
         return True
 
     def run(self) -> None:
-        """Runs until SIGTERM or SIGINT, or until an error ends it, which it raises."""
+        """Runs until SIGTERM or SIGINT, or until an error ends the consumer. Raises the error."""
         self.start()
         with StopSignals() as signals:
             while not self.wait(CHECK_SECONDS):
@@ -161,7 +164,6 @@ class Consumer:
         return PartitionLoop(lease, self.group, self.config, lambda: self._progress(lease, limit), self._on_failure)
 
     def _progress(self, lease: PartitionLease, limit: CallLimit) -> PartitionProgress:
-        """The progress of a partition, over a connection of its own."""
         conn = connect_limited(self._connect, limit)
         tracker = self._memory if self.config.progress == ProgressStore.MEMORY else self.config.progress
         if isinstance(tracker, ProgressTracker):
@@ -170,13 +172,14 @@ class Consumer:
 
 
 class Consumers:
-    """The consumers of a program, by group, which start and stop together.
-
-    `standard` has options for all of them, `groups` for one each, which take precedence.
+    """The consumers of a program, which start and stop together. `consumers` has them by group.
 
         consumers = Consumers(dsn, standard={"retry_max_attempts": 5}, groups={"books": {"partitions": 2}})
         consumers.add(books, "library")
         consumers.start()
+
+    :param standard: options of all consumers.
+    :param groups: options by group, which win over `standard`.
     """
 
     def __init__(
@@ -193,7 +196,7 @@ class Consumers:
         self._on_failure = on_failure
 
     def add(self, group: ConsumerGroup, topic: str) -> Consumer:
-        """Adds a consumer for a group, and returns it. Does not start it."""
+        """Makes a consumer for a group, and returns it. Raises InvalidArgument if the group has one already."""
         if group.name in self.consumers:
             raise InvalidArgument(f"group {group.name!r} already has a consumer")
         config = merge_options(self._groups.get(group.name, _NO_OPTIONS), self._standard)
@@ -202,7 +205,7 @@ class Consumers:
         return consumer
 
     def start(self) -> None:
-        """Starts the consumers with `auto_start`. If one cannot start, stops the others and raises its error."""
+        """Starts the consumers with `auto_start`. If one cannot start, stops the others and raises the error."""
         started: list[Consumer] = []
         try:
             for consumer in self.consumers.values():
@@ -215,9 +218,9 @@ class Consumers:
             raise
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stops all consumers, each within the timeout. Returns whether all have stopped in time."""
+        """Stops all consumers. Waits `timeout` seconds for each; None for no limit. Returns False if one still runs."""
         for consumer in self.consumers.values():
-            consumer.stop(0)  # so that they end at once
+            consumer.stop(0)  # lets all of them end at the same time
         return min((consumer.stop(timeout) for consumer in self.consumers.values()), default=True)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Consumer groups: the handlers of a group, the events that they match, and the errors that they may raise."""
+"""Consumer groups: the handlers of a group, the events that they match, and the exceptions for handlers."""
 
 import inspect
 from collections.abc import Callable
@@ -14,32 +14,28 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class NonTransient(Exception):
-    """Raised by a handler: no retry can help. The loop of the partition ends, its progress stays before this event."""
+    """A handler raises it if no retry can help. It ends the loop of the partition, with progress before this event."""
 
 
 class Interrupted(Exception):
-    """Raised by a handler that has to stop: the loop of the partition ends quietly, without progress."""
-
-
-class HandlerFailed(Exception):
-    """A handler raised the cause of this error. Tells errors of handlers from those of the queue."""
+    """A handler raises it to end the loop of its partition without an error, with progress before this event."""
 
 
 def type_in_payload(task: Task) -> object:
-    """The default kind of an event: the member `type` of a payload that is an object."""
+    """The default kind of an event: the member `type` of its payload, None if there is none."""
     return task.payload.get("type") if isinstance(task.payload, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
 class EventHandler:
-    """A function for matching events. `in_transaction`: it also takes the queue of the transaction."""
+    """A function for matching events. `in_transaction`: it takes the queue of the transaction, too."""
 
     matches: Predicate
     function: Callable[..., None]
     in_transaction: bool
 
     def __call__(self, event: Task, queue: TaskQueue | None) -> None:
-        """Calls the function."""
+        """Calls the function with the event, and with the queue if `in_transaction`."""
         if self.in_transaction:
             self.function(event, queue)
         else:
@@ -47,7 +43,7 @@ class EventHandler:
 
 
 class ConsumerGroup:
-    """A named set of handlers with a progress of its own in each topic.
+    """A named set of handlers. A group has its own progress in each topic.
 
         books = ConsumerGroup("books")
 
@@ -55,6 +51,8 @@ class ConsumerGroup:
         def added(event: Task, queue: TaskQueue) -> None: ...
 
     A handler takes the event, or the event and the queue of the transaction that stores progress.
+
+    :param kind: returns the kind of an event, which `on` compares.
     """
 
     def __init__(self, name: str, kind: Kind = type_in_payload) -> None:
@@ -63,14 +61,16 @@ class ConsumerGroup:
         self.handlers: list[EventHandler] = []
 
     def on(self, *which: str | Predicate) -> Callable[[H], H]:
-        """Adds a handler, as a decorator, of the events of these kinds, or for which one of these predicates is true.
+        """Adds a handler, as a decorator, for events of these kinds, or for which one of these predicates is true.
 
-        Without arguments it handles all events. The handlers of one event are called in the order of their definition.
+        Without arguments the handler gets all events. The handlers of one event run in the order of their definition.
+        A handler that takes neither one argument nor two raises InvalidArgument.
         """
-        predicates = [self._of_kind(each) if isinstance(each, str) else each for each in which]
 
         def matches(event: Task) -> bool:
-            return not predicates or any(predicate(event) for predicate in predicates)
+            return not which or any(
+                self.kind(event) == each if isinstance(each, str) else each(event) for each in which
+            )
 
         def add_handler(function: H) -> H:
             self.handlers.append(EventHandler(matches, function, _takes_queue(function)))
@@ -79,23 +79,18 @@ class ConsumerGroup:
         return add_handler
 
     def handlers_of(self, event: Task) -> list[EventHandler]:
-        """The handlers that match an event."""
+        """Returns the handlers that match an event."""
         return [handler for handler in self.handlers if handler.matches(event)]
-
-    def _of_kind(self, kind: str) -> Predicate:
-        return lambda event: self.kind(event) == kind
 
 
 def _takes_queue(function: Callable[..., Any]) -> bool:
-    """Whether a handler takes the queue. InvalidArgument if it takes neither one argument nor two."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # such as builtins
+    except (TypeError, ValueError):  # many builtins have no signature
         return False
-    for count in (2, 1):
-        try:
-            signature.bind(*range(count))
-        except TypeError:
-            continue
-        return count == 2 and requires_two_arguments(function)
-    raise InvalidArgument(f"handler {function!r:.100} must take the event, or the event and the queue")
+    takes_queue = requires_two_arguments(function)
+    try:
+        signature.bind(*range(1 + takes_queue))
+    except TypeError:
+        raise InvalidArgument(f"handler {function!r:.100} must take the event, or the event and the queue") from None
+    return takes_queue

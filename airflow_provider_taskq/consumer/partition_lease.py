@@ -1,4 +1,4 @@
-"""Partitions that a consumer holds: by leases in the database, by locks, or without either."""
+"""Leases of partitions: in the database, as locks, or none for consumers that share all partitions."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -12,7 +12,7 @@ from airflow_provider_taskq.worker.connection import Connect, connect_limited, h
 
 
 class PartitionLeases:
-    """Partitions that one consumer holds by leases in the database, under whose fences progress is stored."""
+    """Partitions that one consumer holds by leases in the database. The fence of a lease guards its progress."""
 
     def __init__(
         self, conn: psycopg.Connection, group: str, topic: str, member_id: str, config: ConsumerConfig
@@ -22,25 +22,25 @@ class PartitionLeases:
         self.config = config
 
     def join(self) -> None:
-        """Joins the group, with the number of partitions of this consumer."""
+        """Joins the group, with the number of partitions and the level that this consumer is configured for."""
         self.queue.join_group(self.group, self.topic, self.config.partitions, self.config.database_level)
 
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquires a partition that is free, or whose lease has lapsed; None if there is none."""
+        """Acquires a partition that is free, or whose lease has lapsed. Returns None if there is none."""
         length = stored_length(self.config.lease)
         return self.queue.acquire_partition(self.group, self.topic, self.member_id, length, list(except_))
 
     def renew(self) -> set[int]:
-        """Extends all leases. Returns the fences of the partitions that are still held."""
+        """Extends all leases. Returns the fences of the leases that still exist."""
         return self.queue.renew_partitions(self.group, self.topic, self.member_id)
 
     def release(self, lease: PartitionLease, error: BaseException | None) -> None:
-        """Releases a partition, so that another consumer can acquire it at once."""
+        """Releases a partition for other consumers, and stores the error that ended it."""
         self.queue.release_partition(lease, error)
 
 
 class LockedPartitionLeases(PartitionLeases):
-    """Partitions that are held by locks, for progress outside the database, which no fence could protect."""
+    """Partitions that one consumer holds by locks. For progress outside the database, which no fence can guard."""
 
     def __init__(
         self, conn: psycopg.Connection, group: str, topic: str, member_id: str, config: ConsumerConfig
@@ -50,10 +50,10 @@ class LockedPartitionLeases(PartitionLeases):
         self._fences = count(1)  # of this process only
 
     def join(self) -> None:
-        """Does nothing: consumers with another number of partitions use other locks."""
+        """Does nothing. Consumers with another number of partitions use locks with other names."""
 
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquires a partition whose lock is free."""
+        """Acquires a partition whose lock is free. Returns None if there is none."""
         held = {lease.partition for lease in self._held.values()}
         for partition in range(self.config.partitions):
             if partition not in held and partition not in except_ and self._lock(partition):
@@ -65,14 +65,14 @@ class LockedPartitionLeases(PartitionLeases):
         return None
 
     def renew(self) -> set[int]:
-        """Extends the locks. Drops the partitions whose lock another consumer has got."""
+        """Extends all locks. Returns the fences of the partitions whose lock no other consumer has taken."""
         for fence, lease in list(self._held.items()):
             if not self._lock(lease.partition):
                 del self._held[fence]
         return set(self._held)
 
-    def release(self, lease: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002 - locks store no error
-        """Unlocks a partition."""
+    def release(self, lease: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002 -- locks store none
+        """Unlocks a partition for other consumers."""
         if self._held.pop(lease.fence, None) is not None:
             self.queue.unlock(self._lock_name(lease.partition), self.member_id)
 
@@ -85,29 +85,29 @@ class LockedPartitionLeases(PartitionLeases):
 
 
 class SharedPartitions(LockedPartitionLeases):
-    """All partitions, without locks, for consumers that each handle every event."""
+    """All partitions, without locks. For consumers that each handle every event."""
 
     def _lock(self, partition: int) -> bool:  # noqa: ARG002
         return True
 
     def release(self, lease: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002
-        """Drops a partition."""
+        """Removes a partition, which this consumer may acquire again."""
         self._held.pop(lease.fence, None)
 
 
 def connect_for_leases(connect: Connect, config: ConsumerConfig) -> psycopg.Connection:
-    """Opens a connection whose calls are limited in time, as those that renew leases need to be."""
+    """Opens a connection for leases. Its calls have the time limit of heartbeats."""
     return connect_limited(connect, heartbeat_limit(stored_length(config.lease).total_seconds()))
 
 
 def stored_length(lease: timedelta) -> timedelta:
-    """The length of a lease in the database: four fifths of the setting.
+    """Returns the length of a lease in the database: four fifths of the configured length.
 
-    Other consumers try to acquire every tenth of it, so that one takes over within the whole.
+    Because other consumers try to acquire every tenth of it, one of them takes over within the configured length.
     """
     return lease * 0.8
 
 
 def renewal_interval(lease: timedelta) -> float:
-    """Seconds between two rounds of renewing and acquiring leases."""
+    """Returns the seconds between two attempts to renew and acquire leases: a tenth of the lease, at most 1."""
     return min(lease.total_seconds() / 10, 1.0)

@@ -1,4 +1,4 @@
-"""The loop of one partition: reads events, calls their handlers, and stores progress."""
+"""The loop of one partition: reads events, calls their handlers, and stores its progress."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from functools import partial
 import psycopg
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
-from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler, HandlerFailed, Interrupted, NonTransient
+from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler, Interrupted, NonTransient
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, PartitionProgress, ProgressMoved
 from airflow_provider_taskq.queue import (
     Cursor,
@@ -34,17 +34,18 @@ from airflow_provider_taskq.queue.errors import (
     is_session_timeout,
     is_transient,
 )
+from airflow_provider_taskq.worker.handlers import HandlerFailed
 
 log = logging.getLogger(__name__)
 
-_MAX_TIMEOUTS = 3  # in a row; then the handler is at fault, not the server
+_MAX_TIMEOUTS = 3  # in a row, after which the handler is at fault and not the server
 
 
 @dataclass(frozen=True, slots=True)
 class EventFailure:
-    """The `failures`-th failure of an event.
+    """A failure of an event, which has failed `failures` times.
 
-    The event is tried again after `delay`. If `delay` is None, it is skipped, or the loop ends if `stopped`.
+    The loop handles the event again after `delay`. If `delay` is None, it skips the event, or ends if `stopped`.
     """
 
     partition: int
@@ -59,15 +60,18 @@ OnFailure = Callable[[EventFailure], None]
 
 
 class LoopEnded(Exception):
-    """The loop ends quietly, without progress."""
+    """Ends the loop without an error and without progress."""
 
 
 class HandlerTimeout(psycopg.OperationalError):
-    """A statement or the transaction of a handler exceeded its time limit. The connection is closed."""
+    """A statement or the transaction of a handler exceeded its time limit, which closes the connection."""
 
 
 class AttemptCounter:
-    """Counts the failed attempts of the current event."""
+    """Counts the failures of the current event.
+
+    :param delay: returns, for a number of failures, the delay until the next attempt, or None to skip the event.
+    """
 
     def __init__(self, delay: Callable[[int], timedelta | None]) -> None:
         self._delay = delay
@@ -75,7 +79,7 @@ class AttemptCounter:
         self._sequence: int | None = None
 
     def failed(self, sequence: int) -> timedelta | None:
-        """Counts a failure of this event. Returns the delay until the next attempt; None to skip it."""
+        """Counts a failure of an event. Returns the delay until the next attempt, or None to skip the event."""
         if sequence != self._sequence:
             self.reset()
             self._sequence = sequence
@@ -88,9 +92,9 @@ class AttemptCounter:
 
 
 class PartitionLoop:
-    """Handles the events of one partition that is held, in a thread of its own.
+    """Handles the events of one partition under a lease, in a thread of its own.
 
-    `error` is the error that ended it. `interrupted`: a handler has ended it quietly.
+    `error` is the error that ended the loop. `interrupted`: a handler ended the loop with Interrupted.
     """
 
     def __init__(
@@ -118,12 +122,12 @@ class PartitionLoop:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def stop(self) -> None:
-        """Ends the loop after the current event, or during a wait. Does not wait."""
+        """Lets the loop end after the current event, or at once if it pauses. Does not wait for the end."""
         self._stopping = True
         self._wake.set()
 
     def wake(self) -> None:
-        """Ends the pause before the next read."""
+        """Lets the loop read now instead of after its pause."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -140,24 +144,20 @@ class PartitionLoop:
             self.on_end()
 
     def _run_until_disconnected(self) -> bool:
-        """Runs over one connection. Returns False if it was lost, or could not be opened."""
+        """Runs over one connection. Pauses and returns False if the connection fails."""
         try:
             self._run_connected()
         except Exception as error:
             if not may_reconnect(error) or self._times_out_always(error):
                 raise
-            log.warning(
-                "connection lost, will retry: group=%s partition=%s error=%s",
-                self.lease.group,
-                self.lease.partition,
-                type(error).__name__,
-            )
+            named = (self.lease.group, self.lease.topic, self.lease.partition, type(error).__name__)
+            log.warning("connection lost, will retry: group=%s topic=%s partition=%s error=%s", *named)
             self._wait(self._reconnects.next(), may_wake=False)
             return False
         return True
 
     def _times_out_always(self, error: Exception) -> bool:
-        """Whether the server has ended several transactions in a row, without a handled event between them."""
+        """Whether the server has ended several transactions in a row with a timeout, with no handled event between."""
         self._timeouts += isinstance(error, HandlerTimeout) or (
             is_session_timeout(error) and not isinstance(error, CallTimeout)
         )
@@ -183,7 +183,7 @@ class PartitionLoop:
             progress.conn.close()
 
     def _handle_all(self, progress: PartitionProgress, events: PartitionBatch) -> None:
-        """Handles events in order. Progress passes events without a handler together with the next handled event."""
+        # Events without a handler need no call of their own: the next handled event, or the end, stores their progress.
         after = events.after
         for begin in range(0, len(events), self.config.transaction_size):
             some = events[begin : begin + self.config.transaction_size]
@@ -201,9 +201,9 @@ class PartitionLoop:
     def _handle_in_one_transaction(
         self, progress: PartitionProgress, some: list[tuple[Cursor, Task]], after: Cursor
     ) -> bool:
-        """Handles events in one transaction. Returns False, with nothing done, if one fails or none has a handler.
+        """Handles events in one transaction. Returns False, with no effect, if one fails or none has a handler.
 
-        The events are then handled one by one, which shows which of them fails.
+        The caller then handles them one by one, to find the event that fails.
         """
         if self._stopping:
             raise LoopEnded
@@ -219,7 +219,7 @@ class PartitionLoop:
         return bool(calls)
 
     def _handle(self, progress: PartitionProgress, event: Task, after: Cursor, cursor: Cursor) -> bool:
-        """Handles one event until it succeeds or is skipped. Returns False if it has no handler."""
+        """Handles one event until it succeeds or is skipped. Returns False if the event has no handler."""
         while True:
             try:
                 handlers = self._handlers_of(event)
@@ -240,25 +240,24 @@ class PartitionLoop:
             self._wait(delay.total_seconds(), may_wake=False)
 
     def _handlers_of(self, event: Task) -> list[EventHandler]:
-        """The handlers of an event. HandlerFailed if a predicate fails, or if the payload cannot be decoded."""
+        """Returns the handlers of an event. Raises HandlerFailed if a predicate fails or the payload is unreadable."""
         try:
             if not self.config.concerns(event) or not self._is_ours(event):
                 return []
             if isinstance(event.payload, UnreadablePayload):
-                raise InvalidTask(event.payload.reason)  # noqa: TRY301 -- a failure of this event like any other
+                raise InvalidTask(event.payload.reason)  # noqa: TRY301 -- fails this event, as a handler does
             return self.group.handlers_of(event)
         except Exception as error:
             raise HandlerFailed from error
 
     def _is_ours(self, event: Task) -> bool:
-        """Whether an event is in this partition, if a function of the settings decides and not the database."""
         resolver = self.config.resolver
         if resolver is None or self.lease.level != CALLABLE_LEVEL:
-            return True
+            return True  # the database reads the events of this partition only
         return partition_of(resolver(event), self.lease.partitions) == self.lease.partition
 
     def _delay_after(self, event: Task, error: BaseException) -> timedelta | None:
-        """The delay until the next attempt, None to skip. Ends the loop for errors that are not retried."""
+        """Reports a failure. Returns the delay until the next attempt, None to skip, or raises to end the loop."""
         if isinstance(error, Interrupted | CancelledError) or _is_executor_shutdown(error):
             raise Interrupted from error
         if isinstance(error, NonTransient):
@@ -266,26 +265,20 @@ class PartitionLoop:
             raise error
         delay = self._attempts.failed(event.sequence)
         if isinstance(event.payload, UnreadablePayload):
-            delay = None  # no retry makes it readable
+            delay = None  # no retry makes the payload readable
         self._report(event, error, delay, stopped=False)
         return delay
 
     def _report(self, event: Task, error: BaseException, delay: timedelta | None, *, stopped: bool) -> None:
-        outcome = "the loop ends" if stopped else "it is skipped" if delay is None else f"will retry in {delay}"
+        outcome = "partition ends" if stopped else "skipped" if delay is None else f"will retry in {delay}"
         failures = self._attempts.failures + stopped
-        log.warning(
-            "event failed, %s: group=%s topic=%s sequence=%s failures=%s",
-            outcome,
-            self.lease.group,
-            event.topic,
-            event.sequence,
-            failures,
-            exc_info=error if delay is None else None,
-        )
+        named = (outcome, self.lease.group, event.topic, event.sequence, failures)
+        trace = error if delay is None else None
+        log.warning("event failed, %s: group=%s topic=%s sequence=%s failures=%s", *named, exc_info=trace)
         self._on_failure(EventFailure(self.lease.partition, event, error, failures, delay, stopped))
 
     def _wait(self, seconds: float, *, may_wake: bool) -> None:
-        """Waits, until `wake` is called if `may_wake`. LoopEnded if the loop is to end."""
+        """Waits for `seconds`, or until `wake()` if `may_wake`. Raises LoopEnded after `stop()`."""
         deadline = time.monotonic() + seconds
         while not self._stopping and (left := deadline - time.monotonic()) > 0:
             if self._wake.wait(left) and not self._stopping:
@@ -306,20 +299,21 @@ def _call_all(calls: list[tuple[list[EventHandler], Task]], queue: TaskQueue | N
 
 
 def _is_executor_shutdown(error: BaseException) -> bool:
+    # concurrent.futures raises a plain RuntimeError if the executor of a handler is shut down.
     return isinstance(error, RuntimeError) and "cannot schedule new futures after" in str(error)
 
 
 def _connection_error(cause: BaseException) -> psycopg.OperationalError:
-    """The error of a connection that was closed while a handler used it."""
+    """Returns the error of a connection that was closed while a handler used it."""
     if is_session_timeout(cause):
         return HandlerTimeout(f"{type(cause).__name__} in a handler: {cause}")
     return psycopg.OperationalError("the connection was lost in a handler")
 
 
 def may_reconnect(error: BaseException) -> bool:
-    """Whether another connection may help: after errors of connections, and of transactions that the server ended.
+    """Whether a new connection may help: after errors of a connection, and after transient errors.
 
-    A read-only server counts as lost, because its address may lead to a writable one later.
+    A read-only server counts as a lost connection, because its address may lead to a writable server later.
     """
     return (
         isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | ConnectionFailed)

@@ -1,4 +1,4 @@
-"""The progress of one partition: in the database under the fence of its lease, in memory, or in a custom tracker."""
+"""The progress of one partition: in the database under the fence of its lease, in memory, or in a tracker."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -6,18 +6,18 @@ from typing import Protocol, runtime_checkable
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from airflow_provider_taskq.consumer.group import HandlerFailed
 from airflow_provider_taskq.queue import Cursor, PartitionBatch, PartitionLease, TaskQueue
 from airflow_provider_taskq.queue.connection import CallLimit
+from airflow_provider_taskq.worker.handlers import HandlerFailed
 
 ProgressCall = Callable[[TaskQueue | None], None]
 
-# The level of a group whose consumers map events to partitions by a function. No identifier has that many levels.
+# The level of a group whose consumers map events to partitions with a function. No identifier has that many levels.
 CALLABLE_LEVEL = 2**31 - 1
 
 
 class ProgressMoved(Exception):
-    """Another program has changed the progress: read again, from there."""
+    """Another program has changed the progress. The loop reads again, from the changed progress."""
 
 
 class PartitionProgress(Protocol):
@@ -29,14 +29,14 @@ class PartitionProgress(Protocol):
         """Reads the next events after the progress."""
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
-        """Runs the call that handles an event, then stores progress; not if the call raises."""
+        """Runs the call that handles events, then stores progress. Stores nothing if the call raises."""
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:
-        """Stores progress past events that are not handled."""
+        """Stores progress past events without a call."""
 
 
 class DatabaseProgress:
-    """Progress in the database, stored under a lease that is held, in the handler's transaction if `transactional`."""
+    """Progress in the database, under a lease. `transactional` stores it in the transaction of the handler."""
 
     def __init__(
         self, conn: psycopg.Connection, lease: PartitionLease, limit: CallLimit, *, transactional: bool
@@ -52,7 +52,7 @@ class DatabaseProgress:
         return self.queue.read_partition(self.lease, size)
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
-        """Calls the handler and stores the progress: in one transaction, or one after the other."""
+        """Runs the call and stores progress, in one transaction if `transactional`."""
         if not self.transactional:
             call(None)
             self.skip(after, cursor)
@@ -70,17 +70,17 @@ class DatabaseProgress:
             raise HandlerFailed from error
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:
-        """Stores progress. ProgressMoved if it is not at `after` any more."""
+        """Stores progress. Raises ProgressMoved if it is not at `after` any more."""
         if not self.queue.advance_partition(self.lease, after, cursor):
             raise ProgressMoved
 
 
 @runtime_checkable
 class ProgressTracker(Protocol):
-    """Stores the progress of a group outside the queue. A consumer calls it from one thread for each partition."""
+    """Stores the progress of a group outside the queue. A consumer calls it from several threads, one a partition."""
 
     def current(self, group: str, topic: str, partition: int) -> Cursor | None:
-        """Returns the stored cursor; None to start with the first event."""
+        """Returns the stored cursor, or None to start with the first event."""
 
     def proceed(self, group: str, topic: str, partition: int, call: Callable[[], None], cursor: Cursor) -> None:
         """Calls `call`, which handles an event, then stores `cursor`. Stores nothing if `call` raises."""
@@ -92,8 +92,8 @@ class MemoryTracker:
     def __init__(self) -> None:
         self._cursors: dict[int, Cursor] = {}
 
-    def current(self, group: str, topic: str, partition: int) -> Cursor | None:  # noqa: ARG002  of one reader
-        """Returns the cursor in memory."""
+    def current(self, group: str, topic: str, partition: int) -> Cursor | None:  # noqa: ARG002 -- of one consumer
+        """Returns the stored cursor, or None."""
         return self._cursors.get(partition)
 
     def proceed(self, group: str, topic: str, partition: int, call: Callable[[], None], cursor: Cursor) -> None:  # noqa: ARG002
@@ -103,7 +103,7 @@ class MemoryTracker:
 
 
 class TrackedProgress:
-    """Progress in a tracker; the log is read from its cursor."""
+    """Progress in a tracker. Reads the log from the cursor of the tracker."""
 
     def __init__(self, conn: psycopg.Connection, lease: PartitionLease, tracker: ProgressTracker) -> None:
         self.conn = conn
@@ -114,7 +114,7 @@ class TrackedProgress:
     def read(self, size: int) -> PartitionBatch:
         """Reads the next events of the partition after the tracker's cursor."""
         lease, after = self.lease, self.tracker.current(*self._key) or Cursor(0)
-        if lease.level == CALLABLE_LEVEL:  # the loop decides
+        if lease.level == CALLABLE_LEVEL:  # the loop selects the events of the partition
             found = self.queue.events(lease.topic, after, size)
         else:
             found = self.queue.events(

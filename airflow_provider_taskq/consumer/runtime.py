@@ -1,4 +1,4 @@
-"""Runtime of one consumer, from its start to its end: leases of partitions, and a loop for each partition."""
+"""Runtime of one consumer: its leases of partitions, and a loop for each of them."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, may_re
 from airflow_provider_taskq.queue import PartitionLease, TaskQueue
 from airflow_provider_taskq.queue.errors import is_read_only
 from airflow_provider_taskq.worker.connection import Connect
-from airflow_provider_taskq.worker.notifications import NotificationListener
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class ConsumerRuntime:
     """Runtime of one consumer: its thread renews and acquires leases, starts loops, and releases partitions.
 
-    `errors` has the errors that ended loops, by partition; -1 for an error that ended the consumer.
+    `errors` has the errors that ended loops, by partition, and under -1 the error that ended the consumer.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ConsumerRuntime:
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that are held now."""
+        """The partitions that the consumer holds now."""
         return sorted(loop.lease.partition for loop in list(self._loops))
 
     def start(self) -> None:
@@ -59,18 +59,18 @@ class ConsumerRuntime:
         self.thread.start()
 
     def stop(self) -> None:
-        """Ends the consumer after the current events. Does not wait."""
+        """Lets the consumer end after the current events. Does not wait for the end."""
         self._stopping = True
         self._stop_loops()
         self._changed.set()
 
     def wake(self) -> None:
-        """Ends the pauses of all loops."""
+        """Lets all loops read now instead of after their pauses."""
         for loop in list(self._loops):
             loop.wake()
 
     def is_loop_thread(self) -> bool:
-        """Whether the caller is a handler, run by one of the loops."""
+        """Whether the caller is a handler in the thread of a loop."""
         return threading.current_thread() in [loop.thread for loop in list(self._loops)]
 
     def _run(self) -> None:
@@ -84,7 +84,7 @@ class ConsumerRuntime:
                 self._wait()
         except BaseException as error:
             self.errors[-1] = error
-            log.warning("consumer ended by an error: topic=%s", self._leases.topic, exc_info=error)
+            log.warning("consumer failed: group=%s topic=%s", self._leases.group, self._leases.topic, exc_info=error)
         finally:
             self._stop_loops()
             self._notifications.stop()
@@ -100,7 +100,7 @@ class ConsumerRuntime:
             loop.stop()
 
     def _with_connection(self, step: Callable[[], None]) -> None:
-        """Runs a step, over a new connection if the last one was lost. Stops the loops if the leases have lapsed."""
+        """Runs a step, over a new connection if the last one was lost. Stops the loops if their leases have lapsed."""
         try:
             if is_read_only(self._leases.queue.conn):
                 self._leases.queue.conn.close()
@@ -110,7 +110,8 @@ class ConsumerRuntime:
         except Exception as error:
             if not may_reconnect(error):
                 raise
-            log.warning("connection lost, will retry: topic=%s error=%s", self._leases.topic, type(error).__name__)
+            named = (self._leases.group, self._leases.topic, type(error).__name__)
+            log.warning("connection lost, will retry: group=%s topic=%s error=%s", *named)
             self._leases.queue.conn.close()
             if time.monotonic() - self._renewed > stored_length(self._config.lease).total_seconds():
                 self._stop_loops()
@@ -118,7 +119,7 @@ class ConsumerRuntime:
                 self._loops = [loop for loop in self._loops if loop.thread.is_alive()]
 
     def _renew(self) -> None:
-        """Renews the leases, stops loops without one, and releases the partitions of loops that have ended."""
+        """Renews the leases, stops loops without a lease, and releases the partitions of loops that have ended."""
         began = time.monotonic()
         held = self._leases.renew()
         self._renewed = began
@@ -138,22 +139,17 @@ class ConsumerRuntime:
             self._start_loop(lease)
 
     def _not_allowed(self) -> list[int]:
-        """The partitions that `only_partitions` leaves to other consumers."""
+        """Returns the partitions that `only_partitions` leaves to other consumers."""
         chosen = self._config.chosen
         return [] if chosen is None else [each for each in range(self._config.partitions) if each not in chosen]
 
     def _start_loop(self, lease: PartitionLease) -> None:
         if lease.generation != self._generation:
-            # The partitions of another generation are other ones, so the errors no longer apply.
+            # Another generation maps events to partitions in another way, so the errors no longer apply.
             self._generation, self.errors, self._interrupted = lease.generation, {}, set()
         self._partitions = lease.partitions
-        log.info(
-            "partition acquired: group=%s topic=%s partition=%s partitions=%s",
-            lease.group,
-            lease.topic,
-            lease.partition,
-            lease.partitions,
-        )
+        named = (lease.group, lease.topic, lease.partition, lease.partitions)
+        log.info("partition acquired: group=%s topic=%s partition=%s partitions=%s", *named)
         loop = self._make_loop(lease)
         loop.on_end = self._changed.set
         self._loops.append(loop)
@@ -162,7 +158,6 @@ class ConsumerRuntime:
             loop.stop()
 
     def _release(self, loop: PartitionLoop) -> None:
-        """Releases the partition of a loop that has ended, with its error if there is one."""
         self._leases.release(loop.lease, loop.error)
         self._loops.remove(loop)
         if loop.lease.generation == self._generation:
@@ -172,7 +167,7 @@ class ConsumerRuntime:
                 self._interrupted.add(loop.lease.partition)
 
     def _is_over(self) -> bool:
-        """Whether the handlers have ended every partition here, by an error or an interruption."""
+        """Whether every partition that this consumer may hold has ended, by an error or an interruption."""
         ended = len(self.errors) + len(self._interrupted) + len(self._not_allowed())
         return not self._loops and 0 < self._partitions <= ended
 

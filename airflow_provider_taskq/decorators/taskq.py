@@ -1,4 +1,4 @@
-"""`@task.taskq` drains a topic through the decorated function."""
+"""The decorator `@task.taskq`, which drains a topic through the decorated function."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,7 +40,7 @@ class TaskQDecoratedOperator(DecoratedOperator, TaskQProcessOperator):  # type: 
 
 
 def taskq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> "TaskDecorator":
-    """Decorate a function that handles one task of a topic; takes the parameters of TaskQProcessOperator.
+    """Decorate a function that handles one task of a topic. The parameters are those of TaskQProcessOperator.
 
     @task.taskq(topic="orders", workers=4)
     def deliver(order: Task) -> None: ...
@@ -52,7 +52,7 @@ def taskq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any)
 
 
 def _dag_file_signature(function: Callable[..., Any]) -> Callable[..., None]:
-    """Return a stand-in with the parameters of the call in the DAG file, which Airflow checks against them."""
+    """Return a stand-in with the parameters that the call in the DAG file passes, which Airflow checks."""
     signature = inspect.signature(function)
     given = [*signature.parameters.values()][2 if wants_batch(function) else 1 :]
 

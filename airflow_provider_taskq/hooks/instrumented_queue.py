@@ -1,7 +1,7 @@
-"""Counts the verbs of one transaction, for Airflow's metrics and lineage."""
+"""A queue that counts the tasks of one transaction, for Airflow's metrics and lineage."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
@@ -17,10 +17,10 @@ Decisions = Mapping[Task | int, Decision | Result | str]
 
 
 class InstrumentedQueue(TaskQueue):
-    """The queue of one transaction. It counts the tasks that the transaction pushes, polls and completes.
+    """The queue of one transaction, which counts the tasks that the transaction pushes, polls and completes.
 
-    A completed task counts for its topic if the caller names it by `Task`: a bare sequence has no topic.
-    Call `report_metrics` after the commit, because a rollback undoes what was counted.
+    A completed task counts for its topic if the caller names it by `Task`. It counts without a topic if the caller
+    names it by sequence. Call `report_metrics` after the commit, because a rollback undoes the calls that were counted.
     """
 
     def __init__(self, conn: "psycopg.Connection[Any]") -> None:
@@ -30,12 +30,12 @@ class InstrumentedQueue(TaskQueue):
 
     @property
     def input_topics(self) -> set[str]:
-        """Topics from which tasks were polled or completed."""
+        """The topics from which tasks were polled or completed."""
         return self._counted_topics(metrics.POLLED, metrics.COMPLETED)
 
     @property
     def output_topics(self) -> set[str]:
-        """Topics to which tasks were pushed."""
+        """The topics to which tasks were pushed."""
         return self._counted_topics(metrics.PUSHED)
 
     def report_metrics(self) -> None:
@@ -45,31 +45,31 @@ class InstrumentedQueue(TaskQueue):
         for topic, length in self._poll_times:
             metrics.timing(metrics.POLL_TIME, length, topic=topic)
 
-    # The overrides pass their arguments through: `transaction` returns the type TaskQueue, which has the signatures.
+    # The overrides need no signatures: `TaskQHook.transaction` returns the type TaskQueue, which has them.
 
     def push(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
         """Push, and count the tasks."""
         pushed = super().push(topic, *args, **kwargs)
-        self._count(metrics.PUSHED, topic, len(pushed))
+        self._count(metrics.PUSHED, len(pushed), topic=topic)
         return pushed
 
     def push_stream(self, topic: str, *args: Any, **kwargs: Any) -> Pushed:
         """Push, and count the tasks."""
         pushed = super().push_stream(topic, *args, **kwargs)
-        self._count(metrics.PUSHED, topic, pushed.count)
+        self._count(metrics.PUSHED, pushed.count, topic=topic)
         return pushed
 
     def offer_many(self, topic: str, *args: Any, **kwargs: Any) -> list[Offered]:
         """Offer, and count the tasks that were created."""
         offered = super().offer_many(topic, *args, **kwargs)
-        self._count(metrics.PUSHED, topic, sum(each.outcome is Outcome.CREATED for each in offered))
+        self._count(metrics.PUSHED, sum(each.outcome is Outcome.CREATED for each in offered), topic=topic)
         return offered
 
     def poll(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
         """Poll, and count the tasks."""
         with self._timed(topic):
             polled = super().poll(topic, *args, **kwargs)
-        self._count_polled(topic, polled)
+        metrics.polled(topic, polled, self._count)
         return polled
 
     def poll_batch(self, topic: str, *args: Any, **kwargs: Any) -> dict[str, list[Task]]:
@@ -77,14 +77,14 @@ class InstrumentedQueue(TaskQueue):
         with self._timed(topic):
             groups = super().poll_batch(topic, *args, **kwargs)
         for tasks in groups.values():
-            self._count_polled(topic, tasks)
+            metrics.polled(topic, tasks, self._count)
         return groups
 
     def claim(self, topic: str, *args: Any, **kwargs: Any) -> int:
         """Claim, and count the tasks."""
         with self._timed(topic):
             claimed = super().claim(topic, *args, **kwargs)
-        self._count(metrics.POLLED, topic, claimed)
+        self._count(metrics.POLLED, claimed, topic=topic)
         return claimed
 
     def complete(self, owner: Owner, decisions: Decisions) -> None:
@@ -92,19 +92,12 @@ class InstrumentedQueue(TaskQueue):
         super().complete(owner, decisions)
         self._count_completed(decisions)
 
-    def exchange(
-        self,
-        owner: Owner,
-        decisions: Decisions,
-        topic: str,
-        *args: Any,
-        **kwargs: Any,
-    ) -> list[Task]:
+    def exchange(self, owner: Owner, decisions: Decisions, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
         """Complete and poll, and count both."""
         with self._timed(topic):
             polled = super().exchange(owner, decisions, topic, *args, **kwargs)
         self._count_completed(decisions)
-        self._count_polled(topic, polled)
+        metrics.polled(topic, polled, self._count)
         return polled
 
     @contextmanager
@@ -113,18 +106,14 @@ class InstrumentedQueue(TaskQueue):
         yield
         self._poll_times.append((topic, timedelta(seconds=monotonic() - began)))
 
-    def _count(self, name: str, topic: str | None, number: int, result: str | None = None) -> None:
+    def _count(self, name: str, number: int, *, topic: str | None = None, result: str | None = None) -> None:
         self._counts[name, topic, result] += number
-
-    def _count_polled(self, topic: str, tasks: Sequence[Task]) -> None:
-        self._count(metrics.POLLED, topic, len(tasks))
-        self._count(metrics.REDELIVERED, topic, sum(task.redelivered for task in tasks))
-        self._count(metrics.RETRIED, topic, sum(task.attempt > 1 for task in tasks))
 
     def _count_completed(self, decisions: Decisions) -> None:
         for task, decision in decisions.items():
             result = decision.result if isinstance(decision, Decision) else Result.of(decision)
-            self._count(metrics.COMPLETED, task.topic if isinstance(task, Task) else None, 1, result.name)
+            topic = task.topic if isinstance(task, Task) else None
+            self._count(metrics.COMPLETED, 1, topic=topic, result=result.name)
 
     def _counted_topics(self, *names: str) -> set[str]:
         return {topic for (name, topic, _), number in self._counts.items() if topic and number and name in names}

@@ -1,4 +1,4 @@
-"""The hooks: a blocking one for tasks and an asynchronous one for triggers."""
+"""The hooks: TaskQHook for workers, and TaskQAsyncHook for the event loop of the triggerer."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -67,13 +67,13 @@ class TaskQHook(PostgresHook):
         return f"{type(self).__name__}(taskq_conn_id={self.get_conn_id()!r})"
 
     def get_conn(self) -> psycopg.Connection[TupleRow]:
-        """Open a new connection. TaskQConnectionError, without the password in its message, if that fails."""
+        """Open a new connection. Raises TaskQConnectionError, whose message does not contain the password."""
         with self._connection_errors():
             return cast(psycopg.Connection[TupleRow], super().get_conn())
 
     @contextmanager
     def transaction(self) -> Iterator[TaskQueue]:
-        """Yield the queue in a new transaction: commit at the end, roll back after an exception, always close.
+        """Open a connection and yield its queue. Commit at the end, or roll back after an exception, and close.
 
         After the commit, report metrics and lineage to Airflow.
         """
@@ -90,8 +90,8 @@ class TaskQHook(PostgresHook):
     def report_lineage(self, *, inputs: Iterable[str] = (), outputs: Iterable[str] = ()) -> None:
         """Report topics as input and output assets (see `topic_asset`) to Airflow's lineage.
 
-        `transaction` reports by itself. Call this only after a commit on a connection of `get_conn`.
-        An error is logged and not raised, because the transaction is committed already.
+        `transaction` calls this. After a commit on a connection of `get_conn`, call it yourself. An error is logged and
+        not raised, because the transaction is committed already.
         """
         try:
             collector = get_hook_lineage_collector()
@@ -102,10 +102,9 @@ class TaskQHook(PostgresHook):
             for topic in sorted(outputs):
                 collector.add_output_asset(context=self, uri=self._asset_uri(topic))
         except Exception:
-            self.log.warning("Cannot report lineage.", exc_info=True)
+            self.log.warning("Cannot report lineage, the transaction is committed", exc_info=True)
 
     def _asset_uri(self, topic: str) -> str:
-        """Return the URI of `topic_asset`, or of `create_asset` if the hook overrides the database."""
         if not self.database:
             return topic_asset(topic, self.get_conn_id()).uri
         connection = self.get_connection(self.get_conn_id())
@@ -113,10 +112,8 @@ class TaskQHook(PostgresHook):
         return create_asset(host=host, port=port, database=self.database, topic=topic).uri
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the stub says None, the hook does this
-        """Return whether the server answers and has the schema of this release, and a message.
-
-        Airflow tests a form under a temporary connection id, so no message contains the id.
-        """
+        """Return whether the server answers and has the schema of this release, and a message."""
+        # Airflow tests a form under a temporary connection id, so the messages do not contain it.
         try:
             with self.get_conn() as connection:
                 verify(connection)
@@ -130,35 +127,35 @@ class TaskQHook(PostgresHook):
         return True, f"The queue in database {database!r} is ready."
 
     def _create_connection(self, conn_args: dict[str, Any]) -> Any:
-        """Connect with the arguments of PostgresHook, without the fields that a form left empty."""
+        # A form leaves fields empty. They must not override the defaults.
         given = {name: value for name, value in conn_args.items() if value is not None and value != ""}
         return self._connect(**{**_DEFAULTS, **connection_defaults("", given), **given})
 
     def _get_cursor_config(self, raw_cursor: str) -> tuple[str, Any]:  # noqa: ARG002  PostgresHook's signature
-        """Return plain tuples, even if the connection sets another row factory for other hooks."""
+        # The queue needs tuples, even if the connection sets another row factory for other hooks.
         return "row_factory", tuple_row
 
     @contextmanager
     def _connection_errors(self) -> Iterator[None]:
-        """Convert errors of psycopg. The messages of libpq name host and user, never the password."""
         try:
             yield
         except psycopg.Error as error:
+            # The messages of libpq name host and user, never the password.
             raise TaskQConnectionError(self.get_conn_id(), first_line(error)) from None
 
 
 class TaskQAsyncHook(TaskQHook):
     """A TaskQHook for an event loop: reads the Airflow connection and connects without blocking the loop."""
 
-    # PostgresHook only assembles the arguments: a coroutine that it made would be lost if the caller is cancelled.
+    # PostgresHook only assembles the arguments here. If it connected, a cancelled caller would lose the coroutine.
     _connect: Callable[..., Any] = staticmethod(dict)
 
     def get_conn(self) -> NoReturn:
-        """Raise TypeError: this hook has no blocking connection."""
+        """Raise TypeError, because this hook has no blocking connection."""
         raise TypeError("TaskQAsyncHook has no get_conn(): use get_async_conn(), or TaskQHook")
 
     async def get_async_conn(self) -> psycopg.AsyncConnection[TupleRow]:
-        """Open a new connection in autocommit mode; raises the errors of `TaskQHook.get_conn`."""
+        """Open a new connection in autocommit mode. Raises the errors of `TaskQHook.get_conn`."""
         self._connection = await get_async_connection(self.get_conn_id(), hook=type(self))
         with self._connection_errors():
             # In a thread: PostgresHook may request a token from a cloud provider.

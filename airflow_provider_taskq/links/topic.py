@@ -22,7 +22,7 @@ class TaskQTopicLink(BaseOperatorLink):
     name = "TaskQ topic"
 
     def get_link(self, operator: Any, *, ti_key: "TaskInstanceKey") -> str:  # noqa: ARG002  Airflow's signature
-        """Return the URL; the rendered topic and connection are escaped."""
+        """Return the URL of the page, from the rendered topic and connection."""
         return topic_page(getattr(operator, "topic", None), operator.taskq_conn_id)
 
 

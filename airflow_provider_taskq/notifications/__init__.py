@@ -1,4 +1,4 @@
-"""Notifiers: push a task in a callback."""
+"""Notifiers, which push a task in a callback."""
 
 from airflow_provider_taskq.notifications.taskq import TaskQNotifier
 

@@ -1,4 +1,4 @@
-"""Pushes a task in a callback of a DAG or of a task."""
+"""The notifier that pushes a task in a callback of a DAG or of a task."""
 
 import asyncio
 from collections.abc import Generator, Sequence
@@ -77,18 +77,18 @@ class TaskQNotifier(TaskSourceTemplater, BaseNotifier):
         await asyncio.to_thread(self.notify, context)
 
     def render_template_fields(self, context: "Context", jinja_env: "jinja2.Environment | None" = None) -> None:
-        """Render the fields, also in `dag.test()`, which passes a serialized DAG without a template environment."""
+        """Render the fields with the templates of the DAG."""
+        # `dag.test()` passes a serialized DAG, which has no template environment.
         if jinja_env is None and not hasattr(context.get("dag"), "get_template_env"):
             jinja_env = self.get_template_env()
         super().render_template_fields(context, jinja_env)
 
-    # Airflow renders a notifier in place. Tasks may share one notifier by default_args, and the second call would push
-    # the rendered fields of the first. So each call renders a copy.
+    # Airflow renders a notifier in place. Tasks may share one notifier by default_args, and its second call would push
+    # the rendered fields of the first call. So each call renders a copy.
 
     def __call__(self, *args: Any) -> None:
-        """Render a copy, and push its task."""
+        """Push the task of a rendered copy, in a synchronous callback."""
         BaseNotifier.__call__(copy(self), *args)
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Render a copy, and push its task, in an asynchronous callback."""
         return BaseNotifier.__await__(copy(self))

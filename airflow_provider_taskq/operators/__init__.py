@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the operator that needs the Spark provider on first use."""
+    # This operator needs the Spark provider, which takes seconds to import and may not be installed.
     if name != "TaskQSparkSubmitOperator":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from airflow_provider_taskq.operators.spark_submit import TaskQSparkSubmitOperator

@@ -1,4 +1,4 @@
-"""Completes the tasks of a claim."""
+"""The operator that completes the tasks of a claim."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,11 @@ class TaskQCompleteOperator(TaskQBaseOperator):
         TaskQCompleteOperator(task_id="done", claim=gate.output)
 
     The operator completes the tasks that are still held under the fence of the claim. That includes tasks that another
-    task of the DAG took over by the claim, such as a drain with `claim=gate.output`. A lapsed lease still completes.
-    LeaseLost if the lease was released or expired, or if a later claim under the same name took the tasks over.
-    A second run completes the tasks that are still held: none after a success.
+    task of the DAG took over by the claim, such as a drain with `claim=gate.output`. A lapsed lease still completes,
+    until an expiry ends it. A second run completes the tasks that are still held: none after a success.
+
+    Raises LeaseLost if the lease was released or expired, or if a later claim under the same name took the tasks over.
+    Raises NotHeld if one of the `sequences` is not held.
 
     Returns `{"topic", "owner", "result", "completed"}`; `completed` is the number of tasks.
 
@@ -72,12 +74,12 @@ class TaskQCompleteOperator(TaskQBaseOperator):
         return {"topic": claim.topic, "owner": owner.name, "result": decision.result.name, "completed": len(sequences)}
 
     def _chosen_sequences(self, queue: TaskQueue, owner: Owner, held: Sequence[int]) -> list[int]:
-        """Return the chosen sequences that are held; NotHeld if one of them is not held in this topic."""
+        """Return the chosen sequences that are held. Raises NotHeld if one of them is not held in this topic."""
         chosen = set(parse_ints(self.sequences) or ())
         missing = []
         for sequence in sorted(chosen - set(held)):
             task = queue.task(self.topic, sequence)
-            # An earlier try completed this task, and died before it could report. It is not missing.
+            # If an earlier try completed this task and died before it could report, the task is not missing.
             if task is None or task.completed is None or task.owner != owner.name:
                 missing.append(sequence)
         if missing:

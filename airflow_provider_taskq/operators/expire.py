@@ -1,4 +1,4 @@
-"""Expires lapsed leases."""
+"""The operator that expires lapsed leases."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 class TaskQExpireOperator(TaskQBaseOperator):
     """Expires every lapsed lease, in all topics. The topic's policy redelivers the tasks or makes them EXPIRED.
 
-    The operator never touches a lease that has not lapsed, so it may run anywhere and at any time. Something has to
-    run it: until then the tasks of a dead worker stay held. Once a minute is usual.
+    The operator does not change a lease that has not lapsed, so it may run anywhere and at any time. Run it about once
+    a minute: until an expiry runs, the tasks of a dead worker stay held.
 
-    Returns `{"expired"}`, the number of tasks that were held.
+    Returns `{"expired"}`, the number of tasks that these leases held.
 
-    :param grace: expires only leases that lapsed at least this long ago, a timedelta or seconds (templated).
+    :param grace: how long ago a lease must have lapsed: a timedelta, seconds or text such as `5m` (templated).
     """
 
     template_fields: Sequence[str] = ("grace", "taskq_conn_id")
@@ -30,7 +30,7 @@ class TaskQExpireOperator(TaskQBaseOperator):
         self.grace = grace
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Expire leases, and return how many tasks they held."""
+        """Expire the leases, and return how many tasks they held."""
         with self.hook.transaction() as queue:
             expired = queue.expire(parse_duration(self.grace))
         metrics.count(metrics.EXPIRED, expired)

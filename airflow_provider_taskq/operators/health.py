@@ -1,4 +1,4 @@
-"""Reports the health of the queue."""
+"""The operator that reports the health of the queue."""
 
 import logging
 from collections import Counter
@@ -46,9 +46,9 @@ class TaskQHealthOperator(TaskQBaseOperator):
     The operator claims no tasks and takes no locks. If Airflow sends metrics, it sets these gauges:
 
     - `taskq.health`: the severity of each subject;
-    - `taskq.dead_tuples`: the dead rows that wait for vacuum;
-    - `taskq.depth`: the tasks of each topic by state, counted to 100,000;
-    - `taskq.active`: the held tasks of each topic;
+    - `taskq.dead_tuples`: the number of dead rows that wait for vacuum;
+    - `taskq.depth`: the number of tasks of each topic by state, up to 100,000;
+    - `taskq.active`: the number of held tasks of each topic;
     - `taskq.oldest_ready_seconds`: how long the oldest task of each topic has been due.
 
     Returns `{"worst", "notice", "warning", "critical"}`: the worst severity, and the number of findings of each.
@@ -68,7 +68,7 @@ class TaskQHealthOperator(TaskQBaseOperator):
         self.fail_at = enum_name(fail_at)
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Log the findings, and return how many there are of each severity."""
+        """Log the findings, and return the number of each severity. Raises AirflowException at `fail_at`."""
         limit = parse_enum(Severity, self.fail_at)
         with self.hook.transaction() as queue:
             findings = queue.health(parse_duration(self.patience))

@@ -1,4 +1,4 @@
-"""Drains a topic through a Python function."""
+"""The operator that drains a topic through a Python function."""
 
 import inspect
 import logging
@@ -43,8 +43,8 @@ class TaskQProcessOperator(TaskQBaseOperator):
     The arguments of the function are the queue's task, `op_args`, `op_kwargs`, and the names of Airflow's context that
     it has as parameters. If the second parameter is named `batch`, it gets the batch (see
     `airflow_provider_taskq.worker`). The function returns a Decision, a Result, or None for SUCCESS. An exception is a
-    FAILURE of that task, which the topic's policy may retry; it does not fail the Airflow task. A Composite, or a
-    handler from `each` or `batch`, is used as it is.
+    FAILURE of that task, which the topic's policy may retry; it does not fail the Airflow task. Instead of a function,
+    `python_callable` may be a Composite, or a handler from `each` or `batch`.
 
     The worker holds tasks under the logical task's name and extends its lease while the function runs. A retry first
     releases the tasks that an earlier try still holds, so that it can poll them.
@@ -69,8 +69,8 @@ class TaskQProcessOperator(TaskQBaseOperator):
     :param max_failed: how many tasks may fail for good: a count such as 0 or 10 (int), or a share of the tasks that
         ended such as 0.05 (float) or "5%"; None, the default, is no limit (templated).
     :param success_on: exception classes that mean SUCCESS of a task, one or a tuple, such as
-        `psycopg.errors.UniqueViolation` after a write that an earlier attempt made. Not templated. TypeError together
-        with a handler of batches: pass it to `each` or `batch` there.
+        `psycopg.errors.UniqueViolation` after a write that an earlier attempt made. For a handler of batches, pass them
+        to `each` or `batch` instead.
     """
 
     template_fields: Sequence[str] = (
@@ -143,9 +143,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         finally:
             worker.stop(timedelta(0))  # Airflow may have interrupted the drain
         if self._killed:
-            raise AirflowException(
-                f"killed before topic {self.topic!r} was drained; released the tasks without a decision"
-            )
+            raise AirflowException(f"the drain of {self.topic!r} was killed, and released the tasks without a decision")
         if statistics.handled:
             self.hook.report_lineage(inputs=[self.topic])
         fields = ("handled", "succeeded", "filtered", "suspended", "failed")
@@ -159,7 +157,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         return report
 
     def _log_report(self, report: Mapping[str, Any], counts: "DrainCounts") -> None:
-        """Log the numbers; with a warning if an attempt failed, also if the topic's policy retries the task."""
+        """Log the numbers, as a warning if an attempt failed, even if the topic's policy retries the task."""
         failed = report["failed"]
         for_good = min(counts.failed, failed)  # the count includes failures of a try that was killed
         self.log.log(
@@ -169,7 +167,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         )
 
     def on_kill(self) -> None:
-        """Stop the worker: it releases the tasks without a decision."""
+        """Stop the worker, which releases the tasks without a decision."""
         self._killed = True  # Airflow 3 lets execute() continue after on_kill
         if self._worker is not None:
             self._worker.stop(timedelta(0))
@@ -197,7 +195,7 @@ class DrainListener(WorkerListener):
         self._failures = 0
 
     def on_start(self, tasks: Sequence[Task]) -> float:
-        """Count polled tasks; the trace of a batch is the time of its poll."""
+        """Count polled tasks, and return the time of the poll as the trace of the batch."""
         metrics.polled(self._topic, tasks)
         return time.monotonic()
 
@@ -233,7 +231,7 @@ def _own_parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
-    """Return one or several exception classes as a tuple. TypeError, when the DAG is parsed, for anything else."""
+    """Return exception classes as a tuple. Raises TypeError, when the DAG is parsed, for anything else."""
     kinds = tuple(value) if isinstance(value, tuple | list) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -242,7 +240,7 @@ def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
 
 
 def _with_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Bind the arguments: the result takes the task and the batch."""
+    """Return a handler of a task and its batch that also passes these arguments to the function."""
     size = 2 if wants_batch(function) else 1
     if inspect.iscoroutinefunction(function):
 
@@ -258,7 +256,7 @@ def _with_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 def _release_earlier_tries(queue: "TaskQueue", name: str) -> None:
-    """Release the tasks of earlier tries. A try that still runs is locked out."""
+    """Release the tasks of earlier tries. A try that still runs loses its lease."""
     for owner in queue.owners():
         if owner.name.startswith(f"{name}/"):
             queue.release(owner)

@@ -1,4 +1,4 @@
-"""Purges ended tasks, owners and the records of released groups."""
+"""The operator that deletes ended tasks, owners and the records of released groups."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class TaskQPurgeOperator(TaskQBaseOperator):
     """Deletes ended tasks in batches, and on request also old owners and records of released groups.
 
-    Each batch is a transaction of its own. So a large purge holds back neither vacuum nor locks, and a purge that is
-    killed keeps its progress. The operator spares tasks that are ACTIVE, READY or EXPIRED unless `state` names their
-    state. Tasks that another transaction has locked stay for the next purge.
+    Each batch is a transaction of its own. So a large purge does not hold back vacuum, holds locks only for a short
+    time, and keeps its progress if it is killed. The operator spares tasks that are ACTIVE, READY or EXPIRED unless
+    `state` names their state. Tasks that another transaction has locked stay for the next purge.
 
     Returns `{"purged", "owners", "group_releases"}`, the number of each that was deleted.
 
@@ -62,16 +62,16 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         self.group_releases_older_than = group_releases_older_than
         chosen = any(value is not None for value in (older_than, state, from_, to))
         if topic is None and any(value is not None for value in (state, from_, to)):
-            raise ValueError("state, from_ and to need a topic")
+            raise ValueError("state, from_ and to select tasks of one topic, so they need a topic")
         if topic is not None and not chosen:
-            raise ValueError("missing a choice of tasks: give older_than, state, from_ or to")
+            raise ValueError(f"no tasks of topic {topic!r} are selected: give older_than, state, from_ or to")
         if not chosen and owners_older_than is None and group_releases_older_than is None:
             raise ValueError("nothing to purge: give older_than, owners_older_than or group_releases_older_than")
         if batch < 1:
             raise ValueError(f"invalid batch {batch}: expected at least 1")
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Purge, and return how many of each were deleted."""
+        """Delete, and return the number of deleted tasks, owners and records."""
         owners = group_releases = 0
         with self.hook.get_conn() as connection:
             connection.autocommit = True

@@ -1,4 +1,4 @@
-"""Pushes tasks to a topic."""
+"""The operator that pushes tasks to a topic."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,8 @@ class TaskQPushOperator(TaskSourceTemplater, TaskQBaseOperator):
     - a function or generator function, which may take names of the context (`def tasks(ds): ...`). The operator streams
       its tasks, so a million tasks need little memory.
 
-    Payloads stay out of Airflow: its metadata database, rendered fields and logs hold counts and identifiers. Airflow
-    itself stores all that a DAG passes by XCom or writes into `expand()`: for private payloads, give a function.
+    Airflow's metadata database, rendered fields and logs get counts and identifiers, and no payloads. But Airflow
+    stores the values that a DAG passes by XCom or writes into `expand()`. For private payloads, give a function.
 
     If a worker dies between the commit and its report, Airflow runs the task again, and the task pushes again. With
     `insertion="SUPERSEDE"` the second push makes the waiting tasks of the first one redundant.
@@ -70,12 +70,12 @@ class TaskQPushOperator(TaskSourceTemplater, TaskQBaseOperator):
         self.emit_asset = emit_asset
         if emit_asset:  # only then: the first Asset that a process creates imports the asset modules of all providers
             outlet = _outlet(topic, self.taskq_conn_id)
-            if outlet not in self.outlets and ALIAS not in self.outlets:  # `partial` has added it to a mapped operator
+            if outlet not in self.outlets and ALIAS not in self.outlets:  # `partial` may have added it already
                 self.outlets = [*self.outlets, outlet]
 
     @classmethod
     def partial(cls, **kwargs: Any) -> "OperatorPartial":
-        """Add the outlet to a mapped operator: Airflow needs outlets before it maps."""
+        """Add the outlet to a mapped operator, because Airflow needs outlets before it maps."""
         mapped: OperatorPartial = super().partial(**kwargs)
         given = mapped.kwargs
         if given.get("emit_asset"):
@@ -84,7 +84,7 @@ class TaskQPushOperator(TaskSourceTemplater, TaskQBaseOperator):
         return mapped
 
     def execute(self, context: "Context") -> dict[str, Any]:
-        """Push the tasks, and return how many there were."""
+        """Push the tasks, and return their number and the range of their sequences."""
         with self.hook.transaction() as queue:
             if self.create_topic:
                 queue.create_topic(self.topic)
@@ -95,7 +95,7 @@ class TaskQPushOperator(TaskSourceTemplater, TaskQBaseOperator):
         return result
 
     def _set_event_extras(self, context: "Context", result: dict[str, Any]) -> None:
-        """Set the extra of the outlets' events. Airflow emits them after the task has succeeded."""
+        """Set the extra of the events, which Airflow emits after the task has succeeded."""
         for outlet in self.outlets:
             if isinstance(outlet, Asset):
                 context["outlet_events"][outlet].extra.update(result)

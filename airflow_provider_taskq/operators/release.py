@@ -1,4 +1,4 @@
-"""Releases the tasks that a claim still holds."""
+"""The operator that releases the tasks of a claim."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

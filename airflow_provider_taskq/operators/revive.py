@@ -1,4 +1,4 @@
-"""Revives ended tasks."""
+"""The operator that revives ended tasks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ class TaskQReviveOperator(TaskQBaseOperator):
     """Revives tasks that are EXPIRED, FAILED, SUSPENDED, FILTERED or SUCCEEDED, in one transaction.
 
     Choose the tasks by state, with an optional range and size, or by sequence. By sequence, the operator revives all of
-    the tasks or none. The tasks that a first try revived are no longer ended for a second try: by state it revives no
-    task twice, by sequence it fails.
+    the tasks or none. A task that one try has revived is no longer ended. So a second try by state revives no task
+    twice, and a second try by sequence fails.
 
     Returns `{"topic", "revival", "revived"}`; `revived` is the number of tasks.
 

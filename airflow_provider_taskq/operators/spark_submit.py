@@ -1,4 +1,4 @@
-"""Drains a topic with Spark."""
+"""The operator that drains a topic with Spark."""
 
 import math
 import os
@@ -53,24 +53,24 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         gate = TaskQSensor(task_id="gate", topic="flights", claim=100)
         TaskQSparkSubmitOperator(task_id="drain", claim=gate.output, each="flight_rules:decide")
 
-    The driver takes the tasks over by the fence of the claim. It claims no others unless `budget` allows more.
-    LeaseLost if the claim is gone. Undecided tasks, and after an error all tasks, stay held under the claim: for the
-    retry, for a TaskQCompleteOperator, and for a TaskQReleaseOperator as teardown. If an earlier try has decided the
-    whole claim, the operator starts no driver.
+    The driver takes the tasks over by the fence of the claim. It claims no others unless `budget` allows more. It fails
+    with LeaseLost if the claim is gone. Undecided tasks, and after an error all tasks, stay held under the claim: for
+    the retry, for a TaskQCompleteOperator, and for a TaskQReleaseOperator as teardown. If an earlier try has decided
+    the whole claim, the operator starts no driver.
 
     In `deploy_mode` client, Spark's default, the driver gets the DSN of the Airflow connection in its environment. So
     no argument, template or log contains the DSN. If `env_vars` has a TASKQ_DSN_FILE, the driver reads that file
-    instead. The cluster modes of YARN and Kubernetes pass environment variables only as arguments, so they need the
-    file. The driver passes the DSN to the executors.
+    instead. The cluster modes of YARN and Kubernetes pass environment variables as arguments, so they need the file.
+    The driver passes the DSN to the executors.
 
     Returns the report that the drain stores in the queue at its end, in every deploy mode: `{"topic", "owner",
     "claimed", "resumed", "decided", "completed", "failed", "pushed", "undecided", "rounds", "stop_reason", "seconds"}`.
     These are numbers of tasks; `completed` is by result, `failed` counts the tasks that are FAILED for good, and
     `stop_reason` says why no further round began.
 
-    :param topic: the topic's name (templated); without a `claim`.
-    :param claim: the claim of a gate, `gate.output` or a template such as `"{{ ti.xcom_pull('gate') }}"` (templated);
-        without a `topic`.
+    :param topic: the topic's name, if there is no `claim` (templated).
+    :param claim: the claim of a gate, `gate.output` or a template such as `"{{ ti.xcom_pull('gate') }}"`, if there is
+        no `topic` (templated).
     :param transform: a function of all tasks as a DataFrame (templated).
     :param each: a function of one task (templated).
     :param in_arrow: a function of Arrow batches (templated).
@@ -206,7 +206,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         return arguments + [f"--option={key}={value}" for key, value in (self.options or {}).items()]
 
     def _prepare(self, claim: Claim | None) -> tuple[datetime, dict[str, str | None]]:
-        """Check schema, topic and claim; return the database's time, and the variables with the DSN for a driver."""
+        """Check schema, topic and claim. Return the database's time, and the variables with the DSN for a driver."""
         from psycopg.conninfo import make_conninfo
 
         with self.hook.get_conn() as connection:
@@ -220,11 +220,9 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         return moment, {DSN: None} if DSN_FILE in (self.env_vars or {}) else {DSN: dsn, DSN_FILE: None}
 
     def _report(self, owner: str, since: datetime | None = None) -> dict[str, Any]:
-        """Return the report of this owner's latest drain; empty without a report, or if it is older than `since`.
-
-        The driver stores its report in the transaction that ends its lease. So the report arrives from every host on
-        which a driver may run, and every driver that succeeded has stored one.
-        """
+        """Return the report of this owner's latest drain; empty if there is none, or none since `since`."""
+        # The driver stores its report in the transaction that ends its lease. So every driver that succeeded has stored
+        # one, on whichever host it ran.
         with self.hook.transaction() as queue:
             found = queue.drain_report(owner)
         if found is None or found.finished is None or (since is not None and found.finished < since):
@@ -232,14 +230,14 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         return dict(found.report or {})
 
     def _finished_report(self, claim: Claim) -> dict[str, Any]:
-        """Return the report of a drain that decided every task of the claim; empty if there is none."""
+        """Return the report of a drain that has decided all tasks of the claim; empty if there is none."""
         report = self._report(claim.owner)
         if report.get("claim") != claim.fence or report["undecided"]:
             return {}
         return _without_internals(report)
 
     def _record(self, report: dict[str, Any], cause: Exception | None = None) -> dict[str, Any]:
-        """Report metrics and lineage, and fail the Airflow task if more tasks failed than `max_failed` allows."""
+        """Report metrics and lineage, and return the report. Raises AirflowFailException if too many tasks failed."""
         metrics.drained(_Drained(report["topic"], report["claimed"], report["completed"], report["pushed"]))
         if report["decided"]:
             self.hook.report_lineage(inputs=[report["topic"]])
@@ -249,7 +247,6 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
 
 
 def _without_internals(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a report that the operator returns."""
     return {name: value for name, value in report.items() if name not in ("claim", "failure")}
 
 
@@ -263,10 +260,8 @@ class _Drained(NamedTuple):
 
 
 def zip_package(folder: Path) -> Path:
-    """Write the subpackages that Spark needs into a zip file for `--py-files`, and return its path.
-
-    The file lacks psycopg and pyarrow: they are compiled, so they have to be installed on the executors.
-    """
+    """Write the subpackages that Spark needs into a zip file for `--py-files`, and return its path."""
+    # psycopg and pyarrow are compiled, so they have to be installed on the executors.
     file = folder / "airflow_provider_taskq.zip"
     sources = [
         path for part in SHIPPED for path in sorted((PACKAGE / part).rglob("*")) if path.suffix in (".py", ".sql")
@@ -279,7 +274,7 @@ def zip_package(folder: Path) -> Path:
 
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process, which spark-submit inherits, and restore them; None removes a variable."""
+    """Set environment variables, which spark-submit inherits, and restore them. None removes a variable."""
     before = {variable: os.environ.get(variable) for variable in variables}
     _set_variables(variables)
     try:

@@ -17,19 +17,21 @@ _SHOWN_IDENTIFIERS = 10
 
 
 class TaskSource:
-    """The `tasks` of a DAG's author: an iterable, an XComArg, or a function that returns an iterable.
+    """The argument `tasks` of an operator: an iterable, an XComArg, or a function that returns an iterable.
 
-    Airflow stores template fields in the serialized DAG and as rendered fields, by `serialize()` or `str()`. Both of
-    them show only the number of tasks and the first identifiers here.
+    Airflow stores template fields in the serialized DAG and as rendered fields, by `serialize()` or `str()`. Here both
+    show only the number of tasks and the first identifiers.
+
+    Raises TypeError for an iterator.
     """
 
     def __init__(self, source: Any) -> None:
         if isinstance(source, Iterator):
-            raise TypeError("tasks is an iterator, which the first try would use up: give the generator function")
+            raise TypeError("tasks is an iterator, which a second try would find empty: pass the generator function")
         self.source = source
 
     def serialize(self) -> Any:
-        """Return what Airflow stores and shows."""
+        """Return the description of the tasks that Airflow stores and shows."""
         if isinstance(self.source, XComArg):
             return str(self.source)
         if callable(self.source):
@@ -51,7 +53,10 @@ class TaskSource:
         return TaskSource(render(self.source))
 
     def tasks(self, context: Mapping[str, Any]) -> Iterator[Any]:
-        """Yield the tasks for `TaskQueue.push`. A function gets the names of the context that it has as parameters."""
+        """Yield the tasks for `TaskQueue.push`. A function gets those values of the context that it has as parameters.
+
+        Raises InvalidTask if there is no list of tasks.
+        """
         tasks = self.source(**determine_kwargs(self.source, (), context)) if callable(self.source) else self.source
         if isinstance(tasks, str | bytes | Mapping | NewTask) or not isinstance(tasks, Iterable):
             raise InvalidTask(

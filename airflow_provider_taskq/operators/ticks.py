@@ -1,4 +1,4 @@
-"""Installs the ticks of a schedule."""
+"""The operator that installs the ticks of a schedule."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, time, timedelta
@@ -17,14 +17,15 @@ ONE_DAY = timedelta(days=1)
 class TaskQTicksOperator(TaskQBaseOperator):
     """Installs the ticks of a schedule: tasks that are pushed ahead, each due at its nominal time.
 
-    Any number of DAGs and runs may install the same ticks: the operator never changes a tick that exists. A changed
-    schedule replaces the waiting ticks of the old one. Run the operator more often than `ahead`, so that a missed run
-    delays no task.
+    Any number of DAGs and runs may install the same ticks, because the operator does not change a tick that exists. A
+    changed schedule replaces the waiting ticks of the old one. Run the operator more often than `ahead`, so that a
+    missed run delays no task.
 
     Give exactly one of `every`, `daily` and `cron`. An hour that a time change skips gives no tick. An hour that a time
     change repeats gives its ticks once.
 
-    Returns `{"topic", "prefix", "config_hash", "installed", "last"}`: the number of new ticks, and the last time.
+    Returns `{"topic", "prefix", "config_hash", "installed", "last"}`; `installed` is the number of new ticks, and
+    `last` the time of the last tick.
 
     :param topic: the topic's name (templated).
     :param prefix: the first part of the ticks' identifiers, `prefix/config_hash/time` (templated).
@@ -38,10 +39,7 @@ class TaskQTicksOperator(TaskQBaseOperator):
     :param create_topic: whether to create a missing topic with the default policy.
     """
 
-    template_fields: Sequence[str] = (
-        *("topic", "prefix", "every", "daily", "cron"),
-        *("zone", "ahead", "taskq_conn_id"),
-    )
+    template_fields: Sequence[str] = ("topic", "prefix", "every", "daily", "cron", "zone", "ahead", "taskq_conn_id")
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class TaskQTicksOperator(TaskQBaseOperator):
             raise ValueError("give exactly one of every, daily and cron")
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
-        """Install the ticks, and return how many are new."""
+        """Install the ticks, and return the number of new ones."""
         with self.hook.transaction() as queue:
             if self.create_topic:
                 queue.create_topic(self.topic)

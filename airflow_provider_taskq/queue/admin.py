@@ -64,11 +64,9 @@ class AdminMixin(FunctionCaller):
 
         Selects tasks like `revive`. Tasks of a state that have this result already are not counted.
         """
-        return int(
-            self._value(
-                "SELECT taskq.reassign(%s::text, %s::int, %b::bigint[], %s::int, %s::bigint, %s::bigint)",
-                (topic, int(Result.of(result)), _as_list(sequences), state_number(state), from_, to),
-            )
+        return self._number(
+            "SELECT taskq.reassign(%s::text, %s::int, %b::bigint[], %s::int, %s::bigint, %s::bigint)",
+            (topic, int(Result.of(result)), _as_list(sequences), state_number(state), from_, to),
         )
 
     def lock_tasks(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
@@ -101,11 +99,9 @@ class AdminMixin(FunctionCaller):
         :param state: the state of the tasks. None: FAILED to REDUNDANT, which spares ACTIVE, READY and EXPIRED tasks.
         :param size: the most tasks, those with the lowest sequences, so that a job may commit between its calls.
         """
-        return int(
-            self._value(
-                "SELECT taskq.purge(%s::text, %s::bigint, %s::bigint, %s::int, %s::bigint)",
-                (topic, from_, to, state_number(state), size),
-            )
+        return self._number(
+            "SELECT taskq.purge(%s::text, %s::bigint, %s::bigint, %s::int, %s::bigint)",
+            (topic, from_, to, state_number(state), size),
         )
 
     def purge_all(self, topic: str) -> int:
@@ -114,15 +110,13 @@ class AdminMixin(FunctionCaller):
         A task that another transaction is polling or completing at this moment stays. A topic with tables of its own
         is emptied at once, on a connection in autocommit.
         """
-        return int(self._value("SELECT taskq.purge_all(%s::text, %s::boolean)", (topic, self._commits_each_call)))
+        return self._number("SELECT taskq.purge_all(%s::text, %s::boolean)", (topic, self._commits_each_call))
 
     def purge_sequences(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> int:
         """Removes those of the tasks that are in one of the states and not held. Returns the number of tasks."""
-        return int(
-            self._value(
-                "SELECT taskq.purge_sequences(%s::text, %b::bigint[], %b::int[])",
-                (topic, list(sequences), _numbers(states)),
-            )
+        return self._number(
+            "SELECT taskq.purge_sequences(%s::text, %b::bigint[], %b::int[])",
+            (topic, list(sequences), _numbers(states)),
         )
 
     def purge_past_ttl(self, topic: str, size: int = _ALL) -> int:
@@ -134,14 +128,14 @@ class AdminMixin(FunctionCaller):
 
         :param size: the most tasks of each state.
         """
-        return int(self._value("SELECT taskq.purge_past_ttl(%s::text, %s::int)", (topic, to_int4(size))))
+        return self._number("SELECT taskq.purge_past_ttl(%s::text, %s::int)", (topic, to_int4(size)))
 
     def purge_owners(self, older_than: timedelta) -> int:
         """Removes owners without a sign of life for `older_than` whose lease has lapsed or is gone. Returns how many.
 
         Spares owners that hold tasks, and owners that last held a stored task, so that its `owner` stays known.
         """
-        return int(self._value("SELECT taskq.purge_owners(%s::interval)", (interval_text(older_than),)))
+        return self._number("SELECT taskq.purge_owners(%s::interval)", (interval_text(older_than),))
 
     # Waiting tasks
 
@@ -150,11 +144,11 @@ class AdminMixin(FunctionCaller):
 
         :raises InvalidState: if the task is not READY, also for the other verbs on waiting tasks.
         """
-        return bool(self._value("SELECT taskq.pause_task(%s::text, %s::bigint)", (topic, sequence)))
+        return self._flag("SELECT taskq.pause_task(%s::text, %s::bigint)", (topic, sequence))
 
     def resume_task(self, topic: str, sequence: int) -> bool:
         """Makes a paused retry due now, and any other paused task due in its old place. False if it was not paused."""
-        return bool(self._value("SELECT taskq.resume_task(%s::text, %s::bigint)", (topic, sequence)))
+        return self._flag("SELECT taskq.resume_task(%s::text, %s::bigint)", (topic, sequence))
 
     def set_due(self, topic: str, sequence: int, moment: datetime | None) -> None:
         """Sets when a READY task is due; None gives it its old place back."""
@@ -172,16 +166,16 @@ class AdminMixin(FunctionCaller):
 
         Dependencies, the probe and the pause of the topic still keep a task back.
         """
-        return int(self._value("SELECT taskq.run_now(%s::text, %b::bigint[])", (topic, list(sequences))))
+        return self._number("SELECT taskq.run_now(%s::text, %b::bigint[])", (topic, list(sequences)))
 
     def set_priority(self, topic: str, sequences: Iterable[int], priority: int) -> int:
         """Sets the priority of READY tasks, -100 to 100, higher first, all or none. Returns how many it changed."""
         call = "SELECT taskq.set_priority(%s::text, %b::bigint[], %s::int)"
-        return int(self._value(call, (topic, list(sequences), priority)))
+        return self._number(call, (topic, list(sequences), priority))
 
     def cancel(self, topic: str, sequences: Iterable[int]) -> int:
         """Ends READY tasks as FILTERED without running them, all or none. Returns how many. `revive` undoes it."""
-        return int(self._value("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences))))
+        return self._number("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences)))
 
     def release_tasks(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
         """Gives back some of an owner's tasks, all or none. Returns the number of tasks.
@@ -192,7 +186,7 @@ class AdminMixin(FunctionCaller):
         """
         sequences = [task if isinstance(task, int) else task.sequence for task in tasks]
         call = "SELECT taskq.release_tasks(%s::text, %s::bigint, %b::bigint[])"
-        return int(self._value(call, (owner.name, owner.fence, sequences)))
+        return self._number(call, (owner.name, owner.fence, sequences))
 
     # Junctions
 
@@ -229,7 +223,7 @@ class AdminMixin(FunctionCaller):
 
     def purge_group_releases(self, older_than: timedelta) -> int:
         """Forgets the groups that `release_groups_once` released longer ago than this. Returns the number of groups."""
-        return int(self._value("SELECT taskq.purge_group_releases(%s::text::interval)", (interval_text(older_than),)))
+        return self._number("SELECT taskq.purge_group_releases(%s::text::interval)", (interval_text(older_than),))
 
     # Locks
 
@@ -241,16 +235,14 @@ class AdminMixin(FunctionCaller):
         :param at_most: the lock ends after this time, at most 3650 days, unless it is given back.
         :param at_least: even if it is given back, the lock does not end before this time.
         """
-        return bool(
-            self._value(
-                "SELECT taskq.lock(%s::text, %s::text, %s::interval, %s::interval)",
-                (name, by, interval_text(at_most), interval_text(at_least)),
-            )
+        return self._flag(
+            "SELECT taskq.lock(%s::text, %s::text, %s::interval, %s::interval)",
+            (name, by, interval_text(at_most), interval_text(at_least)),
         )
 
     def unlock(self, name: str, by: str) -> bool:
         """Gives a lock back. False if `by` does not have it. Until `at_least` is over, the lock has no holder."""
-        return bool(self._value("SELECT taskq.unlock(%s::text, %s::text)", (name, by)))
+        return self._flag("SELECT taskq.unlock(%s::text, %s::text)", (name, by))
 
     # Ticks
 
@@ -283,52 +275,48 @@ class AdminMixin(FunctionCaller):
 
     def uninstall_ticks(self, topic: str, prefix: str, config_hash: str) -> int:
         """Removes the waiting ticks of exactly this prefix and hash. Returns their number."""
-        return int(
-            self._value("SELECT taskq.uninstall_ticks(%s::text, %s::text, %s::text)", (topic, prefix, config_hash))
-        )
+        return self._number("SELECT taskq.uninstall_ticks(%s::text, %s::text, %s::text)", (topic, prefix, config_hash))
 
     def _install_chunk(
         self, topic: str, prefix: str, config_hash: str, chunk: TaskChunk, moments: list[datetime]
     ) -> int:
         """Installs the ticks of one chunk; `moments` are those of all chunks."""
         columns = chunk.columns()[1:]  # the SQL function makes the identifiers
-        return int(
-            self._value(
-                "SELECT taskq.install_ticks(%s::text, %s::text, %s::text, %b::timestamptz[], %b::text[], %b::text[],"
-                " %b::boolean[], %b::timestamptz[], %b::text[]::interval[], %b::text[]::interval[], %b::int[],"
-                " %s::int, %b::int[], %b::text[], %b::text[])",
-                (
-                    *(topic, prefix, config_hash, moments[chunk.offset : chunk.offset + len(chunk.tasks)]),
-                    *(*columns, chunk.offset, *chunk.dependencies()),
-                ),
-            )
+        return self._number(
+            "SELECT taskq.install_ticks(%s::text, %s::text, %s::text, %b::timestamptz[], %b::text[], %b::text[],"
+            " %b::boolean[], %b::timestamptz[], %b::text[]::interval[], %b::text[]::interval[], %b::int[],"
+            " %s::int, %b::int[], %b::text[], %b::text[])",
+            (
+                *(topic, prefix, config_hash, moments[chunk.offset : chunk.offset + len(chunk.tasks)]),
+                *(*columns, chunk.offset, *chunk.dependencies()),
+            ),
         )
 
-    # Workers by name, a switch that outlives their processes
+    # The switch of workers, by name: it outlives their processes
 
     def activate_worker(self, name: str) -> bool | None:
-        """Tells workers of a name to work; a notification follows at the commit. Returns the previous setting.
+        """Switches workers of a name on, and notifies them at the commit.
 
-        :return: True or False, or None if the setting of this name had not been set.
+        :return: the previous setting; None if this name had none.
         """
         return self._set_worker(name, active=True)
 
     def deactivate_worker(self, name: str) -> bool | None:
-        """Tells workers of a name to stop; returns what `activate_worker` returns."""
+        """Switches workers of a name off, and notifies them at the commit. Returns the same as `activate_worker`."""
         return self._set_worker(name, active=False)
 
     def is_worker_active(self, name: str) -> bool | None:
-        """Whether workers of a name are to work; None if that was not set."""
+        """Whether workers of a name are switched on; None if the name has no setting."""
         active: bool | None = self._value("SELECT taskq.is_worker_active(%s::text)", (name,))
         return active
 
     def workers(self) -> dict[str, bool]:
-        """Returns the settings of all workers that have one, by name: whether they are to work."""
+        """Returns by name whether workers are switched on, for all names with a setting."""
         return dict(self._rows("SELECT name, active FROM taskq.workers()"))
 
     def forget_worker(self, name: str) -> bool:
         """Removes the setting of a worker's name. False if there is none."""
-        return bool(self._value("SELECT taskq.forget_worker(%s::text)", (name,)))
+        return self._flag("SELECT taskq.forget_worker(%s::text)", (name,))
 
     def _set_worker(self, name: str, *, active: bool) -> bool | None:
         previous: bool | None = self._value("SELECT taskq.set_worker_active(%s::text, %s::boolean)", (name, active))

@@ -55,26 +55,24 @@ class Claim:
     def holder(self, queue: TaskQueue) -> Owner:
         """Returns the registration that holds the claim now: the gate's, or that of a task that took the claim over.
 
-        :raises LeaseLost: if there is none; says why and what to do.
+        :raises LeaseLost: if there is none. The message says why, and what to do.
         """
         owner = queue.owner(self.owner, self.fence)
-        if owner is None:
-            raise LeaseLost(f"the claim of {self.claimed} tasks in topic {self.topic!r} {self._end(queue)}")
-        return owner
-
-    def _end(self, queue: TaskQueue) -> str:
-        """Says how the claim ended, and what to do about it."""
-        name = f"under owner {self.owner!r} and fence {self.fence}"
-        current = queue.owner(self.owner)
-        if current is None:
-            return (
-                f"{name} is gone: its lease was released, or it lapsed and expired, and the tasks that were not "
-                "completed went back to the topic. Clear the gate to claim again; if the lease lapsed, give the gate a "
-                "longer lease"
+        if owner is not None:
+            return owner
+        if (later := queue.owner(self.owner)) is None:
+            reason = (
+                "its lease was released, or it lapsed and expired, and the tasks that were not completed went back to "
+                "the topic. Clear the gate to claim again; if the lease lapsed, give the gate a longer lease"
             )
-        return (
-            f"{name} is gone: a later registration of the same owner, fence {current.fence}, took the tasks over. "
-            "Clear the gate to claim again, or give each gate a claim_as of its own"
+        else:
+            reason = (
+                f"a later registration of the same owner, fence {later.fence}, took the tasks over. "
+                "Clear the gate to claim again, or give each gate a claim_as of its own"
+            )
+        raise LeaseLost(
+            f"the claim of {self.claimed} tasks in topic {self.topic!r} under owner {self.owner!r} and fence "
+            f"{self.fence} is gone: {reason}"
         )
 
 
@@ -102,7 +100,7 @@ def parse_rendered(text: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Describes a value without its contents: it may be the output of any task."""
+    # Without the contents of the value, which may be the output of any task.
     if value is None or value in ("", "None"):
         return "None"
     keys = f" with the keys {sorted(map(str, value))[:10]}" if isinstance(value, Mapping) else ""

@@ -74,12 +74,10 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         :param changes: fields that differ from `policy`, as in `create_topic("orders", max_attempts=5)`.
         :raises InvalidArgument: for an unknown field or a value out of range.
         """
-        return bool(
-            self._value(
-                "SELECT taskq.create_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
-                " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval, %s::boolean)",
-                (topic, *map(_sql_value, policy_fields(apply_changes(policy, changes)).values())),
-            )
+        return self._flag(
+            "SELECT taskq.create_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
+            " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval, %s::boolean)",
+            (topic, *map(_sql_value, policy_fields(apply_changes(policy, changes)).values())),
         )
 
     def alter_topic(self, topic: str, policy: TopicPolicy | None = None, **changes: Unpack[PolicyChanges]) -> None:
@@ -121,15 +119,15 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
 
         :raises TaskQueueError: if these transactions do not end in time; names a session in the way.
         """
-        return bool(self._value("SELECT taskq.drop_topic(%s::text, %s::boolean)", (topic, self._commits_each_call)))
+        return self._flag("SELECT taskq.drop_topic(%s::text, %s::boolean)", (topic, self._commits_each_call))
 
     def pause_topic(self, topic: str) -> bool:
         """Stops the topic from handing out tasks; it still takes pushes and completions. False if already paused."""
-        return bool(self._value("SELECT taskq.set_paused(%s::text, true)", (topic,)))
+        return self._flag("SELECT taskq.set_paused(%s::text, true)", (topic,))
 
     def resume_topic(self, topic: str) -> bool:
         """Lets a paused topic hand out tasks again. False if it was not paused."""
-        return bool(self._value("SELECT taskq.set_paused(%s::text, false)", (topic,)))
+        return self._flag("SELECT taskq.set_paused(%s::text, false)", (topic,))
 
     # Owners and leases
 
@@ -190,7 +188,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
 
         The tasks are READY in their old place, and the attempt is not counted. Returns 0 if the lease is gone.
         """
-        return int(self._value("SELECT taskq.release(%s::text, %s::bigint)", (owner.name, owner.fence)))
+        return self._number("SELECT taskq.release(%s::text, %s::bigint)", (owner.name, owner.fence))
 
     def expire(self, grace: timedelta = _ZERO, *, except_owners: Collection[str] = ()) -> int:
         """Ends the leases that have lapsed. Returns how many tasks their owners held.
@@ -198,8 +196,8 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         :param grace: only leases that lapsed longer ago than this.
         :param except_owners: names of owners whose leases are left alone, such as the caller's own.
         """
-        return int(
-            self._value("SELECT taskq.expire(%s::interval, %s::text[])", (interval_text(grace), list(except_owners)))
+        return self._number(
+            "SELECT taskq.expire(%s::interval, %s::text[])", (interval_text(grace), list(except_owners))
         )
 
     def held(self, owner: Owner, topic: str | None = None) -> list[Task]:
@@ -323,7 +321,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
 
         :raises TaskQueueError: above READ COMMITTED.
         """
-        return bool(self._value("SELECT taskq.drop(%s::text, %s::text)", (topic, identifier)))
+        return self._flag("SELECT taskq.drop(%s::text, %s::text)", (topic, identifier))
 
     def _push_chunk(
         self, topic: str, chunk: TaskChunk, insertion: Insertion, first_of_push: int | None
@@ -405,11 +403,9 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         condition: Condition | str = Condition.NONE,
     ) -> int:
         """Claims tasks like `poll`, but returns only their number: for an engine that reads them by `held`."""
-        return int(
-            self._value(
-                "SELECT taskq.claim(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-                (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
-            )
+        return self._number(
+            "SELECT taskq.claim(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
+            (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
         )
 
     def ready(self, topic: str, limit: int = 1, condition: Condition | str = Condition.NONE) -> int:
@@ -418,10 +414,8 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         Leaves out what a poll would skip at this moment: tasks and, under a condition, identifiers that an open
         transaction holds. A paused topic has none.
         """
-        return int(
-            self._value(
-                "SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, to_int4(limit), Condition(condition))
-            )
+        return self._number(
+            "SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, to_int4(limit), Condition(condition))
         )
 
     def has_unclaimed(self, topic: str, condition: Condition | str = Condition.NONE) -> bool:
@@ -431,7 +425,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         which it claims nothing. So an empty poll and `ready() == 0` do not prove that the topic is empty. Call this
         before you stop, and poll again after a pause while it is True.
         """
-        return bool(self._value("SELECT taskq.has_unclaimed(%s::text, %s::text)", (topic, Condition(condition))))
+        return self._flag("SELECT taskq.has_unclaimed(%s::text, %s::text)", (topic, Condition(condition)))
 
     def topic_status(self, topic: str, condition: Condition | str = Condition.NONE) -> TopicStatus:
         """Counts a topic's unfinished tasks by what keeps them from being polled, up to `topic_status.MAX_COUNT`."""
@@ -487,12 +481,12 @@ def _sql_value(value: Any) -> Any:
 
 
 def _json_value(value: Any) -> str | bool | None:
-    """A field of a policy as text, because JSON has no infinite numbers."""
+    # Numbers travel as text: JSON has no infinite ones.
     return value if value is None or isinstance(value, bool) else str(_sql_value(value))
 
 
 def _decision_columns(decisions: Mapping[Task | int, Decision | Result | str]) -> tuple[list[Any] | None, ...]:
-    """The array arguments of taskq.complete; a column without values is None."""
+    """Returns the array arguments of taskq.complete; a column without values is None."""
     by_sequence: dict[int, Decision] = {}
     for key, value in decisions.items():
         sequence = key.sequence if isinstance(key, Task) else key

@@ -117,18 +117,18 @@ def _read_dsn(file: Path) -> str:
 _CANCEL_SECONDS = 1.0  # how long to wait until the server has received the request to cancel a call
 _GROWTH = 2.0
 _MAX_FACTOR = 8.0
-_MEMORY = 10.0  # after this many limits without an exceeded one, the limit is the base again
+_MEMORY = 10.0  # the limit returns to its base after this many times its length
 
 
 class CallLimit:
     """How long a call may wait for the server's next answer.
 
-    An exceeded limit doubles the next ones, up to eight times, and they shrink again after a while. So a call that
-    takes longer than the limit on a healthy server succeeds at a later attempt.
+    Each call that exceeds the limit doubles it, up to eight times the base. So a call that takes longer than the base
+    on a healthy server succeeds at a later attempt. The limit returns to the base after ten times its length.
 
-    :param seconds: for calls of the queue.
-    :param handler_statements: seconds for statements of user code in the queue's transaction, if longer.
-    :param grows: False keeps the limit constant.
+    :param seconds: the base for calls of the queue.
+    :param handler_statements: the base in seconds for statements of user code in the queue's transaction, if longer.
+    :param grows: False keeps the limit at its base.
     """
 
     def __init__(self, seconds: float, handler_statements: float | None = None, *, grows: bool = True) -> None:
@@ -141,13 +141,13 @@ class CallLimit:
 
     @property
     def seconds(self) -> float:
-        """The limit for the next call."""
+        """The seconds that the next call may wait: the base, or more after a call that exceeded it."""
         if self._factor > 1 and time.monotonic() - self._exceeded > _MEMORY * self._factor * self._base:
             self._factor = 1.0
         return self._base * self._factor
 
     def exceed(self) -> None:
-        """Records that a call exceeded the limit."""
+        """Doubles the limit, after a call that exceeded it."""
         if self._grows:
             self._factor = min(self._factor * _GROWTH, _MAX_FACTOR)
             self._exceeded = time.monotonic()
@@ -188,7 +188,7 @@ def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
 
 
 def _raise_when_silent(generator: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """Passes on the steps of a call, which psycopg resumes ten times a second; raises _Silent after the limit."""
+    # psycopg resumes the generator of a call ten times a second, also if the server has sent nothing.
     try:
         wanted = next(generator)
         last_answer = time.monotonic()
@@ -228,22 +228,25 @@ class FunctionCaller:
 
     @property
     def _commits_each_call(self) -> bool:
-        """Whether the next call is a transaction of its own, which ends with the call."""
         return self.conn.autocommit and self.conn.info.transaction_status == TransactionStatus.IDLE
 
     def _fetch(self, factory: BaseRowFactory[T], call: LiteralString, arguments: Sequence[object] = ()) -> list[T]:
-        """Returns all rows of one call, made by a row factory, whatever the connection's own row factory is."""
+        # With a row factory of its own: the connection belongs to the caller, and may have any.
         with translate_errors(), self.conn.cursor(row_factory=factory) as cursor:
             register_loaders(cursor)
             return cursor.execute(call, arguments).fetchall()
 
     def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[TupleRow]:
-        """Returns all rows of one call as tuples."""
         return self._fetch(tuple_row, call, arguments)
 
     def _value(self, call: LiteralString, arguments: Sequence[object] = ()) -> Any:
-        """Returns the one value of one call."""
         return self._rows(call, arguments)[0][0]
+
+    def _number(self, call: LiteralString, arguments: Sequence[object] = ()) -> int:
+        return int(self._value(call, arguments))
+
+    def _flag(self, call: LiteralString, arguments: Sequence[object] = ()) -> bool:
+        return bool(self._value(call, arguments))
 
 
 @contextmanager

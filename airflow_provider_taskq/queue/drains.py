@@ -51,7 +51,7 @@ class DrainCounts:
 
 
 class TooManyFailures(TaskQueueError):
-    """More tasks of a drain failed than its `max_failed` allows. All decisions are committed."""
+    """More tasks of a drain failed than its `max_failed` allows. The drain has committed all decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class FailureLimit:
         """
         if max_failed is None or max_failed in ("", "None"):
             return None
-        value = _number(max_failed) if isinstance(max_failed, str) else max_failed
+        value = _parse_limit(max_failed) if isinstance(max_failed, str) else max_failed
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return cls(count=value)
         if isinstance(value, float) and 0 <= value <= 1:
@@ -99,16 +99,10 @@ class FailureLimit:
             f" {allowed}. All results are committed. Run the failed tasks again with:"
             f" taskq retry {shlex.quote(topic)} --state FAILED. The first errors:"
         )
-        lines = [
-            text,
-            *map(str, counts.first),
-            *([f"and {more:,} more"] if more else []),
-        ]
-        return TooManyFailures("\n  ".join(lines))
+        return TooManyFailures("\n  ".join([text, *map(str, counts.first), *([f"and {more:,} more"] if more else [])]))
 
 
-def _number(text: str) -> int | float | None:
-    """A count or a share from its text; None if it is neither."""
+def _parse_limit(text: str) -> int | float | None:
     try:
         if text.rstrip().endswith("%"):
             return float(text.rstrip()[:-1]) / 100
@@ -143,9 +137,7 @@ class DrainMixin(FunctionCaller):
         :param owner: as given to `begin_drain`.
         """
         fence = None if owner is None else owner.fence
-        return bool(
-            self._value("SELECT taskq.end_drain(%s::text, %s::bigint, %s::text)", (name, fence, json.dumps(report)))
-        )
+        return self._flag("SELECT taskq.end_drain(%s::text, %s::bigint, %s::text)", (name, fence, json.dumps(report)))
 
     def drain_report(self, name: str) -> DrainReport | None:
         """Returns the latest drain of a name; None if there was none."""

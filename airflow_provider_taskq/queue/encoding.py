@@ -117,7 +117,7 @@ def json_defect(text: str) -> str | None:
 
 
 def _may_hold_long_integer(text: str) -> bool:
-    """Digits in a string or a fraction give a false alarm, which costs a slower decoding and nothing else."""
+    # Digits in a string or a fraction give a false alarm, which costs only a slower decoding.
     return len(text) > _MAX_DIGITS and _LONG_INTEGER in text.translate(_DIGITS)
 
 
@@ -210,7 +210,7 @@ class DurationLoader(IntervalLoader):
 
 
 def _is_low(text: bytes) -> bool:
-    """Whether a value out of range lies below it: -infinity, a year before Christ, the year 1."""
+    # Below the range: -infinity, a year before Christ, the year 1.
     return text.startswith((b"-", b"0")) or text.endswith(b"BC")
 
 

@@ -13,11 +13,11 @@ class TaskQueueError(Exception):
 
 
 class UnknownTopic(TaskQueueError):
-    """There is no topic of that name. Create it with `taskq topics create` or `create_topic`, or correct the name."""
+    """The database has no topic of that name. Create it with `taskq topics create` or `create_topic`, or correct it."""
 
 
 class InvalidTask(TaskQueueError):
-    """A task or an argument about a task breaks a rule. The message names the task's position, counted from 0.
+    """A task, or an argument about tasks, breaks a rule. Of a push, the message names the task's position from 0.
 
     Correct that task, and repeat the call: it has stored none of its tasks.
     """
@@ -222,13 +222,12 @@ def _summary(error: BaseException) -> str:
 
 
 def _type_name(kind: type[BaseException]) -> str:
-    """The name of an exception's type as a traceback prints it."""
+    # As a traceback prints it.
     module = kind.__module__
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
 
 
 def _message(error: BaseException) -> str:
-    """The first line of an exception's message that is not blank."""
     try:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
@@ -237,7 +236,7 @@ def _message(error: BaseException) -> str:
 
 
 def _group_message(group: BaseExceptionGroup[BaseException]) -> str:
-    """The message of a group and the summaries of the first different exceptions in it."""
+    """Returns the message of a group with the summaries of the first three different exceptions in it."""
     leaves = list(dict.fromkeys(_leaves(group)))
     shown = "; ".join(leaves[:_MAX_LEAVES])
     more = f"; {len(leaves) - _MAX_LEAVES} more" if len(leaves) > _MAX_LEAVES else ""
@@ -245,7 +244,6 @@ def _group_message(group: BaseExceptionGroup[BaseException]) -> str:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[str]:
-    """The summaries of the exceptions in a group and in the groups inside it."""
     return [
         leaf
         for each in group.exceptions
@@ -254,11 +252,10 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[str]:
 
 
 def _cut_summary(text: str) -> str:
-    """A text of at most 200 characters that PostgreSQL can store."""
     text = _storable(text)
     return text if len(text) <= MAX_SUMMARY else text[: MAX_SUMMARY - 3] + "..."
 
 
 def _storable(text: str) -> str:
-    """The text without what PostgreSQL cannot store: NUL and lone surrogates."""
+    # PostgreSQL stores neither NUL nor lone surrogates.
     return text.replace("\x00", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -61,19 +61,13 @@ class InspectMixin(FunctionCaller):
 
     def task(self, topic: str, sequence: int) -> TaskInfo | None:
         """Returns one task; None if the topic has no task of that sequence."""
-        found = self._fetch(
-            _TASK_INFO,
-            f"{_SELECT_TASK_INFO} FROM taskq.task(%s::text, %s::bigint)",
-            (topic, sequence),
-        )
+        found = self._fetch(_TASK_INFO, f"{_SELECT_TASK_INFO} FROM taskq.task(%s::text, %s::bigint)", (topic, sequence))
         return found[0] if found else None
 
     def latest(self, topic: str, identifiers: Sequence[str]) -> dict[str, TaskInfo]:
         """Returns the newest task of each of the identifiers that has any."""
         found = self._fetch(
-            _TASK_INFO,
-            f"{_SELECT_TASK_INFO} FROM taskq.latest(%s::text, %b::text[])",
-            (topic, list(identifiers)),
+            _TASK_INFO, f"{_SELECT_TASK_INFO} FROM taskq.latest(%s::text, %b::text[])", (topic, list(identifiers))
         )
         return {task.identifier: task for task in found}
 
@@ -263,8 +257,7 @@ class InspectMixin(FunctionCaller):
     def find_pushed(self, topic: str, first: int, last: int, size: int = 50) -> list[int]:
         """Returns the tasks of one push, by its first and last sequence, without those of other transactions."""
         found: list[int] = self._value(
-            "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)",
-            (topic, first, last, to_int4(size)),
+            "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)", (topic, first, last, to_int4(size))
         )
         return found
 
@@ -332,7 +325,7 @@ class InspectMixin(FunctionCaller):
     def browse_held(
         self, owner: str, after: int | None = None, size: int = 50, *, workers: bool = False
     ) -> list[TaskSummary]:
-        """Returns what an owner holds in all topics, in order of sequence.
+        """Returns the tasks that an owner holds in all topics, in order of sequence.
 
         :param after: the last sequence of the page before.
         :param workers: also what the owners of workers of that name hold.
@@ -395,7 +388,7 @@ class InspectMixin(FunctionCaller):
     # History
 
     def explain(self, topic: str, sequence: int) -> Explanation | None:
-        """Returns why a task is not running; None if the topic has no such task."""
+        """Explains why a task is not running, or that it runs or has ended; None if the topic has no such task."""
         call = "SELECT * FROM taskq.explain(%s::text, %s::bigint) WHERE reason IS NOT NULL"
         found = self._fetch(model_row(Explanation), call, (topic, sequence))
         return found[0] if found else None
@@ -472,7 +465,7 @@ class InspectMixin(FunctionCaller):
     # Health
 
     def health(self, patience: timedelta = _FIVE_MINUTES) -> list[HealthFinding]:
-        """Returns what slows or threatens the queue, the worst first; a subject that is fine has a finding, too.
+        """Returns findings about what slows or threatens the queue, the worst first, and one for each healthy subject.
 
         The cost is milliseconds, whatever the number of tasks.
 
@@ -486,13 +479,12 @@ class InspectMixin(FunctionCaller):
 
 
 def _require_zone(moment: datetime | None) -> datetime | None:
-    """Refuses a moment without a time zone, which would be another one on every machine."""
+    # A moment without a time zone would be another one on each machine.
     if moment is not None and moment.utcoffset() is None:
         raise InvalidTask(f"the moment {moment} has no time zone")
     return moment
 
 
 def _with_durations(model: Any, row: dict[str, Any]) -> Any:
-    """An object of a row whose columns for the fields of DurationStats become one field, `took`."""
     took = DurationStats(**{name: row.pop(name) for name in DurationStats.__slots__})
     return model(**row, took=took)

@@ -100,10 +100,10 @@ class PartitionBatch(Events):
 class PartitionState:
     """The state of one partition of a consumer group.
 
-    `lapsed`: the lease of its consumer (`leader`) lapsed, and another consumer may take over. `cursor` is the progress,
-    and `ends` the place where the generation ends, once the group wants another division. `behind_since` is when the
-    first task after the progress was pushed. `failed` and `error`: a consumer gave up then, and the group has made no
-    progress since.
+    `member` is the consumer that leases the partition. `lapsed`: that lease lapsed, and another consumer may take over.
+    `cursor` is the progress, and `ends` the place where the generation ends, once the group wants another division.
+    `behind_since` is when the first task after the progress was pushed. `failed` and `error`: a consumer gave up then,
+    and the group has made no progress since.
     """
 
     group: str
@@ -112,7 +112,7 @@ class PartitionState:
     partitions: int
     level: int | None
     partition: int
-    leader: str | None
+    member: str | None
     fence: int | None
     lease_until: datetime | None
     lapsed: bool
@@ -199,7 +199,7 @@ class LogMixin(FunctionCaller):
         )
 
     def join_group(self, group: str, topic: str, partitions: int = 1, level: int | None = None) -> Partitioning:
-        """Creates a consumer group, or asks for another division of its topic; the last caller decides.
+        """Creates a consumer group, or requests another division of its topic; the last caller decides.
 
         Before a change takes effect, the consumers read all partitions up to a common place, so that each task is in
         one partition of one generation.
@@ -210,11 +210,11 @@ class LogMixin(FunctionCaller):
         return self._fetch(model_row(Partitioning), call, (group, topic, partitions, level))[0]
 
     def acquire_partition(
-        self, group: str, topic: str, leader: str, lease: timedelta, except_: Sequence[int] = ()
+        self, group: str, topic: str, member: str, lease: timedelta, except_: Sequence[int] = ()
     ) -> PartitionLease | None:
         """Leases a partition that has no consumer, or whose consumer's lease has lapsed. Never waits.
 
-        :param leader: the name of one running program; no other program may use it.
+        :param member: the name of one running program; no other program may use it.
         :param lease: the length of the lease; more than 0, at most 3650 days.
         :param except_: partitions to leave out.
         :return: None if there is no such partition.
@@ -224,14 +224,14 @@ class LogMixin(FunctionCaller):
             model_row(PartitionLease),
             'SELECT %s::text AS "group", %s::text AS topic, generation, partitions, level, partition, fence, taken_over'
             " FROM taskq.acquire_partition(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
-            (group, topic, group, topic, leader, interval_text(lease), list(except_)),
+            (group, topic, group, topic, member, interval_text(lease), list(except_)),
         )
         return found[0] if found else None
 
-    def renew_partitions(self, group: str, topic: str, leader: str) -> set[int]:
+    def renew_partitions(self, group: str, topic: str, member: str) -> set[int]:
         """Extends the leases of all partitions of a consumer. Returns their fences."""
         call = "SELECT * FROM taskq.renew_partitions(%s::text, %s::text, %s::text)"
-        return {fence for (fence,) in self._rows(call, (group, topic, leader))}
+        return {fence for (fence,) in self._rows(call, (group, topic, member))}
 
     def read_partition(self, lease: PartitionLease, size: int = 100) -> PartitionBatch:
         """Returns the next tasks of a leased partition after its progress; best in a transaction of its own.
@@ -254,11 +254,9 @@ class LogMixin(FunctionCaller):
         :return: False, and nothing stored, if progress was moved in the meantime.
         :raises LeaseLost: if another consumer has the partition.
         """
-        return bool(
-            self._value(
-                "SELECT taskq.advance_partition(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)",
-                (lease.group, lease.topic, lease.partition, lease.fence, after.place, cursor.place),
-            )
+        return self._flag(
+            "SELECT taskq.advance_partition(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)",
+            (lease.group, lease.topic, lease.partition, lease.fence, after.place, cursor.place),
         )
 
     def release_partition(self, lease: PartitionLease, error: BaseException | str | None = None) -> bool:
@@ -266,29 +264,27 @@ class LogMixin(FunctionCaller):
 
         :param error: the reason, if the consumer gives up; `partition_states` has it.
         """
-        return bool(
-            self._value(
-                "SELECT taskq.release_partition(%s::text, %s::text, %s::int, %s::bigint, %s::text)",
-                (lease.group, lease.topic, lease.partition, lease.fence, trace_text(error)),
-            )
+        return self._flag(
+            "SELECT taskq.release_partition(%s::text, %s::text, %s::int, %s::bigint, %s::text)",
+            (lease.group, lease.topic, lease.partition, lease.fence, trace_text(error)),
         )
 
     def partition_states(self, topic: str | None = None) -> list[PartitionState]:
         """Returns the state of every partition of every consumer group, of a topic or of all topics."""
         return self._fetch(
             model_row(PartitionState, cursor=Cursor, ends=Cursor),
-            'SELECT group_name AS "group", topic, generation, partitions, level, partition, leader, fence,'
+            'SELECT group_name AS "group", topic, generation, partitions, level, partition, member, fence,'
             " lease_until, lapsed, cursor, ends, behind_since, failed, error FROM taskq.partition_states(%s::text)",
             (topic,),
         )
 
     def forget_group(self, group: str, topic: str) -> bool:
         """Removes a consumer group of a topic with its progress. Returns False if there is none."""
-        return bool(self._value("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic)))
+        return self._flag("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic))
 
 
 def _events(topic: str, rows: Iterable[Sequence[Any]]) -> list[tuple[Cursor, Task]]:
-    """The tasks in rows of (place, identifier, payload, reference, ...). The last row may have a place and no task."""
+    # Rows of (place, identifier, payload, reference, ...). The last row may have a place and no task.
     return [
         (Cursor(row[0]), Task(row[0], topic, row[1], row[2], row[3], 0, False)) for row in rows if row[1] is not None
     ]

@@ -63,17 +63,15 @@ class PartitionMixin(FunctionCaller):
             is changed then.
         """
         self._require_autocommit()
-        return bool(
-            self._value(
-                "SELECT taskq.move_to_shared_tables(%s::text, %s::bigint, %s::text::interval)",
-                (topic, most, interval_text(patience)),
-            )
+        return self._flag(
+            "SELECT taskq.move_to_shared_tables(%s::text, %s::bigint, %s::text::interval)",
+            (topic, most, interval_text(patience)),
         )
 
     def drop_vacant_partitions(self, patience: timedelta = _ONE_MINUTE) -> int:
         """Drops the tables of dropped topics. Returns the number of these topics. Needs autocommit."""
         self._require_autocommit()
-        return int(self._value("SELECT taskq.drop_vacant_tables(%s::text::interval)", (interval_text(patience),)))
+        return self._number("SELECT taskq.drop_vacant_tables(%s::text::interval)", (interval_text(patience),))
 
     def _move(self, topic: str, token: int, patience: timedelta) -> None:
         """Moves a paused topic as soon as none of its tasks is held and no push to it is open."""
@@ -83,8 +81,8 @@ class PartitionMixin(FunctionCaller):
         while not self._try_to_move(topic, token, patience):
             if time.monotonic() > deadline:
                 raise TaskQueueError(
-                    f"topic {topic!r} cannot move: its tasks are polled again and again, or transactions that use other"
-                    " topics push to it. Repeat this when they have ended"
+                    f"topic {topic!r} cannot move: workers poll its tasks again and again, or transactions that use"
+                    " other topics push to it. Repeat this when they have ended"
                 )
             self._await_nothing_held(topic, patience)
 
@@ -103,11 +101,9 @@ class PartitionMixin(FunctionCaller):
                 self._value("SELECT taskq.unlock_pushes(%s::int)", (number,))
 
     def _step(self, step: LiteralString, topic: str, token: int, patience: timedelta) -> bool:
-        """One transaction of a move."""
-        return bool(self._value(step, (topic, token, interval_text(patience))))
+        return self._flag(step, (topic, token, interval_text(patience)))
 
     def _undo(self, topic: str, token: int, patience: timedelta, error: BaseException) -> None:
-        """Undoes a move that failed. If that fails as well, adds a note to the error."""
         try:
             self._step(_UNDO, topic, token, patience)
         except (TaskQueueError, psycopg.Error) as another:
@@ -123,7 +119,7 @@ class PartitionMixin(FunctionCaller):
                 raise TaskQueueError(
                     f"tasks of topic {topic!r} are still held after {patience}: complete or release them"
                 )
-            time.sleep(0.05)  # the database sends no notification for this
+            time.sleep(0.05)  # the database sends no notification when a task ends
 
     def _require_autocommit(self) -> None:
         # All topics would wait until the caller's transaction ends.
@@ -131,7 +127,7 @@ class PartitionMixin(FunctionCaller):
             raise TaskQueueError("moving a topic cannot run inside a transaction: use a connection in autocommit")
 
     def _require_own_session(self) -> None:
-        """Refuses a transaction, and a pooler that gives each transaction another session."""
+        # A pooler may give each transaction another session.
         self._require_autocommit()
         if self._value("SELECT pg_backend_pid()") != self.conn.info.backend_pid:
             raise TaskQueueError("own_partition() needs a session of its own: connect without a transaction pooler")

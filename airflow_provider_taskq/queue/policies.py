@@ -42,7 +42,7 @@ class RetryPolicy:
     def correlation(
         cls, *, base: float = 2.0, max_backoff: timedelta = timedelta(minutes=180), max_retries: int = 100
     ) -> Self:
-        """Delays of `base ** n` minutes, never due later than `max_backoff` after the task's creation.
+        """Returns a policy with delays of `base ** n` minutes, at most until `max_backoff` after the task's creation.
 
         `max_retries` is the number of failures in all. The policy reproduces the worked example in the guide of
         camunda-bpm-correlate, "Scheduled Processing", to the second.
@@ -59,7 +59,7 @@ class RetryPolicy:
         max_attempts: int | None = None,
         max_elapsed: timedelta | None = None,
     ) -> Self:
-        """Delays that grow from `initial` by `multiplier` to `max_interval`.
+        """Returns a policy with delays that grow from `initial` by `multiplier` to `max_interval`.
 
         `max_attempts` is the number of retries after the first run; None for no limit. The defaults are those of
         OpenCQRS's event handling.
@@ -81,7 +81,7 @@ class RetryPolicy:
         return self._growing_delay(attempts)
 
     def _growing_delay(self, attempts: int) -> timedelta:
-        """Returns min(base * factor ** (attempts - 1), max_delay); logarithms keep the power from overflowing."""
+        # min(base * factor ** (attempts - 1), max_delay). Logarithms, because the power may overflow.
         if not self.base:
             return timedelta(0)
         growth = (attempts - 1) * math.log(self.factor)
@@ -90,7 +90,7 @@ class RetryPolicy:
         return min(self.base * self.factor ** (attempts - 1), self.max_delay)
 
     def _elapsed_before(self, attempts: int, bound: timedelta) -> timedelta:
-        """The sum of the delays before this failure; stops at `bound`."""
+        # Stops at `bound`: a policy may allow billions of attempts.
         elapsed = timedelta(0)
         for earlier in range(1, attempts):
             elapsed += self._growing_delay(earlier)

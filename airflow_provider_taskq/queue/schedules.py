@@ -48,7 +48,9 @@ def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelt
     if not hours or any(hour.tzinfo is not None for hour in hours):
         raise InvalidArgument("daily ticks need at least one time of day, and a time zone as an argument of its own")
     local, begin = _zone(zone), _moment(now)
-    return _within(_daily(sorted(set(hours)), begin.astimezone(local).date()), local, begin, ahead)
+    first, times = begin.astimezone(local).date(), sorted(set(hours))
+    days = (first + ONE_DAY * nth for nth in range((date.max - first).days))
+    return _within((datetime.combine(day, hour) for day in days for hour in times), local, begin, ahead)
 
 
 def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
@@ -73,7 +75,7 @@ def config_hash(*parts: Json) -> str:
 
 
 def _check_json(value: object) -> None:
-    """Refuses values without a unique JSON text: a key that is not text, a NaN, an object of another type."""
+    # Each of these has no unique JSON text: a key that is not text, a NaN, an object of another type.
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -88,15 +90,8 @@ def _check_json(value: object) -> None:
         raise InvalidArgument(f"a configuration is hashed as JSON, and {value!r:.50} is not JSON")
 
 
-def _daily(hours: list[time], first: date) -> Iterator[datetime]:
-    """The times of day of each day from the first one on."""
-    for day in range((date.max - first).days):
-        for hour in hours:
-            yield datetime.combine(first + ONE_DAY * day, hour)
-
-
 def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
-    """The times after `begin` on a clock without changes; `_within` decides what a change does to them."""
+    """Yields the times after `begin` on a clock that never changes."""
     from croniter import CroniterError, croniter
 
     fields = expression.split()
@@ -113,7 +108,7 @@ def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
 
 
 def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: timedelta) -> list[datetime]:
-    """The moments of ascending clock times, strictly after `now` and no later than `ahead` after it; at least one."""
+    """Returns the moments of ascending clock times, after `now` and at most `ahead` after it; at least the next one."""
     if ahead < _ZERO:
         raise InvalidArgument(f"invalid ahead {ahead}: expected a duration of at least 0")
     found: list[datetime] = []
@@ -131,20 +126,20 @@ def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: tim
 
 
 def _first_moment(wall: datetime, zone: ZoneInfo) -> datetime | None:
-    """The first moment at which clocks of the zone show this time; None if a change skips it."""
+    """Returns the first moment at which clocks of the zone show this time; None if a change skips it."""
     moment = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     return moment if moment.astimezone(zone).replace(tzinfo=None) == wall else None
 
 
 def _moment(now: datetime) -> datetime:
-    """The time in UTC; refuses one without a zone, which would be another moment on every machine."""
+    # A time without a zone would be another moment on each machine.
     if now.tzinfo is None:
         raise InvalidArgument("now has no time zone")
     return now.astimezone(UTC)
 
 
 def _zone(name: str) -> ZoneInfo:
-    """The time zone of a name, from the data of pendulum if the system has none."""
+    """Returns a time zone, from the data of pendulum if the system has none."""
     import pendulum  # not at the top: Spark executors have psycopg only, and make no ticks
 
     try:
@@ -154,8 +149,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_DAY = timedelta(days=1)
-_UNITS = ((timedelta(days=7), "week"), (_DAY, "day"), (timedelta(hours=1), "hour"), (timedelta(minutes=1), "minute"))
+_UNITS = ((timedelta(days=7), "week"), (ONE_DAY, "day"), (timedelta(hours=1), "hour"), (timedelta(minutes=1), "minute"))
 _MAX_TIMES = 6  # times of day that a description names
 
 
@@ -168,7 +162,7 @@ def describe_schedule(moments: Iterable[datetime]) -> str:
     if len(times) < 2:
         return "one time is known"
     gaps = {later - earlier for earlier, later in pairwise(times)}
-    if min(gaps) >= 28 * _DAY and len({(moment.day, _clock(moment)) for moment in times}) == 1:
+    if min(gaps) >= 28 * ONE_DAY and len({(moment.day, _clock(moment)) for moment in times}) == 1:
         return f"day {times[0].day} of the month at {_clock(times[0])}"
     if len(gaps) == 1:
         return _regular(gaps.pop(), times[0])
@@ -176,32 +170,30 @@ def describe_schedule(moments: Iterable[datetime]) -> str:
 
 
 def _regular(gap: timedelta, example: datetime) -> str:
-    if gap == _DAY:
+    if gap == ONE_DAY:
         return f"every day at {_clock(example)}"
-    if gap == 7 * _DAY:
+    if gap == 7 * ONE_DAY:
         return f"every {_DAYS[example.weekday()]} at {_clock(example)}"
-    if gap < _DAY:
+    if gap < ONE_DAY:
         return f"every {_length(gap)}".replace("every 1 ", "every ")
     return f"every {_length(gap)} at {_clock(example)}"
 
 
 def _daily_words(times: Sequence[datetime]) -> str | None:
-    """Describes the same times of day on days of the week; else None. The first and last day may lack some."""
+    """Describes times that are the same on certain days of the week, or returns None.
+
+    The first and the last day may lack some of the times.
+    """
     of_day: dict[date, set[str]] = {}
     for moment in times:
         of_day.setdefault(moment.date(), set()).add(_clock(moment))
     days = sorted(of_day)
     usual = max(of_day.values(), key=len)
-    whole = days[1:-1] if len(days) > 2 else []
-    if (
-        len(usual) > _MAX_TIMES
-        or any(of_day[day] != usual for day in whole)
-        or not set().union(*of_day.values()) <= usual
-    ):
+    if len(days) < 2 or len(usual) > _MAX_TIMES or not set().union(*of_day.values()) <= usual:
         return None
-    if len(days) < 2:
+    if any(of_day[day] != usual for day in days[1:-1]):
         return None
-    span = {days[0] + _DAY * n for n in range((days[-1] - days[0]).days + 1)}
+    span = {days[0] + ONE_DAY * n for n in range((days[-1] - days[0]).days + 1)}
     on = {day.weekday() for day in days}
     if {day for day in span if day.weekday() in on} != set(days):
         return None
@@ -224,7 +216,6 @@ def _clock(moment: datetime) -> str:
 
 
 def _length(length: timedelta) -> str:
-    """A duration in its largest unit that divides it."""
     for unit, word in _UNITS:
         if length >= unit and not length % unit:
             number = length // unit

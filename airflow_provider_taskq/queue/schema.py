@@ -37,7 +37,7 @@ _CONSTANTS = {
     "NOT_STORED": 0,  # in the place of a state: a task that a push with DELETE does not store
 }
 
-# Functions and views depend on each other: so the rest is dropped again for as long as any of them can be dropped.
+# Functions and views depend on each other. Each round drops what it can, until a round drops nothing.
 _DROP_FUNCTIONS = """DO $$ DECLARE
     thing text; reason text; reasons text[]; kept text[];
     things text[] := ARRAY(
@@ -79,13 +79,13 @@ class SchemaStep:
 
     @property
     def checksum(self) -> str:
-        """The checksum of the script."""
+        """The SHA-256 of the script, as the table of migrations stores it."""
         return hashlib.sha256(self.script.encode()).hexdigest()
 
 
 @cache
 def migrations() -> tuple[SchemaStep, ...]:
-    """The numbered migrations of this package, in order. A later release only adds to them."""
+    """Returns the numbered migrations of this package in order. A later release only adds to them."""
     return tuple(
         SchemaStep(int(file.name[:4]), file.name.removesuffix(".sql"), _read(file)) for file in _sql_files("migrations")
     )
@@ -93,13 +93,13 @@ def migrations() -> tuple[SchemaStep, ...]:
 
 @cache
 def functions() -> SchemaStep:
-    """The functions of this package as one script, which is replaced as a whole when any of them changes."""
+    """Returns the functions of this package as one script. If one of them changes, `install` replaces all."""
     return SchemaStep(_FUNCTIONS, f"functions {RELEASE}", _scripts("api", "internal"))
 
 
 @cache
 def views() -> SchemaStep:
-    """The readable views of this package as one script. No function of `functions()` depends on them."""
+    """Returns the readable views of this package as one script. No function of `functions()` depends on them."""
     return SchemaStep(_VIEWS, "views", _scripts("views"))
 
 
@@ -111,10 +111,8 @@ def _scripts(*folders: str) -> str:
 
 
 def _read(file: Traversable) -> str:
-    """The text of an SQL file, with the values of the constants in the place of their names: `:SUCCEEDED`.
-
-    A function for each constant would cost a parse for each use in each session.
-    """
+    """Reads an SQL file, and replaces constants such as `:SUCCEEDED` by their values."""
+    # Constants as SQL functions would cost each session a parse for each use.
     return _CONSTANT.sub(lambda found: str(_CONSTANTS[found[1]]), file.read_text(encoding="utf-8"))
 
 
@@ -126,7 +124,7 @@ def _sql_files(folder: str) -> Iterator[Traversable]:
 def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None:
     """Creates or upgrades the schema `taskq` in the caller's transaction. Several sessions may install at once.
 
-    :param views: whether the schema has the readable views `tasks` and `topics_at_a_glance`, and the function `newest`.
+    :param views: whether the schema has the readable views `tasks` and `topic_summaries`, and the function `newest`.
         None keeps the recorded choice; a new schema has them.
     :raises SchemaMismatch: if the schema in the database is newer than this package, or was installed by another text.
     :raises TaskQueueError: if other objects in the database depend on functions or views to replace, or the server is
@@ -135,30 +133,30 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
     if conn.info.server_version < OLDEST_SERVER:
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
     with all_or_nothing(conn):
-        while not _create_ledger(conn):
+        while not _create_schemas(conn):
             pass  # another installer created it at the same time
         conn.execute(LOCK)
-        ledger = _ledger(conn, _TABLE)
-        _refuse_foreign(ledger)
-        _refuse_newer_functions(conn, _TABLE)
+        installed = _read_checksums(conn, _TABLE)
+        _check_migrations(installed)
+        _check_release(conn, _TABLE)
         for step in migrations():
-            if step.number not in ledger:
+            if step.number not in installed:
                 _apply(conn, step)
-        wanted = _wanted_views(ledger, views)
-        if ledger.get(_FUNCTIONS) != functions().checksum or ledger.get(_VIEWS) != wanted.checksum:
+        wanted = _views_to_install(installed, views)
+        if installed.get(_FUNCTIONS) != functions().checksum or installed.get(_VIEWS) != wanted.checksum:
             _replace_functions(conn, wanted)
 
 
-def _wanted_views(ledger: dict[int, str], chosen: bool | None) -> SchemaStep:
-    """The views that the schema is to have: as chosen, else as recorded, else all."""
+def _views_to_install(installed: dict[int, str], chosen: bool | None) -> SchemaStep:
+    """Returns the views as chosen, else as recorded; a new schema has them."""
     if chosen is None:
-        chosen = ledger.get(_VIEWS) != NO_VIEWS.checksum
+        chosen = installed.get(_VIEWS) != NO_VIEWS.checksum
     return views() if chosen else NO_VIEWS
 
 
 def has_views(conn: psycopg.Connection[Any]) -> bool:
     """Whether the schema in the database has the readable views."""
-    return _ledger(conn).get(_VIEWS, NO_VIEWS.checksum) != NO_VIEWS.checksum
+    return _read_checksums(conn).get(_VIEWS, NO_VIEWS.checksum) != NO_VIEWS.checksum
 
 
 def uninstall(conn: psycopg.Connection[Any]) -> None:
@@ -175,18 +173,18 @@ def verify(conn: psycopg.Connection[Any]) -> None:
         row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()
     if row is None or not row[0]:
         raise SchemaMismatch(f"the schema taskq is missing in this database: run {INSTALL}")
-    ledger = _ledger(conn)
-    _refuse_foreign(ledger)
-    _refuse_newer_functions(conn, _VIEW)
-    missing = [step.name for step in migrations() if step.number not in ledger]
-    replaced = (functions(), _wanted_views(ledger, None))
-    if missing or any(ledger.get(step.number) != step.checksum for step in replaced):
+    installed = _read_checksums(conn)
+    _check_migrations(installed)
+    _check_release(conn, _VIEW)
+    missing = [step.name for step in migrations() if step.number not in installed]
+    replaced = (functions(), _views_to_install(installed, None))
+    if missing or any(installed.get(step.number) != step.checksum for step in replaced):
         wants = f"lacks {', '.join(missing)}" if missing else "has other functions or views than this package"
         raise SchemaMismatch(f"the schema taskq in this database is older: it {wants}; run {INSTALL}")
 
 
-def _create_ledger(conn: psycopg.Connection[Any]) -> bool:
-    """Creates the schemas and the table of migrations; False if another installer created them at the same time."""
+def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
+    """Creates the schemas and the table of migrations. Returns False if another installer did at the same time."""
     try:
         with conn.transaction():
             conn.execute("CREATE SCHEMA IF NOT EXISTS taskq")
@@ -200,23 +198,23 @@ def _create_ledger(conn: psycopg.Connection[Any]) -> bool:
     return True
 
 
-def _ledger(conn: psycopg.Connection[Any], relation: sql.Identifier = _VIEW) -> dict[int, str]:
-    """The checksums in the database by number."""
+def _read_checksums(conn: psycopg.Connection[Any], relation: sql.Identifier = _VIEW) -> dict[int, str]:
+    """Returns the checksums of the installed steps by number."""
     query = sql.SQL("SELECT number, checksum FROM {}").format(relation)
     with conn.cursor(row_factory=tuple_row) as cursor:
         return dict(cursor.execute(query).fetchall())
 
 
-def _refuse_foreign(ledger: dict[int, str]) -> None:
-    """Refuses a schema with migrations that this package does not have, or has with another text."""
+def _check_migrations(installed: dict[int, str]) -> None:
+    # The migrations of the database have to be a part of those of this package, with the same text.
     known = {step.number: step for step in migrations()}
-    newest = max(ledger, default=_FUNCTIONS)
+    newest = max(installed, default=_FUNCTIONS)
     if newest > max(known):
         raise SchemaMismatch(
             f"the schema taskq in this database is newer (step {newest}) than this package (step {max(known)}):"
             " upgrade the package"
         )
-    changed = [known[n].name for n, checksum in ledger.items() if n in known and known[n].checksum != checksum]
+    changed = [known[n].name for n, checksum in installed.items() if n in known and known[n].checksum != checksum]
     if changed:
         raise SchemaMismatch(
             f"the schema taskq in this database was made by another text of {', '.join(sorted(changed))}:"
@@ -225,7 +223,6 @@ def _refuse_foreign(ledger: dict[int, str]) -> None:
 
 
 def _apply(conn: psycopg.Connection[Any], step: SchemaStep) -> None:
-    """Runs one step and records it."""
     conn.execute(step.script.encode())
     conn.execute(
         "INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (%s, %s, %s)"
@@ -235,8 +232,8 @@ def _apply(conn: psycopg.Connection[Any], step: SchemaStep) -> None:
     )
 
 
-def _refuse_newer_functions(conn: psycopg.Connection[Any], relation: sql.Identifier) -> None:
-    """Refuses functions of a later release, which this package would replace by older ones."""
+def _check_release(conn: psycopg.Connection[Any], relation: sql.Identifier) -> None:
+    # Functions of a later release would be replaced by older ones.
     query = sql.SQL("SELECT name FROM {} WHERE number = %s").format(relation)
     with conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(query, (_FUNCTIONS,)).fetchone()
@@ -249,9 +246,9 @@ def _refuse_newer_functions(conn: psycopg.Connection[Any], relation: sql.Identif
 
 
 def _replace_functions(conn: psycopg.Connection[Any], wanted: SchemaStep) -> None:
-    """Replaces every function and view of the schema by those of the files; `wanted`: the readable views, or none.
+    """Drops every function and view of the schema, and creates those of this package with the `wanted` views.
 
-    Objects outside the schema that depend on them are not dropped: the error names them, and nothing is changed.
+    An object outside the schema that depends on one of them raises an error that names it; then nothing changes.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
         before = cursor.execute("SELECT current_setting('check_function_bodies')").fetchone()

@@ -155,7 +155,7 @@ class TaskChunk:
                 self._refuse(place, "an offered task is neither suspended nor depends on others: push it")
 
     def _check_texts(self, name: str, texts: list[str]) -> None:
-        """Refuses texts that PostgreSQL cannot hold: all at once, one by one only to name the first bad one."""
+        # All at once, which is fast; one by one only to name the first bad one.
         if _can_be_sent(texts):
             return
         for place, task in enumerate(self.tasks):
@@ -164,7 +164,7 @@ class TaskChunk:
                 self._refuse(place, f"its {name} is no text, or holds a NUL or a lone surrogate")
 
     def _check_values(self) -> None:
-        """Refuses values that would be another moment on every machine, or overflow before the database checks them."""
+        # The database checks the rest. It cannot check a moment without a zone, or a value that overflows on the way.
         for place, task in enumerate(self.tasks):
             if task.available_at is not None and task.available_at.tzinfo is None:
                 self._refuse(place, "its available_at has no time zone")

@@ -87,5 +87,4 @@ def _tasks(number: int, kind: str = "") -> str:
 
 
 def _number(count: int) -> str:
-    """Formats a count that may have stopped at MAX_COUNT."""
     return f"{count:,}" if count < MAX_COUNT else f"{MAX_COUNT:,} or more"

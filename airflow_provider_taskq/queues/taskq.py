@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class TaskQMessageQueueProvider(BaseMessageQueueProvider):
-    """Offers topics as message queues, by scheme with the arguments of TaskQEventTrigger or as `taskq://conn_id/topic`."""
+    """Makes topics available as message queues.
+
+    A MessageQueueTrigger names the topic by `scheme="taskq"` and the arguments of TaskQEventTrigger, or by the queue
+    URI `taskq://conn_id/topic`.
+    """
 
     scheme = "taskq"
 
@@ -33,7 +37,7 @@ class TaskQMessageQueueProvider(BaseMessageQueueProvider):
         return TaskQEventTrigger
 
     def trigger_kwargs(self, queue: str, **kwargs: Any) -> dict[str, Any]:  # noqa: ARG002  the base's signature
-        """Parse a URI into topic and Airflow connection; the default connection is `taskq_default`."""
+        """Return topic and Airflow connection, by default `taskq_default`, of a URI. Raises ValueError."""
         uri = urlsplit(queue)
         topic = unquote(uri.path.removeprefix("/"))
         if not topic or "/" in uri.path[1:] or uri.query or uri.fragment:

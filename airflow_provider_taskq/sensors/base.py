@@ -1,7 +1,7 @@
-"""Base class of the gates: sensors that check the queue, and how they wait in the triggerer."""
+"""Base class of the gates: sensors that check the queue, in a worker or in the triggerer."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +27,13 @@ from airflow_provider_taskq.triggers.waits import Wait, WaitLog, unknown_topic_e
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-    from airflow.triggers.base import StartTriggerArgs
 
     from airflow_provider_taskq.triggers.base import TaskQBaseTrigger
 
 TRIGGER_INTERVAL = 1.0  # default seconds between two checks of the triggerer
 
-# Airflow fails a task that is resumed before the scheduler has processed the end of the process that deferred it. That
-# takes as long as the executor's supervisor may sleep, and a moment. See docs/why/decisions.md.
+# Airflow fails a task that is resumed before the scheduler has processed the end of the process that deferred it. The
+# scheduler may learn of that end as late as the executor's supervisor sleeps. See docs/why/decisions.md.
 RESUME_DELAY = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
 
 _STATE_STORE_KEY = "taskq_wait_log"
@@ -46,11 +45,12 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
 
     A subclass implements one check. Execution begins with a check in a worker, so that an open gate never defers. The
     trigger of a deferred gate ends the task and stores the result. If the gate has outlets or will not open, a worker
-    resumes the task, checks again, and returns or raises what the other modes would. A gate that fails is resumed some
-    seconds after it deferred at the earliest.
+    resumes the task, checks again, and returns or raises the same as in the other modes. A gate that fails is resumed
+    at least ten seconds after it deferred.
 
-    `timeout` and `soft_fail` are as in BaseSensorOperator, in all modes. `exponential_backoff` and `max_wait` apply to
-    modes poke and reschedule only: in the triggerer a rarer check of one gate would save nothing.
+    `timeout` and `soft_fail` apply to all modes, as in BaseSensorOperator, but a deferred gate times out at least
+    `RESUME_DELAY` seconds after it deferred. `exponential_backoff` and `max_wait` apply to the modes poke and
+    reschedule only, because in the triggerer all gates share one query.
 
     :param deferrable: whether to wait in the triggerer.
     :param start_from_trigger: whether to start in the triggerer too, where the trigger makes the first check and the
@@ -85,16 +85,16 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
 
     @abstractmethod
     def check(self, context: "Context") -> dict[str, Any] | None:
-        """Return the gate's result if it is open, else None. AirflowFailException if it can never open."""
+        """Return the gate's result if it is open, else None. Raises AirflowFailException if it can never open."""
 
     @abstractmethod
     def _trigger(self, context: "Context", **kwargs: Any) -> "TaskQBaseTrigger":
-        """Return the trigger that waits for the same; `kwargs` are the arguments of TaskQBaseTrigger."""
+        """Return a trigger with the same wait as this gate. `kwargs` are the arguments of TaskQBaseTrigger."""
 
     def poke(self, context: "Context") -> PokeReturnValue:
-        """Check once, and log a changed status.
+        """Check once, and log the status of the gate if it has changed.
 
-        After a check that reached the queue, later checks of the same try also survive a lost connection.
+        If an earlier check of the same try has reached the queue, a transient error is only logged.
         """
         wait_log = self._wait_log(context)
         try:
@@ -111,7 +111,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         return PokeReturnValue(result is not None, result)
 
     def execute(self, context: "Context") -> Any:
-        """Wait in the chosen mode."""
+        """Wait in the chosen mode, and return the gate's result."""
         if not self.deferrable:
             began = self._waiting_since(context)
             try:
@@ -127,10 +127,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         return self._defer(context, deadline) if found is None else self._report_open(found, deadline)
 
     def execute_complete(self, context: "Context", event: Any, deadline: str | None = None) -> Any:
-        """Check again in a worker, after the trigger saw the gate open or failed.
-
-        `dag.test()` also resumes a task that its trigger has ended: with a string as event, and without a deadline.
-        """
+        """Check again in a worker, after the trigger has seen the gate open or has failed."""
+        # `dag.test()` also resumes a task that its trigger has ended, with a string as event and without a deadline.
         default = datetime.now(UTC) + timedelta(seconds=self.timeout)
         ends = datetime.fromisoformat(deadline) if deadline else default
         found = self._check_or_skip(context)
@@ -141,7 +139,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         return self._defer(context, ends)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: "Context") -> Any:
-        """Resume. If Airflow ended the deferral at its timeout, add to the error what the gate waited for."""
+        """Resume the task. If the deferral timed out, the error also says what the gate waited for."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (AirflowSensorTimeout, AirflowSkipException) as error:
@@ -162,7 +160,6 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         return "each" if self.multiple_outputs else "result"
 
     def _wait_log(self, context: "Context") -> "SensorWaitLog":
-        """Return the log of this try, which all checks of this process share."""
         log: SensorWaitLog | None = self.__dict__.get("_cached_wait_log")
         if log is None:
             wait = self._trigger(context, taskq_conn_id=self.taskq_conn_id).wait
@@ -171,37 +168,39 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
         return log
 
     def _waiting_since(self, context: "Context") -> datetime:
-        """Return when this try began to wait: in mode reschedule, that may have been another process."""
+        # In mode reschedule, another process may have made the first check.
         measured = self.reschedule and metrics.enabled()
         first_check = context["ti"].get_first_reschedule_date(context) if measured else None
         return first_check or datetime.now(UTC)
 
     def _start_in_triggerer(self, trigger: str, **fields: Any) -> None:
-        """Let the scheduler create the trigger, if the gate is to start from it.
+        """With `start_from_trigger`, let the scheduler create the trigger from the gate's unrendered fields.
 
-        `fields` are the unrendered fields of the gate, which Airflow 3.3 renders in the triggerer. An older release
-        cannot render them: then the gate defers from a worker.
+        Airflow 3.3 renders them in the triggerer. With an older release, a gate with templates defers from a worker.
         """
         if not self.start_from_trigger:
             return
-        arguments = start_trigger_args(
-            trigger,
-            {**fields, "taskq_conn_id": self.taskq_conn_id},
-            {"poke_interval": self.trigger_interval, "ends_task": self._ends_in_trigger, "stores": self._stores},
-            timedelta(seconds=self.timeout),
-        )
-        if arguments is None:
+        from airflow.triggers.base import BaseTrigger, StartTriggerArgs
+
+        fields["taskq_conn_id"] = self.taskq_conn_id
+        values = {name: _serializable(value) for name, value in fields.items()}
+        if any(map(_has_template, values.values())) and not hasattr(BaseTrigger, "render_template_fields"):
             self.start_from_trigger = False
-        else:
-            self.start_trigger_args = arguments
+            return
+        own = {"poke_interval": self.trigger_interval, "ends_task": self._ends_in_trigger, "stores": self._stores}
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls=trigger,
+            next_method=self.execute_complete.__name__,
+            trigger_kwargs={**values, **own},
+            timeout=timedelta(seconds=self.timeout),
+        )
 
     def _report_open(self, result: dict[str, Any], deadline: datetime) -> dict[str, Any]:
-        self.log.info("Gate is open: %s", result)
+        self.log.info("Gate is open: result=%s", result)
         metrics.gate_opened(self.topic, deadline - timedelta(seconds=self.timeout))
         return result
 
     def _defer(self, context: "Context", deadline: datetime) -> Any:
-        """Defer for the remaining time."""
         remaining = deadline - datetime.now(UTC)
         if remaining <= timedelta(0):
             message = self._timeout_message(context)
@@ -220,7 +219,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
             ),
             method_name=self.execute_complete.__name__,
             kwargs={"deadline": deadline.isoformat()},
-            timeout=remaining,
+            # At the timeout Airflow resumes the task, which must not happen earlier: see RESUME_DELAY.
+            timeout=max(remaining, timedelta(seconds=RESUME_DELAY)),
         )
 
     def _timeout_message(self, context: "Context") -> str:
@@ -233,7 +233,7 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
             raise unknown_topic_error(self.topic) from None
 
     def _check_or_skip(self, context: "Context") -> dict[str, Any] | None:
-        """Check. Handle errors as BaseSensorOperator does in the other modes."""
+        """Check once. Errors are handled as BaseSensorOperator handles them in the other modes."""
         try:
             return self._check(context)
         except AirflowSkipException:
@@ -254,8 +254,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
 class SensorWaitLog:
     """Logs in a worker what one try of a gate waits for, and each change.
 
-    In mode reschedule each check is a process of its own. With `stored`, the task's state store (Airflow 3.3) keeps the
-    last line, so that the next process logs only changes.
+    :param stored: whether the task's state store (Airflow 3.3) keeps the last line. In mode reschedule each check has a
+        process of its own, and the next process logs only changes.
     """
 
     def __init__(
@@ -286,16 +286,16 @@ class SensorWaitLog:
         self._save()
 
     def try_log_status(self) -> None:
-        """Log the status before a deferral. An error is only logged: the trigger will meet it too."""
+        """Log the status before a deferral. An error is only logged, because the trigger reports it too."""
         try:
             self.log_status()
         except Exception as error:  # noqa: BLE001  see above
             self._log.log_error(first_line(error))
 
     def log_transient_error(self, error: Exception, *, silent: bool) -> bool:
-        """Log a transient error, and return True; False if the caller has to raise it, as after a first check.
+        """Log a transient error, and return True. Return False for an error that the caller has to raise.
 
-        For a `silent` gate (`silent_fail`) every error is transient.
+        In a first check, no error is transient. In a `silent` gate (`silent_fail`), all errors are transient.
         """
         if not silent and not (self._log.state.get("description") and _may_recover(error)):
             return False
@@ -304,7 +304,7 @@ class SensorWaitLog:
         return True
 
     def description(self) -> str:
-        """Describe what the gate waits for now, or why that is unknown."""
+        """Return a sentence that says what the gate waits for now, or why that is unknown."""
         try:
             with self._get_hook().transaction() as queue:
                 return describe_wait(queue, self._wait)[0]
@@ -318,26 +318,8 @@ class SensorWaitLog:
             self._stored_state = state
 
 
-def start_trigger_args(
-    trigger: str, fields: Mapping[str, Any], arguments: Mapping[str, Any], timeout: timedelta
-) -> "StartTriggerArgs | None":
-    """Return the arguments with which the scheduler creates a trigger; None if Airflow cannot render them there.
-
-    :param fields: the fields of the gate, which may have templates.
-    :param arguments: arguments without templates.
-    """
-    from airflow.triggers.base import BaseTrigger, StartTriggerArgs
-
-    values = {name: _serializable(value) for name, value in fields.items()}
-    if any(map(_has_template, values.values())) and not hasattr(BaseTrigger, "render_template_fields"):
-        return None
-    return StartTriggerArgs(
-        trigger_cls=trigger, next_method="execute_complete", trigger_kwargs={**values, **arguments}, timeout=timeout
-    )
-
-
 def _serializable(value: Any) -> Any:
-    """Convert a field for a trigger: the output of another task becomes the template that pulls it."""
+    """Convert a value for the serialized DAG. The output of another task becomes the template that pulls it."""
     if isinstance(value, XComArg):
         return str(value)
     if isinstance(value, timedelta):
@@ -354,11 +336,10 @@ def _has_template(value: Any) -> bool:
 
 
 def _may_recover(error: Exception) -> bool:
-    """Return whether another check may succeed: the connection failed, or the error is transient."""
     failed_connection = isinstance(error, hooks.TaskQConnectionError | psycopg.OperationalError)
     return failed_connection or is_transient(error) or is_connection_lost(error)
 
 
 def _skip_message(*, soft: bool) -> str:
-    """Return the message that Airflow's own modes use."""
+    # The message of BaseSensorOperator.
     return f"Skipping due to {'soft_fail' if soft else 'never_fail'} is set to True."

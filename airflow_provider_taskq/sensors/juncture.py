@@ -1,4 +1,4 @@
-"""A gate that opens when groups of suspended tasks were released, and that releases them."""
+"""The gate that releases groups of suspended tasks, and opens when all are released."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class TaskQJunctureSensor(TaskQBaseSensor):
-    """Waits until all groups of suspended tasks were released. It releases each group as soon as the group is complete.
+    """Releases each group of suspended tasks as soon as the group is complete, and waits until all are released.
 
-    The queue records releases under the logical task; `purge_group_releases` deletes the records. So a retry, a cleared
-    task or another triggerer continues where the previous one stopped, and releases no group twice.
+    The queue records releases under the logical task, until `purge_group_releases` deletes the records. So a retry, a
+    cleared task or another triggerer continues with the groups that are left, and releases no group twice.
 
     Returns `{"topic", "groups"}`; `groups` is the number of groups. TaskQBaseSensor documents the modes and the
     parameters of every gate.
@@ -52,7 +52,7 @@ class TaskQJunctureSensor(TaskQBaseSensor):
         )
 
     def check(self, context: "Context") -> dict[str, Any] | None:
-        """Release complete groups, and return the number of groups once all are released."""
+        """Release the complete groups. Return the number of groups if all are released, else None."""
         groups = parse_groups(self.groups)
         with self.hook.transaction() as queue:
             missing = queue.release_groups_once(logical_task_name(context["ti"]), self.topic, groups, self.junction)

@@ -1,4 +1,4 @@
-"""A gate that opens when tasks of the queue reach a state."""
+"""The gate that opens when tasks reach a state."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class TaskQStateSensor(TaskQBaseSensor):
     """Waits until the newest task of every identifier is in one of `states`.
 
-    A task in a failed state fails the gate immediately, with a message that names the identifiers. Airflow does not
-    retry the gate, because a retry would find the same states. Revive or replace the tasks, and clear the gate. With
-    `soft_fail` the gate is skipped instead. The gate waits for an identifier that has no task yet.
+    If a task is in a failed state, the gate fails immediately, with a message that names the identifiers. Airflow does
+    not retry it, because a retry would find the same states. Revive or replace the tasks, and clear the gate. With
+    `soft_fail` the gate is skipped instead. The gate also waits for identifiers that have no task yet.
 
     Returns `{"topic", "states"}`; `states` has the number of tasks by state. TaskQBaseSensor documents the modes and
     the parameters of every gate.
@@ -29,7 +29,7 @@ class TaskQStateSensor(TaskQBaseSensor):
     :param identifiers: a list of identifiers, the output of another task, or the rendered text of such a list. Other
         text is one identifier (templated).
     :param states: the states that open the gate, as names or members of `State`.
-    :param failed_states: the states that fail the gate; a state in `states` opens it.
+    :param failed_states: the states that fail the gate, unless they are in `states` too.
     """
 
     template_fields: Sequence[str] = ("topic", "identifiers", "taskq_conn_id")
@@ -60,7 +60,10 @@ class TaskQStateSensor(TaskQBaseSensor):
         )
 
     def check(self, context: "Context") -> dict[str, Any] | None:
-        """Return the number of tasks by state, if all identifiers are in one of `states`."""
+        """Return the number of tasks by state if the gate is open, else None.
+
+        Raises AirflowFailException if a task is in a failed state.
+        """
         with self.hook.transaction() as queue:
             states = check_wait(queue.conn, self._trigger(context).wait)
         if states is None:
@@ -80,5 +83,5 @@ class TaskQStateSensor(TaskQBaseSensor):
 
 
 def state_names(states: Iterable[State | str] | State | str) -> frozenset[str]:
-    """Return the names of states, given in any case or as members; InvalidArgument for an unknown state."""
+    """Return the names of states that are members, or names in any case. Raises InvalidArgument for an unknown one."""
     return frozenset(State.of(state).name for state in ([states] if isinstance(states, State | str) else states))

@@ -1,4 +1,4 @@
-"""A gate that opens when a topic has tasks."""
+"""The gate that opens when a topic has tasks."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -28,11 +28,11 @@ class TaskQSensor(TaskQBaseSensor):
     Without `claim` the gate returns `{"topic", "ready"}`. With `claim=n` it claims up to n tasks and returns the claim,
     `{"topic", "owner", "fence", "claimed"}`: pass it on as `claim=gate.output`. By default the owner in the queue is
     this logical task, `dag_id/run_id/task_id/map_index`. So a retry takes over the tasks that an earlier try claimed,
-    and claims no more. Two gates with the same `claim_as` take tasks over from each other, and the second logs that.
+    and claims no others. Two gates with the same `claim_as` take tasks over from each other, and log a warning.
 
     No heartbeat extends the lease between the gate and the task that continues the claim, so `lease` has to cover that
-    time. A drain extends the lease while it runs. If the lease lapses and `expire()` runs, the tasks are handed out
-    again. No task is lost.
+    time. A drain extends the lease while it runs. If the lease lapses and `expire()` runs, other consumers get the
+    tasks. No task is lost.
 
     `max_wait` opens the gate for fewer than `min_tasks`: once the topic's oldest due task has waited this long, one
     ready task is enough. The oldest task is the oldest that is due and waits for no dependency, even if `condition`
@@ -94,12 +94,12 @@ class TaskQSensor(TaskQBaseSensor):
         )
 
     def execute(self, context: "Context") -> Any:
-        """Wait in the chosen mode."""
+        """Wait in the chosen mode, and return the gate's result."""
         self.max_wait = parse_optional_duration(self.max_wait)  # BaseSensorOperator needs a timedelta
         return super().execute(context)
 
     def check(self, context: "Context") -> dict[str, Any] | None:
-        """Check the topic, and claim if the gate claims."""
+        """Return the number of ready tasks, or with `claim` the claim, if the gate is open; else None."""
         trigger, size = self._trigger(context), parse_count("claim", self.claim)
         if size is not None:
             return self._claim(trigger, size, context)
@@ -122,19 +122,15 @@ class TaskQSensor(TaskQBaseSensor):
         )
 
     def _claim(self, trigger: TaskQTrigger, size: int, context: "Context") -> dict[str, Any] | None:
-        """Claim or take over tasks; a gate that stays closed leaves no lease behind.
-
-        After the commit, report metrics and lineage of claimed tasks, but not of a takeover.
-        """
         logical_task = logical_task_name(context["ti"])
         request = trigger.claim_request(size, trigger.claim_as or logical_task)
         with self.hook.get_conn() as connection:
             queue = InstrumentedQueue(connection)
             claimed = request.claim(queue)
             if claimed is None:
-                connection.rollback()
+                connection.rollback()  # so that a gate that stays closed leaves no lease
                 return None
-        self.hook.report(queue)
+        self.hook.report(queue)  # of claimed tasks: a takeover has counted none
         claim, takeover = claimed
         if takeover is not None:
             self.log.log(*takeover.message(request, may_be_another_gate=claim.owner != logical_task))

@@ -45,7 +45,7 @@ _MODULES = {
 
 
 def application_path() -> str:
-    """Returns the path of the drain's program, for spark-submit or for the `application` of SparkSubmitOperator."""
+    """Return the path of the drain's program, for spark-submit or for the `application` of SparkSubmitOperator."""
     return str(Path(__file__).with_name("application.py"))
 
 
@@ -60,6 +60,6 @@ def __getattr__(name: str) -> Any:
         raise ImportError(
             f"airflow_provider_taskq.spark needs {error.name}: pip install 'airflow-provider-taskq[spark]'"
         ) from None
-    # Importing the module `drain` has just bound the name `drain` to the module instead of the function.
+    # The import of the module `drain` has just bound the name `drain` of this package to the module.
     globals()[name] = value
     return value

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Python puts the folder of a script first on the path: without this, each module here would have a second name.
+    # Python puts the folder of a script first on the path. Without this, modules here would be imported twice, once as
+    # `drain` and once as `airflow_provider_taskq.spark.drain`.
     folder = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     try:
@@ -59,18 +60,18 @@ MAKERS: Mapping[str, Callable[[Any], Transform]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Drains a topic; returns the exit code: 0, or 1 after one line on the standard error."""
+    """Drain a topic, and return the exit code: 0, or 1 after one line on the standard error."""
     options = _parser().parse_args(arguments)
     _log_to_stdout()
     try:
         transform = _load_transform(options)
-        with connect() as conn:  # fails before a cluster is started
+        with connect() as conn:  # a wrong schema or topic fails here, before Spark starts
             verify(conn)
             TaskQueue(conn).policy(options.topic)
         _run(options, transform)
     except Exception as error:
         print(f"drain of topic {options.topic} failed: {describe_error(error)}", file=sys.stderr, flush=True)  # noqa: T201
-        logger.debug("the error in full", exc_info=True)
+        logger.debug("drain failed: topic=%s", options.topic, exc_info=True)
         return 1
     return 0
 
@@ -109,17 +110,19 @@ def _run(options: argparse.Namespace, transform: Transform) -> None:
 
 
 def _load_transform(options: argparse.Namespace) -> Transform:
-    """The transform that the arguments name: a function of a DataFrame, or one made of a function or composite."""
-    pairs = _parse_options(options.option)
+    for text in options.option:
+        if "=" not in text:
+            raise TaskQueueError(f"--option must be key=value, not {text!r}")
+    pairs = dict(text.split("=", 1) for text in options.option)
     for kind, make in MAKERS.items():
         if name := getattr(options, kind):
             found = _import_function("--" + kind.replace("_", "-"), name)
             return make(found if isinstance(found, Composite) else _with_pairs(found, pairs))
-    raise AssertionError("the parser requires one of them")
+    raise AssertionError("the parser requires a function or a composite")
 
 
 def _import_function(argument: str, name: str) -> NamedFunction | Composite:
-    """Imports the function, or the composite, named `package.module:function`."""
+    """Import the function or composite `package.module:name`. Raises TaskQueueError, which names the argument."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise TaskQueueError(f"{argument} must be package.module:function, not {name!r}")
@@ -137,7 +140,7 @@ def _import_function(argument: str, name: str) -> NamedFunction | Composite:
 
 
 def _with_pairs(function: NamedFunction, pairs: Mapping[str, str]) -> NamedFunction:
-    """Passes the values of --option to the function as its second argument, if it takes two."""
+    """Return a function that passes the values of --option as the second argument, if the function takes two."""
     if isinstance(function, TaskTransform | BatchTransform):
         return function
     try:
@@ -147,15 +150,8 @@ def _with_pairs(function: NamedFunction, pairs: Mapping[str, str]) -> NamedFunct
     return lambda argument: function(argument, pairs)
 
 
-def _parse_options(texts: Sequence[str]) -> dict[str, str]:
-    for text in texts:
-        if "=" not in text:
-            raise TaskQueueError(f"--option must be key=value, not {text!r}")
-    return dict(text.split("=", 1) for text in texts)
-
-
 def _parser() -> argparse.ArgumentParser:
-    """The command line. It cannot name the database: every user of the machine sees the arguments of a process."""
+    # No argument names the database, because every user of the machine sees the arguments of a process.
     parser = argparse.ArgumentParser(
         prog="python -m airflow_provider_taskq.spark.drain",
         description="Drain a topic through a function of its tasks: as one DataFrame, in batches, or one by one.",
@@ -213,7 +209,6 @@ def _rounds(text: str) -> int:
 
 
 def _deadline(text: str) -> timedelta | datetime:
-    """A duration from the start, or a timestamp."""
     if text.replace(".", "").isdigit():  # seconds, even if the digits could be a date
         return _duration(text)
     try:
@@ -248,21 +243,19 @@ def _log_to_stdout() -> None:
 
 
 def _stop_on_sigterm(spark: SparkSession) -> threading.Event:
-    """On SIGTERM, cancels the Spark jobs, so that the drain fails and releases its tasks; returns an event for it.
-
-    A thread cancels them: the main thread is inside a call to the JVM, whose connection an exception would break.
-    """
+    """Let SIGTERM cancel the Spark jobs, so that the drain fails and releases its tasks. Return an event for it."""
     stopping = threading.Event()
 
     def cancel() -> None:
-        with suppress(Exception):  # the session has ended
+        with suppress(Exception):  # ends when the session has ended
             while True:
                 spark.sparkContext.cancelAllJobs()
-                time.sleep(0.5)  # the drain may start another job after the first was cancelled
+                time.sleep(0.5)  # until the next attempt: the drain may start another job after the first
 
     def stop(_: int, __: FrameType | None) -> None:
         if not stopping.is_set():
             stopping.set()
+            # In a thread: the main thread is inside a call to the JVM, whose connection an exception would break.
             threading.Thread(target=cancel, name="taskq stop", daemon=True).start()
 
     signal.signal(signal.SIGTERM, stop)

@@ -1,7 +1,7 @@
-"""PostgreSQL's binary COPY to and from Arrow, a column at a time: no Python object for a value.
+"""Converts PostgreSQL's binary COPY to and from Arrow, column by column, without a Python object for each value.
 
-A row is the number of its fields and then, for each field, its length (-1: NULL) and its bytes. The places of all
-fields of a column follow from those of the column before, so NumPy computes them for all rows of a batch at once.
+A row is the number of its fields and then, for each field, its length (-1: NULL) and its bytes. The positions of all
+fields of a column follow from those of the previous column. So NumPy computes them for all rows of a batch at once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,19 +19,23 @@ SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
 _EPOCH = 946_684_800_000_000  # PostgreSQL counts microseconds from 2000, Arrow from 1970
-_LAST = 253_402_300_799_999_999  # the end of 9999, which replaces infinity, as Spark has none
+# Spark has no infinity, and its timestamps lie in the years 1 to 9999.
+_LAST = 253_402_300_799_999_999
 _FIRST = -62_135_596_800_000_000
 
 Chunk = bytes | bytearray | memoryview
 
 
 def record_batches(messages: Iterable[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yields Arrow batches from the messages of a binary COPY; PostgreSQL sends one row in each message."""
+    """Yield Arrow batches from the messages of a binary COPY. PostgreSQL sends one row in each message."""
     data, sizes = bytearray(), []
-    for row in _unsigned(messages):
+    rows = iter(messages)
+    # The signature precedes the first row, or the trailer if there is no row.
+    first = memoryview(next(rows, b""))[len(SIGNATURE) :]
+    for row in chain((first,), rows):
         size = len(row)
         if size > len(TRAILER):
-            data += row  # joined at once: keeping thousands of messages takes longer than parsing them
+            data += row  # joined here: a list of thousands of messages costs more than the parsing
             sizes.append(size)
             if len(sizes) >= BATCH_ROWS or len(data) >= BATCH_BYTES:
                 yield _parsed(data, sizes, schema)
@@ -40,15 +44,9 @@ def record_batches(messages: Iterable[Chunk], schema: pa.Schema) -> Iterator[pa.
         yield _parsed(data, sizes, schema)
 
 
-def _unsigned(messages: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Removes the signature, which precedes the first row, or the trailer if there is no row."""
-    found = iter(messages)
-    return chain((memoryview(next(found, b""))[len(SIGNATURE) :],), found)
-
-
 def _parsed(held: bytearray, sizes: list[int], schema: pa.Schema) -> pa.RecordBatch:
     data, lengths = np.frombuffer(held, dtype=np.uint8), np.array(sizes, dtype=np.int64)
-    places = np.cumsum(lengths) - lengths + 2  # past the number of fields
+    places = np.cumsum(lengths) - lengths + 2  # two bytes hold the number of fields
     columns = []
     for field in schema:
         extents = _big_endian(data, places, np.int32)
@@ -64,7 +62,7 @@ def _column(data: Any, begins: Any, sizes: Any, kind: pa.DataType) -> pa.Array:
         return pa.nulls(len(sizes), kind)
     if kinds.is_string(kind):
         return _texts(data, begins, begins + np.maximum(sizes, 0), missing)
-    begins = np.where(missing, 0, begins)  # any valid place
+    begins = np.where(missing, 0, begins)  # any valid position
     if kinds.is_boolean(kind):
         return pa.array(data[begins] != 0, mask=missing)
     if kinds.is_timestamp(kind):
@@ -75,7 +73,7 @@ def _column(data: Any, begins: Any, sizes: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _texts(data: Any, begins: Any, ends: Any, missing: Any) -> pa.Array:
-    """Makes an array of all texts and of the bytes between them, without copying, and takes every other element."""
+    # An array of all texts and of the bytes between them needs no copy. Every other element is a text.
     places = np.empty(2 * len(begins), dtype=np.int32)
     places[0::2], places[1::2] = begins, ends
     every = pa.StringArray.from_buffers(len(places) - 1, pa.py_buffer(places), pa.py_buffer(data))
@@ -83,17 +81,18 @@ def _texts(data: Any, begins: Any, ends: Any, missing: Any) -> pa.Array:
 
 
 def _big_endian(data: Any, places: Any, kind: Any) -> Any:
-    """Views the data as overlapping numbers, one from each byte on, and picks those that begin at the places."""
+    """Return the big-endian numbers that begin at these positions."""
+    # The data as overlapping numbers, of which one begins at each byte.
     wire = np.dtype(kind).newbyteorder(">")
     every = np.ndarray((max(0, len(data) - wire.itemsize + 1),), wire, data, strides=(1,))
     return every[places].astype(kind)
 
 
 def binary_rows(columns: Iterable[Any]) -> pa.Buffer:
-    """Encodes columns as the rows of a binary COPY, without its signature and trailer.
+    """Encode columns as the rows of a binary COPY, without its signature and trailer.
 
-    Texts and bytes are copied, whole numbers have the width of their Arrow type, and timestamps and durations become
-    PostgreSQL's timestamptz and interval.
+    Texts and bytes are copied. Whole numbers keep the width of their Arrow type. Timestamps become timestamptz, and
+    durations become interval.
     """
     given = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
     fields = pa.scalar(len(given).to_bytes(2, "big"), pa.binary())
@@ -104,7 +103,7 @@ def binary_rows(columns: Iterable[Any]) -> pa.Buffer:
 
 
 def _cells(column: pa.Array) -> list[pa.Array]:
-    """The parts of each field: its length and its bytes."""
+    """Return the parts of a column's fields: lengths and bytes, apart for texts and joined for other types."""
     count = len(column)
     if column.null_count == count:
         return [pa.scalar(b"\xff\xff\xff\xff", pa.binary())]
@@ -120,7 +119,7 @@ def _cells(column: pa.Array) -> list[pa.Array]:
 
 
 def _encoded(column: pa.Array) -> Any:
-    """Values of a fixed width as PostgreSQL reads them; any value in place of a missing one."""
+    """Return values of a fixed width as PostgreSQL reads them. The value in place of a NULL does not matter."""
     kind = column.type
     if kinds.is_boolean(kind):
         return _numbers(column.cast(pa.int8())).astype("i1")
@@ -135,12 +134,11 @@ def _encoded(column: pa.Array) -> Any:
 
 
 def _numbers(column: pa.Array) -> Any:
-    """The column as a NumPy array, with 0 in place of a missing value."""
-    return pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+    return pc.fill_null(column, 0).to_numpy(zero_copy_only=False)  # NumPy has no missing integers
 
 
 def _fixed(values: Any) -> pa.Array:
-    """NumPy values as Arrow binaries of one width."""
+    """Return NumPy values as Arrow binaries of one width."""
     width = values.dtype.itemsize
     places = np.arange(0, (len(values) + 1) * width, width, dtype=np.int32)
     return pa.BinaryArray.from_buffers(

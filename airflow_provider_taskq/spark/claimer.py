@@ -1,6 +1,6 @@
-"""Claims of millions of tasks: chunk by chunk, in separate transactions, on several connections at once.
+"""Claims millions of tasks in chunks, each in a transaction of its own, on several connections at once.
 
-The server executes each claim in one process. Claims skip the rows that others have locked, so several connections
+The server executes each claim in one process. A claim skips the rows that another has locked. So several connections
 share a large claim without waiting for each other.
 """
 
@@ -16,12 +16,12 @@ from airflow_provider_taskq.queue import Order, Owner, TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 CHUNK = 50_000  # tasks in a transaction, so that no transaction is long
-MAX_CONNECTIONS = 4  # leaves the server's other processes their share
-CANCEL_SECONDS = 5.0
+MAX_CONNECTIONS = 4  # each keeps a processor of the server busy, which its other clients need too
+CANCEL_SECONDS = 5.0  # for the request that cancels a statement
 
 
 class ParallelClaimer:
-    """Claims up to `size` tasks in chunks, which several connections share."""
+    """One claim of up to `size` tasks, whose chunks several connections claim."""
 
     def __init__(self, connection_info: ConnectionInfo, topic: str, lease: Owner, order: Order, size: int) -> None:
         self._connection_info = connection_info
@@ -34,9 +34,9 @@ class ParallelClaimer:
         self._other_connections: list[psycopg.Connection[Any]] = []
 
     def claim(self, connections: int) -> int:
-        """Claims on up to `connections` connections, and returns the number of tasks.
+        """Claim on up to `connections` connections, and return the number of tasks.
 
-        If a chunk fails, the tasks that were claimed before stay held.
+        If a chunk fails, the tasks of the other chunks stay held.
         """
         with self._connection_info.connect(autocommit=True) as conn:
             # The first chunk runs alone: usually it holds all tasks that are ready.
@@ -57,7 +57,7 @@ class ParallelClaimer:
         try:
             conn = self._connection_info.connect(autocommit=True)
         except TaskQueueError:
-            return 0  # the other connections claim its share
+            return 0  # for example too many connections: the other threads claim the share of this one
         with conn:
             self._other_connections.append(conn)
             try:
@@ -80,14 +80,12 @@ class ParallelClaimer:
                 conn.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _claim_chunk(self, queue: TaskQueue) -> tuple[int, bool]:
-        """Claims one chunk; returns the number of tasks, and whether there may be more.
-
-        A chunk that is not full leaves its rest to the other connections, whose locks may have hidden tasks from it.
-        """
+        """Claim one chunk. Return the number of tasks, and whether there may be more."""
         with self._lock:
             size = 0 if self._stopped.is_set() else min(CHUNK, self._left)
             self._left -= size
         claimed = queue.claim(self._topic, self._lease, size, self._order) if size else 0
         with self._lock:
+            # The locks of the other connections may have hidden tasks. So another connection may claim the rest.
             self._left += size - claimed
         return claimed, 0 < claimed == size

@@ -1,4 +1,4 @@
-"""Composites on Spark: their steps run on executors, on batches of the tasks of a partition."""
+"""Composites on Spark: executors run their steps on batches of the tasks of a partition."""
 
 import threading
 from collections import deque
@@ -44,11 +44,12 @@ SendToDriver = Callable[[DriverActions], object]
 
 
 def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTransform":
-    """Makes a transform of a composite, which gets batches of up to `size` tasks.
+    """Return the transform of a composite, whose steps get batches of up to `size` tasks.
 
-    Raises TaskQueueError if the composite cannot be sent to executors. The tasks of one identifier are in one
-    partition. Under a condition, a batch has at most one task of an identifier, like a worker's batch. The next task of
-    the identifier is in a later batch, if the one before it ended well.
+    The tasks of one identifier are in one partition. Under a condition, a batch has at most one task of an identifier,
+    like a worker's batch. A later batch has the next task, unless the previous one blocks its identifier.
+
+    Raises TaskQueueError if the composite cannot be pickled for the executors.
     """
     if not composite.steps:
         raise TaskQueueError(f"composite {composite.name!r} has no steps")
@@ -68,9 +69,9 @@ def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTran
 class CompositeTransform:
     """A transform that processes batches by the steps of a composite.
 
-    A drain with this transform runs the steps in its writer (`CompositeWriter`), by `decide`. Inside another transform
-    it is a function of DataFrames. A DataFrame carries decisions, pushes with APPEND and junctions, but no functions:
-    it then refuses `in_commit`, `after_commit` and other pushes.
+    A drain with this transform runs the steps in its writer (`CompositeWriter`). Inside another transform it is a
+    function of DataFrames. A DataFrame carries decisions, pushes with APPEND and junctions, but no functions. So the
+    transform then refuses `in_commit`, `after_commit` and other pushes.
     """
 
     composite: Composite
@@ -78,25 +79,33 @@ class CompositeTransform:
     condition: Condition = Condition.NONE
 
     def with_condition(self, condition: Condition) -> "CompositeTransform":
-        """Returns this transform for tasks that were claimed under a condition."""
+        """Return this transform for tasks that were claimed under a condition."""
         return replace(self, condition=condition)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
-        """Returns the decisions on these tasks."""
+        """Return the decisions on these tasks."""
+
+        def refuse(actions: DriverActions) -> None:
+            raise TaskQueueError(
+                f"composite {actions.composite!r}: as a part of another transform it supports no in_commit, no"
+                " after_commit, and no push but APPEND: pass the composite itself to drain()"
+            )
 
         def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from self.decide(batches, _refuse)
+            yield from self.decide(batches, refuse)
 
         return tasks.select(*TASK_COLUMNS).mapInArrow(decide, DECISION_SCHEMA)
 
     def decide(self, batches: Iterator[pa.RecordBatch], send: SendToDriver) -> Iterator[pa.RecordBatch]:
-        """Yields the decisions on a partition, on an executor, and then ends the composite's threads.
+        """Yield the decisions on a partition, on an executor, and then end the composite's threads.
 
-        Calls `send` with the driver's actions of a batch before it yields the batch's decisions.
+        `send` gets the driver's actions of a batch before the batch's decisions are yielded.
         """
         blocked: set[str] = set()
+        chunks = (batch.slice(place, self.size) for batch in batches for place in range(0, batch.num_rows, self.size))
         try:
-            for tasks in _chunks(batches, self.size):
+            for chunk in chunks:
+                tasks = [task_from_row(values) for values in chunk.to_pylist()]
                 for batch in self._batches(tasks, blocked):
                     rows = self._decide_batch(batch, send)
                     yield pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
@@ -110,7 +119,7 @@ class CompositeTransform:
             self.composite.close()
 
     def _batches(self, tasks: Sequence[Task], blocked: set[str]) -> Iterator[list[Task]]:
-        """One batch of all tasks; under a condition, the first task of each identifier, then the second, and so on."""
+        """Yield one batch of all tasks; under a condition, the first task of each identifier, then the second ..."""
         if self.condition is Condition.NONE:
             yield list(tasks)
             return
@@ -135,13 +144,6 @@ class CompositeTransform:
         return _decision_rows(decisions, batch.follow_ups, batch.releases)
 
 
-def _refuse(actions: DriverActions) -> None:
-    raise TaskQueueError(
-        f"composite {actions.composite!r}: as a part of another transform it supports no in_commit, no after_commit,"
-        " and no push but APPEND: pass the composite itself to drain()"
-    )
-
-
 def _decision_rows(
     decisions: Mapping[Task, Decision], follow_ups: Iterable[FollowUp], releases: Iterable[Release]
 ) -> list[dict[str, Any]]:
@@ -160,12 +162,6 @@ def _decision_rows(
     ]
 
 
-def _chunks(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[list[Task]]:
-    for batch in batches:
-        for place in range(0, batch.num_rows, size):
-            yield [task_from_row(values) for values in batch.slice(place, size).to_pylist()]
-
-
 @dataclass(frozen=True, slots=True)
 class StagedAttemptWithActions(StagedAttempt):
     """The commit message of an attempt, with the pickled `DriverActions` of its batches."""
@@ -176,13 +172,13 @@ class StagedAttemptWithActions(StagedAttempt):
 class CompositeWriter(FollowUpWriter):
     """The writer of a drain through a composite: it gets tasks, runs the steps, and stages their decisions.
 
-    Steps may leave functions to the driver, by `batch.in_commit` and `batch.after_commit`. They are pickled on the
-    executor and unpickled on the driver. No DataFrame ever holds these bytes: this writer puts them into its own commit
-    message, which Spark passes to `commit` of the same writer. A task is data for the steps, and the columns of a
-    transform's DataFrame go to another writer, which unpickles nothing: neither can choose what the driver unpickles.
+    Steps may leave functions to the driver, by `batch.in_commit` and `batch.after_commit`. The executor pickles them,
+    and the driver unpickles them. No DataFrame ever holds these bytes: this writer puts them into its own commit
+    message, which Spark passes to `commit` of the same writer. A task is data for the steps. The columns of a
+    transform's DataFrame go to another writer, which unpickles nothing. So neither of them can choose what the driver
+    unpickles.
 
-    `pickled` is the `CompositeTransform` as the driver's program pickled it. It stays pickled until an executor runs
-    it, as only executors need the modules of the steps.
+    :param pickled: the `CompositeTransform`. Only executors unpickle it, because only they need the steps' modules.
     """
 
     def __init__(self, decisions: CompleteWriter, pickled: bytes) -> None:
@@ -190,7 +186,7 @@ class CompositeWriter(FollowUpWriter):
         self.pickled = pickled
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Runs the steps on one partition and stages their decisions, on an executor."""
+        """Run the steps on one partition and stage their decisions, on an executor."""
         transform: CompositeTransform = cloudpickle.loads(self.pickled)
         actions: list[bytes] = []
         staged = super().write(transform.decide(iterator, lambda each: actions.append(each.pickled())))
@@ -200,7 +196,7 @@ class CompositeWriter(FollowUpWriter):
         return StagedAttemptWithActions(**values, actions=tuple(actions))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commits the decisions together with the actions of their batches, on the driver."""
+        """Commit the decisions together with the actions of their batches, on the driver."""
         actions = [
             each for message in messages if isinstance(message, StagedAttemptWithActions) for each in message.actions
         ]
@@ -214,11 +210,11 @@ class CompositeWriter(FollowUpWriter):
 def composite_source(
     spark: SparkSession, connection_info: ConnectionInfo, transform: CompositeTransform
 ) -> Iterator[str]:
-    """Registers a data source whose writer decides tasks by a composite; yields the name of its format.
+    """Register a data source whose writer decides tasks by a composite, and yield the name of its format.
 
-    No other drain uses the name until the block ends. Spark cannot remove a data source, so names are reused: a
-    session has as many of them as it had drains at the same time.
+    No other drain uses the name until the block ends.
     """
+    # Spark cannot remove a data source. With reused names, a session has only as many as it had drains at one time.
     with _lock:
         number = next(each for each in count(1) if each not in _used_numbers)
         _used_numbers.add(number)
@@ -233,12 +229,12 @@ def composite_source(
 
 
 def _composite_source(connection_info: ConnectionInfo, name: str, pickled: bytes) -> type[TaskQDataSource]:
-    # A function defines the class, so that Python pickles it by value: see `TaskQDataSource.with_connection`.
+    # Defined in a function, so that Spark pickles the class by value: see `TaskQDataSource.with_connection`.
     class CompositeSource(TaskQDataSource.with_connection(connection_info, name)):  # type: ignore[misc]
         """The data source of one drain through a composite."""
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            """The writer that gets tasks, and decides them."""
+            """Return the writer that gets tasks and decides them."""
             if self.options.get("mode") != "complete" or schema.names != list(TASK_COLUMNS):
                 raise TaskQueueError(f"format {name} takes the tasks of one drain: call drain() with the composite")
             writer = TaskQDataSource.writer(self, _DECISIONS, overwrite)

@@ -1,19 +1,22 @@
-"""The connection to the queue's database that the driver passes to executors, with its password kept out of sight."""
+"""Connection parameters that the driver passes to executors, without showing the password in plans or logs."""
 
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Any, LiteralString, Self
 
 import psycopg
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import TupleRow
 
 from airflow_provider_taskq.queue import connect
 from airflow_provider_taskq.queue.connection import DSN_FILE_VARIABLE, DSN_VARIABLE
+from airflow_provider_taskq.queue.errors import translate_errors
 
-# They name files of this machine. Libpq has read the files already: their contents are among the other parameters.
+# These parameters name files of this machine. libpq has read the files: the other parameters have their contents.
 _LOCAL_FILES = {"passfile", "service", "servicefile"}
 
 
@@ -32,9 +35,10 @@ class ConnectionInfo:
 
     @classmethod
     def resolve(cls, dsn: str | psycopg.Connection[Any] | None = None, *, executors_may_override: bool = True) -> Self:
-        """Resolves a DSN, an open connection, or (None) this process's environment as `queue.connect` reads it.
+        """Return the parameters of a DSN or of an open connection; None: of the environment, as `queue.connect` does.
 
-        Connects once, so that libpq resolves everything that only this machine has: a service, a password file, PGHOST.
+        A DSN is resolved by connecting once, because libpq may read a service, a password file or PGHOST of this
+        machine.
         """
         if isinstance(dsn, psycopg.Connection):
             return cls(_conninfo_of(dsn), executors_may_override)
@@ -42,15 +46,23 @@ class ConnectionInfo:
             return cls(_conninfo_of(conn), executors_may_override)
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
-        """Opens a connection on the driver."""
-        freeze_gc()  # the driver's half of a data source runs in Spark's Python workers, too
+        """Open a connection on the driver; `options` are parameters of `queue.connect`."""
+        freeze_gc()  # Spark also plans and commits in Python workers
         return connect(self.conninfo, **options)
 
+    def fetch_all(self, statement: LiteralString, arguments: Sequence[object] = ()) -> list[TupleRow]:
+        """Run one statement on the driver, in a connection and transaction of its own, and return its rows.
+
+        Raises the queue's errors as TaskQueueError.
+        """
+        with self.connect() as conn, translate_errors():
+            return conn.execute(statement, arguments).fetchall()
+
     def connect_executor(self) -> psycopg.Connection[Any]:
-        """Opens a connection on an executor."""
+        """Open a connection on an executor, to the database that its own environment names if that may override."""
         freeze_gc()
         own = os.environ.get(DSN_VARIABLE) or os.environ.get(DSN_FILE_VARIABLE)
-        # A binary COPY sends text in the encoding of the session, whatever the database stores.
+        # A binary COPY sends text in the encoding of the session, and Arrow needs UTF-8.
         return connect(None if own and self.executors_may_override else self.conninfo, client_encoding="utf8")
 
     def __repr__(self) -> str:
@@ -58,7 +70,7 @@ class ConnectionInfo:
 
 
 def _conninfo_of(conn: psycopg.Connection[Any]) -> str:
-    """Returns all parameters with which another machine can open the same connection."""
+    """Return the parameters with which another machine can open the same connection."""
     values = {
         option.keyword.decode(): option.val.decode()
         for option in conn.pgconn.info
@@ -74,11 +86,12 @@ def _conninfo_of(conn: psycopg.Connection[Any]) -> str:
 
 @cache
 def freeze_gc() -> None:
-    """Excludes the objects of all imported modules from garbage collection, once in each Python worker of Spark.
+    """Exclude the objects of all imported modules from garbage collection, once in each Python worker of Spark.
 
-    Spark's daemon runs a full collection after every task of a worker that it reuses. Walking all objects of pyspark,
-    pyarrow, NumPy and psycopg takes 50 ms, as long as reading 20,000 tasks. Does nothing in other processes.
+    Does nothing in other processes.
     """
+    # Spark's daemon runs a full collection after every task of a worker that it reuses. Walking all objects of pyspark,
+    # pyarrow, NumPy and psycopg takes 50 ms, as long as reading 20,000 tasks.
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name == "pyspark.daemon":
         gc.freeze()

@@ -1,4 +1,4 @@
-"""The Spark data source `taskq`, and the one that drains register with their own connection."""
+"""The Spark data source `taskq`, and the data source that a drain registers for its connection."""
 
 from typing import ClassVar
 
@@ -34,7 +34,7 @@ class TaskQDataSource(DataSource):
     """Reads and writes tasks as DataFrames and streams, by the option `mode`.
 
     * `spark.read`: `held`, the tasks that an owner holds; `tasks`, all tasks of a topic with their states.
-    * `df.write`: `push` turns rows into tasks; `complete` ends tasks that an owner holds by decisions.
+    * `df.write`: `push` turns rows into tasks; `complete` completes tasks that an owner holds, by decisions.
     * `spark.readStream`: `log`, the tasks of a topic in the order in which they were pushed, without claiming them.
     * `df.writeStream`: `push` and `complete`, once for each micro-batch.
 
@@ -44,42 +44,40 @@ class TaskQDataSource(DataSource):
         decisions.write.format("taskq").mode("append").options(mode="complete", **held).save()
 
     In mode `held`, `topic` restricts the tasks, and `partitions` sets the number of partitions. `fence` ties the
-    DataFrame to one registration of the owner: a job fails when a later registration has taken the name over. Without
-    it, each read or write uses the registration that is current when Spark plans it.
+    DataFrame to one registration of the owner: a job fails after a later registration has taken the name over. Without
+    a fence, each read or write uses the registration that is current when Spark plans it.
 
     The driver's environment (TASKQ_DSN, TASKQ_DSN_FILE or libpq's variables) names the database, as it was when the
-    driver's JVM started; `TaskQDataSource.with_connection(...)` makes a source for another database. Executors receive
-    the connection parameters with the code that they run. An executor with its own TASKQ_DSN uses that.
+    driver's JVM started. For another database, register `TaskQDataSource.with_connection(...)`. Executors receive the
+    connection parameters with the code that they run. An executor with its own TASKQ_DSN uses that DSN.
     """
 
     connection_info: ClassVar[ConnectionInfo | None] = None
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "taskq"
 
     @classmethod
     def with_connection(cls, info: ConnectionInfo, name: str = "taskq") -> type["TaskQDataSource"]:
-        """Returns a data source with another format name, which always uses this connection.
+        """Return a data source for one database, under a format name of its own."""
 
-        Python pickles a class that is defined in a function by value. So the connection parameters travel with the
-        class to the processes that plan, read and write, through no option, plan or log.
-        """
-
+        # Spark pickles a class that is defined in a function by value. So the connection parameters travel with the
+        # class to the processes that plan, read and write, and appear in no option, plan or log.
         class ConnectedDataSource(TaskQDataSource):
             """The data source with fixed connection parameters."""
 
             @classmethod
             def name(cls) -> str:
-                """The name of the format."""
+                """Return the name of the format."""
                 return name
 
         ConnectedDataSource.connection_info = info
         return ConnectedDataSource
 
     def schema(self) -> StructType:
-        """The columns to read."""
+        """Return the columns of a read."""
         mode = parse_mode(self.options, "read", ("held", "tasks", "log"))
         if mode == "tasks":
             return TasksOptions.parse(self.options).schema()
@@ -90,7 +88,7 @@ class TaskQDataSource(DataSource):
         return HELD_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of mode=held and mode=tasks."""
+        """Return the reader of mode=held or mode=tasks."""
         if parse_mode(self.options, "read", ("held", "tasks")) == "tasks":
             return TasksReader(TasksOptions.parse(self.options), schema, self._connection())
         options = HeldOptions.parse(self.options, "held")
@@ -99,7 +97,7 @@ class TaskQDataSource(DataSource):
         return HeldReader(options.with_fence(connection), connection)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The writer of mode=push and mode=complete."""
+        """Return the writer of mode=push or mode=complete."""
         mode = parse_mode(self.options, "write", ("push", "complete"))
         if overwrite:
             raise TaskQueueError(f'format taskq, mode {mode}: cannot overwrite: use .mode("append")')
@@ -109,14 +107,14 @@ class TaskQDataSource(DataSource):
         return CompleteWriter.open(options.with_fence(connection), schema, connection)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """The reader of mode=log."""
+        """Return the reader of mode=log."""
         parse_mode(self.options, "read a stream", ("log",))
         options = LogOptions.parse(self.options)
         _check_schema(schema, LOG_SCHEMA, "log")
         return LogReader(options, self._connection())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """The stream writer of mode=push and mode=complete."""
+        """Return the stream writer of mode=push or mode=complete."""
         mode = parse_mode(self.options, "write a stream", ("push", "complete"))
         if overwrite:
             raise TaskQueueError(f'format taskq, mode {mode}: cannot overwrite: use .outputMode("append")')
@@ -135,9 +133,9 @@ def _check_schema(schema: StructType, fixed: StructType, mode: str) -> None:
 
 
 def register_source(spark: SparkSession, connection_info: ConnectionInfo) -> str:
-    """Registers the data source with this connection, and returns the name of its format.
+    """Register the data source with this connection, and return the name of its format.
 
-    Each database has its own format name, so drains to several databases can share a session with its `taskq` format.
+    Each database has its own format name. So drains of several databases, and the format `taskq`, can share a session.
     """
     if connection_info not in _registered:
         _registered.append(connection_info)
@@ -147,12 +145,12 @@ def register_source(spark: SparkSession, connection_info: ConnectionInfo) -> str
 
 
 def _drain_source(connection_info: ConnectionInfo, name: str) -> type[TaskQDataSource]:
-    # A function defines the class, so that Python pickles it by value: see `TaskQDataSource.with_connection`.
+    # Defined in a function, so that Spark pickles the class by value: see `TaskQDataSource.with_connection`.
     class DrainSource(TaskQDataSource.with_connection(connection_info, name)):  # type: ignore[misc]
         """The data source of drains."""
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            """The writer of decisions, with follow-ups if the schema has columns for them."""
+            """Return the writer of decisions, with follow-ups if the schema has columns for them."""
             if self.options.get("mode") != "complete":
                 return TaskQDataSource.writer(self, schema, overwrite)
             check_names(schema.names)

@@ -1,4 +1,4 @@
-"""The function `drain`: claim tasks on the driver, decide them on the cluster, commit all decisions at once."""
+"""The function `drain`: claims tasks on the driver, decides them on the cluster, and commits all decisions at once."""
 
 import json
 import logging
@@ -39,8 +39,9 @@ from airflow_provider_taskq.worker.composite import Composite
 logger = logging.getLogger(__name__)
 
 NO_LIMIT = 2**31 - 1
-CLAIM_PAUSE = 0.2  # seconds before a claim is repeated that concurrent polls have kept from tasks
-MAX_EMPTY_CLAIMS = 50  # in all, after which such tasks are left
+CLAIM_PAUSE = 0.2  # seconds until a claim is repeated that found nothing because of concurrent polls
+MAX_EMPTY_CLAIMS = 50  # the most such claims in a drain
+_CLAIMED = "tasks claimed: topic=%s claimed=%s resumed=%s"
 
 
 class StopReason(StrEnum):
@@ -65,11 +66,11 @@ class DrainTotals:
 
     @property
     def processed(self) -> int:
-        """All tasks of the rounds, claimed or resumed."""
+        """The number of tasks of all rounds, claimed or resumed."""
         return self.claimed + self.resumed
 
     def add(self, done: int, pushed: int, completed: Mapping[Result, int]) -> None:
-        """Adds the committed counts of a round."""
+        """Add the committed counts of a round."""
         self.done += done
         self.pushed += pushed
         for result, count in sorted(completed.items()):
@@ -78,7 +79,7 @@ class DrainTotals:
 
 @dataclass(frozen=True, slots=True)
 class DrainLimits:
-    """Tasks in a round, rounds, tasks in all, and the moment after which no round begins; None: no limit."""
+    """The limits of a drain: tasks in a round, rounds, tasks in all rounds, and the deadline. None is no limit."""
 
     size: int | None
     rounds: int | None
@@ -89,18 +90,18 @@ class DrainLimits:
     def of(
         cls, size: int | None, rounds: int | None, budget: int | None, deadline: timedelta | datetime | None
     ) -> "DrainLimits":
-        """Checks the limits; raises TaskQueueError for one that is invalid."""
+        """Check the limits. A duration as deadline begins now. Raises TaskQueueError for an invalid limit."""
         for name, number in (("size", size), ("rounds", rounds), ("budget", budget)):
             if number is not None and number < 1:
                 raise TaskQueueError(f"{name} must be a whole number from 1, or None for no limit, not {number}")
         if isinstance(deadline, timedelta):
             deadline = datetime.now(UTC) + deadline
         elif deadline is not None and deadline.tzinfo is None:
-            raise TaskQueueError("deadline must have a time zone: without one its meaning depends on the machine")
+            raise TaskQueueError("deadline must have a time zone, or its meaning depends on the driver's machine")
         return cls(size, rounds, budget, deadline)
 
     def reached(self, totals: DrainTotals) -> StopReason | None:
-        """The limit that prevents another round, if one does."""
+        """Return the limit that prevents another round; None if no limit does."""
         if self.rounds is not None and totals.rounds >= self.rounds:
             return StopReason.ROUNDS
         if self.budget is not None and totals.processed >= self.budget:
@@ -110,18 +111,19 @@ class DrainLimits:
         return None
 
     def next_size(self, totals: DrainTotals) -> int:
-        """The maximum number of tasks in the next round."""
+        """Return the maximum number of tasks in the next round."""
         left = NO_LIMIT if self.budget is None else self.budget - totals.processed
         return min(left, NO_LIMIT if self.size is None else self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """The result of a drain.
+    """The numbers of tasks of a drain, its length in seconds, and the reason why it ended.
 
-    `done` counts the decided tasks, `completed` the same by result, `undecided` the tasks released without a
-    decision, and `pushed` the follow-ups. `failed` counts the tasks that are FAILED now: with those that a killed drain
-    of this owner has committed before, and without those that the topic's policy retries.
+    `claimed` counts the tasks that the drain claimed, and `resumed` those that the owner held before. `done` counts the
+    decided tasks, `completed` the same by result, `undecided` the tasks without a decision, and `pushed` the new tasks
+    of follow-ups. `failed` counts the tasks that are FAILED now: it includes those of a killed drain of this owner, and
+    excludes those that the topic's policy retries.
     """
 
     topic: str
@@ -139,11 +141,11 @@ class DrainResult:
 
     @property
     def rate(self) -> float:
-        """Tasks decided per second, from registration to release."""
+        """The number of tasks decided per second, from the start of the drain to its end."""
         return self.done / self.seconds if self.seconds else 0.0
 
     def report(self) -> dict[str, Any]:
-        """The result as JSON: the drain stores and logs it, and TaskQSparkSubmitOperator returns it."""
+        """Return the result as JSON. The drain stores and logs it, and TaskQSparkSubmitOperator returns it."""
         return {
             "topic": self.topic,
             "owner": self.owner,
@@ -179,42 +181,41 @@ def drain(
     max_failed: MaxFailed = None,
     on_progress: OnProgress | None = None,
 ) -> DrainResult:
-    """Processes the ready tasks of a topic through a DataFrame, exactly once.
+    """Process the ready tasks of a topic through a DataFrame, exactly once, and return the numbers of tasks.
 
-    A drain repeats rounds under one lease until no task is ready. A round claims up to `size` tasks (None: all), calls
-    `transform`, and commits all decisions with their follow-ups, or none. The drain has at most `rounds` rounds (None:
-    no limit) and `budget` tasks in all, and begins no round after the `deadline`.
+    A drain repeats rounds under one lease until no task is ready. A round claims tasks, calls `transform`, and commits
+    all decisions with their follow-ups, or none. A task without a decision comes once in a drain. A task that is
+    retried or snoozed comes again when it is due. If there may be more rounds, a failure within a task's ttl counts as
+    no decision, because the next round would claim the task immediately.
 
-    `transform` gets the tasks (see `TaskQDataSource`) and returns decisions: sequence, result, and optionally message,
-    error, delay and follow-ups (see follow_ups.py). `in_arrow`, `in_pandas` and `by_task` make a transform of a
-    function. A composite is one, too: executors run its steps as a worker would (see `by_composite`).
+    At the end the drain releases the undecided tasks: they are READY in their old place, and the attempt does not
+    count. After an error it releases all held tasks, and raises the error. If the driver is killed, the tasks stay held
+    until its successor or `expire()` takes them. Rounds that have committed stay committed.
 
-    `owner` names the work, not the attempt, so two drains must not share a name. The drain also processes the tasks
-    that a killed attempt of this owner has held, and locks that attempt out. `lease` is five minutes, or that of the
-    claim, unless given.
-
-    A task without a decision comes once in a drain; a task that is retried or snoozed comes again when it is due. If
-    there may be more rounds, a failure within a task's ttl counts as no decision: the next round would claim the task
-    at once. Under a condition, a round has whole identifiers: the tasks of an identifier are in one partition in their
-    order, and no task is decided after one that does not end well.
-
-    At the end the drain releases the undecided tasks: READY in their old place, and the attempt not counted. After an
-    error it releases all held tasks, and raises the error. If the driver is killed, the tasks stay held until its
-    successor or `expire()` takes them. What earlier rounds have committed stays.
-
-    `claim` is the fence of a claim: `claim["fence"]` of the value that a gate returns, with its owner and topic. The
-    drain takes over the tasks of that claim, and claims others only if `budget` allows more. Undecided tasks, and all
-    tasks after an error, stay held under the claim, for its retry or the next task of the DAG.
-
-    `max_failed` limits the tasks that fail for good, as a count (an int) or a share of the ended tasks (a float): see
-    `FailureLimit`. It stops no round: the drain raises TooManyFailures after all commits, with the counts and the first
-    errors. Failures of an earlier drain of this owner count if that drain was killed.
-
-    `dsn` is a DSN, or an open connection whose parameters to use; None: TASKQ_DSN and the rest of the environment.
-
-    Raises LeaseLost if the claim is gone or a later one of the same name has replaced it. Raises it, too, and cancels
-    the Spark jobs, if the lease is gone or was not extended for two thirds of its length. Raises TaskQueueError in a
-    session of Spark Connect, before it claims anything.
+    :param transform: a function that gets the tasks (see `TaskQDataSource`) and returns decisions: sequence, result,
+        and optionally message, error, delay and follow-ups (see follow_ups.py). `in_arrow`, `in_pandas` and `by_task`
+        return a transform. It may also be a composite, whose steps executors run (see `by_composite`).
+    :param owner: the name of the work. A retry has the same name: it processes the tasks that a killed attempt has
+        held, and locks that attempt out. Two concurrent drains need different names.
+    :param dsn: a DSN, or an open connection whose parameters to use; None for TASKQ_DSN and the environment.
+    :param claim: the fence of a claim: `claim["fence"]` of the value that a gate returns, with its owner and topic. The
+        drain takes over the tasks of that claim, and claims others only if `budget` allows more. Undecided tasks, and
+        after an error all tasks, stay held under the claim, for its retry or the next task of the DAG.
+    :param lease: the length of the lease; None for five minutes, or for the length that the claim has.
+    :param size: the most tasks in a round; None for no limit.
+    :param condition: under a condition, a round has whole identifiers. The tasks of an identifier are in one partition
+        in their order, and no task is decided after one that blocks its identifier.
+    :param partitions: the number of partitions of the tasks; None to compute it from cores and tasks.
+    :param rounds: the most rounds; None for no limit.
+    :param budget: the most tasks in all rounds; None for no limit, or with `claim` for the tasks of the claim.
+    :param deadline: no round begins after it: a duration from the start, or a datetime with a time zone.
+    :param max_failed: how many tasks may fail for good, as a count (int) or a share of the ended tasks (float): see
+        `FailureLimit`. It stops no round. Failures of an earlier drain of this owner count if that drain was killed.
+    :param on_progress: a function that gets a DrainProgress every few seconds, and after each round.
+    :raises LeaseLost: if the claim is gone, if a later one of the same name has replaced it, or if the lease was not
+        extended for two thirds of its length. The Spark jobs are then cancelled.
+    :raises TooManyFailures: after all commits, if more tasks failed than `max_failed` allows.
+    :raises TaskQueueError: for an invalid argument, or in a session of Spark Connect, before the drain claims tasks.
     """
     began = time.monotonic()
     context = _spark_context(spark)
@@ -254,7 +255,7 @@ def _spark_context(spark: SparkSession) -> SparkContext:
 class DrainLoop:
     """The rounds of one drain, each of which claims tasks, transforms them and commits the decisions.
 
-    `began`: when the drain began, by `time.monotonic()`.
+    :param began: when the drain began, by `time.monotonic()`.
     """
 
     session: DrainSession
@@ -268,7 +269,7 @@ class DrainLoop:
     totals: DrainTotals = field(default_factory=DrainTotals)
 
     def run(self) -> StopReason:
-        """Repeats rounds until no task is ready or a limit is reached."""
+        """Repeat rounds until no task is ready or a limit is reached, and return the reason."""
         empty_claims = 0
         while (stop_reason := self.limits.reached(self.totals)) is None:
             before = self._progress()
@@ -278,15 +279,12 @@ class DrainLoop:
                 time.sleep(CLAIM_PAUSE)  # no event reports the end of the concurrent poll
             else:
                 if not self.totals.rounds:
-                    self._log_claim(0, 0)
+                    logger.info(_CLAIMED, self.session.topic, 0, 0)
                 return StopReason.EMPTY
         return stop_reason
 
     def _claim(self) -> int:
-        """Claims the tasks of a round; returns their number.
-
-        The first round includes the tasks that the owner held before.
-        """
+        """Claim the tasks of a round, and return their number. The first round has the resumed tasks too."""
         session, totals = self.session, self.totals
         if totals.rounds:
             session.defer_held_tasks()
@@ -296,23 +294,19 @@ class DrainLoop:
         totals.claimed += claimed
         totals.resumed += resumed
         if claimed + resumed:
-            self._log_claim(claimed, resumed)
+            logger.info(_CLAIMED, session.topic, claimed, resumed)
         return claimed + resumed
 
-    def _log_claim(self, claimed: int, resumed: int) -> None:
-        logger.info("tasks claimed: topic=%s claimed=%s resumed=%s", self.session.topic, claimed, resumed)
-
     def _may_claim_again(self, empty_claims: int) -> bool:
-        """Whether to repeat a claim that found nothing, because concurrent polls hid tasks from it."""
+        """Return whether to repeat a claim that found nothing because concurrent polls hid tasks from it."""
         if not self.session.has_unclaimed():
             return False
         if empty_claims <= MAX_EMPTY_CLAIMS:
             return True
-        logger.warning("ready tasks are left, as an open transaction locks them: topic=%s", self.session.topic)
+        logger.warning("ready tasks are left, an open transaction locks them: topic=%s", self.session.topic)
         return False
 
     def _run_round(self, count: int, before: DrainProgress) -> None:
-        """Decides the held tasks, commits the decisions, and adds them to the totals."""
         session = self.session
         stage = session.open_stage()
         description = f"taskq: decide {count:,} tasks of topic {session.topic} for {session.lease.name}"
@@ -336,9 +330,9 @@ class DrainLoop:
     def finish(
         self, stop_reason: StopReason, since: datetime, failure_limit: FailureLimit | None
     ) -> tuple[DrainResult, TooManyFailures | None]:
-        """Releases undecided tasks and stores the report, in one transaction.
+        """Release the undecided tasks and store the report, in one transaction.
 
-        Returns the report, and the error of `max_failed` if too many tasks have failed.
+        Return the result, and the error of `max_failed` if too many tasks have failed.
         """
         session, totals = self.session, self.totals
         topic, owner = session.topic, session.lease.name
@@ -365,9 +359,9 @@ class DrainLoop:
         return result, failure
 
 
+# The package's function `drain` and the program `python -m airflow_provider_taskq.spark.drain` have one name. If a
+# program imports this module first, Python binds the package's name `drain` to the module. So the module is callable.
 class _CallableModule(ModuleType):
-    """This module as a function: if it is imported first, it hides the function of its name in the package."""
-
     def __call__(self, *arguments: Any, **options: Any) -> DrainResult:
         return drain(*arguments, **options)
 

@@ -1,9 +1,9 @@
 """The driver's part of a composite's commit: functions and pushes that steps on executors leave to the driver.
 
 A batch may have more than decisions: functions of `batch.in_commit` and `batch.after_commit`, and pushes with another
-insertion than APPEND, which cannot be staged. They go to the driver with the decisions, pickled. In one transaction the
-driver calls the first, commits all decisions, and pushes; then it calls the functions of `after_commit`. The
-pickles travel inside Spark's own commit messages only: see `CompositeWriter`.
+insertion than APPEND, which cannot be staged. The executors pickle them for the driver. In one transaction the driver
+calls the functions of `in_commit`, commits all decisions, and pushes. Then it calls the functions of `after_commit`.
+The pickles travel inside Spark's own commit messages only: see `CompositeWriter`.
 """
 
 import logging
@@ -18,15 +18,7 @@ import psycopg
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from airflow_provider_taskq.queue import (
-    Condition,
-    Decision,
-    Insertion,
-    LeaseLost,
-    Task,
-    TaskQueue,
-    TaskQueueError,
-)
+from airflow_provider_taskq.queue import Condition, Decision, Insertion, LeaseLost, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import picklable_error, translate_errors
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
@@ -48,12 +40,15 @@ from airflow_provider_taskq.worker.commit import (
 
 logger = logging.getLogger(__name__)
 
-DRIVER_PART = -1  # the driver's own part of a stage, next to the partitions of the job
+DRIVER_PART = -1  # the partition number of rows that the driver itself stages
 
 
 @dataclass(frozen=True, slots=True)
 class DriverActions:
-    """What a batch leaves to the driver. It has follow-ups only if the driver has to push all of the batch."""
+    """The actions of one batch that only the driver can take.
+
+    If one push of the batch cannot be staged, the driver takes all of its follow-ups; otherwise none.
+    """
 
     composite: str
     decisions: Mapping[Task, Decision]
@@ -66,10 +61,8 @@ class DriverActions:
     def of(
         cls, composite: str, batch: Batch, decisions: Mapping[Task, Decision], condition: Condition
     ) -> "DriverActions":
-        """Collects the actions of this batch that only the driver can take.
-
-        Raises TaskQueueError under a condition: a stage may then drop decisions, which is known only afterwards.
-        """
+        """Collect the actions of a batch. Raises TaskQueueError if it has any under a condition."""
+        # Under a condition the stage may drop decisions, and the driver learns this only after it has called the hooks.
         displacing = any(each.insertion is not Insertion.APPEND for each in batch.follow_ups)
         if condition is not Condition.NONE and (batch.commit_hooks or batch.after_commit_calls or displacing):
             raise TaskQueueError(
@@ -79,7 +72,10 @@ class DriverActions:
         follow_ups, releases = (batch.follow_ups, batch.releases) if displacing else ([], [])
         return cls(
             composite,
-            {task: _picklable(decision) for task, decision in decisions.items()},
+            {
+                task: made if made.error is None else replace(made, error=picklable_error(made.error))
+                for task, made in decisions.items()
+            },
             tuple(batch.commit_hooks),
             tuple(follow_ups),
             tuple(releases),
@@ -93,11 +89,11 @@ class DriverActions:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the driver has nothing to do but to commit the decisions."""
+        """Whether the driver only has to commit the decisions."""
         return not (self.commit_hooks or self.follow_ups or self.after_commit_calls)
 
     def pickled(self) -> bytes:
-        """Pickles the actions; raises TaskQueueError if a function cannot be pickled."""
+        """Pickle the actions. Raises TaskQueueError if a function cannot be pickled."""
         try:
             return bytes(cloudpickle.dumps(self))  # type: ignore[no-untyped-call]
         except Exception as error:
@@ -107,7 +103,7 @@ class DriverActions:
             ) from error
 
     def batch(self) -> Batch:
-        """Restores the batch on the driver."""
+        """Restore the batch on the driver."""
         batch = Batch(self.decisions)
         batch.commit_hooks.extend(self.commit_hooks)
         batch.follow_ups.extend(self.follow_ups)
@@ -116,15 +112,11 @@ class DriverActions:
         return batch
 
 
-def _picklable(decision: Decision) -> Decision:
-    return decision if decision.error is None else replace(decision, error=picklable_error(decision.error))
-
-
 def commit_on_driver(writer: CompleteWriter, attempts: Sequence[StagedAttempt], pickled: Iterable[bytes]) -> None:
-    """Commits the decisions of these attempts together with the pickled `DriverActions` of their batches.
+    """Commit the decisions of these attempts together with the pickled `DriverActions` of their batches.
 
-    Retries for up to a minute if the server goes away or interrupts a commit hook; after that, the tasks of the hook
-    fail. The stage tells whether an attempt whose answer was lost has committed.
+    The commit is retried for up to a minute if the server goes away or interrupts a commit hook. After that, the tasks
+    of the hook fail. The stage shows whether an attempt whose answer was lost has committed.
     """
     commit = DriverCommit([cloudpickle.loads(each) for each in pickled])
     interruptions, backoff = HookInterruptions(MAX_HOOK_SECONDS), Backoff()
@@ -149,7 +141,7 @@ class DriverCommit:
     def run_hooks(
         self, conn: psycopg.Connection[Any], abandoned: AbandonedHooks = NO_ABANDONED_HOOKS
     ) -> list[tuple[Task, Decision]]:
-        """Calls the commit hooks before the stage is completed; returns the decisions that they changed.
+        """Call the commit hooks before the stage is completed, and return the decisions that they changed.
 
         Abandoned hooks are not called: their tasks fail. Raises CommitHookInterrupted as `run_commit_hook` does.
         """
@@ -165,20 +157,20 @@ class DriverCommit:
         return changed
 
     def push_follow_ups(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Pushes and releases what could not be staged, for the tasks that the stage has completed."""
+        """Push and release the follow-ups that could not be staged, of the tasks that the stage has completed."""
         for actions, decisions in zip(self._actions, self._decisions, strict=True):
             if actions.pushes:
                 completed = _completed_decisions(conn, stage, decisions)
                 self._topics.update(dict.fromkeys(push_follow_ups(TaskQueue(conn), actions.batch(), completed)))
 
     def after_commit(self, writer: CompleteWriter) -> None:
-        """Calls the functions of `after_commit`, and wakes the consumers of topics; errors are logged only."""
+        """Call the functions of `after_commit`, and notify the consumers of the pushes. Errors are only logged."""
         for call in [call for actions in self._actions for call in actions.after_commit_calls]:
             try:
                 call()
             except Exception:
                 logger.exception("after_commit failed, the decisions are committed: function=%s", call)
-        with suppress(psycopg.Error, TaskQueueError):  # consumers poll anyway
+        with suppress(psycopg.Error, TaskQueueError):  # without a notification, consumers find the tasks by polling
             if self._topics:
                 with writer.connection_info.connect(autocommit=True) as conn:
                     for topic in self._topics:
@@ -196,7 +188,7 @@ def _commit_once(
 
 
 def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool:
-    """Whether an earlier attempt, whose answer was lost, has completed the stage."""
+    """Return whether an earlier attempt, whose answer was lost, has completed the stage."""
     statement, arguments = stage_check(writer.options, writer.stage)
     try:
         with conn.transaction(), translate_errors():
@@ -211,7 +203,7 @@ def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool
 def _stage_changes(
     conn: psycopg.Connection[Any], writer: CompleteWriter, changed: Sequence[tuple[Task, Decision]]
 ) -> StagedAttempt:
-    """Stages the changed decisions; the queue merges them with those of the executors."""
+    """Stage the changed decisions, which the queue merges with those of the executors."""
     if not changed:
         return StagedAttempt(DRIVER_PART, 0, 0)
     rows = [decision_values(task.sequence, decision, (), ()) for task, decision in changed]
@@ -228,7 +220,7 @@ def _stage_changes(
 def _completed_decisions(
     conn: psycopg.Connection[Any], stage: str, decisions: Mapping[Task, Decision]
 ) -> Mapping[Task, Decision]:
-    """Returns the decisions whose tasks the stage has completed; it may have dropped others."""
+    """Return the decisions whose tasks the stage has completed. It may have dropped others."""
     sequences = [task.sequence for task in decisions]
     with translate_errors():
         row = conn.execute("SELECT taskq.completed_in_stage(%s::uuid, %s::bigint[])", (stage, sequences)).fetchone()

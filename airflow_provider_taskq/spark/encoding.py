@@ -1,4 +1,4 @@
-"""Decisions and new tasks of a DataFrame: their columns are checked, and their rows encoded for a binary COPY."""
+"""Checks the columns of decisions and new tasks in a DataFrame, and encodes their rows for a binary COPY."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -19,14 +19,14 @@ COPY_TASKS = (
     "COPY taskq.staged_task (stage, part, attempt, place, topic, identifier, payload, reference, suspended,"
     " available_at, delay, ttl, priority, depends_on) FROM STDIN (FORMAT binary)"
 )
-MAX_ERROR = 10_000
+MAX_ERROR = 10_000  # characters
 MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
 
 RESULT_NAMES = pa.array([result.name for result in sorted(Result)])
 _ALL_RESULTS = ", ".join(result.name for result in sorted(Result))
 _WHOLE = ("bigint", "int", "smallint", "tinyint")
 _DURATION = (*_WHOLE, "double", "float", "interval day to second")
-# Column -> the Spark types it may have; any column but the required ones may be void.
+# The Spark types that each column may have. Any optional column may be void.
 _DECISION_TYPES = {
     "sequence": ("bigint", "int"),
     "result": (*_WHOLE, "string"),
@@ -50,15 +50,14 @@ _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Python's decoder accepts NaN and the infinities, which are not JSON."""
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not a JSON number")  # Python's decoder would accept NaN and the infinities
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def check_decision_columns(columns: Mapping[str, str]) -> None:
-    """Raises InvalidTask unless these columns (name to Spark type) can be decisions."""
+    """Check that these columns (name to Spark type) can be decisions. Raises InvalidTask."""
     for name, kind in columns.items():
         if name not in _DECISION_TYPES:
             raise InvalidTask(f"unknown column {name!r} in the decisions: use {', '.join(_DECISION_TYPES)}")
@@ -68,7 +67,7 @@ def check_decision_columns(columns: Mapping[str, str]) -> None:
 
 
 def require_columns(columns: Iterable[str], *required: str) -> None:
-    """Raises InvalidTask if decisions lack a column."""
+    """Check that decisions have the required columns. Raises InvalidTask."""
     names = list(columns)
     for name in required:
         if name not in names:
@@ -76,7 +75,7 @@ def require_columns(columns: Iterable[str], *required: str) -> None:
 
 
 def encode_decisions(batch: pa.RecordBatch, stage: bytes, part: int, attempt: int) -> pa.Buffer:
-    """Encodes decisions as rows for COPY_DECISIONS; raises InvalidTask, which names the task, for an invalid one."""
+    """Encode decisions as rows for COPY_DECISIONS. Raises InvalidTask, which names the task, for an invalid one."""
     sequences = batch.column("sequence")
     if sequences.null_count:
         raise InvalidTask("a decision has no sequence: the column sequence is null")
@@ -119,7 +118,7 @@ def _result_numbers(results: pa.Array, sequences: pa.Array) -> pa.Array:
 
 
 def _messages(messages: pa.Array, sequences: pa.Array) -> pa.Array:
-    """Returns the messages unchanged; each has to be JSON that PostgreSQL can store."""
+    """Return the messages, after a check that each is JSON that PostgreSQL can store."""
     for place, text in enumerate(messages.to_pylist()):
         if text is not None and not _is_plain_json(text) and (defect := _json_defect(text)):
             raise InvalidTask(f"the message of the decision on task {sequences[place]} {defect}")
@@ -127,7 +126,7 @@ def _messages(messages: pa.Array, sequences: pa.Array) -> pa.Array:
 
 
 def _is_plain_json(text: str) -> bool:
-    """Whether a text is JSON without escapes; this takes an eighth of the time of `_json_defect`."""
+    """Return whether a text is JSON without escapes. This takes an eighth of the time of `_json_defect`."""
     try:
         end = _DECODER.raw_decode(text)[1]
     except (ValueError, RecursionError):
@@ -136,7 +135,7 @@ def _is_plain_json(text: str) -> bool:
 
 
 def _json_defect(text: str) -> str | None:
-    """Describes the error of a JSON text, without quoting it: payloads and messages do not belong in a log."""
+    """Return what is wrong with a JSON text, or None. The answer quotes nothing: messages do not belong in a log."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -181,7 +180,7 @@ def _delays(delays: pa.Array, results: pa.Array, sequences: pa.Array) -> pa.Arra
 
 
 def check_task_columns(columns: Mapping[str, str], topic: str | None) -> None:
-    """Raises InvalidTask unless these columns (name to Spark type) can be new tasks."""
+    """Check that these columns (name to Spark type) can be new tasks. Raises InvalidTask."""
     for name, kind in columns.items():
         if name not in _TASK_TYPES:
             raise InvalidTask(f"unknown column {name!r} in the new tasks: use {', '.join(_TASK_TYPES)}")
@@ -197,7 +196,7 @@ def check_task_columns(columns: Mapping[str, str], topic: str | None) -> None:
 
 
 def encode_tasks(batch: pa.RecordBatch, stage: bytes, part: int, attempt: int, first: int) -> pa.Buffer:
-    """Encodes new tasks as rows for COPY_TASKS; raises InvalidTask for one that the database could not even store.
+    """Encode new tasks as rows for COPY_TASKS. Raises InvalidTask for a task that the staging table cannot store.
 
     `first` is the place of the batch's first row in its partition.
     """
@@ -235,15 +234,15 @@ class _TaskEncoder:
         return texts
 
     def payloads(self) -> pa.Array:
-        """JSON texts; the database parses those that the DataFrame has as strings."""
+        """Return payloads as JSON texts. The database checks those that the DataFrame has as strings."""
         payloads = _optional(self.batch, "payload")
         if kinds.is_string(payloads.type) or kinds.is_null(payloads.type):
             return self.texts("payload")
         return self._encoded(payloads, lambda value: _JSON.encode(_json_value(value, payloads.type)), "payload")
 
     def durations(self, name: str) -> pa.Array:
-        """Durations from intervals or seconds, in microseconds: a "day" of PostgreSQL may have 23 or 25 hours."""
-        column = _optional(self.batch, name)
+        """Return durations, which the DataFrame has as intervals or in seconds."""
+        column = _optional(self.batch, name)  # becomes microseconds: a "day" of PostgreSQL may have 23 or 25 hours
         if kinds.is_null(column.type) or kinds.is_duration(column.type):
             microseconds = column.cast(pa.duration("us")).cast(pa.int64())
         else:
@@ -255,18 +254,18 @@ class _TaskEncoder:
         return microseconds.cast(pa.duration("us"))
 
     def priorities(self) -> pa.Array:
-        """Priorities as 32-bit integers; the database checks their range, but cannot store larger numbers."""
+        """Return priorities as 32-bit integers, which the staging table needs. The database checks their range."""
         priorities = _optional(self.batch, "priority").cast(pa.int64())
         far = pc.or_(pc.less(priorities, -(2**31)), pc.greater(priorities, 2**31 - 1))
         self._refuse_any(far, "its priority is outside -100..100")
         return priorities.cast(pa.int32())
 
     def dependencies(self) -> pa.Array:
-        """Dependencies as JSON lists of pairs of topic and identifier."""
+        """Return dependencies as JSON lists of pairs of topic and identifier."""
         column = _optional(self.batch, "depends_on")
         if column.null_count == len(column):
             return pa.nulls(len(column))
-        return self._encoded(column, _pairs_text, "depends_on")
+        return self._encoded(column, pairs_text, "depends_on")
 
     def _encoded(self, column: pa.Array, encode: Callable[[Any], str], name: str) -> pa.Array:
         texts = []
@@ -290,31 +289,24 @@ class _TaskEncoder:
 
 
 def _json_value(value: Any, kind: pa.DataType) -> Any:
-    """Converts structs and maps to objects, and dates and times to ISO 8601."""
+    """Convert structs and maps to objects, and dates and times to ISO 8601."""
     if value is None:
         return None
     if kinds.is_struct(kind):
         return {field.name: _json_value(value[field.name], field.type) for field in kind}
     if kinds.is_map(kind):
-        return {_member_name(key): _json_value(item, kind.item_type) for key, item in value}
+        names = [key if isinstance(key, str) else json.dumps(_json_value(key, pa.null())) for key, _ in value]
+        return {name: _json_value(item, kind.item_type) for name, (_, item) in zip(names, value, strict=True)}
     if kinds.is_list(kind) or kinds.is_large_list(kind):
         return [_json_value(item, kind.value_type) for item in value]
     return value.isoformat() if isinstance(value, date) else value
 
 
-def _member_name(key: Any) -> str:
-    return key if isinstance(key, str) else json.dumps(_json_value(key, pa.null()))
-
-
-def _pairs_text(value: Any) -> str:
+def pairs_text(value: Any) -> str:
+    """Encode dependencies, a list or JSON text of pairs or structs, as JSON. Raises ValueError for anything else."""
     found = json.loads(value) if isinstance(value, str) else value
-    pairs = (
-        [list(pair.values()) if isinstance(pair, dict) else pair for pair in found] if isinstance(found, list) else None
-    )
-    if pairs is None or not all(_is_pair(pair) for pair in pairs):
-        raise ValueError("is not a list of pairs of a topic and an identifier")
-    return _JSON.encode(pairs)
-
-
-def _is_pair(pair: object) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+    if isinstance(found, list):
+        pairs = [list(pair.values()) if isinstance(pair, dict) else pair for pair in found]
+        if all(isinstance(pair, list) and [type(text) for text in pair] == [str, str] for pair in pairs):
+            return _JSON.encode(pairs)
+    raise ValueError("is not a list of pairs of a topic and an identifier")

@@ -1,10 +1,12 @@
-"""Follow-ups: new tasks to push and groups to release, in the transaction of the decision that they belong to.
+"""Follow-ups: new tasks to push and groups to release, in the transaction of their decision.
 
-A DataFrame of decisions may have three more columns. `push`: the new tasks, as an array of structs or as JSON text of
-the same form, with the fields `topic` and `identifier`, and optionally `payload` (JSON text), `reference`,
-`suspended`, `available_at`, `delay`, `ttl` (seconds), `priority`, `depends_on` (pairs of topic and identifier).
-`junctions`: `topic`, `groups` (lists of identifiers), `junction`. `continued`: whether the follow-ups count; if it
-is null or missing, those of a SUCCESS do.
+A DataFrame of decisions may have three more columns. `push` and `junctions` are arrays of structs, or JSON texts of the
+same form.
+
+- `push`: new tasks, with the fields `topic` and `identifier`, and optionally `payload` (JSON text), `reference`,
+  `suspended`, `available_at`, `delay` and `ttl` (seconds), `priority`, `depends_on` (pairs of topic and identifier).
+- `junctions`: groups to release, with the fields `topic`, `groups` (lists of identifiers) and optionally `junction`.
+- `continued`: whether the follow-ups are pushed and released. If it is null or missing, those of a SUCCESS are.
 """
 
 import json
@@ -22,6 +24,7 @@ from airflow_provider_taskq.queue import InvalidTask, Junction, Result
 from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.queue.task_input import TaskInput, split_into_chunks, to_new_tasks
+from airflow_provider_taskq.spark.encoding import pairs_text
 from airflow_provider_taskq.spark.staging import Check, StagedAttempt, task_context
 from airflow_provider_taskq.spark.writers import CompleteWriter, stage_check
 
@@ -32,7 +35,7 @@ _COPY_TASKS = (
     "COPY taskq.staged_task (stage, part, attempt, place, parent, topic, identifier, payload, reference, suspended,"
     " available_at, delay, ttl, priority, depends_on) FROM STDIN"
 )
-# The columns that a consumer may insert, which has no right to push.
+# A consumer without the right to push may insert these columns only.
 _COPY_CONTINUED = "COPY taskq.staged_task (stage, part, attempt, place, parent, suspended) FROM STDIN"
 _COPY_JUNCTIONS = "COPY taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction) FROM STDIN"
 
@@ -40,7 +43,7 @@ Row = tuple[Any, ...]
 
 
 def follow_up(topic: str, task: TaskInput) -> dict[str, Any]:
-    """A new task as a value of the column `push`; raises InvalidTask if it breaks a rule that needs no database."""
+    """Return a new task as a value of the column `push`. Raises InvalidTask if it breaks a rule of its own columns."""
     chunk = next(split_into_chunks(topic, to_new_tasks(topic, [task])))
     chunk.columns()
     new = chunk.tasks[0]
@@ -61,17 +64,17 @@ def follow_up(topic: str, task: TaskInput) -> dict[str, Any]:
 class FollowUpWriter(DataSourceArrowWriter):
     """The writer of decisions with follow-ups: it stages the follow-ups, and leaves the decisions to `CompleteWriter`.
 
-    The follow-ups of an attempt have a connection of their own. It is open before the decisions are staged, and its
+    The follow-ups of an attempt have a connection of their own. It opens before the decisions are staged, and its
     transaction commits after theirs. If the server crashes in between, the connection breaks and the attempt fails. So
-    an attempt that reports its decisions has staged its follow-ups, too; or the crash has emptied the stage, and the
-    driver finds fewer decisions than the attempt reported.
+    an attempt that reports its decisions has staged its follow-ups too. A crash after the report empties the stage, and
+    the driver finds fewer decisions than the attempt reported.
     """
 
     def __init__(self, decisions: CompleteWriter) -> None:
         self.decisions = decisions
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Stages one partition, on an executor."""
+        """Stage one partition, on an executor."""
         context, decisions = task_context(), self.decisions
         key = (decisions.stage, context.partitionId(), context.taskAttemptId())
         with ExitStack() as stack, translate_errors():
@@ -81,19 +84,19 @@ class FollowUpWriter(DataSourceArrowWriter):
         return staged
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Completes the stage, on the driver."""
+        """Complete the tasks by the staged decisions, on the driver."""
         self.decisions.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Deletes the staged rows."""
+        """Delete the staged rows."""
         self.decisions.abort(messages)
 
 
 @dataclass(slots=True)
 class FollowUpStager:
-    """Stages the follow-ups of one attempt. It connects when it gets the first one.
+    """Stages the follow-ups of one attempt, on a connection that it opens for the first of them.
 
-    `key`: stage, partition and attempt.
+    :param key: stage, partition and attempt.
     """
 
     key: tuple[str, int, int]
@@ -102,7 +105,7 @@ class FollowUpStager:
     count: int = 0
 
     def stage_and_remove(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stages the follow-ups of each batch, and yields the batch without their columns."""
+        """Stage the follow-ups of each batch, and yield the batch without their columns."""
         for batch in batches:
             rows = _rows_of(batch)
             if any(rows):
@@ -110,7 +113,7 @@ class FollowUpStager:
             yield batch.select([name for name in batch.schema.names if name not in COLUMNS])
 
     def commit(self, check: Check) -> None:
-        """Commits the staged rows, if the check still holds: the stage may have been completed in the meantime."""
+        """Commit the staged rows, unless the check fails because the stage was completed in the meantime."""
         if self.conn is not None:
             self.conn.execute(check[0].encode(), check[1])
             self.conn.commit()
@@ -132,7 +135,7 @@ class FollowUpStager:
 
 
 def _rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Row], list[Row]]:
-    """The explicit values of `continued`, the new tasks, and the junctions, each as rows from the column parent on."""
+    """Return explicit values of `continued`, new tasks and junctions, as rows that begin with the column parent."""
     columns = [name for name in ("push", "junctions", "continued") if name in batch.schema.names]
     if all(batch.column(name).null_count == batch.num_rows for name in columns):
         return [], [], []
@@ -143,7 +146,7 @@ def _rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Row], list[Row]]:
         sequence, success = values["sequence"], values["result"] in ("SUCCESS", int(Result.SUCCESS))
         continued = values.get("continued")
         if continued is not None and continued != success:
-            explicit.append((sequence, continued))  # see sql/api/stages.sql
+            explicit.append((sequence, continued))  # other values are implied: see sql/api/staged_decisions.sql
         if continued is False or (continued is None and not success):
             continue
         with _naming_task(sequence):
@@ -154,7 +157,7 @@ def _rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Row], list[Row]]:
 
 @contextmanager
 def _naming_task(sequence: int) -> Iterator[None]:
-    """Adds the decided task to an error, which quotes nothing of the follow-up itself."""
+    """Name the decided task in an error. The error quotes nothing of the follow-up, which may hold private data."""
     try:
         yield
     except InvalidTask as error:
@@ -181,7 +184,7 @@ def _task_row(parent: int, task: Mapping[str, Any]) -> Row:
     payload, reference, suspended, available_at, delay, ttl, priority, depends_on = map(task.get, _OPTIONAL)
     return (
         parent, topic, identifier, payload, reference, suspended, _moment(available_at), _interval(delay, "delay"),
-        _interval(ttl, "ttl"), priority, None if not depends_on else json.dumps(_pairs(depends_on)),
+        _interval(ttl, "ttl"), priority, _dependencies(depends_on),
     )  # fmt: skip
 
 
@@ -213,7 +216,7 @@ def _moment(value: object) -> datetime | None:
 
 
 def _interval(value: object, name: str) -> str | None:
-    """A duration, or a number of seconds, as PostgreSQL's interval."""
+    """Return a duration, or a number of seconds, as text of an interval of PostgreSQL."""
     if value is None or isinstance(value, timedelta):
         return interval_text(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -224,8 +227,8 @@ def _interval(value: object, name: str) -> str | None:
         raise InvalidTask(f"its {name} is not a duration") from None
 
 
-def _pairs(value: Sequence[Any]) -> list[list[str]]:
-    pairs = [list(pair.values()) if isinstance(pair, dict) else list(pair) for pair in value]
-    if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
-        raise InvalidTask("its depends_on is not a list of pairs of a topic and an identifier")
-    return pairs
+def _dependencies(value: object) -> str | None:
+    try:
+        return pairs_text(value) if value else None
+    except ValueError as error:
+        raise InvalidTask(f"its depends_on {error}") from None

@@ -1,8 +1,7 @@
-"""The lease of a drain: kept while Spark works, with an early warning when it may be lost."""
+"""Keeps the lease of a drain while Spark works, and detects its loss before the lease ends."""
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -18,10 +17,10 @@ _STOP_SECONDS = 5.0
 class DrainLease:
     """Keeps the lease of a drain, on a connection of its own, and reports its loss to `on_loss`.
 
-    The lease counts as lost when the queue says so, or two thirds of its length after the last heartbeat that succeeded
-    began, by this machine's monotonic clock. A thread that touches no network checks the clock, since a heartbeat may
-    be stuck. It calls `on_loss` every second from then on: Spark may start more jobs after the first is cancelled.
+    The lease counts as lost when a heartbeat raises LeaseLost, or when the last successful heartbeat began two thirds
+    of the lease's length ago, by this machine's monotonic clock.
 
+    :param on_loss: called every second after the loss, because Spark may start more jobs after the first is cancelled.
     :param since: when the owner's registration began, by `time.monotonic()`; None for now.
     """
 
@@ -33,14 +32,15 @@ class DrainLease:
         def connect() -> psycopg.Connection[Any]:
             return connection_info.connect(autocommit=True, connect_timeout=max(2, int(length / 6)))
 
-        # Half of the time between the first heartbeat and the loss, so that there is time for another connection.
+        # The keeper beats every third of the length. A sixth leaves time for a second attempt before the loss.
         limit = CallLimit(max(0.5, length / 6), grows=False)
-        self._lease = Lease(owner, since, lost_after=length * 2 / 3)
-        self._keeper = LeaseKeeper(connect, length, self._on_lost, limit)
-        self._keeper.add(self._lease)
         self._on_loss = on_loss
         self._changed = threading.Event()  # lost or stopped
         self._stopped = threading.Event()
+        self._lease = Lease(owner, since, lost_after=length * 2 / 3)
+        self._keeper = LeaseKeeper(connect, length, lambda _: self._changed.set(), limit)
+        self._keeper.add(self._lease)
+        # This thread uses no network, so a heartbeat that is stuck does not delay it.
         self._thread = threading.Thread(target=self._watch, name="taskq lease watch", daemon=True)
 
     def __enter__(self) -> Self:
@@ -48,22 +48,16 @@ class DrainLease:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stops, without waiting for a heartbeat that is stuck."""
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._changed.set()
         self._keeper.stop()
-        self._thread.join(timeout=_STOP_SECONDS)
+        self._thread.join(timeout=_STOP_SECONDS)  # a call to the JVM in `on_loss` may be stuck
 
     @property
     def lost(self) -> LeaseLost | None:
-        """Why the lease is lost, if it is."""
+        """The error that tells why the lease is lost; None while it is kept."""
         return self._lease.lost
-
-    def _on_lost(self, error: LeaseLost) -> None:  # noqa: ARG002 -- `lost` has it
-        self._changed.set()
 
     def _watch(self) -> None:
         while not self._changed.wait(max(0.0, self._lease.seconds_left())):

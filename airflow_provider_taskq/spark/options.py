@@ -1,4 +1,4 @@
-"""The options of the data source: names and numbers, never a secret."""
+"""The options of the data source. Spark shows options in plans and logs, so none of them is a secret."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ _SPARK_NAMES = {"checkpointlocation", "queryname"}  # Spark passes its own optio
 class HeldOptions:
     """Options of mode=held and mode=complete: the owner of the tasks, and the fence of its lease.
 
-    Without a fence, the DataFrame uses the lease that the owner has when the DataFrame is planned. Without a topic, it
-    reads all topics.
+    Without a fence, the DataFrame uses the lease that the owner has when Spark plans the DataFrame. Without a topic, it
+    reads the tasks of all topics.
     """
 
     mode: str
@@ -31,11 +31,9 @@ class HeldOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: str) -> Self:
-        """Parses the options; raises TaskQueueError for one that is missing, unknown or invalid."""
-        if mode == "held":
-            values = parse_options(options, mode, "read", _HELD_NAMES)
-        else:
-            values = parse_options(options, mode, "write", _COMPLETE_NAMES)
+        """Parse the options. Raises TaskQueueError for one that is missing, unknown or invalid."""
+        action, names = ("read", _HELD_NAMES) if mode == "held" else ("write", _COMPLETE_NAMES)
+        values = parse_options(options, mode, action, names)
         return cls(
             mode=mode,
             owner=require(values, mode, "owner"),
@@ -47,7 +45,7 @@ class HeldOptions:
         )
 
     def with_fence(self, connection_info: ConnectionInfo) -> Self:
-        """Returns the options with the fence of the owner's lease; raises LeaseLost if the owner has none."""
+        """Return the options with the fence of the owner's lease. Raises LeaseLost if the owner has no lease."""
         if self.fence is not None:
             return self
         with connection_info.connect() as conn:
@@ -59,7 +57,7 @@ class HeldOptions:
 
 @dataclass(frozen=True, slots=True)
 class PushOptions:
-    """Options of mode=push. With `stream` and `batch`, the push is committed once under that name and number."""
+    """Options of mode=push. With `stream` and `batch`, only one push commits under that name and number."""
 
     topic: str | None
     insertion: Insertion
@@ -68,7 +66,7 @@ class PushOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Parses the options; raises TaskQueueError for one that is unknown or invalid."""
+        """Parse the options. Raises TaskQueueError for one that is unknown or invalid."""
         values = parse_options(options, "push", "write", {"topic", "insertion", "stream", "batch"})
         insertion = values.get("insertion", "APPEND").upper()
         if insertion not in Insertion.__members__:
@@ -81,7 +79,7 @@ class PushOptions:
 
 
 def parse_mode(options: Mapping[str, str], action: str, modes: tuple[str, ...]) -> str:
-    """Returns the option `mode`; raises TaskQueueError unless it is one of `modes`."""
+    """Return the option `mode`. Raises TaskQueueError unless it is one of `modes`."""
     mode = {name.lower(): value for name, value in options.items()}.get("mode")
     if mode not in modes:
         allowed = " or ".join(repr(each) for each in modes)
@@ -90,7 +88,7 @@ def parse_mode(options: Mapping[str, str], action: str, modes: tuple[str, ...]) 
 
 
 def parse_options(options: Mapping[str, str], mode: str, action: str, names: set[str]) -> dict[str, str]:
-    """Returns the options with names in lower case; raises TaskQueueError for another mode or an unknown option."""
+    """Return the options with names in lower case. Raises TaskQueueError for another mode or an unknown option."""
     parse_mode(options, action, (mode,))
     values = {name.lower(): value for name, value in options.items() if name.lower() != "mode"}
     if unknown := sorted(set(values) - names - _SPARK_NAMES):
@@ -101,26 +99,26 @@ def parse_options(options: Mapping[str, str], mode: str, action: str, names: set
 
 
 def require(values: Mapping[str, str], mode: str, name: str) -> str:
-    """Returns an option; raises TaskQueueError if it is missing or empty."""
+    """Return an option. Raises TaskQueueError if it is missing or empty."""
     if not values.get(name):
         raise TaskQueueError(f"format taskq, mode {mode}: option {name!r} is missing")
     return values[name]
 
 
 def parse_partitions(values: Mapping[str, str]) -> int:
-    """Returns the option `partitions`, or its default."""
+    """Return the option `partitions`, or 8 by default."""
     return parse_number(values.get("partitions", str(DEFAULT_PARTITIONS)), "partitions")
 
 
 def parse_number(text: str, name: str, least: int = 1) -> int:
-    """Parses a whole number of at least `least`."""
+    """Parse a whole number of at least `least`. Raises TaskQueueError, which names the option."""
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise TaskQueueError(f"format taskq: option {name!r} must be a whole number from {least}, not {text!r}")
     return int(text)
 
 
 def parse_flag(text: str, name: str) -> bool:
-    """Parses `true` or `false`."""
+    """Parse `true` or `false`. Raises TaskQueueError, which names the option."""
     if text.lower() not in ("true", "false"):
         raise TaskQueueError(f"format taskq: option {name!r} must be true or false, not {text!r}")
     return text.lower() == "true"

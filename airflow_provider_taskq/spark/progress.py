@@ -1,28 +1,32 @@
 """The progress of a drain, reported every few seconds to its log and to `on_progress`."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.worker.connection import DatabaseSession
+from airflow_provider_taskq.worker.threads import ServiceThread
 
 logger = logging.getLogger(__name__)
 
 PAUSE = 5.0  # seconds between two reports
-MAX_SHARE = 0.05  # of the time may be spent on counting
+MAX_SHARE = 0.05  # the share of the time that counting may take
 
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """The tasks claimed and done in all rounds so far. The tasks of a Spark task are done when it has staged them."""
+    """The progress of a drain in all of its rounds so far.
+
+    `claimed` counts the tasks of these rounds. `done` counts those whose decisions are staged or committed. `round` is
+    the number of the current round, from 1. `seconds` is the time since the drain began.
+    """
 
     topic: str
     owner: str
@@ -35,13 +39,15 @@ class DrainProgress:
 OnProgress = Callable[[DrainProgress], None]
 
 
-class ProgressReporter:
+class ProgressReporter(ServiceThread):
     """Reports the progress of one round, from a thread with its own connection.
 
-    It counts the decisions in the round's stage, so the number is exact whatever jobs a transform runs. Counting a
-    million decisions takes the server 0.1 s; the longer it takes, the longer are the pauses.
+    It counts the decisions in the round's stage, so the number is exact for any transform. Counting a million decisions
+    takes the server 0.1 s; the longer it takes, the longer are the pauses.
 
-    `before`: the progress of the earlier rounds. `claimed`: the number of tasks in this round.
+    :param before: the progress of the earlier rounds.
+    :param claimed: the number of tasks in this round.
+    :param stage: the ID of the round's stage.
     """
 
     def __init__(
@@ -52,65 +58,49 @@ class ProgressReporter:
         stage: str,
         on_progress: OnProgress | None,
     ) -> None:
-        self._connection_info = connection_info
+        super().__init__("taskq progress")
+        self._session = DatabaseSession(lambda: connection_info.connect(autocommit=True))
         self._before = before
         self._claimed = claimed
         self._stage = stage
         self._on_progress = on_progress
         self._began = time.monotonic()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="taskq progress", daemon=True)
 
     def __enter__(self) -> Self:
-        """Starts the thread."""
-        self._thread.start()
+        self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stops the thread; does not wait long for a call that gets no answer."""
-        self._stopped.set()
-        self._thread.join(timeout=PAUSE)
+    def __exit__(self, *_: object) -> None:
+        self.stop(PAUSE)
 
     def _run(self) -> None:
         pause = PAUSE
-        conn: psycopg.Connection[Any] | None = None
         while not self._stopped.wait(pause):
             began = time.monotonic()
-            try:
-                conn = conn or self._connection_info.connect(autocommit=True)
-                self._report(self._count_staged(conn))
-            except (psycopg.Error, TaskQueueError):  # the lease keeper reports a server that is away
-                with suppress(psycopg.Error):
-                    if conn is not None:
-                        conn.close()
-                conn = None
+            with suppress(psycopg.Error, TaskQueueError):  # the lease keeper reports an unreachable server
+                self._report()
             pause = max(PAUSE, (time.monotonic() - began) / MAX_SHARE)
-        if conn is not None:
-            conn.close()
+        self._session.close()
 
-    def _count_staged(self, conn: psycopg.Connection[Any]) -> int:
-        """The number of staged decisions, at most that of the claimed tasks: a Spark task may have run twice."""
-        row = conn.execute("SELECT taskq.count_staged(%s::uuid)", (self._stage,)).fetchone()
-        return min(row[0] if row else 0, self._claimed)
-
-    def _report(self, staged: int) -> None:
+    def _report(self) -> None:
+        with self._session.queue() as queue:
+            row = queue.conn.execute("SELECT taskq.count_staged(%s::uuid)", (self._stage,)).fetchone()
+        if self._stopped.is_set():
+            return
         before = self._before
-        if not self._stopped.is_set():
-            progress = DrainProgress(
-                before.topic,
-                before.owner,
-                before.round + 1,
-                before.claimed + self._claimed,
-                before.done + staged,
-                before.seconds + time.monotonic() - self._began,
-            )
-            report_progress(progress, self._on_progress)
+        progress = replace(
+            before,
+            round=before.round + 1,
+            claimed=before.claimed + self._claimed,
+            # If Spark ran a task twice, the stage may have more decisions than the round has tasks.
+            done=before.done + min(row[0] if row else 0, self._claimed),
+            seconds=before.seconds + time.monotonic() - self._began,
+        )
+        report_progress(progress, self._on_progress)
 
 
 def report_progress(progress: DrainProgress, on_progress: OnProgress | None) -> None:
-    """Logs the progress and calls `on_progress`, whose errors are logged and end nothing."""
+    """Log the progress and call `on_progress`. An error of `on_progress` is logged and does not end the drain."""
     logger.info(
         "drain progress: topic=%s round=%s done=%s claimed=%s seconds=%.0f tasks_per_second=%.0f",
         progress.topic,

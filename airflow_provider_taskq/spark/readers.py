@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import starmap
 from typing import Any, Self
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from airflow_provider_taskq.spark.options import HeldOptions, parse_flag, parse_
 
 
 def spark_schema(columns: str) -> StructType:
-    """Makes a schema of columns such as "sequence long, topic string", without a Spark session."""
+    """Return the schema of columns such as "sequence long, topic string", without a Spark session."""
     schema = StructType()
     for column in columns.split(", "):
         name, kind = column.split()
@@ -38,6 +39,7 @@ LARGE_COLUMNS = ("payload", "output")
 _ARROW_TYPES = {
     "bigint": pa.int64(),
     "boolean": pa.bool_(),
+    "double": pa.float64(),
     "int": pa.int32(),
     "string": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),
@@ -46,7 +48,8 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema of a Spark schema. Spark's own to_arrow_schema has other parameters in 4.2 than in 4.1."""
+    """Return the Arrow schema of a Spark schema."""
+    # Not Spark's own to_arrow_schema: its parameters differ between Spark 4.1 and 4.2.
     return pa.schema([(field.name, _ARROW_TYPES[field.dataType.simpleString()]) for field in schema.fields])
 
 
@@ -66,29 +69,26 @@ class SequenceRange(InputPartition):
 class HeldReader(DataSourceReader):
     """Reads the tasks that an owner holds.
 
-    Reading changes nothing, so a second action, a retried or a speculative Spark task, and `show()` read the same rows,
-    until the owner completes the tasks. When its lease is gone, every read fails with LeaseLost.
+    Reading changes nothing. So a second action, a retried or speculative Spark task, and `show()` read the same rows
+    until the owner completes the tasks. A read raises LeaseLost if the owner's lease is gone.
     """
 
     options: HeldOptions
     connection_info: ConnectionInfo
 
     def partitions(self) -> list[InputPartition]:
-        """Ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
+        """Return ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
         options = self.options
-        with self.connection_info.connect() as conn, translate_errors():
-            ranges = conn.execute(
-                "SELECT low, high FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, %s::int)",
-                (options.owner, options.fence, options.topic, options.partitions),
-            )
-            return [SequenceRange(low, high) for low, high in ranges]
+        statement = "SELECT low, high FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, %s::int)"
+        arguments = (options.owner, options.fence, options.topic, options.partitions)
+        return list(starmap(SequenceRange, self.connection_info.fetch_all(statement, arguments)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Streams the tasks of one range in bounded memory."""
+        """Yield the tasks of one range in batches of bounded memory, on an executor."""
         if not isinstance(partition, SequenceRange):  # Spark's placeholder if there are no partitions
             return
         options = self.options
-        # With the option `topic`, the column topic has one value: the database does not send it.
+        # With the option `topic`, the column topic has one value, which the database need not send.
         schema = _HELD_ARROW if options.topic is None else _HELD_ARROW.remove(_TOPIC)
         statement = (
             f"COPY (SELECT {', '.join(schema.names)}"  # noqa: S608
@@ -106,7 +106,7 @@ class HeldReader(DataSourceReader):
 def copy_batches(
     connection_info: ConnectionInfo, statement: str, arguments: Sequence[object], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Runs a COPY TO STDOUT on an executor, and yields its rows as Arrow batches."""
+    """Run a COPY TO STDOUT on an executor, and yield its rows as Arrow batches."""
     with (
         connection_info.connect_executor() as conn,
         translate_errors(),
@@ -117,7 +117,7 @@ def copy_batches(
 
 @dataclass(frozen=True, slots=True)
 class TasksOptions:
-    """Options of mode=tasks: the topic, and whether to read the large columns `payload` and `output`, too."""
+    """Options of mode=tasks. `payload`: whether to read the large columns `payload` and `output`, too."""
 
     topic: str
     payload: bool
@@ -125,7 +125,7 @@ class TasksOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Parses the options; raises TaskQueueError for one that is missing, unknown or invalid."""
+        """Parse the options. Raises TaskQueueError for one that is missing, unknown or invalid."""
         values = parse_options(options, "tasks", "read", {"topic", "payload", "partitions"})
         return cls(
             topic=require(values, "tasks", "topic"),
@@ -134,7 +134,7 @@ class TasksOptions:
         )
 
     def schema(self) -> StructType:
-        """The columns if `.schema(...)` names none."""
+        """Return the columns of a read whose query sets no schema."""
         if self.payload:
             return TASKS_SCHEMA
         return StructType([field for field in TASKS_SCHEMA.fields if field.name not in LARGE_COLUMNS])
@@ -142,9 +142,10 @@ class TasksOptions:
 
 @dataclass(slots=True)
 class PushedFilters:
-    """The filters that the database applies instead of Spark: bounds (both ends included) and sets; None: no filter.
+    """The filters that the database applies instead of Spark: inclusive bounds, and sets of values.
 
-    A filter is accepted only if the database applies it exactly, so that Spark need not apply it again.
+    None is no filter. A filter is accepted only if the database applies it exactly, because Spark does not apply it
+    again.
     """
 
     low: int | None = None
@@ -156,17 +157,17 @@ class PushedFilters:
 
     @property
     def match_nothing(self) -> bool:
-        """Whether no task can match."""
+        """Whether the filters exclude every task."""
         return self.states == frozenset() or self.identifiers == frozenset()
 
     def arguments(self) -> tuple[Any, ...]:
-        """The arguments of taskq.task_bounds from p_low to p_until."""
+        """Return the arguments of taskq.task_bounds from p_low to p_until."""
         states = None if self.states is None else sorted(self.states)
         identifiers = None if self.identifiers is None else sorted(self.identifiers)
         return self.low, self.high, states, identifiers, self.since, self.until
 
     def accept(self, pushed: Any) -> bool:
-        """Adds a filter of Spark's; False if Spark has to apply it."""
+        """Add a filter of Spark, and return True; return False if Spark has to apply it."""
         kind, column = type(pushed).__name__, ".".join(getattr(pushed, "attribute", ()))
         if kind == "IsNotNull":
             return column in ("state", "identifier", "sequence", "created")
@@ -200,7 +201,7 @@ class PushedFilters:
 
 
 def _bounds(kind: str, value: Any, step: Any) -> tuple[Any, Any]:
-    """The least and the greatest value that pass a comparison; None: no such bound."""
+    """Return the least and the greatest value that pass a comparison. None is no bound."""
     return {
         "EqualTo": (value, value),
         "GreaterThan": (value + step, None),
@@ -222,8 +223,8 @@ class _PushFilters:
     """The method `pushFilters` in a form that Spark accepts while filter pushdown is off, which is the default.
 
     If spark.sql.python.filterPushdown.enabled is off, Spark fails a read whose reader overrides `pushFilters`. Spark
-    detects that by the function behind the method, so this callable names the base class's. If the setting is on,
-    Spark calls the attribute whatever it is.
+    compares `__func__` of the method with the function of the base class, so this callable shows that function. If the
+    setting is on, Spark calls the attribute.
     """
 
     def __init__(self, reader: "TasksReader") -> None:
@@ -231,7 +232,6 @@ class _PushFilters:
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Any]) -> Iterable[Any]:
-        """Returns the filters that Spark has to apply."""
         return [each for each in filters if not self.reader.filters.accept(each)]
 
 
@@ -240,11 +240,11 @@ class TasksReader(DataSourceReader):
 
     Filters on `state`, `identifier`, `sequence` and `created` are pushed down if
     spark.sql.python.filterPushdown.enabled is on. This reader cannot warn if it is off: the process that plans a read
-    has neither a session nor a task's properties, and does not see whether the query has filters.
+    cannot read the setting, and does not see whether the query has filters.
 
-    Ranges of sequences are planned once: tasks that are pushed later are not read. Each range is one statement, so
-    that a task is read at most once, in a state that it had during the job. The ranges do not share a snapshot, and
-    another action may read other states.
+    Ranges of sequences are planned once, so a task that is pushed later is not read. Each range is one statement, so a
+    task is read at most once, in a state that it had during the job. The ranges do not share a snapshot. A second
+    action may read other states.
     """
 
     def __init__(self, options: TasksOptions, schema: StructType, connection_info: ConnectionInfo) -> None:
@@ -261,23 +261,22 @@ class TasksReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> Any:  # noqa: N802
-        """See `_PushFilters`."""
+        """The callable to which Spark passes the filters of the query."""
         return _PushFilters(self)
 
     def partitions(self) -> list[InputPartition]:
-        """Ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
+        """Return ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
         if self.filters.match_nothing:
             return []
-        with self.connection_info.connect() as conn, translate_errors():
-            ranges = conn.execute(
-                "SELECT low, high FROM taskq.task_bounds(%s::text, %s::bigint, %s::bigint, %s::int[], %s::text[],"
-                " %s::timestamptz, %s::timestamptz, %s::int)",
-                (self.options.topic, *self.filters.arguments(), self.options.partitions),
-            )
-            return [SequenceRange(low, high) for low, high in ranges]
+        statement = (
+            "SELECT low, high FROM taskq.task_bounds(%s::text, %s::bigint, %s::bigint, %s::int[], %s::text[],"
+            " %s::timestamptz, %s::timestamptz, %s::int)"
+        )
+        arguments = (self.options.topic, *self.filters.arguments(), self.options.partitions)
+        return list(starmap(SequenceRange, self.connection_info.fetch_all(statement, arguments)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Streams the tasks of one range in bounded memory."""
+        """Yield the tasks of one range in batches of bounded memory, on an executor."""
         if not isinstance(partition, SequenceRange):  # Spark's placeholder if there are no partitions
             return
         names = self.arrow.names

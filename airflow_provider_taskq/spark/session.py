@@ -28,9 +28,9 @@ from airflow_provider_taskq.spark.writers import abandon_stage
 
 logger = logging.getLogger(__name__)
 
-# Tasks in a partition at most: a failed Spark task repeats its partition.
+# The most tasks in a partition, because a failed Spark task repeats its partition.
 PARTITION_TASKS = 50_000
-PARTITION_CALLS = 10_000  # if a function is called for each task
+PARTITION_CALLS = 10_000  # if executors call a function for each task
 DEFAULT_LEASE = timedelta(minutes=5)
 
 Transform = Callable[[DataFrame], DataFrame]
@@ -42,11 +42,13 @@ _ANY_ERROR = re.compile(r"^(?!Caused by|\s)(?:[\w]+\.)*(\w*(?:Error|Exception|Ex
 
 @dataclass(eq=False)
 class DrainSession:
-    """The lease of one drain, and its steps.
+    """The lease of one drain, and the calls to the queue and to Spark that a drain consists of.
 
-    `in_rounds`: the drain may have more than one round. `since`: when the registration began, by the monotonic clock.
-    `claim_fence`: the fence of the claim that this drain continues. The drain neither releases the tasks of a claim nor
-    ends its lease: the retry of this Airflow task, or the next one, takes them over by the same fence.
+    :param in_rounds: whether the drain may have more than one round.
+    :param since: when the registration began, by `time.monotonic()`.
+    :param claim_fence: the fence of the claim that this drain continues; None if it claims for itself. The drain
+        neither releases the tasks of a claim nor ends its lease: the retry of this Airflow task, or the next task of
+        the DAG, takes the tasks over by the same fence.
     """
 
     spark: SparkSession
@@ -71,7 +73,7 @@ class DrainSession:
         in_rounds: bool,
         claim: int | None = None,
     ) -> "DrainSession":
-        """Registers the owner, or with `claim` takes over that claim, with the length of its lease unless given."""
+        """Register the owner, or with `claim` take over that claim; `lease` is by default 5 minutes or the claim's."""
         with connection_info.connect() as conn:
             queue, since = TaskQueue(conn), time.monotonic()
             if claim is None:
@@ -92,73 +94,67 @@ class DrainSession:
         return {"topic": self.topic, "owner": self.lease.name, "fence": str(self.lease.fence)}
 
     def keep_lease(self) -> DrainLease:
-        """Keeps the lease, and cancels this drain's Spark jobs if the lease is lost."""
+        """Return a context that keeps the lease, and cancels this drain's Spark jobs if the lease is lost."""
         return DrainLease(self.lease, self.connection_info, self.cancel_jobs, self.since)
 
     def begin_drain(self) -> datetime:
-        """Stores that the drain begins; returns the moment from which its failures count."""
+        """Store that the drain begins, and return the moment from which its failures count."""
         with self.connection_info.connect() as conn:
             return TaskQueue(conn).begin_drain(self.lease.name, self.topic, self.lease)
 
     def expire_lapsed(self) -> None:
-        """Expires the lapsed leases of others. The registration has renewed the owner's own before."""
+        """Expire the lapsed leases of other owners. The registration has just renewed the owner's own lease."""
         with self.connection_info.connect() as conn:
             TaskQueue(conn).expire()
 
     def count_resumed(self) -> int:
-        """The number of tasks of the topic that the owner held before this registration."""
+        """Return the number of tasks of the topic that the owner held before this registration."""
         if not self.lease.resumed:
             return 0
-        with self.connection_info.connect() as conn, translate_errors():
-            row = conn.execute(
-                "SELECT coalesce(sum(size), 0)::bigint FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, 1)",
-                (self.lease.name, self.lease.fence, self.topic),
-            ).fetchone()
-        return row[0] if row else 0
+        ((count,),) = self.connection_info.fetch_all(
+            "SELECT coalesce(sum(size), 0)::bigint FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, 1)",
+            (self.lease.name, self.lease.fence, self.topic),
+        )
+        return int(count)
 
     def claim(self, size: int, order: Order) -> int:
-        """Claims up to `size` tasks, under a condition whole identifiers in order; returns their number."""
+        """Claim up to `size` tasks, under a condition whole identifiers in order, and return their number."""
         if self.condition is Condition.NONE:
             claimer = ParallelClaimer(self.connection_info, self.topic, self.lease, order, size)
             return claimer.claim(self.spark.sparkContext.defaultParallelism)
-        with self.connection_info.connect(autocommit=True) as conn:
-            if order is not Order.FIRST_IN_FIRST_OUT:  # not whole identifiers: the last task follows all others
+        if order is not Order.FIRST_IN_FIRST_OUT:  # the last task of an identifier has to follow all others
+            with self.connection_info.connect(autocommit=True) as conn:
                 return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
-            with translate_errors():
-                row = conn.execute(
-                    "SELECT taskq.claim_batch(%s::text, %s::text, %s::bigint, %s::int, %s::text)",
-                    (self.topic, self.lease.name, self.lease.fence, size, self.condition),
-                ).fetchone()
-            return row[0] if row else 0
+        ((count,),) = self.connection_info.fetch_all(
+            "SELECT taskq.claim_batch(%s::text, %s::text, %s::bigint, %s::int, %s::text)",
+            (self.topic, self.lease.name, self.lease.fence, size, self.condition),
+        )
+        return int(count)
 
     def has_unclaimed(self) -> bool:
-        """Whether there are tasks to claim, though a claim has just found none.
-
-        A claim under a condition skips the identifiers that a concurrent poll examines. The poll may then leave them,
-        if it began before the previous task of the identifier was completed.
-        """
+        """Return whether there are tasks to claim, although a claim has just found none."""
+        # A claim under a condition skips the identifiers that a concurrent poll examines. That poll may leave them too,
+        # if it began before the previous task of the identifier was completed.
         if not self.in_rounds or self.condition is Condition.NONE:
             return False
         with self.connection_info.connect() as conn:
             return TaskQueue(conn).has_unclaimed(self.topic, self.condition)
 
     def open_stage(self) -> str:
-        """Opens a stage, which applies the condition to the decisions; returns its ID.
+        """Open a stage, which applies the condition to the decisions, and return its ID.
 
-        In rounds, failures within a task's ttl, which are not noted, stay undecided in this drain.
+        In rounds, the tasks of failures within a task's ttl, which the queue does not record, stay undecided.
         """
-        with self.connection_info.connect() as conn, translate_errors():
-            row = conn.execute(
-                "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text",
-                (self.lease.name, self.lease.fence, self.condition, self.in_rounds),
-            ).fetchone()
-        assert row is not None  # noqa: S101
-        return str(row[0])
+        ((stage,),) = self.connection_info.fetch_all(
+            "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text",
+            (self.lease.name, self.lease.fence, self.condition, self.in_rounds),
+        )
+        return str(stage)
 
     def run_transform(
         self, transform: Transform, stage: str, count: int, partitions: int | None, drain_lease: DrainLease
     ) -> None:
-        """Runs the transform on the held tasks, and commits its decisions through the stage."""
+        """Run the transform on the held tasks, and commit its decisions through the stage."""
         source = register_source(self.spark, self.connection_info)
         number = partitions or self._partitions(transform, count)
         reader = self.spark.read.format(source).options(mode="held", partitions=str(number), **self.options)
@@ -177,16 +173,15 @@ class DrainSession:
         self._write(decisions, source, stage, drain_lease)
 
     def _write(self, frame: DataFrame, source: str, stage: str, drain_lease: DrainLease) -> None:
-        """Runs the Spark job that stages decisions and commits them."""
         if drain_lease.lost is not None:
             raise drain_lease.lost
         writer = frame.write.format(source).mode("append").options(**self.options)
         writer.options(mode="complete", stage=stage).save()
 
     def _ordered_tasks(self, reader: DataFrameReader, partitions: int, *, by_identifier: bool) -> DataFrame:
-        """The held tasks; `by_identifier` and under a condition, those of one identifier are in one partition.
+        """Return the held tasks. With `by_identifier` or a condition, each identifier's tasks are in one partition.
 
-        Under a condition they have the order of the identifier's turns, otherwise the order of a worker's polls.
+        Under a condition they have the order in which the identifier's tasks take turns; else the order of polls.
         """
         tasks = reader.load()
         if self.condition is Condition.NONE:
@@ -207,36 +202,36 @@ class DrainSession:
     def _partitions(self, transform: Transform, count: int) -> int:
         cores = self.spark.sparkContext.defaultParallelism
         if isinstance(transform, TaskTransform | CompositeTransform):
-            # Several partitions a core, as the calls of one partition may take longer than those of another.
+            # Several partitions for each core, because the calls of some partitions may take longer than others.
             return max(cores, min(4 * cores, count), math.ceil(count / PARTITION_CALLS))
         return max(cores, math.ceil(count / PARTITION_TASKS))
 
     def finish_stage(self, stage: str) -> tuple[int, int, dict[Result, int]]:
-        """Deletes a committed stage and wakes the consumers of its pushes.
+        """Delete a committed stage, and notify the consumers of its pushes.
 
-        Returns the number of decided tasks, the number of pushed tasks, and the decided tasks by result.
+        Return the number of decided tasks, the number of pushed tasks, and the decided tasks by result.
         """
         with self.connection_info.connect() as conn, translate_errors():
-            # The stage is committed, so complete_staged changes nothing and returns what it did.
+            # The stage is committed, so complete_staged changes nothing, and returns the number of decided tasks.
             row = conn.execute(
                 "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, '{}', '{}', '{}'),"
                 " taskq.count_stage_pushed(%s::uuid)",
                 (self.lease.name, self.lease.fence, stage, stage),
             ).fetchone()
             results = conn.execute("SELECT result, count FROM taskq.stage_results(%s::uuid)", (stage,)).fetchall()
-            with suppress(psycopg.Error), conn.transaction():  # consumers poll anyway
+            with suppress(psycopg.Error), conn.transaction():  # without it, consumers find the tasks by polling
                 conn.execute("SELECT taskq.notify_stage_topics(%s::uuid)", (stage,))
             abandon_stage(conn, stage)
         assert row is not None  # noqa: S101
         return row[0], row[1], {Result(result): count for result, count in results}
 
     def defer_held_tasks(self) -> None:
-        """Excludes the tasks that are still held, without a decision, from the next round."""
-        with self.connection_info.connect() as conn, translate_errors():
-            conn.execute("SELECT taskq.defer_held_tasks(%s::text, %s::bigint)", (self.lease.name, self.lease.fence))
+        """Exclude the tasks that are still held, without a decision, from the next round."""
+        statement = "SELECT taskq.defer_held_tasks(%s::text, %s::bigint)"
+        self.connection_info.fetch_all(statement, (self.lease.name, self.lease.fence))
 
     def release(self, queue: TaskQueue) -> int:
-        """Releases the held tasks and ends the lease, unless the drain continues a claim; returns their number."""
+        """Release the held tasks and end the lease, unless the drain continues a claim. Return the number of tasks."""
         if self.claim_fence is None:
             return queue.release(self.lease)
         with translate_errors():
@@ -250,12 +245,13 @@ class DrainSession:
         return count
 
     def cancel_jobs(self) -> None:
-        """Cancels this drain's Spark jobs, from any thread, which SparkSession.interruptTag cannot."""
+        """Cancel this drain's Spark jobs, from any thread."""
+        # SparkSession.interruptTag would look the tag up among those of the calling thread, and cancel nothing.
         self.spark.sparkContext.cancelJobsWithTag(self.job_tag)
 
     @contextmanager
     def release_on_error(self, drain_lease: DrainLease) -> Iterator[None]:
-        """After an error, releases the held tasks, and raises the queue's own error if that is the cause."""
+        """After an error, release the held tasks, and raise the queue's own error if that is the cause."""
         try:
             yield
         except BaseException as error:
@@ -263,7 +259,7 @@ class DrainSession:
                 threading.Thread(target=self.cancel_jobs, daemon=True).start()
             if drain_lease.lost is not None:
                 raise LeaseLost(str(drain_lease.lost)) from error
-            with suppress(psycopg.Error, TaskQueueError):  # the error that is being raised says more
+            with suppress(psycopg.Error, TaskQueueError):  # must not replace the error of the drain
                 if self.claim_fence is None:
                     with self.connection_info.connect() as conn:
                         logger.info("tasks released after an error: tasks=%s", self.release(TaskQueue(conn)))
@@ -274,7 +270,7 @@ class DrainSession:
 
     @contextmanager
     def job_description(self, description: str) -> Iterator[None]:
-        """Gives this thread's Spark jobs a description, and the tag by which `cancel_jobs` finds them."""
+        """Give this thread's Spark jobs a description, and the tag by which `cancel_jobs` finds them."""
         context = self.spark.sparkContext
         before = context.getLocalProperty("spark.job.description")
         context.setJobDescription(description)
@@ -282,7 +278,7 @@ class DrainSession:
         try:
             yield
         except Exception:
-            with suppress(Exception):  # the JVM may be gone; the error that is being raised says more
+            with suppress(Exception):  # the JVM may be gone, and must not replace the error of the drain
                 self._reset_description(before)
             raise
         # Not after a KeyboardInterrupt: this thread's call to the JVM is then still under way.
@@ -295,7 +291,7 @@ class DrainSession:
 
 
 def queue_error(error: BaseException) -> TaskQueueError | None:
-    """The queue's error that made a Spark job fail; None if the job failed for another reason."""
+    """Return the queue's error that made a Spark job fail; None if the job failed for another reason."""
     if isinstance(error, TaskQueueError):
         return error
     if found := _QUEUE_ERROR.search(str(error)):
@@ -305,7 +301,7 @@ def queue_error(error: BaseException) -> TaskQueueError | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """The cause of an error in one line."""
+    """Return the cause of an error in one line, for the standard error of the drain's program."""
     if cause := queue_error(error):
         return str(cause)
     text = str(error).strip()

@@ -1,4 +1,4 @@
-"""Staging: executors copy rows into staging tables, numbered by attempt; the driver commits the successful attempts."""
+"""Staging: executors copy rows into staging tables by attempt, and the driver commits the successful attempts."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 COMMIT_SECONDS = 60.0  # for how long a commit is retried while the server is away
-PAUSE_SECONDS = 0.5
+PAUSE_SECONDS = 0.5  # between two attempts to commit
 # Local properties of every Spark task of a stream: the ID of the query, from its checkpoint, and the batch's number.
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -29,9 +29,9 @@ Check = tuple[str, Sequence[object]]  # a statement, and its arguments
 
 @dataclass(frozen=True, slots=True)
 class StagedAttempt(WriterCommitMessage):
-    """The commit message of one attempt of a Spark task: how many rows it staged.
+    """The commit message of one attempt of a Spark task: its partition, its number, and how many rows it staged.
 
-    `part` is the partition. In a stream, `stage`, `stream` and `query` (Spark's ID of the query) name the micro-batch.
+    In a stream, `stage`, `stream` and `query` (Spark's ID of the query) name the micro-batch.
     """
 
     part: int
@@ -42,49 +42,39 @@ class StagedAttempt(WriterCommitMessage):
     query: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """A micro-batch: the name of its stream, Spark's ID of the query, and the batch's number."""
+def micro_batch(context: TaskContext, name: str | None, seed: str) -> tuple[str, str]:
+    """Return the stage and the stream's name of the micro-batch of a Spark task.
 
-    stream: str
-    query: str
-    number: int
+    All Spark tasks of a batch compute the same stage in one run of the stream, which has one `seed`. The default of the
+    name is Spark's ID of the query, which a restarted query keeps, as it is stored in the checkpoint.
 
-    @classmethod
-    def current(cls, context: TaskContext, name: str | None) -> "MicroBatch":
-        """The micro-batch of a Spark task. `name` is the stream's name; None uses Spark's ID of the query.
-
-        The checkpoint stores the ID: a restarted query keeps it, a query with a new checkpoint gets another.
-        """
-        query, number = query_id(context), context.getLocalProperty(BATCH_ID)
-        if not query or not number:
-            raise TaskQueueError("this Spark task belongs to no micro-batch: Spark set no query ID and no batch ID")
-        return cls(name or query, query, int(number))
-
-    def stage(self, seed: str) -> UUID:
-        """The stage of this batch in one run of the stream; all Spark tasks compute the same one."""
-        return uuid5(UUID(seed), str(self.number))
+    Raises TaskQueueError outside of a stream.
+    """
+    query, number = query_id(context), context.getLocalProperty(BATCH_ID)
+    if not query or not number:
+        raise TaskQueueError("this Spark task belongs to no micro-batch: Spark set no query ID and no batch ID")
+    return str(uuid5(UUID(seed), str(int(number)))), name or query
 
 
 def task_context() -> TaskContext:
-    """The context of the Spark task that runs in this process."""
+    """Return the context of the Spark task that runs in this process. Raises TaskQueueError if there is none."""
     context = TaskContext.get()
     if context is None:
-        raise TaskQueueError("rows can be staged by Spark tasks only: this process runs none")
+        raise TaskQueueError("only a Spark task can stage rows, and this process runs none")
     return context
 
 
 def query_id(context: TaskContext) -> str | None:
-    """Spark's ID of the streaming query of a task, also inside foreachBatch; None outside of a stream."""
+    """Return Spark's ID of the streaming query of a task, also inside foreachBatch; None outside of a stream."""
     return context.getLocalProperty(QUERY_ID)
 
 
 def stage_rows(
     connection_info: ConnectionInfo, statement: str, batches: Iterable[pa.RecordBatch], encode: Encode, check: Check
 ) -> int:
-    """Copies the rows of one attempt in one transaction, which ends with the check; returns the number of rows.
+    """Copy the rows of one attempt in one transaction, which ends with the check, and return the number of rows.
 
-    `encode` gets a batch and the number of rows before it. Opens no connection if there are no rows.
+    `encode` gets a batch and the number of rows before it. If there are no rows, no connection is opened.
     """
     nonempty = (batch for batch in batches if batch.num_rows)
     first = next(nonempty, None)
@@ -103,26 +93,26 @@ def stage_rows(
 
 
 def successful_attempts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedAttempt]:
-    """The attempts whose output Spark commits."""
+    """Return the attempts whose rows Spark commits. The message of an attempt without a result is None."""
     return [message for message in messages if isinstance(message, StagedAttempt)]
 
 
 def attempt_arrays(attempts: Sequence[StagedAttempt]) -> tuple[list[int], list[int], list[int]]:
-    """Partitions, attempts and counts: the arguments of the SQL functions that commit a stage."""
+    """Return partitions, attempts and counts: the last arguments of the SQL functions that commit a stage."""
     return [each.part for each in attempts], [each.attempt for each in attempts], [each.count for each in attempts]
 
 
 def begin_batch(conn: psycopg.Connection[Any], stream: str | None, batch: int, query: str | None) -> bool:
-    """Stores the batch as committed, in the caller's transaction; False if it was committed before.
+    """Store the batch as committed, in the caller's transaction. Return False if it was committed before.
 
-    Raises TaskQueueError if another query uses the stream's name.
+    Raises an error of psycopg if another query uses the stream's name.
     """
     statement = "SELECT taskq.begin_stream_batch(%s::text, %s::bigint, %s::text)"
     return conn.execute(statement, (stream, batch, query)).fetchall() == [(True,)]
 
 
 def commit_with_retry(commit: Callable[[], None]) -> None:
-    """Calls `commit`, and again for up to a minute while the server is away, is read-only, or cancels the commit.
+    """Call `commit`, and repeat it for up to a minute while the server is away, is read-only, or cancels it.
 
     `commit` has to be idempotent: the answer of a commit that succeeded may be lost.
     """
@@ -139,7 +129,7 @@ def commit_with_retry(commit: Callable[[], None]) -> None:
 
 
 def _may_succeed_later(error: Exception) -> bool:
-    if isinstance(error, psycopg.Error):
-        lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-        return lost or is_connection_lost(error) or is_transient(error)
-    return isinstance(error, ConnectionFailed)
+    if not isinstance(error, psycopg.Error):
+        return isinstance(error, ConnectionFailed)
+    lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+    return lost or is_connection_lost(error) or is_transient(error)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Self
 from uuid import uuid4
 
@@ -29,10 +30,10 @@ from airflow_provider_taskq.spark.options import (
 )
 from airflow_provider_taskq.spark.readers import SequenceRange, arrow_schema, copy_batches, spark_schema
 from airflow_provider_taskq.spark.staging import (
-    MicroBatch,
     StagedAttempt,
     begin_batch,
     commit_with_retry,
+    micro_batch,
     successful_attempts,
     task_context,
 )
@@ -54,11 +55,11 @@ except ImportError:  # before Spark 4.2
     ADMISSION_CONTROL = False
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Spark before 4.2 has no such class."""
+        """A stand-in: Spark before 4.2 has no such class."""
 
 
 HORIZON_SECONDS = 60.0  # for how long an open transaction may hold back the start of a stream
-HORIZON_PAUSE = 0.2
+HORIZON_PAUSE = 0.2  # seconds between two reads of the log's end
 MAX_SEQUENCE = 2**63 - 1
 
 LOG_SCHEMA = spark_schema(
@@ -89,7 +90,7 @@ class LogOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Parses the options; raises TaskQueueError for one that is missing, unknown or invalid."""
+        """Parse the options. Raises TaskQueueError for one that is missing, unknown or invalid."""
         names = {"topic", "after", "group", "maxtaskspertrigger", "partitions"}
         values = parse_options(options, "log", "read a stream", names)
         topic = require(values, "log", "topic")
@@ -98,7 +99,7 @@ class LogOptions:
             raise TaskQueueError("format taskq, mode log: option 'maxTasksPerTrigger' needs Spark 4.2 or later")
         after = values.get("after", "earliest").lower()
         if after not in ("earliest", "latest"):
-            parse_number(after, "after", 0)
+            parse_number(after, "after", 0)  # raises if it is no sequence
         return cls(
             topic=topic,
             after=after,
@@ -111,8 +112,8 @@ class LogOptions:
 class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a topic's log as a stream. An offset is the sequence of the last task before it: `{"sequence": 17}`.
 
-    Every offset lies below the log's horizon, so that no task appears behind it later. A batch that is replayed has
-    the same rows, except for tasks that a purge, DELETE or drop_topic has removed since.
+    Every offset lies below the log's horizon, so no task appears before it later. A replayed batch has the same rows,
+    except for tasks that a purge, DELETE or drop_topic has removed in the meantime.
     """
 
     def __init__(self, options: LogOptions, connection_info: ConnectionInfo) -> None:
@@ -123,17 +124,28 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.batch_end: int | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """The start of a stream without a checkpoint."""
+        """Return the start of a stream without a checkpoint."""
         if self.first is None:
-            self.first = self._first_offset()
+            options = self.options
+            cursor: Cursor | None = None
+            if options.group:
+                with self.connection_info.connect(autocommit=True) as conn:
+                    cursor = TaskQueue(conn).progress(options.group, options.topic)
+            if cursor is not None:
+                self.first = cursor.place
+            elif options.after == "latest":
+                self.first = self._log_end(0, None)
+            else:
+                self.first = 0 if options.after == "earliest" else int(options.after)
         return {"sequence": self.first}
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """The option maxTasksPerTrigger as a read limit of Spark."""
+        """Return the option maxTasksPerTrigger as a read limit of Spark."""
         return ReadAllAvailable() if self.options.max_tasks is None else ReadMaxRows(self.options.max_tasks)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:  # noqa: N802
-        """The end of the next batch, never before its start. Spark before 4.2 does not pass the start."""
+        """Return the end of the next batch, which is never before its start."""
+        # Spark before 4.2 passes neither the start nor a limit.
         if start:
             after = start["sequence"]
         else:
@@ -144,63 +156,45 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"sequence": end if self.available_now is None else max(after, min(end, self.available_now))}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
-        """The end of the log, for the query's progress report."""
+        """Return the end of the log, for the query's progress report."""
         return {"sequence": self._log_end(0, None)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Ends the stream at the log's current end."""
+        """Let the stream end at the current end of the log."""
         self.available_now = self._log_end(0, None)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Ranges with equal numbers of tasks.
-
-        Spark before 4.2 also calls this with an empty range when a stream restarts from a checkpoint: before it calls
-        latestOffset, unless the trigger is availableNow.
-        """
+        """Return ranges with equal numbers of tasks."""
+        # When a stream restarts from a checkpoint, Spark before 4.2 calls this with an empty range, and before it calls
+        # latestOffset, unless the trigger is availableNow. So this offset is the first that such a reader knows.
         self.batch_end = end["sequence"]
-        with self.connection_info.connect() as conn, translate_errors():
-            ranges = conn.execute(
-                "SELECT low, high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, %s::int)",
-                (self.options.topic, start["sequence"], end["sequence"], self.options.partitions),
-            )
-            return [SequenceRange(low, high) for low, high in ranges]
+        statement = "SELECT low, high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, %s::int)"
+        arguments = (self.options.topic, start["sequence"], end["sequence"], self.options.partitions)
+        return list(starmap(SequenceRange, self.connection_info.fetch_all(statement, arguments)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Streams the tasks of one range in bounded memory."""
+        """Yield the tasks of one range in batches of bounded memory, on an executor."""
         if isinstance(partition, SequenceRange):
             arguments = (self.options.topic, partition.low, partition.high)
             yield from copy_batches(self.connection_info, _COPY, arguments, _ARROW)
 
     def commit(self, end: Offset) -> None:
-        """Advances the group's cursor: Spark has processed everything up to this offset."""
+        """Advance the group's cursor to an offset up to which Spark has processed the stream."""
         if self.options.group is not None:
             with self.connection_info.connect(autocommit=True) as conn:
                 TaskQueue(conn).advance(self.options.group, self.options.topic, 0, Cursor(end["sequence"]))
 
-    def _first_offset(self) -> int:
-        options = self.options
-        with self.connection_info.connect(autocommit=True) as conn:
-            cursor = TaskQueue(conn).progress(options.group, options.topic) if options.group else None
-        if cursor is not None:
-            return cursor.place
-        if options.after == "latest":
-            return self._log_end(0, None)
-        return 0 if options.after == "earliest" else int(options.after)
-
     def _log_end_past_checkpoint(self, after: int) -> int:
-        """The log's end when it has passed every task that is visible now.
+        """Wait until the log's end has passed every task that is visible now, and return that end.
 
         Spark before 4.2 does not tell a restarted reader the offset of its checkpoint. The checkpoint's tasks are
         visible, so this end does not lie before it, even if other transactions hold back the log's horizon.
         """
         deadline = time.monotonic() + HORIZON_SECONDS
         end = self._log_end(after, None)
-        with self.connection_info.connect(autocommit=True) as conn, translate_errors():
-            visible = conn.execute(
-                "SELECT high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, 1)",
-                (self.options.topic, end, MAX_SEQUENCE),
-            ).fetchone()
-        while visible is not None and end < visible[0]:
+        statement = "SELECT high FROM taskq.log_bounds(%s::text, %s::bigint, %s::bigint, 1)"
+        visible = self.connection_info.fetch_all(statement, (self.options.topic, end, MAX_SEQUENCE))
+        while visible and end < visible[0][0]:
             if time.monotonic() > deadline:
                 raise TaskQueueError(
                     f"an open transaction has held back the log of topic {self.options.topic!r} for"
@@ -212,12 +206,10 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _log_end(self, after: int, max_tasks: int | None) -> int:
-        """The last sequence of the log after an offset, or of the next `max_tasks` tasks."""
-        with self.connection_info.connect(autocommit=True) as conn, translate_errors():
-            found = conn.execute(
-                "SELECT taskq.log_end(%s::text, %s::bigint, %s::bigint)", (self.options.topic, after, max_tasks)
-            ).fetchone()
-        return int(found[0]) if found else after
+        """Return the last sequence of the log after an offset, or the last of the next `max_tasks` tasks."""
+        statement = "SELECT taskq.log_end(%s::text, %s::bigint, %s::bigint)"
+        ((end,),) = self.connection_info.fetch_all(statement, (self.options.topic, after, max_tasks))
+        return int(end)
 
 
 @dataclass(eq=False)
@@ -233,26 +225,26 @@ class PushStreamWriter(DataSourceStreamArrowWriter):
 
     @classmethod
     def open(cls, options: PushOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
-        """Creates the writer of one run of a stream."""
+        """Check the columns and the options, and return the writer of one run of a stream."""
         check_task_columns(column_types(schema), options.topic)
         if options.batch is not None:
             raise TaskQueueError("format taskq, mode push: writeStream numbers its batches: remove option 'batch'")
         return cls(options, str(uuid4()), connection_info)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Stages one partition of one batch, on an executor."""
+        """Stage one partition of one batch, on an executor."""
         context = task_context()
-        batch = MicroBatch.current(context, self.options.stream)
-        return stage_tasks(self.connection_info, iterator, str(batch.stage(self.seed)), context, batch.stream)
+        stage, stream = micro_batch(context, self.options.stream, self.seed)
+        return stage_tasks(self.connection_info, iterator, stage, context, stream)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """Pushes one batch, on the driver, unless it was pushed before."""
+        """Push one batch, on the driver, unless it was pushed before."""
         if attempts := successful_attempts(messages):
             stage, stream = attempts[0].stage, attempts[0].stream
             commit_with_retry(lambda: push_stage(self.connection_info, self.options, stage, attempts, stream, batch))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:  # noqa: ARG002
-        """Deletes the staged rows, if a message names their stage."""
+        """Delete the staged rows, if a message names their stage."""
         for staged in successful_attempts(messages)[:1]:
             with self.connection_info.connect() as conn:
                 abandon_push(conn, staged.stage)
@@ -260,7 +252,7 @@ class PushStreamWriter(DataSourceStreamArrowWriter):
 
 @dataclass(eq=False)
 class CompleteStreamWriter(DataSourceStreamArrowWriter):
-    """Ends the tasks of each micro-batch together, and once: a replayed batch commits nothing.
+    """Completes the tasks of each micro-batch together, and once: a replayed batch commits nothing.
 
     The owner of the option `owner` has to hold the tasks, and its lease has to be kept, until then. The batch's number
     is stored under the stream's name, in the transaction that commits its decisions.
@@ -272,24 +264,23 @@ class CompleteStreamWriter(DataSourceStreamArrowWriter):
 
     @classmethod
     def open(cls, options: HeldOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
-        """Creates the writer of one run of a stream."""
+        """Check the columns, and return the writer of one run of a stream."""
         check_decision_columns(column_types(schema))
         return cls(options, str(uuid4()), connection_info)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Stages one partition of one batch, on an executor."""
+        """Stage one partition of one batch, on an executor."""
         context = task_context()
-        batch = MicroBatch.current(context, self.options.stream)
-        stage = str(batch.stage(self.seed))
-        return stage_decisions(self.connection_info, self.options, iterator, stage, context, batch.stream)
+        stage, stream = micro_batch(context, self.options.stream, self.seed)
+        return stage_decisions(self.connection_info, self.options, iterator, stage, context, stream)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """Commits one batch, on the driver, unless it was committed before."""
+        """Commit one batch, on the driver, unless it was committed before."""
         if attempts := successful_attempts(messages):
             commit_with_retry(lambda: self._complete(attempts, batch))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:  # noqa: ARG002
-        """Deletes the staged rows, if a message names their stage; others are deleted after the lease has ended."""
+        """Delete the staged rows, if a message names their stage. Other rows are deleted after the lease has ended."""
         for staged in successful_attempts(messages)[:1]:
             with self.connection_info.connect() as conn:
                 abandon_stage(conn, staged.stage)

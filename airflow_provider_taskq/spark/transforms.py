@@ -1,11 +1,11 @@
-"""Transforms: the functions that a drain calls with its tasks, as one DataFrame, batch by batch, or task by task.
+"""Transforms: functions that turn the tasks of a drain into decisions, as one DataFrame, in batches, or one by one.
 
-Each transform is a function from a DataFrame of tasks to a DataFrame of decisions, so all of them can be combined:
+Each transform is a function from a DataFrame of tasks to a DataFrame of decisions. So transforms can be combined:
 
     drain(spark, "work", "me", lambda tasks: tasks.selectExpr("sequence", "'SUCCESS' AS result"))
     drain(spark, "work", "me", in_arrow(function))   # Iterator[RecordBatch] -> Iterator[RecordBatch], per partition
     drain(spark, "work", "me", in_pandas(function))  # the same with DataFrames of pandas
-    drain(spark, "work", "me", by_task(function))    # Task -> Decision, Result, TaskOutcome or None, one by one
+    drain(spark, "work", "me", by_task(function))    # Task -> Decision, Result, TaskOutcome or None
     drain(spark, "work", "me", composite)            # batches through the steps of a composite: see composite.py
 """
 
@@ -20,20 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from pyspark.sql import DataFrame
 
-from airflow_provider_taskq.queue import (
-    Condition,
-    Decision,
-    InvalidTask,
-    Junction,
-    Result,
-    Task,
-    UnreadablePayload,
-)
+from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, Junction, Result, Task, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.spark.encoding import RESULT_NAMES, require_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
+from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,23 +36,12 @@ DECISION_SCHEMA = (
     "sequence long, result string, message string, error string, delay double, continued boolean,"
     " push string, junctions string"
 )
-DECISION_ARROW_SCHEMA = pa.schema(
-    [
-        ("sequence", pa.int64()),
-        ("result", pa.string()),
-        ("message", pa.string()),
-        ("error", pa.string()),
-        ("delay", pa.float64()),
-        ("continued", pa.bool_()),
-        ("push", pa.string()),
-        ("junctions", pa.string()),
-    ]
-)
+DECISION_ARROW_SCHEMA = arrow_schema(spark_schema(DECISION_SCHEMA))
 
 
 @dataclass(frozen=True, slots=True)
 class JunctionGroups:
-    """Groups of identifiers of a topic, to be released as `TaskQueue.junction` does."""
+    """Groups of identifiers of a topic, which are released as by `TaskQueue.junction`."""
 
     topic: str
     groups: Sequence[Sequence[str]]
@@ -70,8 +52,7 @@ class JunctionGroups:
 class TaskOutcome:
     """A decision with its follow-ups: new tasks by topic, and groups to release.
 
-    The follow-ups are pushed and released once, in the transaction of the decision, if the decision is continued (see
-    `Decision.continued`).
+    If the decision is continued (see `Decision.continued`), its transaction pushes and releases the follow-ups once.
     """
 
     decision: Decision | Result = Result.SUCCESS
@@ -86,16 +67,16 @@ PandasFunction = Callable[[Iterator["pd.DataFrame"]], Iterator["pd.DataFrame"]]
 
 
 def in_arrow(function: ArrowFunction) -> "BatchTransform":
-    """Makes a transform of a function from the Arrow batches of a partition to batches of decisions, in any number.
+    """Return the transform of a function that turns the Arrow batches of a partition into batches of decisions.
 
-    Decisions have the columns `sequence`, `result`, and optionally `message`, `error`, `delay`, `continued`, `push`,
-    `junctions`.
+    The function may yield any number of batches. Their columns are `sequence`, `result`, and optionally `message`,
+    `error`, `delay`, `continued`, `push`, `junctions`.
     """
     return BatchTransform(function)
 
 
 def in_pandas(function: PandasFunction) -> "BatchTransform":
-    """Makes a transform of a function from DataFrames of pandas; otherwise like `in_arrow`."""
+    """Return the transform of a function from DataFrames of pandas to DataFrames of decisions; see `in_arrow`."""
 
     def convert(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for frame in function(batch.to_pandas() for batch in batches):
@@ -105,10 +86,10 @@ def in_pandas(function: PandasFunction) -> "BatchTransform":
 
 
 def by_task(function: TaskFunction) -> "TaskTransform":
-    """Makes a transform of a function of one task. Executors call it for the tasks of a partition, one by one.
+    """Return the transform of a function of one task. Executors call it for the tasks of a partition, one by one.
 
-    The function returns a Result, a Decision, a TaskOutcome, or None for no decision: the drain then gives the task
-    back. If it raises an exception or returns anything else, the task's result is FAILURE, with the trace as error.
+    The function returns a Result, a Decision or a TaskOutcome. If it returns None, the drain releases the task without
+    a decision. If it raises an exception or returns anything else, the result is FAILURE, with the trace as error.
     """
     return TaskTransform(function)
 
@@ -120,7 +101,7 @@ class BatchTransform:
     function: ArrowFunction
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
-        """Returns the decisions on these tasks."""
+        """Return the decisions on these tasks."""
         function = self.function
 
         def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -133,19 +114,19 @@ class BatchTransform:
 class TaskTransform:
     """A transform that processes one task after another.
 
-    Under a condition, the tasks of one identifier follow each other. When one of them does not end well, the rest are
-    skipped, without a decision.
+    Under a condition, the tasks of one identifier follow each other. If the decision on one of them blocks its
+    identifier, the later ones get no decision.
     """
 
     function: TaskFunction
     condition: Condition = Condition.NONE
 
     def with_condition(self, condition: Condition) -> "TaskTransform":
-        """Returns this transform for tasks that were claimed under a condition."""
+        """Return this transform for tasks that were claimed under a condition."""
         return replace(self, condition=condition)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
-        """Returns the decisions on these tasks."""
+        """Return the decisions on these tasks."""
         function, condition = self.function, self.condition
 
         def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -166,7 +147,7 @@ class TaskTransform:
 
 
 def decision_row(function: TaskFunction, values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Calls the function with a task, and returns its decision as a row; None for no decision."""
+    """Call the function with a task, and return its decision as a row of DECISION_SCHEMA; None for no decision."""
     sequence = values["sequence"]
     try:
         result = function(_readable_task(values))
@@ -183,7 +164,7 @@ def _readable_task(values: Mapping[str, Any]) -> Task:
 
 
 def task_from_row(values: Mapping[str, Any]) -> Task:
-    """The task of a row of TASK_COLUMNS; a payload that cannot be decoded becomes an UnreadablePayload."""
+    """Return the task of a row of TASK_COLUMNS. A payload that cannot be decoded becomes an UnreadablePayload."""
     text = values["payload"]
     return Task(**{**values, "payload": None if text is None else decode_json(text)})
 
@@ -202,7 +183,7 @@ def _outcome_values(sequence: int, result: FunctionResult) -> dict[str, Any]:
 def decision_values(
     sequence: int, decision: Decision, tasks: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """A decision as a row of DECISION_SCHEMA, with its follow-ups if it is continued."""
+    """Return a decision as a row of DECISION_SCHEMA, with its follow-ups if it is continued."""
     return {
         "sequence": sequence,
         "result": Result(decision.result).name,
@@ -225,12 +206,13 @@ def _check_decision(result: object) -> Decision | Result:
 
 def _group_lists(groups: Sequence[Sequence[str]]) -> list[list[str]]:
     if any(isinstance(group, str) for group in groups):  # would become a group of its characters
-        raise InvalidTask("a group is a list of identifiers, not a text")
+        raise InvalidTask("a group must be a list of identifiers, not a text")
     return [list(group) for group in groups]
 
 
 def blocks_identifier(row: Mapping[str, Any] | None, condition: Condition) -> bool:
-    """Whether a decision blocks later tasks of its identifier, as in taskq_internal.drop_overtaking_decisions."""
+    """Return whether a decision blocks later tasks of its identifier."""
+    # The same rule as in taskq_internal.drop_overtaking_decisions.
     if row is None or row["result"] == "FAILURE":
         return True
     until_success = condition is Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
@@ -238,16 +220,16 @@ def blocks_identifier(row: Mapping[str, Any] | None, condition: Condition) -> bo
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises InvalidTask for the first name that is not a column of decisions."""
+    """Check that all names are columns of decisions. Raises InvalidTask for the first one that is not."""
     for name in names:
         if name not in DECISION_ARROW_SCHEMA.names:
             raise InvalidTask(f"unknown column {name!r} in the decisions: use {', '.join(DECISION_ARROW_SCHEMA.names)}")
 
 
 def decisions_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Converts a batch to DECISION_ARROW_SCHEMA; raises InvalidTask if it does not hold decisions.
+    """Convert a batch to DECISION_ARROW_SCHEMA, because Spark has to know the types before the function runs.
 
-    Spark has to know the columns and their types before the function runs.
+    Raises InvalidTask if the batch does not hold decisions.
     """
     if not isinstance(batch, pa.RecordBatch):
         raise InvalidTask(f"the function yielded a {type(batch).__name__}, not a batch of decisions")
@@ -262,7 +244,9 @@ def _decision_column(batch: pa.RecordBatch, target: pa.Field) -> pa.Array:
         return pa.nulls(batch.num_rows, target.type)
     column = batch.column(target.name)
     if target.name == "result" and kinds.is_integer(column.type):
-        return _result_names(column)
+        # An unknown number becomes its digits. Staging then refuses it, and names the task.
+        known = pc.and_(pc.greater_equal(column, 0), pc.less(column, len(RESULT_NAMES)))
+        return pc.if_else(known, RESULT_NAMES.take(pc.if_else(known, column, 0)), column.cast(pa.string()))
     if target.name == "delay" and kinds.is_duration(column.type):
         return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
     if kinds.is_nested(column.type):
@@ -272,12 +256,6 @@ def _decision_column(batch: pa.RecordBatch, target: pa.Field) -> pa.Array:
         return column.cast(target.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InvalidTask(f"column {target.name} of the decisions is {column.type}, not {target.type}") from None
-
-
-def _result_names(numbers: pa.Array) -> pa.Array:
-    """Results by name. An unknown number stays a number: staging refuses it, and names the task."""
-    known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(RESULT_NAMES)))
-    return pc.if_else(known, RESULT_NAMES.take(pc.if_else(known, numbers, 0)), numbers.cast(pa.string()))
 
 
 def _json_default(value: object) -> object:

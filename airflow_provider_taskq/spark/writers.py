@@ -1,4 +1,4 @@
-"""Batch writers: mode=push turns the rows of a DataFrame into tasks, mode=complete ends the tasks of an owner."""
+"""Batch writers: mode=push turns the rows of a DataFrame into tasks, mode=complete completes the tasks of an owner."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class PushWriter(DataSourceArrowWriter):
     """Pushes all rows of a job or none, each once, however often Spark runs a task.
 
     Each Spark task stages its rows under its attempt's number in its own transaction. The driver then names the
-    successful attempts, and the queue pushes their rows in one transaction, by partition and then in the order of
-    rows, so that their sequences ascend. The database applies the rules of a push; its errors name the row.
+    successful attempts, and the queue pushes their rows in one transaction. The sequences ascend by partition and then
+    by the order of rows. The database applies the rules of a push, and its errors name the row.
     """
 
     options: PushOptions
@@ -51,19 +51,17 @@ class PushWriter(DataSourceArrowWriter):
 
     @classmethod
     def open(cls, options: PushOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
-        """Checks the columns and opens a stage for the job."""
+        """Check the columns, open a stage for the job, and return its writer."""
         check_task_columns(column_types(schema), options.topic)
-        with connection_info.connect() as conn, translate_errors():
-            row = conn.execute("SELECT taskq.open_push()::text").fetchone()
-        assert row is not None  # noqa: S101
-        return cls(options, str(row[0]), connection_info)
+        ((stage,),) = connection_info.fetch_all("SELECT taskq.open_push()::text")
+        return cls(options, stage, connection_info)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Stages one partition, on an executor. The rows of a failed attempt are never committed."""
+        """Stage one partition, on an executor. The rows of a failed attempt are never committed."""
         return stage_tasks(self.connection_info, iterator, self.stage, task_context())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Pushes the staged rows, on the driver. Repeating it pushes nothing twice."""
+        """Push the staged rows, on the driver. A repeated call pushes nothing twice."""
         options, attempts = self.options, successful_attempts(messages)
         if options.stream is not None and options.batch is None:
             raise TaskQueueError("format taskq, mode push: option 'stream' needs a 'batch' outside of writeStream")
@@ -72,21 +70,21 @@ class PushWriter(DataSourceArrowWriter):
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Deletes the staged rows. If this fails, taskq_internal.prune_staged_tasks deletes them a day later."""
+        """Delete the staged rows. If this fails, taskq_internal.prune_staged_tasks deletes them a day later."""
         with self.connection_info.connect() as conn:
             abandon_push(conn, self.stage)
 
 
 @dataclass(eq=False)
 class CompleteWriter(DataSourceArrowWriter):
-    """Ends the tasks that an owner holds: all decisions of a job together, or none.
+    """Completes the tasks that an owner holds: by all decisions of a job together, or by none.
 
     Columns: `sequence`; `result`, a name or number of `queue.Result`; optionally `message` (JSON text), `error`, and
     `delay` (an interval or seconds, for a SUSPENSION). Each Spark task stages its decisions under its attempt's number
     in its own transaction. The driver then names the successful attempts, and the queue commits their decisions in
-    one transaction under the owner's fence. A retried or speculative attempt has no effect; a job whose owner has lost
-    its lease changes nothing. Several decisions on one task are merged: the result that comes first in FAILURE,
-    SUSPENSION, FILTER, SUCCESS wins, with its message, error and delay.
+    one transaction under the owner's fence. A retried or speculative attempt has no effect. A job whose owner has lost
+    its lease changes nothing. If a task has several decisions, the result that comes first in FAILURE, SUSPENSION,
+    FILTER, SUCCESS wins, with its message, error and delay.
     """
 
     options: HeldOptions
@@ -95,7 +93,7 @@ class CompleteWriter(DataSourceArrowWriter):
 
     @classmethod
     def open(cls, options: HeldOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
-        """Checks the columns and opens a stage for the job, unless an option names the stage of a drain."""
+        """Check the columns, open a stage unless an option names that of a drain, and return the writer."""
         check_decision_columns(column_types(schema))
         stage = options.stage
         if stage is None:
@@ -104,28 +102,28 @@ class CompleteWriter(DataSourceArrowWriter):
         return cls(options, stage, connection_info)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Stages one partition, on an executor. The rows of a failed attempt are never committed."""
+        """Stage one partition, on an executor. The rows of a failed attempt are never committed."""
         return stage_decisions(self.connection_info, self.options, iterator, self.stage, task_context())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commits the staged decisions, on the driver. Repeating it changes nothing."""
+        """Commit the staged decisions, on the driver. A repeated call changes nothing."""
         attempts = successful_attempts(messages)
         commit_with_retry(lambda: self._complete(attempts))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Deletes the staged rows. If this fails, taskq.prune_stages deletes them after the lease has ended."""
+        """Delete the staged rows. If this fails, taskq.prune_stages deletes them after the lease has ended."""
         with self.connection_info.connect() as conn:
             abandon_stage(conn, self.stage)
 
     def _complete(self, attempts: Sequence[StagedAttempt]) -> None:
         with self.connection_info.connect() as conn:
             complete_stage(conn, self.options, self.stage, attempts)
-            if self.options.stage is None:  # a drain reads the results of its stage before it abandons it
+            if self.options.stage is None:  # a drain reads the results of its stage first, and abandons it then
                 abandon_stage(conn, self.stage)
 
 
 def column_types(schema: StructType) -> dict[str, str]:
-    """The columns of a DataFrame, and their Spark types."""
+    """Return the Spark type of each column of a DataFrame."""
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
@@ -136,7 +134,7 @@ def stage_tasks(
     context: TaskContext,
     stream: str = "",
 ) -> StagedAttempt:
-    """Copies the new tasks of one partition into the stage."""
+    """Copy the new tasks of one partition into the stage, on an executor."""
     key, part, attempt = UUID(stage).bytes, context.partitionId(), context.taskAttemptId()
     count = stage_rows(
         connection_info,
@@ -156,7 +154,7 @@ def push_stage(
     stream: str | None,
     batch: int | None,
 ) -> None:
-    """Pushes the tasks of a stage in one transaction; with `batch`, once for each batch of the stream."""
+    """Push the tasks of a stage in one transaction; with `batch`, once for each batch of the stream."""
     with connection_info.connect() as conn:
         with translate_errors():
             if batch is None or begin_batch(conn, stream, batch, attempts[0].query if attempts else None):
@@ -172,7 +170,7 @@ def push_stage(
 
 
 def abandon_push(conn: psycopg.Connection[Any], stage: str) -> None:
-    """Deletes the staged tasks."""
+    """Delete the staged tasks, in the caller's transaction."""
     with translate_errors():
         conn.execute("SELECT taskq.abandon_push(%s::uuid)", (stage,))
 
@@ -185,7 +183,7 @@ def stage_decisions(
     context: TaskContext,
     stream: str = "",
 ) -> StagedAttempt:
-    """Copies the decisions of one partition into the stage."""
+    """Copy the decisions of one partition into the stage, on an executor."""
     key, part, attempt = UUID(stage).bytes, context.partitionId(), context.taskAttemptId()
     count = stage_rows(
         connection_info,
@@ -198,14 +196,14 @@ def stage_decisions(
 
 
 def stage_check(options: HeldOptions, stage: str) -> Check:
-    """The last statement of a staging transaction: it fails if the lease is gone or the stage is completed."""
+    """Return the last statement of a staging transaction: it fails if the lease is gone or the stage is completed."""
     return "SELECT taskq.check_stage(%s::text, %s::bigint, %s::uuid)", (options.owner, options.fence, stage)
 
 
 def complete_stage(
     conn: psycopg.Connection[Any], options: HeldOptions, stage: str, attempts: Sequence[StagedAttempt]
 ) -> None:
-    """Completes the tasks by the decisions of these attempts, in the caller's transaction."""
+    """Complete the tasks by the decisions of these attempts, in the caller's transaction."""
     with translate_errors():
         conn.execute(
             "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, %s::int[], %s::bigint[], %s::bigint[])",
@@ -214,7 +212,7 @@ def complete_stage(
 
 
 def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int | None) -> str:
-    """Opens a stage for an owner, and prunes the stages of owners whose leases have ended; returns its ID."""
+    """Open a stage for an owner, prune the stages of owners whose leases have ended, and return the stage's ID."""
     with translate_errors():
         conn.execute("SELECT taskq.prune_stages()")
         row = conn.execute("SELECT taskq.open_stage(%s::text, %s::bigint)::text", (owner, fence)).fetchone()
@@ -223,6 +221,6 @@ def open_stage(conn: psycopg.Connection[Any], owner: str, fence: int | None) -> 
 
 
 def abandon_stage(conn: psycopg.Connection[Any], stage: str) -> None:
-    """Deletes the staged decisions."""
+    """Delete the staged decisions, in the caller's transaction."""
     with translate_errors():
         conn.execute("SELECT taskq.abandon_stage(%s::uuid)", (stage,))

@@ -1,4 +1,4 @@
-"""Base class of the triggers of gates: wait, then end the task or resume it in a worker."""
+"""Base class of the triggers of gates, which wait and then end the task or resume it in a worker."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _XCOM_THREADS = ThreadPoolExecutor(2, thread_name_prefix="taskq results")
 
 
 class TaskQBaseTrigger(BaseTrigger):
-    """Fires once: TaskSuccessEvent, or an event with a `status`.
+    """Waits for a gate, and fires once: TaskSuccessEvent to end the task, or an event with a `status` to resume it.
 
     :param taskq_conn_id: the Airflow connection.
     :param poke_interval: seconds between two checks.
@@ -59,16 +59,16 @@ class TaskQBaseTrigger(BaseTrigger):
     @property
     @abstractmethod
     def wait_fields(self) -> tuple[str, ...]:
-        """The constructor arguments of the subclass, which are attributes too: names, never payloads."""
+        """The names of the subclass's constructor arguments, which are also attributes."""
 
     @property
     @abstractmethod
     def wait(self) -> Wait[Any]:
-        """The wait for the watcher."""
+        """The wait that the watcher checks."""
 
     @abstractmethod
     def event_payload(self, outcome: Any) -> dict[str, Any]:
-        """Return the event for an outcome: a `status`, and with status `ready` the values that the gate returns."""
+        """Return the event for an outcome of the wait: a `status`, and with `ready` the values of the gate."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the constructor arguments."""
@@ -79,7 +79,7 @@ class TaskQBaseTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, then fire once: the gate is open, or it will not open."""
+        """Wait until the gate is open or can never open, and fire once."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         since = datetime.fromisoformat(self.since) if self.since else datetime.now(UTC)
@@ -90,7 +90,7 @@ class TaskQBaseTrigger(BaseTrigger):
             payload = {"status": "error", "message": str(error)}
             log.error("Wait failed: error=%s", error)  # noqa: TRY400  expected, and the message says what to do
         else:
-            log.info("Wait ended: %s", payload)
+            log.info("Wait ended: event=%s", payload)
         if self.ends_task and payload["status"] == "ready" and await self._store_result(payload):
             metrics.gate_opened(self.topic, since, in_triggerer=True)
             yield TaskSuccessEvent()
@@ -99,19 +99,20 @@ class TaskQBaseTrigger(BaseTrigger):
         yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
     def logical_task_name(self) -> str:
-        """Return the name `dag_id/run_id/task_id/map_index` of the deferred task, as in a worker."""
+        """Return the name `dag_id/run_id/task_id/map_index` of the deferred task, as in a worker.
+
+        Raises InvalidArgument if Airflow has given the trigger no task instance.
+        """
         if self.task_instance is None:
-            raise InvalidArgument("this trigger has no task instance: give it a name")
+            raise InvalidArgument("this trigger has no task instance, whose name it could use: set claim_as or name")
         return logical_task_name(self.task_instance)
 
     async def _wait_until_open(self) -> dict[str, Any]:
         return self.event_payload(await get_watcher(self.taskq_conn_id).wait_for(self.wait, self.wait_log))
 
     async def _store_result(self, payload: dict[str, Any]) -> bool:
-        """Store the gate's result as XComs, as a worker would. After a failure a worker has to end the task.
-
-        TaskSuccessEvent could carry XComs, but Airflow 3.3 stores them as JSON text, which a later task reads as text.
-        """
+        """Store the gate's result as XComs, as a worker would. Return False if that failed."""
+        # TaskSuccessEvent could carry XComs, but Airflow 3.3 stores them as JSON text, and later tasks read that text.
         if self.stores == "nothing" or self.task_instance is None:
             return True
         result = {name: value for name, value in payload.items() if name != "status"}

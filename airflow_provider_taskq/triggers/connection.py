@@ -1,4 +1,4 @@
-"""Database connections in the triggerer: opening, timeouts, reconnecting, and the errors that a retry cannot fix."""
+"""Database connections in the triggerer: timeouts, reconnects, and the errors that a retry cannot fix."""
 
 import asyncio
 from asyncio import AbstractEventLoop
@@ -23,11 +23,11 @@ _CALL_TIMEOUT = 20.0  # seconds
 _CODES_OF_ALL_QUERIES = ("42", "3F")  # SQLSTATE classes: missing privilege, function or schema
 _CODES_OF_ONE_QUERY = ("22", "23", "TQ")  # invalid data, violated constraint, error of the queue
 
-_abandoned: set[asyncio.Task[Any]] = set()  # the event loop itself holds only weak references
+_abandoned: set[asyncio.Task[Any]] = set()  # keeps references: the event loop has only weak ones
 
 
 def per_event_loop(create: Callable[[str], Shared]) -> Callable[[str], Shared]:
-    """Return a function that creates one object per running event loop and Airflow connection."""
+    """Return a function that returns one object for each running event loop and Airflow connection id."""
     cache: WeakKeyDictionary[AbstractEventLoop, dict[str, Shared]] = WeakKeyDictionary()
 
     def get(conn_id: str) -> Shared:
@@ -40,16 +40,14 @@ def per_event_loop(create: Callable[[str], Shared]) -> Callable[[str], Shared]:
 
 
 async def create_async_hook(conn_id: str) -> "hooks.TaskQAsyncHook":
-    """Create the hook in a thread, because its first import takes seconds."""
+    """Return a hook for an event loop. It is created in a thread, because its first import takes seconds."""
     return await asyncio.to_thread(lambda: hooks.TaskQAsyncHook(taskq_conn_id=conn_id))
 
 
 async def call_with_timeout(call: Coroutine[Any, Any, Answer], connection: Connection, seconds: float) -> Answer:
-    """Await a call on a connection. After a TimeoutError the caller must not use the connection again.
-
-    psycopg, when cancelled, keeps waiting for a server that hangs. So a call that takes too long is abandoned instead
-    of awaited. Its connection is closed when the call ends: before that the file descriptor could be reused.
-    """
+    """Await a call on a connection. After a TimeoutError the caller must not use the connection again."""
+    # A cancelled call of psycopg continues to wait for a server that hangs. So a call that takes too long is abandoned.
+    # Its connection is closed when the call ends: earlier, another connection could get the file descriptor.
     task = asyncio.create_task(call)
     _abandoned.add(task)
     task.add_done_callback(_abandoned.discard)
@@ -75,7 +73,10 @@ class ReconnectingConnection:
         arguments: Sequence[Any],
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> list[TupleRow]:
-        """Return the rows of a statement. After a lost connection the statement may or may not have committed."""
+        """Run a statement, and return its rows. If the connection is lost, the statement may have committed.
+
+        Raises TimeoutError after `timeout` seconds, by default 20.
+        """
         connection = await self._connected()
         try:
             return await call_with_timeout(
@@ -120,7 +121,7 @@ def permanent_error(error: Exception) -> Exception | None:
     """Return the error that ends a wait; None for a transient error, such as a restart or failover of the server."""
     if isinstance(error, AirflowNotFoundException):
         return error
-    if isinstance(error, TaskQueueError):  # transient if the error of psycopg that caused it is
+    if isinstance(error, TaskQueueError):  # transient if its cause is a transient error of psycopg
         cause = error.__cause__
         return None if isinstance(cause, psycopg.Error) and permanent_error(cause) is None else error
     if not isinstance(error, psycopg.Error):
@@ -135,7 +136,7 @@ def permanent_error(error: Exception) -> Exception | None:
 
 
 def fails_all_queries(error: psycopg.Error) -> bool:
-    """Return whether every other query would fail with the same error."""
+    """Return whether all other queries would fail with the same error."""
     return (error.sqlstate or "").startswith(_CODES_OF_ALL_QUERIES)
 
 

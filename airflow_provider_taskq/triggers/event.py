@@ -1,4 +1,4 @@
-"""Schedules DAGs on a topic."""
+"""The event trigger: starts DAGs when a topic has tasks."""
 
 import asyncio
 import hashlib
@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.common.compat.sdk import AirflowException
@@ -28,6 +28,10 @@ CLAIM_UNSUPPORTED = (
     "TaskQEventTrigger(mode='claim') needs the shared streams of Airflow 3.3 or later: use mode='peek' here,"
     " and let the DAG claim with TaskQSensor(claim=n)."
 )
+_ARGUMENTS = (
+    *("topic", "mode", "taskq_conn_id", "min_tasks", "cooldown", "condition"),
+    *("batch_size", "order", "owner", "lease", "closing_events", "poll_interval"),
+)
 _DEFAULT_COOLDOWNS = {"peek": 60.0, "claim": 10.0}
 _MIN_LEASE = 10.0
 _RETRY_SECONDS = 30.0  # until a missing topic, schema or connection is checked again
@@ -37,8 +41,8 @@ class TaskQEventTrigger(BaseEventTrigger):
     """Fires asset events for a topic's tasks, in `Asset(watchers=[AssetWatcher(trigger=TaskQEventTrigger(...))])`.
 
     **peek** starts a DAG that claims tasks by itself. An event fires when `min_tasks` tasks become ready: at the first
-    check, and again when as many tasks are ready that were not ready at the last event. While older ones are left, the
-    event is repeated every `cooldown` seconds, so that tasks of a failed run are not forgotten. Airflow combines
+    check, and again when as many tasks are ready that were not ready at the last event. While older tasks are ready,
+    the event is repeated every `cooldown` seconds, so that tasks of a failed run are not forgotten. Airflow combines
     events into one run. So the DAG has to claim all tasks that it finds, and `max_active_runs=1` prevents a second run
     next to a slow one. The event is `{"topic", "ready"}`; `ready` may stop at `min_tasks`.
 
@@ -46,7 +50,7 @@ class TaskQEventTrigger(BaseEventTrigger):
     and completes the tasks as SUCCEEDED after Airflow has stored the event. A task whose event was not stored becomes
     READY again. If `rejection` returns a reason, the task ends as a FAILURE, which the policy may retry. Airflow
     stores at least one event for each task. It stores a second one if the triggerer dies, or loses its connection or
-    lease, between the storage of the event and the completion of the task. Compare `sequences` to detect that. The
+    lease, between the storage of the event and the completion of the task. Both events have the same `sequences`. An
     event is `{"topic", "claimed", "sequences", "identifiers"}`, with all sequences and the identifiers of the first 100
     tasks. A run for several events finds all of them in `triggering_asset_events`.
 
@@ -98,9 +102,9 @@ class TaskQEventTrigger(BaseEventTrigger):
         self.taskq_conn_id = taskq_conn_id
         self.min_tasks = min_tasks
         self.cooldown = cooldown if cooldown is not None else _DEFAULT_COOLDOWNS.get(mode, 0.0)
-        self.condition = condition
+        self.condition = str(condition)
         self.batch_size = batch_size
-        self.order = order
+        self.order = str(order)
         self.owner = owner
         self.lease = lease
         self.closing_events = closing_events
@@ -109,20 +113,8 @@ class TaskQEventTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the constructor arguments. Airflow identifies event triggers by them."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", {
-            "topic": self.topic,
-            "mode": self.mode,
-            "taskq_conn_id": self.taskq_conn_id,
-            "min_tasks": self.min_tasks,
-            "cooldown": self.cooldown,
-            "condition": str(self.condition),
-            "batch_size": self.batch_size,
-            "order": str(self.order),
-            "owner": self.owner,
-            "lease": self.lease,
-            "closing_events": self.closing_events,
-            "poll_interval": self.poll_interval,
-        }
+        arguments = {name: getattr(self, name) for name in _ARGUMENTS}
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     def rejection(self, batch: "EventBatch") -> str | None:  # noqa: ARG002  for a subclass
         """Return the reason to reject a batch, or None to fire its event. Subclasses override it; it must not block."""
@@ -165,20 +157,9 @@ class TaskQEventTrigger(BaseEventTrigger):
         """Create the producer of the stream, which connects when Airflow opens it."""
         from airflow_provider_taskq.triggers.event_stream import EventStreamConfig, EventStreamProducer
 
-        return EventStreamProducer(
-            EventStreamConfig(
-                conn_id=kwargs["taskq_conn_id"],
-                topic=kwargs["topic"],
-                owner=kwargs["owner"] or _default_owner(kwargs),
-                lease=kwargs["lease"],
-                cooldown=kwargs["cooldown"],
-                closing_events=kwargs["closing_events"],
-                batch_size=kwargs["batch_size"],
-                order=kwargs["order"],
-                condition=kwargs["condition"],
-                poll_interval=kwargs["poll_interval"],
-            )
-        )
+        config = {field.name: kwargs[field.name] for field in fields(EventStreamConfig)}
+        config["owner"] = kwargs["owner"] or _default_owner(kwargs)
+        return EventStreamProducer(EventStreamConfig(**config))
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator["EventBatch"]) -> AsyncIterator[TriggerEvent]:
         """Fire the event of each batch, or reject the batch."""
@@ -194,7 +175,6 @@ class TaskQEventTrigger(BaseEventTrigger):
                 reject_shared_stream_event()
 
     async def _cool_down(self, wait: "NewTasksWait") -> None:
-        """Wait until new tasks are ready, or until the event is due again."""
         try:
             async with asyncio.timeout(self.cooldown):
                 await get_watcher(self.taskq_conn_id).wait_for(wait)
@@ -202,13 +182,12 @@ class TaskQEventTrigger(BaseEventTrigger):
             return  # the next check reports the error
 
     def _check_arguments(self) -> None:
-        """Raise an error when the DAG is parsed, not later in the triggerer."""
+        # When the DAG is parsed, so that an error does not first appear in the triggerer.
         if self.mode not in ("peek", "claim"):
             raise ValueError(f"invalid mode {self.mode!r}: expected 'peek' or 'claim'")
-        if self.min_tasks < 1 or self.batch_size < 1:
-            raise ValueError("invalid min_tasks or batch_size: expected at least 1")
-        if self.cooldown < 0 or self.closing_events < 0:
-            raise ValueError("invalid cooldown or closing_events: expected at least 0")
+        for name, least in (("min_tasks", 1), ("batch_size", 1), ("cooldown", 0), ("closing_events", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"invalid {name} {getattr(self, name):g}: expected at least {least}")
         if self.lease < _MIN_LEASE:
             raise ValueError(f"invalid lease of {self.lease:g} seconds: expected at least {_MIN_LEASE:g}")
         if self.mode == "claim" and not has_shared_streams():
@@ -217,25 +196,23 @@ class TaskQEventTrigger(BaseEventTrigger):
 
 @dataclass(frozen=True, slots=True)
 class NewTasksWait(ReadyWait):
-    """Waits until enough tasks are ready and none of them was ready before `since`, a time of `time.monotonic()`.
+    """Waits until enough tasks are ready and none of them was ready before `since`, a time of `time.monotonic()`."""
 
-    The server measures the age of the oldest ready task after the check began. So the task became ready no earlier than
-    the start of the check minus its age. A slow answer makes no old task look new. A task that became ready shortly
-    after `since` may look old in a slow check. A later, faster check finds it, or the cooldown ends the wait.
-    """
-
-    max_wait: float | None = math.inf  # infinite, so that the age never opens the wait, but the watcher measures it
+    max_wait: float | None = math.inf  # not None, so that the watcher measures the age, which never ends the wait
     since: float = 0.0
 
     def outcome(self, results: Sequence[QueryResult]) -> int | None:
         """Return how many tasks are ready, once all of them are new."""
         ready = ReadyWait.outcome(self, results)
         (result,) = results
+        # The server measures the age of the oldest ready task after the check began. So the task became ready no
+        # earlier than the start of the check minus its age, and a slow answer makes no old task look new. A slow check
+        # may make a new task look old. A faster check finds that task later, or the cooldown ends the wait.
         return ready if result.waited is not None and result.waited < result.started_at - self.since else None
 
 
 def has_shared_streams() -> bool:
-    """Return whether this Airflow release confirms that it has stored an event."""
+    """Return whether this Airflow release has shared streams, which confirm that an event was stored."""
     return hasattr(BaseEventTrigger, "create_shared_stream_producer")
 
 

@@ -1,4 +1,4 @@
-"""Decides when the events of a claim stream fire, so that Airflow starts a run with every event."""
+"""Decides when the events of a claim stream fire, so that no event waits for a run that never starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ NAMED_IDENTIFIERS = 100  # the most identifiers in an event
 
 @dataclass(slots=True, eq=False)
 class EventBatch:
-    """Claimed tasks that are one event. It travels through Airflow's shared stream and returns to be settled."""
+    """The claimed tasks of one event, which Airflow's shared stream passes to the triggers and then to `advance`."""
 
     topic: str
     sequences: tuple[int, ...]
     identifiers: tuple[str, ...]
-    fired: int = 0  # how many triggers have handed their event to Airflow
+    fired: int = 0  # how many triggers have passed their event to Airflow
     rejections: list[str] = field(default_factory=list)
-    starts_run: bool = True  # whether the event fired so long after the previous one that it starts a run of its own
+    starts_run: bool = True  # whether the event starts a run, because the previous event fired long ago
 
     def event(self) -> dict[str, Any]:
         """Return the payload of the event: all sequences, and the identifiers of the first 100 tasks."""
@@ -31,10 +31,10 @@ class EventBatch:
 class EventDebouncer:
     """Decides which batches fire now, and holds the last batch of a burst back.
 
-    Airflow 3.3 starts a run with the first event since the previous run was created. Later events that come before the
-    new run is created wait for the next event. So within `cooldown` seconds of a settled event, the debouncer holds the
-    last batch back. That batch fires when another one follows, or when the cooldown is over. All times are of one
-    clock, in seconds.
+    Airflow 3.3 starts a run with the first event since the previous run was created. Events that come before the new
+    run is created wait for the next event. So within `cooldown` seconds of a settled event, the debouncer holds the
+    last batch back. That batch fires when another one follows, or when the cooldown is over. All times are readings of
+    one clock, in seconds.
     """
 
     def __init__(self, cooldown: float, closing_events: int) -> None:
@@ -42,14 +42,14 @@ class EventDebouncer:
         self._closing_events = closing_events
         self._held_back: EventBatch | None = None
         self._unsettled = 0  # batches that have fired and are not settled
-        self._quiet_at = 0.0  # from then on the next event starts a run of its own
+        self._quiet_at = 0.0  # the time from which the next event starts a run of its own
         self._needs_follow_up = False  # an event fired that may wait for the next event
         self._closings = 0
         self._closing_at: float | None = None
 
     @property
     def due_at(self) -> float | None:
-        """When `due` may return a batch; None if that needs another call first."""
+        """The time at which `due` may return a batch; None if another call has to come first."""
         if self._unsettled:
             return None
         if self._held_back is not None or self._needs_follow_up:
@@ -57,9 +57,9 @@ class EventDebouncer:
         return None if self._closing_at is None else max(self._closing_at, self._quiet_at)
 
     def start(self, now: float) -> None:
-        """Start, or restart after another triggerer, whose last events may still wait for a closing event."""
+        """Start without batches in flight, after the owner was registered."""
         self._held_back, self._unsettled, self._needs_follow_up = None, 0, False
-        self._schedule_closing_events(now)
+        self._schedule_closing_events(now)  # the last events of another triggerer may still wait
 
     def add(self, batches: Sequence[EventBatch], now: float) -> list[EventBatch]:
         """Return the batches that fire now, beginning with the one that was held back."""

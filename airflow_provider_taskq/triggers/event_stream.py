@@ -1,6 +1,6 @@
-"""The claim stream behind TaskQEventTrigger, on Airflow's shared streams in ack mode (Airflow 3.3).
+"""The claim stream of TaskQEventTrigger, on Airflow's shared streams in ack mode (Airflow 3.3).
 
-A task ends only after Airflow has stored its event.
+The stream completes a task only after Airflow has stored the task's event.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from airflow_provider_taskq.triggers.watcher import get_watcher
 log = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT = 128  # tasks, or two batches; Airflow's own limit of unconfirmed events is 1,024
-_MAX_BACKOFF = 30.0
-_RELEASE_TIMEOUT = 5.0  # seconds; without a release the lease expires
+_MAX_BACKOFF = 30.0  # seconds
+_RELEASE_TIMEOUT = 5.0  # seconds; if the release fails, the lease expires
 _RETRY_DELAY = "5 seconds"  # of a task whose event Airflow did not store, so that a failure causes no busy loop
 
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, TimeoutError, OSError)
@@ -38,7 +38,7 @@ _LOST = (psycopg.OperationalError, psycopg.InterfaceError, TimeoutError, OSError
 class EventStreamConfig:
     """The parameters of a claim stream; see TaskQEventTrigger."""
 
-    conn_id: str
+    taskq_conn_id: str
     topic: str
     owner: str
     lease: float
@@ -54,10 +54,10 @@ class EventStreamProducer(SharedStreamProducer):
     """Claims tasks of a topic, keeps the lease, and settles the tasks after Airflow has stored their events.
 
     The owner's name is the same after a restart. So a new triggerer takes over the tasks of a killed one, and fires
-    their events again. If two triggerers run the same stream, one is active. The other waits until the owner had no
-    heartbeat for half its lease. Otherwise each of them would take over the tasks of the other, again and again.
+    their events again. If two triggerers run the same stream, one is active. The other one waits until the owner had no
+    heartbeat for half of its lease. Otherwise each of them would repeatedly take over the tasks of the other.
 
-    An EventDebouncer holds the last batch of a burst back. The tasks of that batch are held in the queue too, so
+    An EventDebouncer holds the last batch of a burst back. The owner holds the tasks of that batch in the queue, so
     their events fire later even if this triggerer dies.
 
     A lost lease ends the stream with LeaseLost: Airflow restarts it, and events of unfinished tasks fire again. After
@@ -66,8 +66,10 @@ class EventStreamProducer(SharedStreamProducer):
 
     def __init__(self, config: EventStreamConfig) -> None:
         self._config = config
-        self._connection = ReconnectingConnection(config.conn_id)
+        self._connection = ReconnectingConnection(config.taskq_conn_id)
         self._owner = AsyncOwner(self._connection, config)
+        # The stream sends heartbeats between its steps, on its own connection, so it needs no thread of worker.lease. A
+        # sixth of the lease leaves time for two more attempts before another triggerer may take over, after a half.
         self._heartbeat_interval = config.lease / 6
         self._heartbeat_due = 0.0
         self._in_flight: dict[int, None] = {}
@@ -76,13 +78,13 @@ class EventStreamProducer(SharedStreamProducer):
         self._backoff = self._new_backoff()
         self._logged_error: str | None = None
         self._topic_existed = False
-        self._held_unknown = True  # tasks may be held that are not in flight
+        self._held_unknown = True  # the owner may hold tasks that are not in flight
         self._drained = True  # the last poll returned fewer tasks than requested
         self._standby_logged = False
         self._closed = False
 
     async def open_stream(self) -> AsyncIterator[tuple[EventBatch, EventBatch]]:
-        """Yield batches, each for the triggers and for `advance`. Ends only with LeaseLost."""
+        """Yield each batch as an event for the triggers and as a payload for `advance`. Raises LeaseLost at the end."""
         try:
             while True:
                 try:
@@ -101,7 +103,7 @@ class EventStreamProducer(SharedStreamProducer):
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         """Complete the tasks of stored events, fail those of rejected ones, and return the others, in one transaction.
 
-        A task that was purged, or dropped with its topic, while Airflow stored its event needs no settlement.
+        A task needs no settlement if it was purged, or dropped with its topic, while Airflow stored its event.
         """
         settlements = [one for item in batch for one in _settlements(item)]
         left = settlements
@@ -145,6 +147,7 @@ class EventStreamProducer(SharedStreamProducer):
 
     async def _next_batches(self) -> list[EventBatch]:
         """Take one step: register, heartbeat, wait or claim. A step ends before the next heartbeat is due."""
+        config = self._config
         if not self._owner.registered and not await self._try_register():
             return []
         await self._heartbeat_if_due()
@@ -153,12 +156,11 @@ class EventStreamProducer(SharedStreamProducer):
             held = [task for task in await self._owner.held() if task[0] not in in_flight]
             self._held_unknown = False
             return self._fire(held)
-        if not self._has_capacity():
+        if len(self._in_flight) + config.batch_size > max(_MAX_IN_FLIGHT, 2 * config.batch_size):
             await self._wait_for_any(None)
             return []
-        config = self._config
         wait = ReadyWait(config.topic, 1, config.condition, poll_interval=config.poll_interval)
-        if self._drained and not await self._wait_for_any(get_watcher(config.conn_id).wait_for(wait)):
+        if self._drained and not await self._wait_for_any(get_watcher(config.taskq_conn_id).wait_for(wait)):
             self._record_success()
             return self._debouncer.due(asyncio.get_running_loop().time(), config.topic)
         batches = await self._claim()
@@ -176,7 +178,7 @@ class EventStreamProducer(SharedStreamProducer):
         return self._fire(polled)
 
     def _fire(self, tasks: Sequence[tuple[int, str]]) -> list[EventBatch]:
-        """Mark tasks as in flight, split them into batches, and return the batches that fire now."""
+        """Mark tasks as in flight, split them into batches, and return the batches that fire their events now."""
         self._in_flight.update(dict.fromkeys(sequence for sequence, _ in tasks))
         size = self._config.batch_size
         batches = [
@@ -226,27 +228,23 @@ class EventStreamProducer(SharedStreamProducer):
         return True
 
     async def _pause_after(self, error: Exception, backoff: Backoff) -> None:
-        """Log a new error, and sleep. The failed statement may have committed, so `held` is unknown."""
+        """Log an error if it is new, and sleep."""
         if isinstance(error, UnknownTopic):
             error = unknown_topic_error(self._config.topic, existed=self._topic_existed)
         text = first_line(error)
         if text != self._logged_error:
             self._logged_error = text
             log.warning("Cannot claim for events, will retry: topic=%s error=%s", self._config.topic, text)
-        self._held_unknown, self._heartbeat_due = True, 0.0
+        self._held_unknown, self._heartbeat_due = True, 0.0  # the failed statement may have committed
         await asyncio.sleep(backoff.next())
 
     def _record_success(self) -> None:
-        """Reset the back-off after a check or poll of the topic. A successful heartbeat does not count."""
+        """Reset the back-off after a successful check or poll of the topic."""
         self._backoff.reset()
         self._topic_existed = True
         if self._logged_error is not None:
             self._logged_error = None
             log.info("Can claim for events again: topic=%s", self._config.topic)
-
-    def _has_capacity(self) -> bool:
-        size = self._config.batch_size
-        return len(self._in_flight) + size <= max(_MAX_IN_FLIGHT, 2 * size)
 
     def _new_backoff(self) -> Backoff:
         return Backoff(1.0, min(_MAX_BACKOFF, self._heartbeat_interval))
@@ -271,11 +269,9 @@ class AsyncOwner:
 
     def __init__(self, connection: ReconnectingConnection, config: EventStreamConfig) -> None:
         self._connection = connection
-        self._topic = config.topic
+        self._config = config
         self._name = config.owner
         self._lease = timedelta(seconds=config.lease)
-        self._order = config.order
-        self._condition = config.condition
         self._fence: int | None = None
 
     @property
@@ -292,32 +288,32 @@ class AsyncOwner:
         return bool(rows)
 
     async def register(self) -> None:
-        """Register the owner. It takes over the tasks of the name, and locks earlier registrations out."""
+        """Register the owner, take over the tasks of its name, and lock earlier registrations out."""
         rows = await self._connection.fetch_all(
             "SELECT fence FROM taskq.register(%s::text, %s::interval)", (self._name, interval_text(self._lease))
         )
         self._fence = int(rows[0][0])
 
     async def heartbeat(self) -> None:
-        """Extend the lease; LeaseLost once it is gone."""
+        """Extend the lease. Raises LeaseLost if it is gone."""
         await self._connection.fetch_all("SELECT taskq.heartbeat(%s::text, %s::bigint)", (self._name, self._fence))
 
     async def poll(self, size: int) -> list[tuple[int, str]]:
-        """Claim up to `size` tasks; return their sequences and identifiers."""
+        """Claim up to `size` tasks, and return their sequences and identifiers."""
         return await self._connection.fetch_all(
             "SELECT sequence, identifier FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-            (self._topic, self._name, self._fence, size, self._order, self._condition),
+            (self._config.topic, self._name, self._fence, size, self._config.order, self._config.condition),
         )
 
     async def held(self) -> list[tuple[int, str]]:
-        """Return the held tasks in polled order; none once the lease is gone."""
+        """Return the sequences and identifiers of the held tasks, in the order of polls; none if the lease is gone."""
         return await self._connection.fetch_all(
             "SELECT sequence, identifier FROM taskq.held(%s::text, %s::bigint, %s::text)",
-            (self._name, self._fence, self._topic),
+            (self._name, self._fence, self._config.topic),
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Complete or return tasks, all or none; LeaseLost, NotHeld."""
+        """Complete or return all of the tasks, or none. Raises LeaseLost, and NotHeld if one of them is not held."""
         delays = [_RETRY_DELAY if one.result is Result.SUSPENSION else None for one in settlements]
         await self._connection.fetch_all(
             "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], NULL, %b::text[],"
@@ -333,13 +329,13 @@ class AsyncOwner:
         )
 
     async def unsettled(self, settlements: Collection[Settlement]) -> list[Settlement]:
-        """Return the settlements whose tasks are still held; LeaseLost."""
-        await self.heartbeat()  # raises LeaseLost, while `held` would return nothing
+        """Return the settlements whose tasks are still held. Raises LeaseLost if the lease is gone."""
+        await self.heartbeat()  # raises LeaseLost, while `held` would return no tasks
         held = {sequence for sequence, _ in await self.held()}
         return [one for one in settlements if one.sequence in held]
 
     async def release(self, timeout: float) -> None:  # noqa: ASYNC109
-        """Release all held tasks, and end the lease."""
+        """Release all held tasks, and end the lease. `timeout`: seconds to wait for an answer."""
         await self._connection.fetch_all(
             "SELECT taskq.release(%s::text, %s::bigint)", (self._name, self._fence), timeout=timeout
         )
@@ -347,7 +343,7 @@ class AsyncOwner:
 
 
 def _settlements(item: AdvanceItem) -> list[Settlement]:
-    """Return the results of the tasks of an event."""
+    """Return the results of an event's tasks, by the outcome of the event."""
     batch: EventBatch = item.broker_payload
     if item.outcome.rejected:
         error = "; ".join(batch.rejections) or "rejected by the trigger"

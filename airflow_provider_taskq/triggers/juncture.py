@@ -1,4 +1,4 @@
-"""Waits in the triggerer until groups of suspended tasks were released, and releases them."""
+"""The trigger of TaskQJunctureSensor: releases groups of suspended tasks, and waits until all are released."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,9 +9,9 @@ from airflow_provider_taskq.triggers.waits import JunctureWait
 
 
 class TaskQJunctureTrigger(TaskQBaseTrigger):
-    """Fires once, when all groups were released. It releases each group once, as soon as the group is complete.
+    """Fires once, when all groups are released. It releases each group once, as soon as the group is complete.
 
-    The queue records under the name which groups were released, so that another triggerer can continue.
+    The queue records the released groups under `name`, so that another triggerer can continue.
     The event is `{"status": "ready", "topic", "groups"}`, or a `message` with the status `error`.
 
     :param topic: the topic's name.
@@ -19,6 +19,8 @@ class TaskQJunctureTrigger(TaskQBaseTrigger):
     :param name: the name under which the queue records releases; None for the logical task.
     :param junction: the state that a group needs, SINGULAR or ETERNAL.
     """
+
+    wait_fields = ("name", "topic", "groups", "junction")
 
     def __init__(
         self,
@@ -32,21 +34,16 @@ class TaskQJunctureTrigger(TaskQBaseTrigger):
         super().__init__(**kwargs)
         self.name = name
         self.topic = topic
-        # serialize() needs lists
+        # Airflow serializes the arguments as JSON, which has lists only.
         self.groups = groups if isinstance(groups, str) else [g if isinstance(g, str) else list(g) for g in groups]
         self.junction = junction
 
     @property
-    def wait_fields(self) -> tuple[str, ...]:
-        """Name, topic, groups and junction."""
-        return "name", "topic", "groups", "junction"
-
-    @property
     def wait(self) -> JunctureWait:
-        """The wait for the release of all groups."""
+        """The wait for the release of all groups, whose checks release them."""
         name = self.name or self.logical_task_name()
         return JunctureWait(name, self.topic, parse_groups(self.groups), self.junction, self.poke_interval)
 
     def event_payload(self, outcome: int) -> dict[str, Any]:
-        """Return the number of groups."""
+        """Return the event with the number of groups."""
         return {"status": "ready", "topic": self.topic, "groups": outcome}

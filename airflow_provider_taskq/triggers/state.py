@@ -1,4 +1,4 @@
-"""Waits in the triggerer until tasks reach a state."""
+"""The trigger of TaskQStateSensor: waits until tasks reach a state."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -12,16 +12,18 @@ _NAMED_IDENTIFIERS = 10  # in a message
 
 
 class TaskQStateTrigger(TaskQBaseTrigger):
-    """Fires once, when the newest tasks of all identifiers are in `states`, or one of them is in `failed_states`.
+    """Fires once, when the newest task of each identifier is in `states`, or one of them is in `failed_states`.
 
     The event is `{"status": "ready", "topic", "states"}` with the number of tasks by state, or a `message` with the
     status `failed` or `error`.
 
     :param topic: the topic's name.
     :param identifiers: the identifiers, or the rendered text of a list of them.
-    :param states: names of the states that open the gate.
-    :param failed_states: names of the states that end the wait.
+    :param states: the names of the states that open the gate.
+    :param failed_states: the names of the states that fail the gate.
     """
+
+    wait_fields = ("topic", "identifiers", "states", "failed_states")
 
     def __init__(
         self,
@@ -39,13 +41,8 @@ class TaskQStateTrigger(TaskQBaseTrigger):
         self.failed_states = sorted(failed_states)
 
     @property
-    def wait_fields(self) -> tuple[str, ...]:
-        """Topic, identifiers and states."""
-        return "topic", "identifiers", "states", "failed_states"
-
-    @property
     def wait(self) -> StateWait:
-        """The wait for the states."""
+        """The wait for the states of the identifiers."""
         return StateWait(
             self.topic,
             parse_identifiers(self.identifiers),
@@ -55,14 +52,14 @@ class TaskQStateTrigger(TaskQBaseTrigger):
         )
 
     def event_payload(self, outcome: Mapping[str, str | None]) -> dict[str, Any]:
-        """Return the number of tasks by state, or the message about failed states."""
+        """Return the event with the number of tasks by state, or with a message that names failed tasks."""
         if message := failed_states_message(self.topic, outcome, self.failed_states):
             return {"status": "failed", "message": message}
         return {"status": "ready", **count_states(self.topic, outcome.values())}
 
 
 def count_states(topic: str, states: Iterable[str | None]) -> dict[str, Any]:
-    """Return the result of a gate: the number of tasks by state."""
+    """Return the result of the gate: the topic, and the number of tasks by state."""
     return {"topic": topic, "states": dict(sorted(Counter(map(str, states)).items()))}
 
 

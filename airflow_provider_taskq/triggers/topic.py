@@ -1,4 +1,4 @@
-"""Waits in the triggerer until a topic has tasks, and claims them for a gate that claims."""
+"""The trigger of TaskQSensor: waits until a topic has tasks, and claims tasks for a gate that claims."""
 
 import asyncio
 import logging
@@ -25,20 +25,20 @@ from airflow_provider_taskq.triggers.watcher import get_watcher
 log = logging.getLogger(__name__)
 
 _CALL_TIMEOUT = 30.0  # seconds
-_LOCK_TIMEOUT = 2  # seconds; other gates wait while a claim waits for a transaction that locks the same owner
+_LOCK_TIMEOUT = 2  # seconds; while one claim waits for a lock, the claims of all other gates wait
 
 
 class TaskQTrigger(TaskQBaseTrigger):
     """Fires once, when a topic has enough tasks to poll.
 
     With `claim` and `ends_task` the trigger also claims. A trigger that only resumes the task leaves the claim to the
-    worker. Another triggerer that takes over finds the claim again, because the owner is the logical task.
+    worker. A triggerer that takes the trigger over finds the claim again, because the owner is the logical task.
 
     All triggers of a process on one Airflow connection share one database connection and one query per check. With
     `listen: true` in the extra, notifications wake them over a second connection. Claims use another connection, which
     is open while gates claim. A lost connection is replaced. An unknown topic or a missing schema ends the wait.
 
-    The event is `{"status": "ready", "topic", "ready"}` or the claim, or a `message` with the status `error`.
+    The event has `"status": "ready"` and the value that the gate returns, or the status `error` and a `message`.
 
     The parameters are those of TaskQSensor. Numbers and durations may be rendered text; a bare number is in seconds.
     """
@@ -78,7 +78,7 @@ class TaskQTrigger(TaskQBaseTrigger):
         return ReadyWait(self.topic, self._min_tasks, self.condition, self._max_wait_seconds, self.poke_interval)
 
     def event_payload(self, outcome: int) -> dict[str, Any]:
-        """Return how many tasks are ready, counted to `min_tasks`: the shared query may count further."""
+        """Return how many tasks are ready, up to `min_tasks`, because the shared query may count further."""
         return {"status": "ready", "topic": self.topic, "ready": min(outcome, self._min_tasks)}
 
     async def _wait_until_open(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class TaskQTrigger(TaskQBaseTrigger):
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """The tasks that the owner held before the gate registered it: in the gate's topic, and in all topics."""
+    """The numbers of tasks that the owner held before the gate registered it: in the gate's topic, and in total."""
 
     fence: int
     in_topic: int
@@ -165,10 +165,10 @@ class ClaimRequest:
     lease: timedelta = timedelta(hours=1)
 
     def claim(self, queue: TaskQueue) -> tuple[Claim, Takeover | None] | None:
-        """Take over the tasks that the owner holds in the topic, or else claim tasks.
+        """Take over the tasks that the owner holds in the topic; if it holds none, claim tasks.
 
-        Return None if the gate stays closed, also if other consumers left fewer tasks than the gate needs. Then roll
-        back, so that the transaction leaves no lease.
+        Return None if the gate stays closed, also if other consumers left fewer tasks than the gate needs. The caller
+        then has to roll back, so that no lease and no claimed task is left.
         """
         previous = queue.owner(self.owner)
         takeover = None
@@ -188,15 +188,13 @@ class ClaimRequest:
         return (Claim(self.topic, owner.name, owner.fence, claimed), takeover) if claimed >= enough else None
 
     def _count_ready(self, queue: TaskQueue) -> int | None:
-        """Return how many tasks are ready, or None if they do not open the gate."""
         return check_wait(queue.conn, ReadyWait(self.topic, self.min_tasks, self.condition.value, self.max_wait))
 
 
 class ClaimExecutor:
     """Claims for deferred gates in a thread, one after another, on a connection that is open while gates claim.
 
-    It does not share the watcher's connection: a claim may wait for the row of its owner, and all waits of the
-    triggerer would wait with it.
+    A claim may wait for a lock on its owner. On the watcher's connection, all waits of the triggerer would wait too.
     """
 
     def __init__(self, conn_id: str) -> None:
@@ -208,8 +206,8 @@ class ClaimExecutor:
     async def claim(self, request: ClaimRequest) -> tuple[Claim, Takeover | None] | None:
         """Claim and commit. Return None if the gate stays closed, or after a transient error.
 
-        Raise a permanent error, such as UnknownTopic. If the caller is cancelled, the thread may still claim: then
-        release that claim.
+        Raises a permanent error, such as UnknownTopic. If the caller is cancelled while the thread claims, the claim is
+        released afterwards.
         """
         loop = asyncio.get_running_loop()
         self._callers += 1
@@ -249,7 +247,7 @@ class ClaimExecutor:
         return self._connection
 
     def _release_abandoned(self, future: "Future[tuple[Claim, Takeover | None] | None]") -> None:
-        """Release a claim whose caller was cancelled, unless it is a takeover."""
+        """Release a claim whose caller was cancelled. A takeover stays: the tasks were held before the call."""
         if future.cancelled() or future.exception() is not None or (claimed := future.result()) is None:
             return
         claim, takeover = claimed

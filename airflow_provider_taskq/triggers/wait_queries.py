@@ -4,6 +4,7 @@ import time
 from asyncio import Future
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
@@ -27,7 +28,7 @@ from airflow_provider_taskq.triggers.waits import (
 
 Outcome = TypeVar("Outcome")
 
-# Without junctures the query changes nothing, so it runs with a role that may only read, and on a standby.
+# Without junctures the query changes nothing. So it also runs on a standby, and with a role that may only read.
 _READ_ONLY = (
     "SELECT kind, position, number, waited"
     " FROM taskq.watch_tasks(%b::text[], %b::int[], %b::text[], %b::boolean[], %b::text[], %b::text[])"
@@ -36,23 +37,21 @@ _WITH_JUNCTURES = (
     "SELECT kind, position, number, waited FROM taskq.watch(%b::text[], %b::int[], %b::text[], %b::boolean[],"
     " %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
 )
-# Leaves out rows that equal NO_RESULT: ten thousand topics without a ready task return no row.
+# Excludes rows that equal NO_RESULT, so that ten thousand topics without a ready task return no row.
 _WITH_RESULT = " WHERE number IS NOT NULL AND (kind <> 'ready' OR number <> 0)"
 
 
+@dataclass(eq=False, slots=True)
 class RegisteredQuery:
     """A query, its last result, and the subscriptions that share it."""
 
-    __slots__ = ("_topic_existed", "query", "result", "subscriptions")
-
-    def __init__(self, query: Query) -> None:
-        self.query = query
-        self.result: QueryResult = NO_RESULT
-        self.subscriptions: set[Subscription] = set()
-        self._topic_existed = False
+    query: Query
+    result: QueryResult = NO_RESULT
+    subscriptions: "set[Subscription]" = field(default_factory=set)
+    _topic_existed: bool = False
 
     def update(self, result: QueryResult) -> None:
-        """Store a result. The result of an unknown topic also gets whether the topic existed before."""
+        """Store a result. If the topic is unknown, the result also says whether it existed before."""
         if result.number == UNKNOWN_TOPIC:
             self.result = result._replace(topic_existed=self._topic_existed)
         else:
@@ -60,41 +59,39 @@ class RegisteredQuery:
 
     @property
     def count_limit(self) -> int:
-        """How far ready tasks have to be counted: the largest `min_tasks` of the subscriptions."""
+        """The number of ready tasks at which counting may stop: the largest `min_tasks` of the subscriptions."""
         return max((one.wait.min_tasks for one in self.subscriptions if isinstance(one.wait, ReadyWait)), default=1)
 
     @property
     def needs_age(self) -> bool:
-        """Whether a subscription needs the waiting time of the oldest due task."""
+        """Whether a subscription needs to know how long the oldest due task has waited."""
         return any(isinstance(one.wait, ReadyWait) and one.wait.max_wait is not None for one in self.subscriptions)
 
 
+@dataclass(eq=False, slots=True)
 class Subscription:
-    """A wait, its queries, and the futures of the callers that await it."""
+    """A wait, its queries, and the futures of the callers that await it, each with its log."""
 
-    __slots__ = ("futures", "queries", "wait")
-
-    def __init__(self, wait: Wait[Any], queries: tuple[RegisteredQuery, ...]) -> None:
-        self.wait = wait
-        self.queries = queries
-        self.futures: dict[Future[Any], WaitLog | None] = {}
+    wait: Wait[Any]
+    queries: tuple[RegisteredQuery, ...]
+    futures: dict[Future[Any], WaitLog | None] = field(default_factory=dict)
 
     def outcome(self) -> Any:
-        """Return the outcome by the last results, or None to wait on."""
+        """Return the outcome by the last results, or None to continue to wait."""
         return self.wait.outcome([query.result for query in self.queries])
 
     def describe(self, status: TopicStatus) -> str:
-        """Describe the wait by the last results and the status of its topic."""
+        """Return a sentence that describes the wait by the last results and the status of its topic."""
         return self.wait.describe([query.result for query in self.queries], status)
 
     @property
     def logs(self) -> list[WaitLog]:
-        """The logs of the tasks that wait."""
+        """The logs of the waiting tasks."""
         return [log for log in self.futures.values() if log is not None]
 
 
 class WaitRegistry:
-    """The open waits of one watcher. Adding or removing a wait costs the same, however many waits are open."""
+    """The open waits of one watcher. The cost to add or remove a wait does not depend on the number of open waits."""
 
     def __init__(self) -> None:
         self._subscriptions: dict[Wait[Any], Subscription] = {}
@@ -111,11 +108,11 @@ class WaitRegistry:
 
     @property
     def shortest_interval(self) -> float:
-        """The shortest poll interval of the open waits."""
+        """The shortest poll interval of the open waits, in seconds; 1 if there are none."""
         return min(self._intervals, default=1.0)
 
     def add(self, wait: Wait[Any], future: Future[Any], log: WaitLog | None = None) -> None:
-        """Add a caller's future to the subscription of a wait."""
+        """Subscribe a caller's future to the outcome of a wait."""
         subscription = self._subscriptions.get(wait)
         if subscription is None:
             subscription = Subscription(wait, tuple(map(self._register, wait.queries)))
@@ -127,7 +124,7 @@ class WaitRegistry:
         self._intervals[wait.poll_interval] += 1
 
     def remove(self, wait: Wait[Any], future: Future[Any]) -> None:
-        """Remove a caller's future, and with the last one the subscription and its unshared queries."""
+        """Remove a caller's future. With the last future of a wait, remove the queries that no other wait shares."""
         subscription = self._subscriptions[wait]
         del subscription.futures[future]
         self._intervals[wait.poll_interval] -= 1
@@ -143,13 +140,13 @@ class WaitRegistry:
                 self._unregister(query)
 
     def queries(self, topics: Iterable[str] | None = None) -> list[RegisteredQuery]:
-        """Return all queries, or those on some topics."""
+        """Return the queries of the open waits: all of them, or only those on `topics`."""
         if topics is None:
             return list(self._queries.values())
         return [query for topic in topics for query in self._queries_by_topic.get(topic, ())]
 
     def subscriptions(self, waits: Iterable[Wait[Any]] | None = None) -> list[Subscription]:
-        """Return all subscriptions, or those of some waits that are still open."""
+        """Return the subscriptions: all of them, or only those of `waits` that are still open."""
         if waits is None:
             return list(self._subscriptions.values())
         return [self._subscriptions[wait] for wait in waits if wait in self._subscriptions]
@@ -171,7 +168,7 @@ class WaitRegistry:
 
 
 class QueryBatch:
-    """Any number of registered queries as one SQL query, which may run any number of times."""
+    """One SQL query for any number of registered queries, which can run any number of times."""
 
     def __init__(self, queries: Iterable[RegisteredQuery]) -> None:
         self.queries = list(queries)
@@ -207,14 +204,14 @@ class QueryBatch:
         return QueryBatch(self.queries[:middle]), QueryBatch(self.queries[middle:])
 
     async def read(self, connection: psycopg.AsyncConnection[TupleRow]) -> dict[RegisteredQuery, QueryResult]:
-        """Run the query. A query without an entry has no result."""
+        """Run the SQL query. A registered query that the answer does not contain has no result."""
         started_at = time.monotonic()
         async with connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(self._sql, self._arguments)
             return self._results(await cursor.fetchall(), started_at)
 
     def read_sync(self, connection: psycopg.Connection[Any]) -> dict[RegisteredQuery, QueryResult]:
-        """Run the query in the connection's transaction."""
+        """Run the SQL query in the connection's transaction."""
         started_at = time.monotonic()
         with translate_errors(), connection.cursor(row_factory=tuple_row) as cursor:
             return self._results(cursor.execute(self._sql, self._arguments).fetchall(), started_at)
@@ -227,17 +224,14 @@ class QueryBatch:
 
 
 def subscriptions_of(queries: Collection[RegisteredQuery]) -> list[Subscription]:
-    """Return the subscriptions of some queries, each once."""
-    found: dict[Subscription, None] = {}
-    for query in queries:
-        found.update(dict.fromkeys(query.subscriptions))
-    return list(found)
+    """Return the subscriptions that share these queries, without duplicates."""
+    return list(dict.fromkeys(subscription for query in queries for subscription in query.subscriptions))
 
 
 async def read_statuses(
     connection: psycopg.AsyncConnection[TupleRow], topics: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], TopicStatus]:
-    """Return the status of each pair of topic and condition, without unknown topics."""
+    """Return the status of each pair of topic and condition. Unknown topics are missing in the answer."""
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(TOPIC_STATUS_QUERY, (*map(list, zip(*topics, strict=True)), MAX_COUNT))
         rows = await cursor.fetchall()
@@ -245,13 +239,13 @@ async def read_statuses(
 
 
 def describe_wait(queue: TaskQueue, wait: Wait[Any]) -> tuple[str, TopicStatus]:
-    """Check once, and return the description of a wait with the status of its topic; UnknownTopic."""
+    """Check a wait once. Return its description and the status of its topic. Raises UnknownTopic."""
     status = queue.topic_status(wait.topic, Condition(wait.condition))
     return _checked(queue.conn, wait).describe(status), status
 
 
 def check_wait(connection: psycopg.Connection[Any], wait: Wait[Outcome]) -> Outcome | None:
-    """Check once, and return the outcome of a wait, or None to wait on; UnknownTopic."""
+    """Check a wait once. Return its outcome, or None if it goes on. Raises UnknownTopic."""
     return wait.outcome([query.result for query in _checked(connection, wait).queries])
 
 

@@ -1,4 +1,4 @@
-"""Waits: what a gate waits for, the queries that it needs, the outcome that ends it, and its log."""
+"""Waits: what gates wait for, the queries that check it, the outcomes that end a wait, and the log of a wait."""
 
 import logging
 import shlex
@@ -13,20 +13,21 @@ from airflow_provider_taskq.queue.topic_status import describe_group_wait, descr
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
-_FIRST_LOG_INTERVAL = 10.0  # seconds between lines that differ in counts only; doubles, so that a log stays small
+# Seconds between log lines that differ in counts only. They double up to the maximum, so that a log stays small.
+_FIRST_LOG_INTERVAL = 10.0
 _MAX_LOG_INTERVAL = 300.0
 
 
 class QueryResult(NamedTuple):
     """The answer of taskq.watch to a query: a number, and the seconds for which the oldest due task has waited.
 
-    Both are None if no task is ready, if the identifier has no task, or if groups are incomplete.
+    The number is a count of ready tasks, a state, or a count of incomplete groups. Both are None without an answer.
     """
 
     number: int | None
     waited: float | None
-    started_at: float = 0.0  # time.monotonic() when the SQL query began, so the result is not older
-    topic_existed: bool = False  # for an unknown topic: an earlier query found it
+    started_at: float = 0.0  # when the SQL query began, by time.monotonic(): the result is not older
+    topic_existed: bool = False  # whether an earlier query found a topic that is unknown now
 
 
 NO_RESULT = QueryResult(None, None)
@@ -35,7 +36,7 @@ UNKNOWN_TOPIC = -1
 
 @dataclass(frozen=True, slots=True)
 class ReadyQuery:
-    """Counts the tasks of a topic that can be polled under a condition."""
+    """A query for the number of tasks of a topic that can be polled under a condition."""
 
     topic: str
     condition: str
@@ -43,7 +44,7 @@ class ReadyQuery:
 
 @dataclass(frozen=True, slots=True)
 class StateQuery:
-    """Reads the state of the newest task of an identifier."""
+    """A query for the state of the newest task of an identifier."""
 
     topic: str
     identifier: str
@@ -51,7 +52,7 @@ class StateQuery:
 
 @dataclass(frozen=True, slots=True)
 class JunctureQuery:
-    """Releases the complete groups of a named juncture, and counts the incomplete ones."""
+    """A query that releases the complete groups of a named juncture, and counts the incomplete groups."""
 
     name: str
     topic: str
@@ -67,7 +68,7 @@ class Wait(Protocol[Outcome_co]):
 
     @property
     def topic(self) -> str:
-        """The topic, whose notifications wake the wait."""
+        """The topic. Its notifications wake the wait."""
 
     @property
     def poll_interval(self) -> float:
@@ -82,15 +83,15 @@ class Wait(Protocol[Outcome_co]):
         """The queries of one check."""
 
     def outcome(self, results: Sequence[QueryResult]) -> Outcome_co | None:
-        """Return the outcome, or None to wait on. `results` has one entry for each query."""
+        """Return the outcome, or None to continue to wait. `results` has one entry for each query."""
 
     def describe(self, results: Sequence[QueryResult], status: TopicStatus) -> str:
-        """Return a sentence for logs and timeout errors: what the gate waits for."""
+        """Return a sentence that says what the gate waits for, for logs and timeout errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyWait:
-    """Waits for `min_tasks` ready tasks; for one, once the topic's oldest due task has waited `max_wait` seconds."""
+    """Waits for `min_tasks` ready tasks, or for one if the topic's oldest due task has waited `max_wait` seconds."""
 
     topic: str
     min_tasks: int = 1
@@ -100,11 +101,11 @@ class ReadyWait:
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """The count of ready tasks."""
+        """One query, which counts the ready tasks."""
         return (ReadyQuery(self.topic, self.condition),)
 
     def outcome(self, results: Sequence[QueryResult]) -> int | None:
-        """Return how many tasks are ready, counted to the largest `min_tasks` of the subscribed waits."""
+        """Return how many tasks are ready if they end the wait. The count may stop at `min_tasks`."""
         (result,) = results
         if not result.number:
             return None
@@ -113,7 +114,7 @@ class ReadyWait:
         return result.number if result.number >= self.min_tasks or overdue else None
 
     def describe(self, results: Sequence[QueryResult], status: TopicStatus) -> str:  # noqa: ARG002  of the protocol
-        """Name the number of tasks, and the status of the topic."""
+        """Return a sentence with the number of ready tasks and the status of the topic."""
         return describe_ready_wait(status, self.min_tasks, self.condition, self.max_wait)
 
 
@@ -126,19 +127,15 @@ class StateWait:
     states: frozenset[str]
     failed_states: frozenset[str]
     poll_interval: float = 1.0
-
-    @property
-    def condition(self) -> str:
-        """NONE: states have no condition."""
-        return "NONE"
+    condition: str = "NONE"
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """The state of each identifier."""
+        """One query for the state of each identifier."""
         return tuple(StateQuery(self.topic, identifier) for identifier in self.identifiers)
 
     def outcome(self, results: Sequence[QueryResult]) -> dict[str, str | None] | None:
-        """Return the state of each identifier; None for an identifier without a task."""
+        """Return the state of each identifier if the states end the wait; None for an identifier without a task."""
         for result in results:
             _require_topic(self.topic, result)
         states = self._states_by_identifier(results)
@@ -147,7 +144,7 @@ class StateWait:
         return states if done else None
 
     def describe(self, results: Sequence[QueryResult], status: TopicStatus) -> str:
-        """Name the states, and the identifiers that are in other states."""
+        """Return a sentence with the expected states, and the identifiers in other states."""
         return describe_state_wait(status, self._states_by_identifier(results), self.states)
 
     def _states_by_identifier(self, results: Sequence[QueryResult]) -> dict[str, str | None]:
@@ -159,39 +156,35 @@ class StateWait:
 
 @dataclass(frozen=True, slots=True)
 class JunctureWait:
-    """Waits until each group of a named juncture was released. The check releases complete groups."""
+    """Waits until each group of a named juncture is released. Each check releases the complete groups."""
 
     name: str
     topic: str
     groups: tuple[tuple[str, ...], ...]
     junction: str = "SINGULAR"
     poll_interval: float = 1.0
-
-    @property
-    def condition(self) -> str:
-        """NONE: groups have no condition."""
-        return "NONE"
+    condition: str = "NONE"
 
     @property
     def queries(self) -> tuple[Query, ...]:
-        """The release of all groups."""
+        """One query, which releases the complete groups."""
         return (JunctureQuery(self.name, self.topic, self.groups, self.junction),)
 
     def outcome(self, results: Sequence[QueryResult]) -> int | None:
-        """Return the number of groups, once all are released."""
+        """Return the number of groups if all are released."""
         _require_topic(self.topic, results[0])
         return len(self.groups) if results[0].number == 0 else None
 
     def describe(self, results: Sequence[QueryResult], status: TopicStatus) -> str:
-        """Name the number of groups, and how many were released."""
+        """Return a sentence with the number of groups, and how many of them are released."""
         return describe_group_wait(status, len(self.groups), results[0].number)
 
 
 class WaitLog:
-    """Logs what one task waits for, and each change, from the context in which the log was created.
+    """Logs what one task waits for, and each change.
 
-    Airflow's triggerer finds the log file of a line by context variables, which it binds in the asyncio task of each
-    trigger. The watcher reports changes from another asyncio task.
+    All lines have the context in which the WaitLog was created. Airflow's triggerer finds the log file of a line by
+    context variables of the trigger's asyncio task, and the watcher reports changes from another asyncio task.
     """
 
     def __init__(self, logger: logging.Logger | Any, clock: Callable[[], float] = time.monotonic) -> None:
@@ -206,7 +199,7 @@ class WaitLog:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What was logged last, for a later process of the same wait; empty before the first line."""
+        """The values logged last, for a later process of the same wait. Empty before the first line."""
         logged = {"description": self._description, "pause": self._pause, "error": self._error}
         return {name: text for name, text in logged.items() if text is not None}
 
@@ -215,7 +208,7 @@ class WaitLog:
         self._description, self._pause, self._error = (state.get(name) for name in ("description", "pause", "error"))
 
     def log_status(self, description: str, status: TopicStatus) -> None:
-        """Log a changed description. A change of counts alone may be left to a later call."""
+        """Log the description if it changed. A change of counts alone may wait for a later call."""
         now = self._clock()
         counts_only = self._description is not None and status.pause == self._pause
         if description == self._description or (counts_only and now < self._next_line_at):
@@ -226,13 +219,13 @@ class WaitLog:
         self._context.run(self._logger.info, "%s", description)
 
     def log_error(self, error: str) -> None:
-        """Log that a check failed, once for each error."""
+        """Log that a check failed, unless the last line has the same error."""
         if error != self._error:
             self._error = error
             self._context.run(self._logger.warning, "Cannot check the gate, will retry: error=%s", error)
 
     def log_recovery(self) -> None:
-        """Log that a check succeeded after one that failed."""
+        """Log that a check succeeded, if the previous one failed."""
         if self._error is not None:
             self._error = None
             self._context.run(self._logger.info, "Can check the gate again")

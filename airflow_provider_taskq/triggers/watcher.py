@@ -1,4 +1,4 @@
-"""The watcher checks the waits of all triggers of an event loop on one Airflow connection, with one query per check."""
+"""The watcher: checks the waits of all triggers of an event loop on one Airflow connection, by one query per check."""
 
 import asyncio
 import copy
@@ -40,20 +40,20 @@ _CALL_TIMEOUT = 30.0  # seconds
 _MAX_READ_ONLY_SECONDS = 30.0  # after which a connection to a read-only server is opened again
 _STATUS_INTERVAL = 10.0  # seconds between two queries for the status of all topics, for the logs of the waits
 _STATUS_REST_FACTOR = 20.0  # a status query that took t seconds is not repeated for 20 t
-_YIELD_EVERY = 100  # futures or log lines, after which other tasks of the event loop run
+_YIELD_EVERY = 100  # futures or log lines between two yields to the event loop
 
 
 class Watcher:
     """Checks all waits of one event loop on one Airflow connection, over one database connection.
 
     The watcher runs in an asyncio task that starts with the first wait and ends with the last. Each check is one SQL
-    query over the distinct queries of the waits. So ten thousand waits need one connection and, while nothing happens,
+    query over the distinct queries of the waits. So ten thousand waits need one connection and, while no task changes,
     about one query a second. With `listen: true` in the extra of the Airflow connection, a second connection receives
-    notifications, and the watcher checks only the topics that they name. If that connection is lost, or if a pooler
-    drops notifications, the next full check answers the waits.
+    notifications, and the watcher checks the topics that they name. If that connection is lost, or if a pooler drops
+    notifications, the next full check answers the waits.
 
-    After a transient error the watcher retries with growing pauses, as long as waits are open. Airflow limits a wait by
-    the sensor's timeout. A permanent error ends the waits that it concerns.
+    After a transient error the watcher retries with growing pauses while waits are open. Airflow limits a wait by the
+    sensor's timeout. A permanent error ends the waits that it concerns.
     """
 
     def __init__(self, conn_id: str) -> None:
@@ -63,7 +63,7 @@ class Watcher:
         self._notified_topics: set[str] = set()
         self._wake = asyncio.Event()
         self._has_new_waits = False
-        self._full_batch: tuple[int, QueryBatch] | None = None  # with the registry's version
+        self._full_batch: tuple[int, QueryBatch] | None = None  # the batch of all queries at a version of the registry
         self._task: asyncio.Task[None] | None = None
         self._connected_at = 0.0
         self._connected_read_only = False
@@ -73,9 +73,9 @@ class Watcher:
         self._receiver = NotificationReceiver(self._open_connection, self._on_notification)
 
     async def wait_for(self, wait: Wait[Outcome], wait_log: WaitLog | None = None) -> Outcome:
-        """Wait, and return the outcome; UnknownTopic once the topic does not exist.
+        """Wait, and return the outcome. Raises UnknownTopic if the topic does not exist or is dropped.
 
-        `wait_log` gets the description of the wait and each change of it.
+        :param wait_log: gets the description of the wait and each change of it.
         """
         if not wait.queries:
             outcome = wait.outcome(())
@@ -90,7 +90,7 @@ class Watcher:
         if self._schedule.hasten(loop.time(), wait.poll_interval):
             self._wake.set()
         if self._task is None:
-            # With an empty context: Airflow would write its log lines into the log of the first trigger.
+            # In the context of this trigger, Airflow would write the watcher's log lines into the log of this trigger.
             self._task = asyncio.create_task(self._run(), context=Context())
         try:
             return await future
@@ -124,7 +124,7 @@ class Watcher:
                     await self._handle_failure(error)
                 await self._sleep()
         finally:
-            # No await between the last test of the registry and this line, so no new wait is overlooked.
+            # No await comes between the last test of the registry and this line. So no new wait is overlooked.
             self._task = None
             self._receiver.stop()
             await _close(connection)
@@ -132,7 +132,8 @@ class Watcher:
     async def _connect(self) -> Connection:
         # Read the Airflow connection again, because its password or token may have changed.
         hook = await create_async_hook(self._conn_id)
-        listen = await hook.wants_notifications()  # before the connection, which a cancelled task would leave open
+        # Before the connection is opened: an await after that could be cancelled, and leave the connection open.
+        listen = await hook.wants_notifications()
         connection = await hook.get_async_conn()
         self._connected_at = asyncio.get_running_loop().time()
         self._connected_read_only = is_read_only(connection)
@@ -144,12 +145,9 @@ class Watcher:
         return await (await create_async_hook(self._conn_id)).get_async_conn()
 
     def _is_outdated(self, connection: Connection) -> bool:
-        """Return whether the connection's address may lead to another server now.
-
-        That is so if the server became read-only, as after a failover. A connection may also be read-only from the
-        start, to a standby or by a role that may only read. It is opened again after a while, so that it follows a
-        failover too.
-        """
+        """Return whether the connection's address may lead to another server now."""
+        # After a failover the server may be read-only. A connection that is read-only from the start, to a standby or
+        # by a role that may only read, is opened again after a while, so that it also follows a failover.
         if not is_read_only(connection):
             return False
         age = asyncio.get_running_loop().time() - self._connected_at
@@ -188,10 +186,10 @@ class Watcher:
             self._schedule.woken(loop.time(), took)
 
     async def _log_statuses(self, connection: Connection) -> None:
-        """Log the description of new waits, and at intervals the changed descriptions of all waits.
+        """Log the descriptions of new waits, and at intervals the changed descriptions of all waits.
 
-        One query reads the status of all topics. It costs more than a check, so it runs rarely. Its failure never ends
-        a wait.
+        One query reads the status of all topics. It costs more than a check, so it runs rarely. If it fails, no wait
+        ends.
         """
         began = asyncio.get_running_loop().time()
         if self._last_error is not None:
@@ -227,7 +225,7 @@ class Watcher:
                 await asyncio.sleep(0)
 
     async def _read(self, batch: QueryBatch, connection: Connection) -> dict[RegisteredQuery, QueryResult]:
-        """Run a batch. If one query fails the whole, find it by bisection, and end the waits that need it."""
+        """Run a batch. If one query makes the batch fail, find it by bisection, and end the waits that need it."""
         try:
             return await batch.read(connection)
         except psycopg.Error as error:
@@ -241,7 +239,7 @@ class Watcher:
             return await self._read(first, connection) | await self._read(second, connection)
 
     async def _end_ready_waits(self, queries: Collection[RegisteredQuery]) -> int:
-        """End the waits that have an outcome; return a number that is 0 if there is none."""
+        """End the waits that have an outcome. Return a count that is 0 if these queries have no waits."""
         count = 0
         for subscription in subscriptions_of(queries):
             try:
@@ -263,7 +261,7 @@ class Watcher:
         return count
 
     async def _end_with_error(self, subscriptions: Iterable[Subscription], error: Exception) -> int:
-        """End waits with a copy of the error each; return how many futures that were."""
+        """End each waiting future with a copy of the error, and return their number."""
         count = 0
         for future in [future for one in subscriptions for future in one.futures]:
             if not future.done():
@@ -274,8 +272,8 @@ class Watcher:
         return count
 
     async def _handle_failure(self, error: Exception) -> None:
-        """End all waits after a permanent error; else schedule a retry."""
-        self._receiver.stop()  # its connection may be dead too, without an error
+        """End all waits after a permanent error, and schedule a retry after any other."""
+        self._receiver.stop()  # its connection may be lost too, and report no error
         if (permanent := permanent_error(error)) is not None:
             await self._end_with_error(self._registry.subscriptions(), permanent)
         else:
@@ -314,7 +312,7 @@ get_watcher = per_event_loop(Watcher)
 
 
 class NotificationReceiver:
-    """Listens on the channel `taskq` and passes on the topics. Reconnects after a loss: polling covers the gap."""
+    """Listens on the channel `taskq`, and calls `on_topic` with each notified topic. Reconnects after a loss."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], on_topic: Callable[[str], None]) -> None:
         self._connect = connect
@@ -322,12 +320,12 @@ class NotificationReceiver:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to listen, unless it listens already."""
+        """Start to listen, unless the receiver listens already."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), context=Context())
 
     def stop(self) -> None:
-        """Stop without waiting: the server may hang."""
+        """Stop, without waiting for a server that may hang."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -355,9 +353,9 @@ class NotificationReceiver:
 
 
 class PollSchedule:
-    """Decides when the next check is due: soon after an event, later while nothing happens or while checks fail.
+    """Decides when the next check is due: soon after an event, later while no wait ends or while checks fail.
 
-    All times are of the caller's clock, in seconds.
+    All times are readings of the caller's clock, in seconds.
     """
 
     IDLE_INTERVAL = 1.0
@@ -367,21 +365,25 @@ class PollSchedule:
 
     def __init__(self) -> None:
         self.due = 0.0
-        self.wake_due = 0.0  # when a notification may cause a check
+        self.wake_due = 0.0  # the earliest time of a check that a notification causes
         self._interval = 0.0
         self._backoff = Backoff(0.5, 10.0, jitter=0.3)
 
     def checked(self, now: float, shortest: float, *, eventful: bool, took: float) -> None:
-        """Schedule after a full check. It was eventful if it ended a wait, or if new waits came before it."""
+        """Schedule the next check after a full one, which was eventful if it ended a wait or checked a new one.
+
+        :param shortest: the shortest poll interval of the waits.
+        :param took: how long the check took.
+        """
         self._backoff.reset()
         longest = max(self.IDLE_INTERVAL, shortest)
         self._interval = shortest if eventful else min(max(self._interval, shortest) * self._SLOWDOWN, longest)
-        # Chance keeps several triggerers from checking in step.
+        # Random intervals keep several triggerers from checking at the same moments.
         self.due = now + max(self._interval * random.uniform(0.8, 1.2), self.REST_FACTOR * took)  # noqa: S311
         self.woken(now, took)
 
     def woken(self, now: float, took: float) -> None:
-        """Schedule after a check that a notification caused: the server rests at least as long as the check took."""
+        """Schedule after a check that a notification caused. The server rests at least as long as the check took."""
         self.wake_due = now + max(self._MIN_WAKE_INTERVAL, took)
 
     def failed(self, now: float) -> None:
@@ -389,7 +391,7 @@ class PollSchedule:
         self.due = self.wake_due = now + self._backoff.next()
 
     def hasten(self, now: float, interval: float) -> bool:
-        """Bring the next check forward for a new wait; return whether that changed the schedule."""
+        """Bring the next check forward for a new wait. Return whether that changed the schedule."""
         if self._backoff.failures or now + interval >= self.due:
             return False
         self.due = now + interval

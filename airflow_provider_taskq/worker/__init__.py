@@ -1,4 +1,4 @@
-"""Workers: handle tasks in plain Python, with functions or with composites of steps. Needs neither Airflow nor Spark.
+"""Workers handle tasks in plain Python: with functions, or with composites of steps. Needs neither Airflow nor Spark.
 
 def handle(task: Task) -> Result:
     return Result.SUCCESS if deliver(task.payload) else Result.SUSPENSION
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
     from airflow_provider_taskq.worker.limiter import BoundedLimiter, Limiter, NoLimit, PriorityLimiter
     from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
-    from airflow_provider_taskq.worker.persistent import PersistentWorker
+    from airflow_provider_taskq.worker.persistent_worker import PersistentWorker
     from airflow_provider_taskq.worker.runtime import WorkerStopped
     from airflow_provider_taskq.worker.scheduler import Scheduler
     from airflow_provider_taskq.worker.statistics import WorkerStatistics
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.watchdog import HandlerStuck
     from airflow_provider_taskq.worker.worker import Worker
 
-# A name is imported when it is used, so that a worker of plain functions does not load composites.
+# __getattr__ imports a module when one of its names is used, so a worker of plain functions loads no composites.
 _MODULES = {
     "batches": ("Batch", "FollowUp", "Release", "tagged"),
     "commit": ("commit_batch",),

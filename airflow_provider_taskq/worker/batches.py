@@ -1,4 +1,4 @@
-"""A batch of tasks while it is handled: its shared values, follow-ups, releases and commit hooks."""
+"""A batch of tasks while a handler works on it: shared values, follow-ups, releases and commit hooks."""
 
 import sys
 import threading
@@ -16,15 +16,15 @@ from airflow_provider_taskq.worker.supplement import Supplement
 T = TypeVar("T")
 
 Exceptions: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
-# Called in the committing transaction; the decisions that it returns are merged with those that it got.
+# Called in the committing transaction. The decisions that it returns are merged with those that it gets.
 CommitFunction = Callable[[TaskQueue, Mapping[Task, Decision]], Mapping[Task, Decision] | None]
-# Changes a follow-up before it is pushed; the first argument is the task that it follows.
+# Changes a follow-up before it is pushed. The first argument is the task that it follows.
 Rewrite = Callable[[Task, NewTask], NewTask]
 
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """New tasks that are pushed if the task that they follow is continued."""
+    """New tasks that the commit pushes if the task that they follow is continued."""
 
     task: Task
     topic: str
@@ -34,7 +34,7 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Groups of identifiers that are released, after all pushes, if the task is continued."""
+    """Groups of identifiers that the commit releases, after all pushes, if the task is continued."""
 
     task: Task
     topic: str
@@ -44,7 +44,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class CommitHook:
-    """A function that takes part in the committing transaction, for one task or for the whole batch (None)."""
+    """A function that runs in the committing transaction, for one task or for the whole batch (None)."""
 
     call: CommitFunction
     task: Task | None = None
@@ -53,7 +53,7 @@ class CommitHook:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Code that runs for a batch now: its name, its stack, and a function that cancels it if there is one."""
+    """Code that runs for a batch now: its name, a function that formats its stack, and one that may cancel it."""
 
     name: str
     stack: Callable[[], str]
@@ -61,11 +61,11 @@ class Activity:
 
 
 class Batch:
-    """A batch of tasks, in polled order. Any thread may use it until the handler returns its decisions."""
+    """A batch of tasks, in the order of the poll. All threads may use it until the handler returns its decisions."""
 
     def __init__(self, tasks: Iterable[Task], rewrite: Rewrite | None = None) -> None:
         self.tasks: Sequence[Task] = tuple(tasks)
-        self.cancelled = threading.Event()  # set when the decisions of this batch are ignored from now on
+        self.cancelled = threading.Event()  # set when the worker ignores the decisions of this batch
         self.follow_ups: list[FollowUp] = []
         self.releases: list[Release] = []
         self.commit_hooks: list[CommitHook] = []
@@ -87,9 +87,10 @@ class Batch:
     def push(
         self, task: Task, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
     ) -> None:
-        """Pushes new tasks in the transaction that completes `task`, if the task is continued.
+        """Pushes new tasks in the transaction that completes `task`, if `task` is continued.
 
-        `tasks` are identifiers, dicts or NewTasks, as for `TaskQueue.push`.
+        :param tasks: identifiers, dicts or NewTasks, as for `TaskQueue.push`.
+        :raises InvalidTask: if `task` is not in this batch, or a new task is malformed.
         """
         self._require_member(task)
         self._add_follow_up(FollowUp(task, topic, tuple(to_new_tasks(topic, tasks)), Insertion(insertion)))
@@ -97,7 +98,7 @@ class Batch:
     def junction(
         self, task: Task, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> None:
-        """Releases groups, as `TaskQueue.junction` does, in the transaction that completes `task`, if it continues."""
+        """Releases groups, as `TaskQueue.junction`, when the transaction completes `task` and `task` is continued."""
         self._require_member(task)
         given = list(groups)
         if any(isinstance(group, str) for group in given):
@@ -107,11 +108,12 @@ class Batch:
     def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
         """Calls `function(queue, decisions)` in the transaction that completes the batch.
 
-        The writes of the function through `queue.conn` are committed with the decisions, or not at all. It gets the
-        decisions so far: of all tasks of the batch, or of `task`. It returns None, or a mapping with a decision for
-        each of these tasks, which is merged by priority. If it raises, its writes are undone and its tasks are FAILED.
-        An exception of `success_on`, such as `psycopg.errors.UniqueViolation`, undoes its writes, and leaves the
-        decisions as they are. Put effects that belong together into one function.
+        The function gets the decisions so far, on `task` or on all tasks of the batch. It returns None, or a mapping
+        with a decision on each of these tasks, which is merged by priority. Its writes through `queue.conn` are
+        committed with the decisions, or not at all. Put effects that belong together into one function.
+
+        An exception undoes the writes of this function and fails its tasks. An exception of `success_on`, such as
+        `psycopg.errors.UniqueViolation`, undoes the writes and leaves the decisions as they are.
         """
         if task is not None:
             self._require_member(task)
@@ -122,30 +124,31 @@ class Batch:
         self.after_commit_calls.append(call)
 
     def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:
-        """Stores a value of a task or of the batch. SupplementError if there is one already."""
+        """Stores a value of `task` or of the batch. Raises SupplementError if there is one already."""
         self._supplement.register(kind, value, task, qualifier)
 
     def require(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Returns a stored value. SupplementError if there is none."""
+        """Returns a stored value. Raises SupplementError if there is none."""
         return self._supplement.require(kind, task, qualifier)
 
     def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
-        """Returns a stored value, or None."""
+        """Returns a stored value, or None if there is none yet. Never waits."""
         return self._supplement.probe(kind, task, qualifier)
 
     def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Returns a stored value. Makes it if there is none; concurrent calls share one value."""
+        """Returns a stored value. Calls `make` if there is none; concurrent calls share its value."""
         return self._supplement.suggest(kind, make, task, qualifier)
 
     @contextmanager
     def running(
         self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Reports code that runs for this batch, while the block runs.
+        """Reports that code of this batch runs in the block. A handler reports its own threads in this way.
 
-        The worker logs the stack if the batch takes too long: that of this thread, or what `stack()` returns. It calls
-        `cancel` if it abandons the batch. A handler with threads of its own reports them with this; the worker knows
-        the thread that it calls the handler in.
+        :param name: name of the code in logs.
+        :param stack: returns the stack that the worker logs if the batch takes too long; by default that of this
+            thread.
+        :param cancel: the worker calls it if it abandons the batch.
         """
         activity = Activity(name, stack or stack_of(threading.get_ident()), cancel)
         with self._lock:
@@ -157,12 +160,12 @@ class Batch:
                 del self._activities[id(activity)]
 
     def activities(self) -> list[Activity]:
-        """The code that runs for this batch now."""
+        """Returns the code that runs for this batch now."""
         with self._lock:
             return list(self._activities.values())
 
     def cancel(self) -> None:
-        """Sets `cancelled`, and cancels the activities that can be cancelled."""
+        """Sets `cancelled`, and calls `cancel` of all activities."""
         self.cancelled.set()
         for activity in self.activities():
             if activity.cancel is not None:
@@ -171,8 +174,10 @@ class Batch:
     def result_of(self, outcome: Any, name: str) -> Any:
         """Waits for a Future and returns its result. Returns any other outcome as it is.
 
-        Raises the exception of the Future, and CancelledError if it was cancelled. If the worker abandons the batch
-        meanwhile, the Future is cancelled, and the wait ends with RuntimeError.
+        Raises the exception of the Future, and CancelledError if it was cancelled. If the worker abandons the batch,
+        cancels the Future and raises RuntimeError.
+
+        :param name: name of the function that returned the outcome, for logs and errors.
         """
         if not isinstance(outcome, Future):
             return outcome
@@ -192,7 +197,7 @@ class Batch:
         return outcome.result()
 
     def adopt(self, other: "Batch", task: Task) -> None:
-        """Adds the follow-ups, releases and hooks that another process recorded for one task of this batch."""
+        """Adds the follow-ups, releases and hooks that another process has recorded for one task of this batch."""
         for follow_up in other.follow_ups:
             self._add_follow_up(follow_up)
         self.releases += other.releases
@@ -215,12 +220,12 @@ class Batch:
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["tasks"])  # type: ignore[misc]  # all else starts empty
+        self.__init__(state["tasks"])  # type: ignore[misc]  # the other fields start empty
         self.__dict__.update(state)
 
 
 class PartialBatch(Batch):
-    """Some tasks of a batch. What a handler records for them is recorded for the whole batch."""
+    """Some tasks of a batch. Follow-ups, releases and hooks of this part go to the whole batch."""
 
     def __init__(self, whole: Batch, tasks: Iterable[Task]) -> None:
         super().__init__(tasks, whole._rewrite)  # noqa: SLF001 -- of the same class
@@ -232,7 +237,7 @@ class PartialBatch(Batch):
         self._supplement = whole._supplement  # noqa: SLF001 -- of the same class
 
     def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
-        """The same as of a Batch. The function gets, and decides on, the tasks of this part only."""
+        """Does the same as `Batch.in_commit`, for the tasks of this part only."""
         if task is not None:
             self._require_member(task)
             self._whole.in_commit(function, task, success_on)
@@ -251,7 +256,7 @@ class PartialBatch(Batch):
     def running(
         self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """The same as of a Batch, for the whole batch."""
+        """Reports code of the whole batch, see `Batch.running`."""
         with self._whole.running(name, stack, cancel):
             yield
 
@@ -267,11 +272,11 @@ def stack_of(thread: int) -> Callable[[], str]:
 
 
 def name_of(function: object) -> str:
-    """The name of a handler or a function in logs and errors."""
+    """Returns the name of a handler or a function, for logs and errors."""
     name = getattr(function, "__qualname__", None) or getattr(function, "name", None)
     return str(name) if name else repr(function)
 
 
 def tagged(task: Task, new: NewTask) -> NewTask:
-    """A rewrite of follow-ups: the reference of each is the sequence of the task that it follows."""
+    """A rewrite of follow-ups that sets their reference to the sequence of the task that they follow."""
     return replace(new, reference=str(task.sequence))

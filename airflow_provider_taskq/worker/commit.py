@@ -1,19 +1,18 @@
-"""The commit of a batch: commit hooks, decisions, follow-ups and releases, in one transaction."""
+"""The commit of a batch: commit hooks, decisions, follow-ups and releases in one transaction."""
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from typing import cast
 
 import psycopg
 
 from airflow_provider_taskq.queue import (
     Decision,
-    Insertion,
     Junction,
     LeaseLost,
-    NewTask,
     NotHeld,
     Owner,
     Result,
@@ -22,23 +21,23 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import is_session_timeout, is_transient
-from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, name_of
+from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped
 
 log = logging.getLogger(__name__)
 
-MAX_HOOK_ATTEMPTS = 5  # of a commit hook that is interrupted
-MAX_HOOK_SECONDS = 60.0  # during which it is called again, even if that makes more attempts
-_MAX_QUIET_ATTEMPTS = 5  # of a commit; later errors that may pass are reported to `on_fatal`
+MAX_HOOK_ATTEMPTS = 5  # interruptions after which a commit hook is abandoned
+MAX_HOOK_SECONDS = 60.0  # since its first interruption, during which it is not abandoned
+_MAX_QUIET_ATTEMPTS = 5  # failed commits after which further transient errors go to `on_fatal`
 
 AbandonedHooks = Mapping[int, BaseException]
 NO_ABANDONED_HOOKS: AbandonedHooks = {}
 
 
 class CommitHookInterrupted(Exception):
-    """A commit hook failed for a reason that may pass, such as a deadlock or a statement_timeout: see `cause`."""
+    """A commit hook failed with a transient error, `cause`, such as a deadlock or a statement_timeout."""
 
     def __init__(self, hook: CommitHook, cause: BaseException) -> None:
         super().__init__(f"{name_of(hook.call)}: {type(cause).__name__}: {cause}")
@@ -47,10 +46,10 @@ class CommitHookInterrupted(Exception):
 
 
 class HookInterruptions:
-    """Counts the interruptions of each commit hook of a batch, and abandons hooks that are interrupted always.
+    """Counts the interruptions of each commit hook of a batch, and abandons a hook after too many of them.
 
-    A hook is abandoned after `MAX_HOOK_ATTEMPTS`, and not before `seconds` have passed since its first interruption: a
-    server may be slow for a while. `abandoned` maps the id of each such hook to its last error.
+    A hook is abandoned after `MAX_HOOK_ATTEMPTS`, but not within `seconds` after its first interruption, because a
+    server may be slow for a while. `abandoned` maps the id() of each abandoned hook to its last error.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -60,28 +59,30 @@ class HookInterruptions:
         self._first: dict[int, float] = {}
 
     def note(self, interrupted: CommitHookInterrupted) -> None:
-        """Counts and logs one interruption."""
+        """Counts and logs an interruption. Abandons the hook if this was one too many."""
         key = id(interrupted.hook)
         first = self._first.setdefault(key, time.monotonic())
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] >= MAX_HOOK_ATTEMPTS and time.monotonic() - first >= self._seconds:
             self.abandoned[key] = interrupted.cause
-        outcome = "its tasks fail" if key in self.abandoned else "the commit is retried"
-        log.warning("commit hook interrupted: hook=%s attempt=%d; %s", interrupted, self._counts[key], outcome)
+        outcome = "interrupted, its tasks fail" if key in self.abandoned else "interrupted, will retry"
+        log.warning("commit hook %s: attempt=%d hook=%s", outcome, self._counts[key], interrupted)
 
 
 def commit_batch(
     queue: TaskQueue, owner: Owner, batch: Batch, decisions: Mapping[Task, Decision]
 ) -> Mapping[Task, Decision]:
-    """Commits a batch in one transaction, and returns the decisions after all commit hooks.
+    """Commits a batch in one transaction, and returns the decisions as the commit hooks have left them.
 
-    In order: commit hooks, decisions, pushes and then releases that follow continued tasks. After the commit it wakes
-    the topics that got tasks, and calls the functions of `after_commit`. Needs a connection without an open
-    transaction. Raises what `complete`, `push` and `junction` raise, and a transient error of a commit hook (a
-    deadlock, a timeout of the server); nothing is changed then.
+    The transaction calls the commit hooks, completes the tasks, pushes the follow-ups of continued tasks, and releases
+    their groups, in this order. After the commit, wakes the topics that got tasks, and calls the functions of
+    `after_commit`. The connection must not have an open transaction.
+
+    Raises the errors of `complete`, `push` and `junction`, and transient errors of commit hooks, such as a deadlock. An
+    error undoes the whole transaction.
     """
     try:
-        return try_commit_batch(queue, owner, batch, decisions)
+        return try_commit_batch(queue, owner, batch, decisions, NO_ABANDONED_HOOKS, nullcontext)
     except CommitHookInterrupted as interrupted:
         raise interrupted.cause from None
 
@@ -91,13 +92,14 @@ def try_commit_batch(
     owner: Owner,
     batch: Batch,
     decisions: Mapping[Task, Decision],
-    abandoned: AbandonedHooks = NO_ABANDONED_HOOKS,
-    hook_statements: Callable[[], AbstractContextManager[None]] = nullcontext,
+    abandoned: AbandonedHooks,
+    hook_statements: Callable[[], AbstractContextManager[None]],
 ) -> Mapping[Task, Decision]:
-    """The same as `commit_batch`, but raises CommitHookInterrupted for a hook that may succeed at another attempt.
+    """Does the same as `commit_batch`, but raises CommitHookInterrupted for a transient error of a commit hook.
 
-    The tasks of `abandoned` hooks fail with the error given there. Each hook runs within `hook_statements()`, which may
-    allow its statements more time than the queue's own calls.
+    :param abandoned: errors by the id() of their hooks. Instead of a call of the hook, its tasks fail with this error.
+    :param hook_statements: a context in which each hook runs. It may allow the hook's statements more time than the
+        queue's own calls.
     """
     with queue.conn.transaction():
         final = dict(decisions)
@@ -111,11 +113,11 @@ def try_commit_batch(
 
 
 def run_commit_hook(
-    queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision], abandoned: AbandonedHooks = NO_ABANDONED_HOOKS
+    queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision], abandoned: AbandonedHooks
 ) -> None:
-    """Calls a hook and merges its decisions into `decisions`. If it fails, its writes are undone, and its tasks fail.
+    """Calls a hook and merges its decisions into `decisions`. An error undoes its writes and fails its tasks.
 
-    Raises CommitHookInterrupted if it failed for a reason that may pass, unless it is in `abandoned`.
+    Raises CommitHookInterrupted for a transient error, and does not call a hook that is in `abandoned`.
     """
     concerned = {task: decision for task, decision in decisions.items() if hook.task in (None, task)}
     if not concerned:
@@ -147,22 +149,24 @@ def _call_hook(queue: TaskQueue, hook: CommitHook, concerned: dict[Task, Decisio
 def _check_hook(hook: CommitHook, returned: Mapping[Task, Decision] | None, concerned: Mapping[Task, Decision]) -> None:
     if returned is None:
         return
-    name = name_of(hook.call)
-    if missing := [task.sequence for task in concerned if task not in returned]:
-        raise LookupError(f"{name} made no decision on sequence {', '.join(map(str, missing[:10]))}")
-    if foreign := [task.sequence for task in returned if task not in concerned]:
-        raise LookupError(f"{name} decided on sequence {', '.join(map(str, foreign[:10]))}, which it did not get")
+    name = f"commit hook {name_of(hook.call)}"
+    if missing := [str(task.sequence) for task in concerned if task not in returned]:
+        raise LookupError(f"{name} returned no decisions for tasks that it got: {', '.join(missing[:10])}")
+    if foreign := [str(task.sequence) for task in returned if task not in concerned]:
+        raise LookupError(f"{name} returned decisions for tasks that it did not get: {', '.join(foreign[:10])}")
 
 
 def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Decision]) -> list[str]:
-    """Pushes the follow-ups of continued tasks, and then releases groups. Returns the topics that got tasks."""
+    """Pushes the follow-ups of continued tasks, then releases their groups. Returns the topics that got tasks."""
 
     def continues(task: Task) -> bool:
         return task in decisions and bool(decisions[task].continued)
 
     topics: dict[str, None] = {}
-    for topic, insertion, tasks in _join_neighbors(each for each in batch.follow_ups if continues(each.task)):
-        queue.push(topic, tasks, insertion)
+    continued = (each for each in batch.follow_ups if continues(each.task))
+    # One push for adjacent follow-ups of the same topic and insertion, because the order of pushes matters.
+    for (topic, insertion), adjacent in groupby(continued, lambda each: (each.topic, each.insertion)):
+        queue.push(topic, [task for each in adjacent for task in each.tasks], insertion)
         topics[topic] = None
     groups: dict[tuple[str, Junction], dict[tuple[str, ...], None]] = {}
     for release in batch.releases:
@@ -174,18 +178,8 @@ def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Dec
     return list(topics)
 
 
-def _join_neighbors(follow_ups: Iterable[FollowUp]) -> list[tuple[str, Insertion, list[NewTask]]]:
-    """Joins neighbors of one topic and insertion into one push, in their order."""
-    joined: list[tuple[str, Insertion, list[NewTask]]] = []
-    for each in follow_ups:
-        if not joined or joined[-1][:2] != (each.topic, each.insertion):
-            joined.append((each.topic, each.insertion, []))
-        joined[-1][2].extend(each.tasks)
-    return joined
-
-
-def run_after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str] = ()) -> None:
-    """Wakes topics and calls the functions of `after_commit`. Errors are logged; the commit stands."""
+def run_after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str]) -> None:
+    """Wakes topics and calls the functions of `after_commit`. Logs their errors."""
     for topic in topics:
         _log_errors(f"notify({topic!r})", lambda topic=topic: queue.notify(topic))  # type: ignore[misc]
     for call in batch.after_commit_calls:
@@ -200,7 +194,7 @@ def _log_errors(name: str, call: Callable[[], None]) -> None:
 
 
 class BatchCommitter:
-    """Commits the decisions on batches that are claimed, through the session of its thread."""
+    """Commits batches that its thread has claimed, over the session of the thread."""
 
     def __init__(self, runtime: WorkerRuntime, session: DatabaseSession) -> None:
         self._runtime = runtime
@@ -209,26 +203,26 @@ class BatchCommitter:
     def complete(
         self, batch: InFlightBatch, decisions: Mapping[Task, Decision], *, maybe_committed: bool = False
     ) -> None:
-        """Commits the decisions. If that fails, the batch is FAILED; without its lease it is abandoned.
+        """Commits the decisions. After an error, commits FAILURE for the batch. If the lease is lost, abandons it.
 
-        `maybe_committed`: a call whose answer was lost may have committed the decisions already.
+        :param maybe_committed: a call without an answer may have committed the decisions already.
         """
         try:
             committed = self._commit(batch, batch.batch, decisions, maybe_committed)
         except (LeaseLost, WorkerStopped) as error:
             self._abandon(batch, error)
-        except Exception as error:  # noqa: BLE001 -- of a follow-up, say: the transaction is undone
+        except Exception as error:  # noqa: BLE001 -- such as that of a follow-up: it has undone the transaction
             self.fail(batch, error)
         else:
             self.completed(batch, committed)
 
     def completed(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
-        """Accounts for a batch that is committed."""
+        """Counts and reports a batch that is committed."""
         self._account_for(batch, decisions)
         self._runtime.listeners.on_complete(batch.trace, decisions)
 
     def fail(self, batch: InFlightBatch, error: BaseException) -> None:
-        """Commits FAILURE for all tasks. If even that fails, the lease is abandoned, with all its batches."""
+        """Commits FAILURE for all tasks of a batch. If this fails too, loses the lease with all its batches."""
         tasks = batch.batch.tasks
         failed = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
         try:
@@ -245,10 +239,10 @@ class BatchCommitter:
     def _commit(
         self, in_flight: InFlightBatch, batch: Batch, decisions: Mapping[Task, Decision], maybe_committed: bool
     ) -> Mapping[Task, Decision]:
-        """Commits decisions on the tasks that are held.
+        """Commits the decisions on the tasks that the owner still holds. Returns the committed decisions.
 
-        Retries, as long as the lease lasts, while the server is away or the queue's own calls fail for a reason that
-        may pass: finished work is not FAILED because of that. A hook that is interrupted always is abandoned.
+        Retries transient errors as long as the lease lasts, because finished work must not fail when the server is away
+        for a while.
         """
         backoff, attempts, check_held = Backoff(), 0, maybe_committed
         interruptions = HookInterruptions(self._runtime.config.lease.total_seconds())
@@ -298,23 +292,21 @@ class BatchCommitter:
     def _still_held(
         self, queue: TaskQueue, in_flight: InFlightBatch, decisions: Mapping[Task, Decision]
     ) -> dict[Task, Decision]:
-        """The decisions on tasks that the owner still holds. LeaseLost if the lease is gone.
-
-        The other tasks were purged or dropped meanwhile, or all were completed by a call whose answer was lost.
-        """
+        """Returns the decisions on the tasks that the owner still holds. Raises LeaseLost if the lease is gone."""
+        # The other tasks were purged or dropped, or a call without an answer has completed all of them.
         owner = in_flight.lease.owner
         queue.heartbeat(owner)
         held = {task: task.attempt for task in queue.held(owner)}
         for other in in_flight.lease.batches:
             if other is not in_flight:
                 for task in other.batch.tasks:
-                    # The lost call put the task back, and a later poll took it again.
+                    # The call without an answer made the task ready, and a later poll claimed it again.
                     held.pop(task, None)
         return {task: decision for task, decision in decisions.items() if held.get(task) == task.attempt}
 
     def _pause(self, batch: InFlightBatch, backoff: Backoff) -> None:
         if self._runtime.stopped.wait(backoff.next()):
-            raise WorkerStopped("the worker stopped before the batch could be committed")
+            raise WorkerStopped("the worker stopped before it could commit the batch")
         if batch.lease.lost is not None:
             raise batch.lease.lost
 

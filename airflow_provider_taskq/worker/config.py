@@ -1,6 +1,6 @@
 """The settings of a worker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
 
@@ -12,16 +12,16 @@ from airflow_provider_taskq.worker.connection import lease_call_limit
 
 
 class Pending(StrEnum):
-    """What a worker does at its stop with prefetched tasks."""
+    """What a worker does with prefetched tasks when it stops."""
 
-    FINISH = "FINISH"  # handles them first
+    FINISH = "FINISH"  # handles and commits them
     FAIL = "FAIL"  # fails them; the policy of their topic may retry them
-    RELEASE = "RELEASE"  # releases them: they are ready again, in their old place
+    RELEASE = "RELEASE"  # releases them: they become ready again, in their old place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """The settings of a worker, as `Worker` documents them."""
+    """The settings of a worker. `Worker` documents them. ValueError if one is out of range."""
 
     topic: str
     name: str
@@ -42,25 +42,16 @@ class WorkerConfig:
     handler_statement_timeout: timedelta
 
     def call_limit(self) -> CallLimit:
-        """A new limit for the calls of one session."""
+        """Returns the time limit for the calls of a new session."""
         return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def __post_init__(self) -> None:
-        least = {"size": 1, "workers": 1, "prefetch": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} must be at least {value}, not {getattr(self, name)}")
-        for name in (
-            "pause",
-            "lease",
-            "slow_after",
-            "report_every",
-            "limit",
-            "call_timeout",
-            "handler_statement_timeout",
-        ):
-            duration = getattr(self, name)
-            if duration is not None and duration <= timedelta(0):
-                raise ValueError(f"{name} must be longer than 0, not {duration}")
+        for name, least in (("size", 1), ("workers", 1), ("prefetch", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, timedelta) and value <= timedelta(0):
+                raise ValueError(f"{each.name} must be longer than 0, not {value}")
         if self.lease > MAX_STORED_DURATION:
             raise ValueError(f"lease must be at most {MAX_STORED_DURATION.days} days, not {self.lease}")

@@ -1,4 +1,4 @@
-"""`each`: handlers that call a function for each task, in threads, processes, by an executor or on an event loop."""
+"""`each`: handlers that call a function for each task, in threads or processes, in an executor or an event loop."""
 
 import asyncio
 import inspect
@@ -35,21 +35,22 @@ def each(
     executor: Executor | None = None,
     success_on: Exceptions = (),
 ) -> BatchHandler:
-    """A handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
+    """Returns a handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
 
-    The function returns a Decision or a Result, or raises TaskResultException. None is SUCCESS. Any other exception is
-    FAILURE of that task only, or SUCCESS if it is one of `success_on`. An example is `psycopg.errors.UniqueViolation`
-    of a write that an earlier attempt has done.
+    The function returns a Decision or a Result, or raises TaskResultException; None means SUCCESS. Any other exception
+    fails its task only.
 
     The function may return a `concurrent.futures.Future` of its decision, which any thread may complete. The handler
-    then calls the function for all tasks of the batch before it waits for the Futures.
+    calls the function for all tasks of the batch before it waits for the Futures.
 
-    :param threads: tasks that run at once in threads, for all batches together; 1 for one after another.
-    :param processes: the same in processes. They import the function by its name; what it does to `batch` has to
-        pickle.
+    :param threads: tasks that run at once in threads, for all batches together; with 1, one after another.
+    :param processes: tasks that run at once in child processes, which import the function by its name. The follow-ups
+        and hooks that the function adds to `batch` must pickle.
     :param concurrency: tasks that a coroutine function handles at once, on one event loop.
     :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the function. The caller shuts it
         down.
+    :param success_on: exceptions that mean SUCCESS, such as `psycopg.errors.UniqueViolation` of a write that an earlier
+        attempt has committed.
     """
     if executor is not None and (threads != 1 or processes or inspect.iscoroutinefunction(function)):
         raise ValueError("executor cannot be combined with threads, processes or a coroutine function")
@@ -63,14 +64,14 @@ def each(
 
 
 def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
-    """Returns a handler as it is, and makes a handler of a function of one task."""
+    """Returns a handler as it is. Wraps a function of one task with `each`."""
     return given if isinstance(given, WorkHandler) else each(given)
 
 
 class ThreadHandler(FunctionHandler):
     """Calls a function for each task, in the worker's thread or in threads of its own."""
 
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions = (), threads: int = 1) -> None:
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions, threads: int = 1) -> None:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         super().__init__(function, success_on)
@@ -79,7 +80,7 @@ class ThreadHandler(FunctionHandler):
         self._lock = threading.Lock()
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decision on each task. Starts no more tasks once the batch is abandoned."""
+        """Returns the decision on each task. Starts no more tasks after the batch is abandoned."""
         if self._threads == 1 or len(batch.tasks) == 1:
             started = {task: self._start(task, batch) for task in batch.tasks if not batch.cancelled.is_set()}
             return {task: self._finish(outcome, batch) for task, outcome in started.items()}
@@ -91,7 +92,7 @@ class ThreadHandler(FunctionHandler):
         return {task: future.result() for task, future in futures.items()}
 
     def close(self) -> None:
-        """Ends the threads. A stuck thread is left behind."""
+        """Ends the threads. Does not wait for a stuck thread."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -124,7 +125,7 @@ class ThreadHandler(FunctionHandler):
 
 
 class ExecutorHandler(ThreadHandler):
-    """Calls a function for each task by an executor. The caller shuts it down."""
+    """Calls a function for each task in an executor of the caller."""
 
     def __init__(self, function: Callable[..., Any], success_on: Exceptions, executor: Executor) -> None:
         if isinstance(executor, ProcessPoolExecutor):
@@ -133,7 +134,7 @@ class ExecutorHandler(ThreadHandler):
         self._executor = executor
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decision on each task. Waits in the worker's thread, so that no thread of the executor waits."""
+        """Returns the decision on each task. Waits for Futures in the worker's thread, not in the executor's."""
         submitted = {
             task: self._executor.submit(copy_context().run, self._start_by_executor, task, batch)
             for task in batch.tasks
@@ -152,10 +153,7 @@ class ExecutorHandler(ThreadHandler):
 
 
 class AsyncHandler(FunctionHandler):
-    """Awaits a coroutine function for each task, on one event loop for all batches.
-
-    The methods of the batch and of the queue are blocking calls for the coroutine.
-    """
+    """Awaits a coroutine function for each task, on one event loop for all batches."""
 
     def __init__(self, function: Callable[..., Any], success_on: Exceptions, concurrency: int) -> None:
         if concurrency < 1:
@@ -170,7 +168,7 @@ class AsyncHandler(FunctionHandler):
         return self._loop.run(self._decide_all(batch), batch, f"{name_of(self._function)} on the event loop")
 
     def close(self) -> None:
-        """Cancels what still runs, and ends the loop."""
+        """Cancels the coroutines that still run, and ends the loop."""
         self._loop.close()
         self._semaphore = None
 

@@ -1,4 +1,4 @@
-"""Handlers that get some tasks of a batch. The other tasks are decided by a filter or a fallback."""
+"""Handlers of some tasks of a batch. A filter or a fallback decides on the others."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,12 +7,12 @@ from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, Un
 from airflow_provider_taskq.worker.batches import Batch, PartialBatch, name_of
 from airflow_provider_taskq.worker.handlers import BatchHandler, HandlerOutcome, WorkHandler, decision_of, handle_batch
 
-# Decides on some tasks of a batch; the handler gets the others.
+# Decides on some tasks of a batch. The handler gets the others.
 Judge = Callable[[Iterable[Task]], Mapping[Task, Decision]]
 
 
 class FilteringHandler:
-    """Passes the tasks on that `judge` makes no decision on."""
+    """Lets `judge` decide first, and passes the other tasks to a handler."""
 
     def __init__(self, handler: WorkHandler, judge: Judge) -> None:
         self._handler = handler
@@ -39,10 +39,9 @@ def partial(
     predicate: Callable[[Task], bool],
     fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
 ) -> BatchHandler:
-    """A handler that gets the tasks for which `predicate` is true.
+    """Returns a handler that passes the tasks for which `predicate` is true to `handler`.
 
-    The other tasks get the fallback: an outcome, or a function that returns one. The handler is not called for an empty
-    batch. `close` closes it.
+    :param fallback: the outcome of the other tasks, or a function that returns the outcome of a task.
     """
 
     def judge(tasks: Iterable[Task]) -> dict[Task, Decision]:
@@ -57,7 +56,10 @@ def matching(
     function: Callable[[Sequence[Task], Batch], Mapping[Task, HandlerOutcome] | HandlerOutcome],
     fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
 ) -> Callable[[Sequence[Task], Batch], dict[Task, HandlerOutcome]]:
-    """A batch step of a composite whose function gets the tasks for which `predicate` is true; see `partial`."""
+    """Returns a batch step of a composite that passes the tasks for which `predicate` is true to `function`.
+
+    :param fallback: see `partial`.
+    """
 
     def step(tasks: Sequence[Task], batch: Batch) -> dict[Task, HandlerOutcome]:
         chosen = [task for task in tasks if predicate(task)]
@@ -70,7 +72,7 @@ def matching(
 
 
 def outdated(tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """FILTER for all tasks of an identifier but the one that was pushed last."""
+    """FILTER for all tasks of an identifier except the one that was pushed last."""
     given = list(tasks)
     last: dict[str, int] = {}
     for task in given:
@@ -83,7 +85,7 @@ def outdated(tasks: Iterable[Task]) -> dict[Task, Decision]:
 
 
 def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """FAILURE for all tasks of an identifier that the batch has several tasks of."""
+    """FAILURE for all tasks of an identifier that has several tasks in the batch."""
     given = list(tasks)
     counts = Counter(task.identifier for task in given)
     return {
@@ -94,12 +96,12 @@ def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
 
 
 def without(judge: Judge, handler: WorkHandler) -> BatchHandler:
-    """A handler that gets the tasks on which `judge`, such as `outdated` or `repeated`, makes no decision."""
+    """Returns a handler that lets `judge`, such as `outdated`, decide first. `handler` gets the other tasks."""
     return FilteringHandler(handler, judge)
 
 
 def step_of(judge: Judge) -> Callable[[Iterable[Task]], dict[Task, Decision]]:
-    """A batch step of a composite that applies `judge` and continues the other tasks."""
+    """Returns a batch step of a composite that applies `judge` and continues the other tasks."""
 
     def step(tasks: Iterable[Task]) -> dict[Task, Decision]:
         given = list(tasks)
@@ -110,7 +112,7 @@ def step_of(judge: Judge) -> Callable[[Iterable[Task]], dict[Task, Decision]]:
 
 
 def readable(handler: WorkHandler, batch: Batch) -> WorkHandler:
-    """The handler, or one that fails the tasks of this batch whose payload cannot be decoded."""
+    """Returns the handler, or one that fails the tasks of this batch whose payload cannot be decoded."""
     if not any(isinstance(task.payload, UnreadablePayload) for task in batch.tasks):
         return handler
     return FilteringHandler(handler, failures_of_unreadable)

@@ -1,4 +1,4 @@
-"""Grouped workers: the due tasks of one identifier are handled one after another, each in its own transaction."""
+"""Grouped workers: they handle the due tasks of one identifier one after another, each in its own transaction."""
 
 import logging
 import os
@@ -37,6 +37,7 @@ from airflow_provider_taskq.worker.connection import (
     lease_call_limit,
 )
 from airflow_provider_taskq.worker.handlers import (
+    HandlerFailed,
     HandlerOutcome,
     decision_of,
     decision_on,
@@ -47,7 +48,7 @@ from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
 
-_MAX_TIMEOUTS = 3  # of one task in a row; then its handler is at fault, not the server
+_MAX_TIMEOUTS = 3  # of one task in a row, after which its handler is at fault and not the server
 
 Sorter = Callable[[Task], Any]
 T = TypeVar("T")
@@ -55,20 +56,16 @@ Rules = Mapping[type[BaseException], Decision | Result]
 NO_RULES: Rules = {}
 
 
-class _HandlerFailed(Exception):
-    """The handler raised the cause of this error."""
-
-
 class GroupMode(StrEnum):
-    """The effect of an error on the later tasks of its group."""
+    """What a grouped worker does with the later tasks of a group after an error."""
 
-    ALL = "all"  # they are handled all the same
-    FAIL_FIRST = "fail_first"  # they are released until the next run
+    ALL = "all"  # handles them
+    FAIL_FIRST = "fail_first"  # releases them until the next run
 
 
 @dataclass(slots=True)
 class GroupedRun:
-    """The result of a run: groups, and tasks that succeeded, failed, or were left for the next run."""
+    """The counts of one run: groups, and tasks that succeeded, failed, or were left for the next run."""
 
     groups: int = 0
     succeeded: int = 0
@@ -77,36 +74,39 @@ class GroupedRun:
 
 
 def by_sequence(task: Task) -> int:
-    """The default order of a group: by push."""
+    """The default sort key of a group's tasks: the order in which they were pushed."""
     return task.sequence
 
 
 class GroupedWorker(PeriodicService):
     """Handles a topic's tasks periodically, in groups of one identifier, each task in a transaction of its own.
 
-    The handler takes a task, or a task and the queue of the transaction that ends it, and decides as a worker's does.
-    It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop` waits for it. A
-    group is left out as a whole while a task of it waits for a retry or has no attempts left.
+    The handler takes a task, or a task and the queue of the transaction that completes it. It decides as the handler of
+    a `Worker` does. It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop`
+    waits for it. A run skips a group while one of its tasks waits for a retry or has no attempts left.
 
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
 
-    :param mode: the effect of an error on the later tasks of its group.
-    :param size: tasks of each group that a run handles, -1 for all.
-    :param groups: groups that a run takes.
-    :param pause: time between two runs. With `size=-1` a run that took the full number of groups is followed by the
-        next one at once. With another size it never is, so that a task waits for the effects of the task before it.
+    :param dsn: see `Worker`.
+    :param mode: what a run does with the later tasks of a group after an error.
+    :param size: tasks of each group that a run handles; -1 for all.
+    :param groups: groups that a run handles.
+    :param pause: time between two runs. After a run with the full number of groups, the next one starts at once if
+        `size` is -1. With another size there is always a pause, so that a task sees the effects of the one before it.
     :param initial_delay: time from the start to the first run.
-    :param sorter: the sort key of a group's tasks.
-    :param rules: decisions by type of error, the first match wins. Other errors are FAILURE, which the topic's policy
-        may retry. An error for which a rule says SUCCESS counts as a success, and the group goes on.
+    :param lease: see `Worker`.
+    :param sorter: a function of a task that returns its sort key within the group.
+    :param rules: decisions by type of error; the first match wins. Other errors are FAILURE, which the topic's policy
+        may retry. After an error with the decision SUCCESS the group goes on.
     :param success_on: types of errors that mean SUCCESS, unless a rule matches.
-    :param cleanup: time between removals of expired errors (see `TaskQueue.purge_past_ttl`), None for never. The first
-        one comes `cleanup_initial_delay` after the start.
-    :param cluster_lock: lets one program at a time handle the topic; others skip their runs meanwhile. A run releases
-        the lock at its end. After a crash the lock is free when this time is over, so it must be longer than any run.
-        With None several programs handle different groups at once.
-    :param call_timeout: see `Worker`. :param handler_statement_timeout: the same, for statements of a handler that
-        takes the queue.
+    :param cleanup: time between removals of expired errors (see `TaskQueue.purge_past_ttl`); None for no removals.
+    :param cleanup_initial_delay: time from the start to the first removal.
+    :param cluster_lock: lets one program at a time handle the topic, while the others skip their runs. A run releases
+        the lock at its end. After a crash the lock lapses when this time is over, so it must be longer than any run.
+        With None, several programs handle different groups at once.
+    :param owner: the name of the owner; by default it has the topic, the host and the process.
+    :param call_timeout: see `Worker`.
+    :param handler_statement_timeout: the same for the statements of a handler that takes the queue.
     """
 
     def __init__(
@@ -142,21 +142,21 @@ class GroupedWorker(PeriodicService):
         self._cleanup, self._cluster_lock = to_timedelta(cleanup), to_timedelta(cluster_lock)
         self._run_due = self._cleanup_due = 0.0  # by time.monotonic(); start() sets both
         self._connect = connection_factory(dsn, self._lease)
-        self._seconds: list[float] = []  # that handlers took
+        self._seconds: list[float] = []  # of each handled task
         self._unsortable: dict[Task, Exception] = {}
         self._timeouts: dict[Task, tuple[int, BaseException | None]] = {}
         limit = lease_call_limit(self._lease, to_timedelta(call_timeout), to_timedelta(handler_statement_timeout))
         super().__init__(f"grouped worker {topic}", self._connect, self._pause, limit)
 
     def start(self) -> None:
-        """Starts the thread. The first run comes after the initial delay. TaskQueueError if it runs already."""
+        """Starts the thread; the first run follows after `initial_delay`. Raises TaskQueueError if it runs already."""
         if not self.is_running:
             now = time.monotonic()
             self._run_due, self._cleanup_due = (now + delay.total_seconds() for delay in self._initial_delays)
         super().start()
 
     def run_once(self) -> GroupedRun:
-        """Takes the groups that are due now, and handles them. Does nothing if another program has the cluster lock."""
+        """Handles the groups that are due now. Does nothing if another program holds the cluster lock."""
         result = GroupedRun()
         with self._queue_for_once() as queue, self._locked(queue) as may_run:
             if not may_run:
@@ -195,7 +195,7 @@ class GroupedWorker(PeriodicService):
 
     @contextmanager
     def _locked(self, queue: TaskQueue) -> Iterator[bool]:
-        """Holds the cluster lock for a run. Yields False if another program holds it."""
+        """Holds the cluster lock in the block. Yields False if another program holds it."""
         if self._cluster_lock is None:
             yield True
             return
@@ -208,7 +208,7 @@ class GroupedWorker(PeriodicService):
                 queue.unlock(name, self.name)
 
     def _poll_groups(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
-        """Polls groups and sorts them. Releases the tasks beyond the size in the same transaction."""
+        """Polls groups and sorts their tasks. Releases the tasks beyond `size` in the same transaction."""
         self._unsortable = {}
         with queue.conn.transaction():
             polled = queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
@@ -219,68 +219,55 @@ class GroupedWorker(PeriodicService):
         return groups
 
     def _sorted(self, group: list[Task]) -> list[Task]:
-        """Sorts a group. Tasks for which the sorter fails come first; each of them fails by itself."""
+        """Sorts a group. Tasks for which the sorter fails come first, and `_call_handler` fails them."""
         keys: dict[Task, Any] = {}
         for task in group:
             try:
                 if isinstance(task.payload, UnreadablePayload):
-                    raise InvalidTask(task.payload.reason)  # noqa: TRY301 -- a failure of this task, as the sorter's
+                    raise InvalidTask(task.payload.reason)  # noqa: TRY301 -- fails this task, as a sorter error does
                 keys[task] = self._sorter(task)
             except Exception as error:  # noqa: BLE001 -- any error of the sorter fails this task
                 self._unsortable[task] = error
         try:
             ordered = sorted(keys, key=keys.__getitem__)
-        except Exception as error:  # noqa: BLE001 -- the keys do not compare: no task of the group has a place
+        except Exception as error:  # noqa: BLE001 -- the keys cannot be compared: all tasks fail
             self._unsortable |= dict.fromkeys(keys, error)
             return group
         return [task for task in group if task not in keys] + ordered
 
     def _handle_group(self, queue: TaskQueue, owner: Owner, group: list[Task], result: GroupedRun) -> None:
+        ends_group = False
         for place, task in enumerate(group):
-            if self.is_stopping:
-                self._release_rest(queue, owner, group[place:], result)
+            if self.is_stopping or ends_group:
+                queue.release_tasks(owner, group[place:])
+                result.left += len(group) - place
                 return
-            if self._handle_task(queue, owner, task):
-                result.succeeded += 1
-                continue
-            result.failed += 1
-            if self.mode is GroupMode.FAIL_FIRST:
-                self._release_rest(queue, owner, group[place + 1 :], result)
-                return
-
-    def _release_rest(self, queue: TaskQueue, owner: Owner, rest: list[Task], result: GroupedRun) -> None:
-        queue.release_tasks(owner, rest)
-        result.left += len(rest)
+            began = time.monotonic()
+            try:
+                succeeded = self._handle_task(queue, owner, task)
+            finally:
+                self._seconds.append(time.monotonic() - began)
+            result.succeeded += succeeded
+            result.failed += not succeeded
+            ends_group = not succeeded and self.mode is GroupMode.FAIL_FIRST
 
     def _handle_task(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
-        began = time.monotonic()
-        try:
-            return self._decide_and_commit(queue, owner, task)
-        finally:
-            self._seconds.append(time.monotonic() - began)
-
-    def _decide_and_commit(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
-        """Commits the decision of the handler, or that on its error. Returns True if it counts as a success."""
+        """Commits the decision of the handler, or the decision on its error. Returns True for a success."""
         try:
             if self._takes_queue:
                 decision = self._retry_commit(lambda: self._handle_in_transaction(queue, owner, task))
             else:
                 decision = self._call_handler(task)
                 self._retry_commit(lambda: queue.complete(owner, {task: decision}))
-        except (
-            _HandlerFailed,
-            psycopg.IntegrityError,
-        ) as failed:  # the second from a deferred constraint, at the commit
+        except (HandlerFailed, psycopg.IntegrityError) as failed:  # the latter of a deferred constraint, at the commit
             if queue.conn.closed:
                 self._count_timeout(task, failed.__cause__)
                 raise
             error = failed.__cause__ or failed
             on_error = self._decision_on(error)
             succeeded = on_error.result is Result.SUCCESS
-            level = logging.DEBUG if succeeded else logging.WARNING
-            log.log(
-                level, "task failed: topic=%s sequence=%s error=%s", task.topic, task.sequence, type(error).__name__
-            )
+            level, kind = logging.DEBUG if succeeded else logging.WARNING, type(error).__name__
+            log.log(level, "task failed: topic=%s sequence=%s error=%s", task.topic, task.sequence, kind)
             self._retry_commit(lambda: queue.complete(owner, {task: on_error}))
             return succeeded
         return decision.result is not Result.FAILURE
@@ -293,32 +280,29 @@ class GroupedWorker(PeriodicService):
         return decision
 
     def _call_handler(self, task: Task, *queue: TaskQueue) -> Decision:
-        """Calls the handler. Raises _HandlerFailed for its errors, to tell them from those of the queue.
-
-        A task whose handler timed out several times in a row is not handled again.
-        """
+        """Calls the handler. Raises HandlerFailed for its errors, and for the last of several timeouts in a row."""
         count, reason = self._timeouts.get(task, (0, None))
         if count >= _MAX_TIMEOUTS:
             del self._timeouts[task]
-            raise _HandlerFailed from reason
+            raise HandlerFailed from reason
         try:
             if (error := self._unsortable.get(task)) is not None:
                 raise error  # noqa: TRY301 -- the task fails with the error of the sorter
             decision = decision_of(Batch([task]).result_of(self._handler(task, *queue), name_of(self._handler)))
         except Exception as error:
-            raise _HandlerFailed from error
+            raise HandlerFailed from error
         self._timeouts.pop(task, None)
         return decision
 
     def _count_timeout(self, task: Task, error: BaseException | None) -> None:
-        """Counts that a statement or transaction of the handler exceeded its limit, which ended the connection."""
+        """Counts an error of a statement or a transaction that exceeded its time limit, which ends the connection."""
         if error is not None and is_session_timeout(error):
             self._timeouts[task] = (self._timeouts.get(task, (0, error))[0] + 1, error)
 
     def _retry_commit(self, commit: Callable[[], T]) -> T:
-        """Commits, and retries while that fails for a reason that may pass. LeaseLost ends the retries.
+        """Commits, and retries after transient errors, until LeaseLost or a stop.
 
-        A handler that takes the queue is called again, because what it wrote was undone.
+        A retry calls a handler that takes the queue again, because the error has undone its writes.
         """
         backoff = Backoff()
         while True:
@@ -327,9 +311,8 @@ class GroupedWorker(PeriodicService):
             except psycopg.Error as error:
                 if not is_transient(error) or self._sleep(backoff.next()):
                     raise
-                log.warning(
-                    "task not committed, will retry: topic=%s error=%s: %s", self.topic, type(error).__name__, error
-                )
+                kind = type(error).__name__
+                log.warning("task not committed, will retry: topic=%s error=%s: %s", self.topic, kind, error)
 
     def _decision_on(self, error: BaseException) -> Decision:
         for kind, outcome in self._rules.items():

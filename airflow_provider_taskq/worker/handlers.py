@@ -1,8 +1,8 @@
-"""Handlers: they return a decision for each task of a batch. `batch` makes one from a function of a batch."""
+"""Handlers return a decision on each task of a batch. `batch` makes a handler of a function of a batch."""
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -23,28 +23,31 @@ BatchFunction: TypeAlias = Callable[[Batch], Mapping[Task, HandlerOutcome] | Han
 
 @runtime_checkable
 class WorkHandler(Protocol):
-    """Decides on batches of tasks. A worker with several threads calls it from all of them."""
+    """Decides on batches of tasks. A worker calls it from all its threads."""
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
-        """Returns a decision for each task of the batch, or a Future of these. An exception is a FAILURE of all tasks.
+        """Returns a decision on each task of the batch, or a Future of these. An exception fails all tasks.
 
         Any thread may complete the Future. The worker cancels the Future if it abandons the batch.
         """
 
     def close(self) -> None:
-        """Ends threads and processes of the handler. A later call of `handle` starts them again."""
+        """Ends the threads and processes of the handler. A later call of `handle` starts them again."""
 
 
 @runtime_checkable
 class BatchHandler(WorkHandler, Protocol):
-    """A handler that returns decisions and no Future, as those of `each` and `batch` do."""
+    """A handler that never returns a Future. `each` and `batch` make such handlers."""
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns a decision for each task of the batch. An exception is a FAILURE of all tasks."""
+        """Returns a decision on each task of the batch. An exception fails all tasks."""
 
 
 class TaskResultException(Exception):
-    """Raised by a handler: the task, or the batch, ends with this result instead of FAILURE."""
+    """A handler raises it to end the task, or the batch, with another result than FAILURE.
+
+    The parameters are those of `Decision`.
+    """
 
     def __init__(
         self,
@@ -58,9 +61,13 @@ class TaskResultException(Exception):
         self.decision = Decision(made, message, None, continued, delay)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles its arguments, so that another process can raise it."""
+        """Pickles the arguments, because Exception would pickle the message only."""
         made = self.decision
         return type(self), (made.result, made.continued, made.message, made.delay)
+
+
+class HandlerFailed(Exception):
+    """A handler raised the cause of this error. It distinguishes errors of handlers from those of the queue."""
 
 
 class ForeignDecision(Exception):
@@ -68,19 +75,19 @@ class ForeignDecision(Exception):
 
 
 def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
-    """A handler that calls a function once for each batch: `batch -> {task: decision}`.
+    """Returns a handler that calls a function once for each batch: `batch -> {task: decision}`.
 
-    The function may return one Decision or Result for all tasks; None is SUCCESS. An exception is FAILURE of all tasks,
-    or SUCCESS if it is one of `success_on`. The function may return a `concurrent.futures.Future` of these, which any
-    thread may complete.
+    The function may return one Decision or Result for all tasks; None means SUCCESS. It may also return a
+    `concurrent.futures.Future` of one of these, which any thread may complete. An exception fails all tasks, but an
+    exception of `success_on` means SUCCESS.
     """
     return BatchFunctionHandler(function, success_on)
 
 
 class FunctionHandler:
-    """Base class of handlers that call a function of one task, or of a task and its batch."""
+    """Base class of handlers that call `function(task)` or `function(task, batch)`."""
 
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions = ()) -> None:
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions) -> None:
         self._function = function
         self._takes_batch = requires_two_arguments(function)
         self._success_on = success_on
@@ -93,7 +100,7 @@ class FunctionHandler:
 
 
 class BatchFunctionHandler:
-    """Calls a function with the whole batch."""
+    """The handler that `batch` returns."""
 
     def __init__(self, function: BatchFunction, success_on: Exceptions) -> None:
         self._function = function
@@ -105,9 +112,7 @@ class BatchFunctionHandler:
             decided = batch.result_of(self._function(batch), name_of(self._function))
         except self._success_on as error:
             decided = decision_on(error, self._success_on)
-        if not isinstance(decided, Mapping):
-            return dict.fromkeys(batch.tasks, decision_of(decided))
-        return {task: decision_of(outcome) for task, outcome in decided.items()}
+        return decisions_of(decided, batch.tasks)
 
     def close(self) -> None:
         """Does nothing: the handler has no threads."""
@@ -117,19 +122,26 @@ class BatchFunctionHandler:
 
 
 def decision_of(outcome: object) -> Decision:
-    """Converts a returned value. TypeError if it is no outcome, ValueError if it cannot be stored."""
+    """Converts the outcome of a handler. Raises TypeError for other values, ValueError if it cannot be stored."""
     if outcome is None:
         return _SUCCESS
     if isinstance(outcome, Decision):
-        json_text(outcome.message)  # ValueError for what cannot be stored
+        json_text(outcome.message)  # raises ValueError
         return outcome
     if isinstance(outcome, Result):
         return Decision(outcome)
     raise TypeError(f"a handler must return a Decision, a Result or None, not {type(outcome).__name__}")
 
 
+def decisions_of(outcome: object, tasks: Iterable[Task]) -> dict[Task, Decision]:
+    """Converts a mapping of outcomes by task, or one outcome for all tasks. Raises as `decision_of` does."""
+    if isinstance(outcome, Mapping):
+        return {task: decision_of(each) for task, each in outcome.items()}
+    return dict.fromkeys(tasks, decision_of(outcome))
+
+
 def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
-    """Converts an exception: its own result, SUCCESS if it is one of `success_on`, else FAILURE with its trace."""
+    """Converts an exception: TaskResultException to its decision, `success_on` to SUCCESS, others to FAILURE."""
     if not isinstance(error, TaskResultException):
         return _SUCCESS if isinstance(error, success_on) else Decision(Result.FAILURE, error=error)
     made = error.decision
@@ -139,16 +151,16 @@ def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
 
 
 def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
-    """Calls a handler, waits for its Future if it returns one, and returns a decision for each task.
+    """Calls a handler, waits for its Future if it returns one, and returns a decision on each task.
 
-    Raises what the handler raises, and ForeignDecision for a decision on a task of another batch.
+    Raises the exceptions of the handler, and ForeignDecision for a decision on a task of another batch.
     """
     name = name_of(handler)
     return complete_decisions(name, batch.tasks, batch.result_of(handler.handle(batch), name))
 
 
 def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
-    """Returns a decision for each of these tasks. A task without one is a FAILURE that names the handler or step.
+    """Returns a decision on each of these tasks. Fails a task without one, with an error that has `name`.
 
     Raises ForeignDecision for a decision on another task.
     """
@@ -162,7 +174,7 @@ def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, 
 
 
 def requires_two_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a function has a second parameter without a default: for the batch, or for the queue."""
+    """Whether a function has two positional parameters without a default, so that it takes the batch or the queue."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -172,7 +184,7 @@ def requires_two_arguments(function: Callable[..., Any]) -> bool:
 
 
 async def decision_of_call(call: Callable[[], Awaitable[HandlerOutcome]], success_on: Exceptions = ()) -> Decision:
-    """Awaits what a call returns, and converts its outcome or its error. Raises CancelledError if it is cancelled."""
+    """Awaits a call, and converts its outcome or its error. Raises CancelledError if this task is cancelled."""
     try:
         return decision_of(await call())
     except BaseException as error:  # also SystemExit, which would end the event loop

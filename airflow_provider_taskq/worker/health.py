@@ -1,4 +1,4 @@
-"""Health of a queue: old errors, stuck owners, partitions that ended by an error, and a signal for lasting errors."""
+"""Health of a queue: old errors, stuck owners, failed partitions, and a signal for errors that last."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ GRACE = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """The findings of one check: errors by topic, stuck owners, ended partitions, and a sentence for each problem."""
+    """The findings of one check: errors by topic, stuck owners, failed partitions, and a sentence for each problem."""
 
     errors: list[TopicErrors]
     stuck: list[StuckOwner]
@@ -35,10 +35,10 @@ class HealthReport:
 def check_health(
     queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta = timedelta(0)
 ) -> HealthReport:
-    """Checks errors, owners and consumers.
+    """Checks the tasks, owners and consumers of a queue.
 
-    It reports tasks with an error that were pushed `error_age` ago or earlier. It reports owners that hold tasks under
-    a lease that lapsed longer ago than `patience`, and partitions that an error has ended.
+    :param error_age: reports tasks with an error that were pushed at least this long ago.
+    :param patience: reports owners that hold tasks under a lease that lapsed longer ago than this.
     """
     errors, stuck = queue.topic_errors(), queue.stuck_owners(patience)
     failed = [state for state in queue.partition_states() if state.failed is not None]
@@ -50,7 +50,7 @@ def check_health(
     wrong += [
         f"owner {each.name} holds {each.held} tasks, its lease lapsed {_whole(each.lapsed)} ago" for each in stuck
     ]
-    wrong += [f"group {each.group}, topic {each.topic}: partition {each.partition} gave up" for each in failed]
+    wrong += [f"group {each.group}, topic {each.topic}: an error ended partition {each.partition}" for each in failed]
     return HealthReport(errors, stuck, failed, wrong)
 
 
@@ -61,8 +61,8 @@ def _whole(age: timedelta) -> timedelta:
 class HealthSignal:
     """Reports errors that last, and their end.
 
-    After `polls` checks in a row with errors it calls `on_error` with their number, and again every `repeat_after`
-    while they last. After `polls` checks in a row without errors it calls `on_recovery`. Mixed checks change nothing.
+    After `polls` checks in a row with errors, calls `on_error` with their number, and again every `repeat_after` while
+    they last. After `polls` checks in a row without errors, calls `on_recovery`. Mixed checks change nothing.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class HealthSignal:
         self._reported_at = 0.0
 
     def observe(self, errors: int) -> None:
-        """Notes the number of errors that a check found."""
+        """Evaluates the number of errors that a check found."""
         self._last.append(errors > 0)
         if len(self._last) < (self._last.maxlen or 0):
             return
@@ -100,8 +100,11 @@ class HealthSignal:
 class HealthMonitor(PeriodicService):
     """Checks periodically, keeps the last report, and passes the number of errors to a signal if there is one.
 
-    For the first ten minutes, `grace`, it reports a healthy program whatever it finds: the program may have been
-    started to repair the queue.
+    :param dsn: see `Worker`.
+    :param every: time between two checks.
+    :param error_age: see `check_health`.
+    :param patience: see `check_health`.
+    :param grace: time after its creation in which `is_healthy` is True: the program may repair the queue.
     """
 
     def __init__(
@@ -124,12 +127,12 @@ class HealthMonitor(PeriodicService):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the last check found nothing wrong, or the program is young."""
+        """Whether the last check found nothing wrong. Also True before the first check and within `grace`."""
         young = time.monotonic() - self._started_at < self._grace
         return young or self.report is None or self.report.is_healthy
 
     def check(self) -> HealthReport:
-        """Checks now."""
+        """Checks now, and returns the report."""
         with self._queue_for_once() as queue:
             self.report = check_health(queue, *self._bounds)
         if self._signal is not None:

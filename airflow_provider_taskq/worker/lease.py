@@ -1,4 +1,4 @@
-"""Leases of owners with their batches, and the threads that extend leases and expire those of dead workers."""
+"""Leases of owners, the batches that are held under them, and threads that extend and expire leases."""
 
 import logging
 import threading
@@ -23,30 +23,30 @@ _LONGEST_RETRY_PAUSE = 5.0
 
 
 class BatchThread(Protocol):
-    """A thread that handles batches and can be replaced when a handler is stuck in it."""
+    """A loop that handles batches and can be replaced when a handler is stuck in its thread."""
 
     def replace(self, stuck: "InFlightBatch", fail: bool) -> None:
-        """Starts another thread in place of this one. With `fail` the new thread commits FAILURE for the batch."""
+        """Starts another loop in place of this one. With `fail` the new loop commits FAILURE for the batch."""
 
 
 class InFlightBatch:
-    """A polled batch until its end. The first thread that claims it decides its end."""
+    """A polled batch until its end. The first thread that claims the batch decides how it ends."""
 
-    def __init__(self, batch: Batch, lease: "Lease", token: Token, trace: Any = None) -> None:
+    def __init__(self, batch: Batch, lease: "Lease", token: Token, trace: Any) -> None:
         self.batch = batch
         self.lease = lease
         self.token = token
         self.trace = trace
-        self.thread: BatchThread | None = None  # that runs the handler
+        self.thread: BatchThread | None = None  # the loop that runs the handler
         self.abandoned_for: BaseException | None = None
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
-        """Returns True for the first caller only."""
+        """Returns True to the first caller only."""
         return self._claimed.acquire(blocking=False)
 
     def abandon(self, reason: BaseException) -> bool:
-        """Takes the batch away from its handler, whose decisions are then ignored. False if the handler was faster."""
+        """Takes the batch away from its handler. Returns False if another thread has claimed it."""
         if not self.claim():
             return False
         self.abandoned_for = reason
@@ -54,7 +54,7 @@ class InFlightBatch:
         return True
 
     def describe(self) -> str:
-        """Names the batch by its tasks, for logs."""
+        """Formats the topic and the first sequences of the batch, for logs."""
         tasks = self.batch.tasks
         shown = ",".join(str(task.sequence) for task in tasks[:5]) + (",..." if len(tasks) > 5 else "")
         return f"topic={tasks[0].topic} tasks={len(tasks)} sequences={shown}"
@@ -63,8 +63,8 @@ class InFlightBatch:
 class Lease:
     """The lease of one owner, and the batches that are held under it. A lost lease stays lost.
 
-    :param since: when the registration began, by `time.monotonic()`; None for now. The lease has run since then.
-    :param on_abandon: called for each batch that the lease takes away from its handler.
+    :param since: start of the registration, by `time.monotonic()`; None for now.
+    :param on_abandon: a function that the lease calls with each batch that it takes away from a handler.
     :param lost_after: seconds without a heartbeat after which the lease counts as lost; None for its length.
     """
 
@@ -86,12 +86,12 @@ class Lease:
 
     @property
     def batches(self) -> list[InFlightBatch]:
-        """The batches that are held now."""
+        """The batches that are held under the lease now."""
         with self._lock:
             return list(self._batches.values())
 
     def add(self, batch: InFlightBatch) -> None:
-        """Adds a batch. The batch is abandoned at once if the lease is lost already."""
+        """Adds a batch. Abandons it at once if the lease is lost already."""
         with self._lock:
             self._batches[id(batch)] = batch
             lost = self.lost
@@ -104,14 +104,14 @@ class Lease:
             self._batches.pop(id(batch), None)
 
     def abandon(self, batch: InFlightBatch, reason: BaseException) -> bool:
-        """Takes a batch away from its handler. False if the handler was faster."""
+        """Takes a batch away from its handler. Returns False if another thread has claimed it."""
         if not batch.abandon(reason):
             return False
         self._on_abandon(batch)
         return True
 
     def lose(self, error: LeaseLost) -> bool:
-        """Marks the lease as lost and abandons its batches. False if it was lost before."""
+        """Marks the lease as lost and abandons its batches. Returns False if it was lost before."""
         with self._lock:
             if self.lost is not None:
                 return False
@@ -125,7 +125,7 @@ class Lease:
         return self.extended_at + self._lost_after - time.monotonic()
 
     def overdue(self) -> LeaseLost | None:
-        """The loss, if no heartbeat reached the queue in time. The queue may have kept the lease all the same."""
+        """Returns an error if no heartbeat has reached the queue in time. The lease may still exist in the database."""
         if self.seconds_left() > 0:
             return None
         return LeaseLost(
@@ -137,11 +137,11 @@ class Lease:
 class LeaseKeeper(ServiceThread):
     """Extends leases every third of their length, in a thread with a connection of its own.
 
-    A lease is lost when the queue says so, or when `check_clock` finds it overdue. A lost lease is removed, its
-    batches are abandoned, and `on_loss` is called.
+    A lease is lost when a heartbeat raises LeaseLost, or when `check_clock` finds it overdue. The keeper then removes
+    the lease, abandons its batches, and calls `on_loss`.
 
-    :param length: of the leases, in seconds.
-    :param limit: of a heartbeat's call; by default a quarter of the lease.
+    :param length: length of the leases, in seconds.
+    :param limit: time limit of a heartbeat's call; by default a quarter of the lease.
     """
 
     def __init__(
@@ -151,41 +151,42 @@ class LeaseKeeper(ServiceThread):
         self._interval = length / 3
         self._on_loss = on_loss
         self._leases: dict[int, Lease] = {}
-        # Leases that are lost by this machine's clock only. The worker must not expire them itself.
+        # Leases that are lost by this machine's clock only: they may exist in the database. This worker must not expire
+        # them itself.
         self._unreachable: dict[int, Lease] = {}
         self._lock = threading.Lock()
         super().__init__("taskq lease")
 
     @property
     def leases(self) -> list[Lease]:
-        """The leases that are kept."""
+        """The leases that the keeper extends."""
         with self._lock:
             return list(self._leases.values())
 
     @property
     def owner_names(self) -> list[str]:
-        """The owners whose leases are kept, or were lost only because the database cannot be reached."""
+        """The owners of these leases, and of those that were lost because the database could not be reached."""
         with self._lock:
             return list({lease.owner.name for lease in (*self._leases.values(), *self._unreachable.values())})
 
     def add(self, lease: Lease) -> None:
-        """Keeps a lease from now on."""
+        """Adds a lease to extend."""
         with self._lock:
             self._leases[id(lease)] = lease
 
     def remove(self, lease: Lease) -> None:
-        """Stops to keep a lease."""
+        """Removes a lease, which then lapses unless it is released."""
         with self._lock:
             self._leases.pop(id(lease), None)
 
     def lose(self, lease: Lease, error: LeaseLost) -> None:
-        """Removes a lease that is lost, and abandons its batches."""
+        """Removes a lost lease, abandons its batches, and calls `on_loss` the first time."""
         self.remove(lease)
         if lease.lose(error):
             self._on_loss(error)
 
     def check_clock(self) -> None:
-        """Loses the leases that are overdue. Touches no network, since a heartbeat may be stuck in it."""
+        """Loses the leases that are overdue. Makes no call, because the network may block the heartbeats."""
         for lease in self.leases:
             if (error := lease.overdue()) is not None:
                 with self._lock:
@@ -193,7 +194,7 @@ class LeaseKeeper(ServiceThread):
                 self.lose(lease, error)
 
     def release(self, session: DatabaseSession, lease: Lease) -> bool:
-        """Releases a lease and its tasks. False if the database cannot be reached; the lease then lapses."""
+        """Removes a lease, and releases it with its tasks. Returns False if the database cannot be reached."""
         self.remove(lease)
         try:
             with session.queue() as queue:
@@ -206,7 +207,9 @@ class LeaseKeeper(ServiceThread):
     def _run(self) -> None:
         longest = max(0.1, min(self._interval / 10, _LONGEST_RETRY_PAUSE))
         backoff = Backoff(min(0.1, self._interval), longest)
-        pause = self._first_pause()
+        # A lease that was registered a while ago needs its first heartbeat earlier.
+        oldest = min((lease.extended_at for lease in self.leases), default=time.monotonic())
+        pause = max(0.0, oldest + self._interval - time.monotonic())
         while not self._stopped.wait(pause):
             try:
                 self._extend_all()
@@ -218,11 +221,6 @@ class LeaseKeeper(ServiceThread):
                 pause = self._interval
         self._session.close()
 
-    def _first_pause(self) -> float:
-        """A lease that was registered a while ago needs its first heartbeat earlier."""
-        oldest = min((lease.extended_at for lease in self.leases), default=time.monotonic())
-        return max(0.0, oldest + self._interval - time.monotonic())
-
     def _extend_all(self) -> None:
         with self._lock:
             unreachable = list(self._unreachable.values())
@@ -230,10 +228,13 @@ class LeaseKeeper(ServiceThread):
             try:
                 self._extend(lease)
             except Exception:
-                self._move_last(lease)
+                # Moves the lease last: a call without an answer must not delay the other heartbeats again.
+                with self._lock:
+                    if self._leases.pop(id(lease), None) is not None:
+                        self._leases[id(lease)] = lease
                 raise
         if unreachable:
-            # The session reaches the database again, so the expiry may take these leases.
+            # If this call succeeds, the database can be reached again, and LeaseExpirer may expire these leases.
             with self._session.queue() as queue:
                 queue.owner(unreachable[0].owner.name)
             with self._lock:
@@ -250,19 +251,13 @@ class LeaseKeeper(ServiceThread):
         else:
             lease.extended_at = began
 
-    def _move_last(self, lease: Lease) -> None:
-        """Lets one call without an answer not delay the heartbeats of the other leases again."""
-        with self._lock:
-            if self._leases.pop(id(lease), None) is not None:
-                self._leases[id(lease)] = lease
-
 
 class LeaseExpirer(ServiceThread):
     """Expires lapsed leases of other programs every third of a lease, in a thread of its own.
 
-    An expiry takes long when the leases held many tasks, and it waits for a purge. So heartbeats do not wait for it.
-    The leases of `keeper` are excluded: they must not be lost to their own worker while the database is unreachable.
-    An expiry that outlasts a stop is left behind and does no harm.
+    An expiry may be slow: leases may hold many tasks, and it waits for a purge. Heartbeats have another thread and do
+    not wait for it. It leaves out the leases of `keeper`: a worker must not expire its own leases after the database
+    could not be reached. A stop does not wait for an expiry that is stuck.
     """
 
     def __init__(self, keeper: LeaseKeeper, connect: Connect, length: timedelta, limit: CallLimit) -> None:

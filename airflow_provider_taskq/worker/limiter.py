@@ -1,4 +1,4 @@
-"""Limiters: how many batches may be in flight, in one worker or in several workers of one process."""
+"""Limiters: they bound the batches in flight, of one worker or of several workers in one process."""
 
 import heapq
 import itertools
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-_CHECK_SECONDS = 0.1  # between two checks whether a waiting request has been withdrawn
+_CHECK_SECONDS = 0.1  # between two calls of `withdrawn`
 
 
 class Token(Protocol):
@@ -17,10 +17,10 @@ class Token(Protocol):
 
 
 class Limiter(Protocol):
-    """Hands out tokens. An exception that it raises stops the worker."""
+    """Hands out tokens. An exception of `request` stops the polls of the worker."""
 
     def request(self, withdrawn: Callable[[], bool]) -> Token | None:
-        """Waits for a token. Returns None as soon as `withdrawn()` is true."""
+        """Waits for a token. Returns None when `withdrawn()` returns True."""
 
 
 class NoLimit:
@@ -37,8 +37,8 @@ class NoLimit:
 class PriorityLimiter:
     """Hands out up to `limit` tokens at a time, by priority, then in the order of the requests.
 
-    Workers share it: `shared = PriorityLimiter(4)`, then `limiter=shared.at(10)` in one worker and
-    `limiter=shared.at(1)` in another.
+    Several workers can share it: `shared = PriorityLimiter(4)`, then `limiter=shared.at(10)` in one worker and
+    `limiter=shared.at(1)` in another. ValueError if `limit` is less than 1.
     """
 
     def __init__(self, limit: int) -> None:
@@ -50,15 +50,15 @@ class PriorityLimiter:
         self._changed = threading.Condition()
 
     def at(self, priority: int) -> Limiter:
-        """This limiter, for requests of one priority: higher first."""
+        """Returns a limiter that shares these tokens and requests them at a priority. A higher priority comes first."""
         return _LimiterAtPriority(self, priority)
 
     def request(self, withdrawn: Callable[[], bool]) -> Token | None:
-        """Waits for a token at priority 0."""
+        """Waits for a token at priority 0. Returns None when `withdrawn()` returns True."""
         return self.request_at(0, withdrawn)
 
     def request_at(self, priority: int, withdrawn: Callable[[], bool]) -> Token | None:
-        """Waits for a token at this priority."""
+        """Waits for a token at a priority. Returns None when `withdrawn()` returns True."""
         place = (-priority, next(self._numbers))
         with self._changed:
             heapq.heappush(self._waiting, place)
@@ -71,7 +71,7 @@ class PriorityLimiter:
                 self._changed.wait(_CHECK_SECONDS)
             heapq.heappop(self._waiting)
             self._free -= 1
-            self._changed.notify_all()  # there may be a token for the next request, too
+            self._changed.notify_all()  # there may be a token for the next request
         return _LimitedToken(self)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Listeners: hooks that a worker calls while it works, in the thread where the event happens."""
+"""Listeners: hooks that a worker calls at its events, in the thread of the event."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerListener:
-    """Base class of listeners: its hooks do nothing. An exception of a hook is logged, and the worker goes on.
+    """Base class of listeners. Its hooks do nothing. The worker logs the exception of a hook, and goes on.
 
     `trace` is what `on_start` returned for the batch, such as a span or a number.
     """
@@ -18,18 +18,18 @@ class WorkerListener:
     def on_fatal(self, error: BaseException) -> None:
         """A poll failed, a lease was lost, or a batch could neither be completed nor failed.
 
-        The worker goes on, except after an error of its limiter, which stops it.
+        The worker goes on, except after an error of its limiter, which stops the polls.
         """
 
     def on_empty(self) -> None:
         """A poll found nothing."""
 
     def on_start(self, tasks: Sequence[Task]) -> Any:  # noqa: ARG002
-        """A batch was polled. Returns its trace."""
+        """A batch was polled. Returns its trace, which later hooks get."""
         return None
 
     def on_dispatched(self, trace: Any) -> None:
-        """The handler of the batch is about to be called, in this thread."""
+        """The worker is about to call the handler with the batch, in this thread."""
 
     def on_callback(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
         """The handler has returned its decisions; nothing is committed yet."""
@@ -38,14 +38,14 @@ class WorkerListener:
         """The decisions are committed."""
 
     def on_error(self, trace: Any, error: BaseException) -> None:
-        """The whole batch is FAILED for this reason, or it was abandoned and will be polled again."""
+        """The whole batch is FAILED with this error, or it was abandoned and is polled again later."""
 
     def on_stuck(self, trace: Any, seconds: float, stack: str) -> None:
-        """The handler has run for this many seconds; `stack` shows where it is."""
+        """The handler has run for this many seconds. `stack` is its current stack."""
 
 
 class FatalListener(WorkerListener):
-    """Passes fatal errors to a function."""
+    """A listener that passes fatal errors to a function."""
 
     def __init__(self, call: Callable[[BaseException], None]) -> None:
         self._call = call
@@ -67,7 +67,7 @@ class ListenerDispatcher(WorkerListener):
 
     def on_fatal(self, error: BaseException) -> None:
         """Logs the error and calls the hook."""
-        log.error("worker error: %s: %s", type(error).__name__, error)
+        log.error("worker error: error=%s: %s", type(error).__name__, error)
         if self._listener is not None:
             self._guarded("on_fatal", self._listener.on_fatal)(error)
 

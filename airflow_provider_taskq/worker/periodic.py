@@ -1,4 +1,4 @@
-"""Services that run something again and again, in a thread of their own."""
+"""Services that do their work periodically, in a thread."""
 
 import logging
 import threading
@@ -16,9 +16,10 @@ log = logging.getLogger(__name__)
 class PeriodicService:
     """Base class of services with a session and a thread. Use `start` and `stop`, or a `with` block.
 
-    A subclass implements `_run_once`. An error of it is logged, and the next run comes after `pause` seconds.
+    A subclass implements `_run_once`.
 
-    :param limit: how long each call waits for an answer, a minute by default.
+    :param pause: seconds until the next run after an error, which the service logs.
+    :param limit: how long each call waits for an answer; a minute by default.
     """
 
     def __init__(self, name: str, connect: Connect, pause: float, limit: CallLimit | None = None) -> None:
@@ -30,16 +31,16 @@ class PeriodicService:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not stopped."""
+        """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether `stop` was called while it was running."""
+        """Whether `stop` was called and the thread still runs."""
         return self._stopped.is_set() and self.is_running
 
     def start(self) -> None:
-        """Starts the thread, which runs at once. TaskQueueError if it runs already."""
+        """Starts the thread. Raises TaskQueueError if it runs already."""
         if self.is_running:
             raise TaskQueueError(f"{self._service_name} runs already")
         self._stopped.clear()
@@ -47,7 +48,7 @@ class PeriodicService:
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stops after the current run. Returns whether it has stopped in time; True if it was not running."""
+        """Stops after the current run. Returns False if that takes longer than `timeout` seconds; None for no limit."""
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
@@ -68,12 +69,12 @@ class PeriodicService:
         raise NotImplementedError
 
     def _sleep(self, seconds: float) -> bool:
-        """Sleeps within a run. Returns True, and at once, if the service is to stop."""
+        """Sleeps within a run. Returns True at once if the service has to stop."""
         return self._stopped.wait(seconds) and self.is_running
 
     @contextmanager
     def _queue_for_once(self) -> Iterator[TaskQueue]:
-        """The queue, for a call from another thread. Closes the connection unless the service runs."""
+        """Yields the queue, for a call from any thread. Closes the connection unless the service runs."""
         try:
             with self._session.queue() as queue:
                 yield queue
@@ -85,7 +86,8 @@ class PeriodicService:
         while not self._stopped.is_set():
             try:
                 seconds = self._run_once()
-            except Exception as error:  # the next run may succeed
-                log.warning("%s failed, will retry: error=%s", self._service_name, type(error).__name__, exc_info=error)
+            except Exception as error:  # must not end the thread
+                kind = type(error).__name__
+                log.warning("service failed, will retry: service=%s error=%s", self._service_name, kind, exc_info=error)
                 seconds = self._error_pause
             self._stopped.wait(seconds)

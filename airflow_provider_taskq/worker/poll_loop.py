@@ -1,4 +1,4 @@
-"""Poll loops: each thread polls under a lease of its own, handles the tasks, and commits the decisions."""
+"""Poll loops: each polls under a lease of its own, in a thread, and handles and commits what it polls."""
 
 import logging
 import threading
@@ -19,21 +19,21 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_RECHECKS = 20  # of tasks that a condition leaves out; they take about ten seconds
+MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take about ten seconds
 
 
 class TaskPoller:
-    """Polls for one thread, as an owner of its own. Finds its tasks again after a call without an answer."""
+    """Polls for one thread, as an owner of its own. Finds tasks again that a call without an answer has claimed."""
 
     def __init__(self, runtime: WorkerRuntime, session: DatabaseSession, owner: str) -> None:
         self._runtime = runtime
         self._session = session
         self._owner = owner
         self._lease: Lease | None = None
-        self.may_hold_unknown = False  # tasks that a call without an answer has claimed
+        self.may_hold_unknown = False  # the owner may hold tasks that a call without an answer has claimed
 
     def lease(self) -> Lease:
-        """The lease to poll under. Registers the owner if there is none, or if the last one is lost."""
+        """Returns the lease to poll under. Registers the owner if it has no lease, or has lost the last one."""
         if self._lease is None or self._lease.lost is not None:
             with self._session.queue() as queue:
                 since = time.monotonic()
@@ -44,15 +44,20 @@ class TaskPoller:
         return self._lease
 
     def poll(self, size: int) -> list[Task]:
-        """Polls. Tasks that the owner holds and this program does not know come first."""
-        lease = self.lease()
-        if self.may_hold_unknown and (found := self._unknown_tasks(lease)):
-            return found
-        config = self._runtime.config
+        """Polls up to `size` tasks. If the owner holds tasks that this process does not know yet, returns these."""
+        lease, config = self.lease(), self._runtime.config
+        if self.may_hold_unknown:
+            # Known before the call: meanwhile other threads may end batches of this lease, but they add none.
+            known = {task for batch in lease.batches for task in batch.batch.tasks}
+            with self._session.queue() as queue:
+                held = queue.held(lease.owner, config.topic)
+            self.may_hold_unknown = False
+            if unknown := [task for task in held if task not in known]:
+                return unknown
         return self.claim(lambda queue: queue.poll(config.topic, lease.owner, size, config.order, config.condition))
 
     def claim(self, call: Callable[[TaskQueue], T]) -> T:
-        """Runs a call that claims tasks. If its outcome stays unknown, the next poll looks for them."""
+        """Runs a call that claims tasks. If its outcome stays unknown, the next `poll` looks for claimed tasks."""
         try:
             with self._session.queue() as queue:
                 return call(queue)
@@ -61,10 +66,10 @@ class TaskPoller:
             raise
 
     def has_missed(self) -> bool:
-        """Whether another poll could find tasks, although one has just found none.
+        """Whether another poll may find tasks after an empty one.
 
-        Under a condition a poll skips the identifiers that a concurrent poll examines. That poll may claim none of
-        them, if it started before the last task of the identifier was completed.
+        Under a condition, a poll skips the identifiers that a concurrent poll examines. The concurrent poll may claim
+        none of them either, if it started before the last task of the identifier was completed.
         """
         config = self._runtime.config
         if config.condition is Condition.NONE:
@@ -73,12 +78,12 @@ class TaskPoller:
             return queue.has_unclaimed(config.topic, config.condition)
 
     def release(self) -> None:
-        """Ends the lease."""
+        """Releases the lease and its tasks."""
         if self._lease is not None:
             self._runtime.keeper.release(self._session, self._lease)
 
     def recover(self, error: LeaseLost) -> None:
-        """Extends a lease that has lapsed. A lease that is gone is lost, with the batches under it."""
+        """Extends the lease after a LeaseLost. If it is gone, abandons its batches."""
         lease = self._lease
         if lease is None or lease.lost is not None:
             return
@@ -88,17 +93,9 @@ class TaskPoller:
         except LeaseLost:
             self._runtime.keeper.lose(lease, error)
 
-    def _unknown_tasks(self, lease: Lease) -> list[Task]:
-        # Before the call: no other thread adds batches to this lease, but others may end some meanwhile.
-        known = {task for batch in lease.batches for task in batch.batch.tasks}
-        with self._session.queue() as queue:
-            held = queue.held(lease.owner, self._runtime.config.topic)
-        self.may_hold_unknown = False
-        return [task for task in held if task not in known]
-
 
 class BasePollLoop(ABC):
-    """Base class of loops that poll until their worker stops, with growing pauses while polls fail."""
+    """Base class of loops that poll until their worker stops. Pauses after a failed poll, longer each time."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
@@ -109,29 +106,29 @@ class BasePollLoop(ABC):
         self._recheck = Backoff(0.01, 1.0)
         self._replaced = False
         self._unanswered = False  # the last poll got no answer
-        self._missed = False  # the last poll found nothing, but another one may
+        self._missed = False  # the last poll found nothing, but another poll may
         self._poll_seconds = 0.0  # of the last poll
         self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
 
     @abstractmethod
     def _capacity(self) -> int:
-        """Waits until at least one task can be taken, and returns how many; 0 if the loop is to stop."""
+        """Waits until the loop can take tasks, and returns how many. Returns 0 if the loop has to stop."""
 
     @abstractmethod
     def _dispatch(self, batch: InFlightBatch) -> None:
-        """Handles a batch, or puts it into a buffer."""
+        """Handles a polled batch, or passes it on."""
 
     def _poll(self, size: int) -> Sequence[Task]:
         return self._poller.poll(size)
 
     def _completed_by_poll(self) -> int:
-        """The number of tasks that the next poll completes."""
+        """Returns the number of tasks that the next poll completes."""
         return 0
 
     def _on_start(self) -> None:  # noqa: B027 -- most loops need nothing
         """Runs before the first poll."""
 
-    def _on_end(self) -> None:  # noqa: B027
+    def _on_end(self) -> None:  # noqa: B027 -- most loops need nothing
         """Runs after the last poll."""
 
     def _run(self) -> None:
@@ -144,7 +141,7 @@ class BasePollLoop(ABC):
                     self._wait(wakes)
             self._run_step(self._on_end)
             if self._runtime.stopped.is_set():
-                # The runtime has released its leases already; this loop may have registered another since.
+                # The runtime has released its leases already, but this loop may have registered one since.
                 self._run_step(self._poller.release)
         finally:
             if self._unanswered:
@@ -153,11 +150,11 @@ class BasePollLoop(ABC):
             self._runtime.threads.remove(self)
 
     def _poll_once(self) -> int:
-        """Polls and takes a batch. Returns the number of tasks; -1 if it did not poll."""
+        """Polls and dispatches a batch. Returns the number of its tasks, or -1 if there was no poll."""
         runtime = self._runtime
         self._poller.lease()
         runtime.has_lease.set()
-        if runtime.stopping.is_set():  # the registration may have taken long
+        if runtime.stopping.is_set():  # the worker was stopped while the lease was registered
             return -1
         size = self._capacity()
         token = runtime.token() if size else None
@@ -178,7 +175,7 @@ class BasePollLoop(ABC):
         return len(tasks)
 
     def _counted_poll(self, size: int, token: Token) -> tuple[Sequence[Task], InFlightBatch | None]:
-        """Polls, and finds out whether the topic is drained. A poll without an answer counts as one with its retry."""
+        """Polls, and sets `idle` if the topic is drained. Counts an unanswered poll together with its retry."""
         runtime = self._runtime
         quiet = runtime.counters.poll_started(self._completed_by_poll(), retried=self._unanswered)
         self._unanswered = True
@@ -195,14 +192,15 @@ class BasePollLoop(ABC):
         return tasks, batch
 
     def _has_missed(self, quiet: int | None) -> bool:
-        """Whether to poll again soon. Not forever: a transaction of another program may stay open."""
+        """Whether to poll again soon, because ready tasks are left that the poll did not get."""
         runtime = self._runtime
         if runtime.idle.is_set() or not runtime.counters.is_quiet(quiet) or not self._poller.has_missed():
             return False
         if self._recheck.failures < MAX_RECHECKS:
             return True
+        # Gives up, because the transaction of another program may stay open.
         log.warning(
-            "ready tasks are left, a transaction that stays open locks them: worker=%s topic=%s",
+            "ready tasks are left, as an open transaction locks them: worker=%s topic=%s",
             runtime.config.name,
             runtime.config.topic,
         )
@@ -216,7 +214,7 @@ class BasePollLoop(ABC):
             self._runtime.idle_wait.wait(wakes, self._poll_seconds)
 
     def _run_step(self, step: Callable[[], int | None]) -> int | None:
-        """Runs one step. Reports an error to `on_fatal` and pauses; the loop goes on."""
+        """Runs one step. After an error calls `on_fatal`, pauses, and returns None; the loop goes on."""
         wakes = self._runtime.idle_wait.wakes()
         try:
             try:
@@ -230,23 +228,20 @@ class BasePollLoop(ABC):
 
 
 class PollLoop(BasePollLoop):
-    """Polls, handles and commits, one batch after another.
+    """Polls, handles and commits one batch after another.
 
-    Sends the completion of a batch together with the next poll, in one round trip, unless the batch commits more than
-    its decisions.
+    Completes a batch in the same round trip as the next poll, unless the batch commits more than its decisions.
     """
 
     def __init__(self, runtime: WorkerRuntime, inherited: InFlightBatch | None = None) -> None:
         super().__init__(runtime)
-        self._inherited = inherited  # a batch to be FAILED: the previous loop is stuck in it
+        self._inherited = inherited  # the batch that the previous loop is stuck in, to be FAILED
         self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None
 
     def replace(self, stuck: InFlightBatch, fail: bool) -> None:
         """Starts another loop in place of this one, which is stuck in a batch."""
         self._replaced = True
-        # In this order, so that a stop waits for one of them.
-        self._runtime.threads.start(PollLoop(self._runtime, stuck if fail else None))
-        self._runtime.threads.remove(self)
+        self._runtime.threads.replace(self, PollLoop(self._runtime, stuck if fail else None))
 
     def _on_start(self) -> None:
         if self._inherited is None:
@@ -273,7 +268,7 @@ class PollLoop(BasePollLoop):
         if not self._poller.may_hold_unknown:
             try:
                 tasks = self._poller.claim(lambda queue: self._complete_and_poll(queue, batch, decisions))
-            except Exception as error:  # noqa: BLE001 -- the batch is committed first; the next poll raises it again
+            except Exception as error:  # noqa: BLE001 -- commits the batch first; the next poll raises the error again
                 maybe_committed = not is_refused(error)
             else:
                 self._committer.completed(batch, decisions)
@@ -283,7 +278,7 @@ class PollLoop(BasePollLoop):
 
     def _dispatch(self, batch: InFlightBatch) -> None:
         if len(batch.batch.tasks) >= self._runtime.config.size:
-            self._runtime.idle_wait.wake()
+            self._runtime.idle_wait.wake()  # there may be more tasks, for other threads
         outcome = self._runtime.run_handler(batch, self)
         if outcome is None:
             return

@@ -1,4 +1,4 @@
-"""Prefetching: one thread polls ahead and keeps batches ready, the other threads handle them."""
+"""Prefetching: one thread polls batches ahead into a buffer, the other threads handle them."""
 
 import threading
 from collections import deque
@@ -14,7 +14,7 @@ from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped, 
 
 
 class PrefetchBuffer:
-    """Batches that are polled and not yet handled, with up to `tasks` tasks in all."""
+    """Batches that are polled and not yet handled. Has room for `tasks` tasks."""
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
@@ -24,7 +24,7 @@ class PrefetchBuffer:
         self._changed = threading.Condition()
 
     def capacity(self) -> int:
-        """Waits until there is room for a task, and returns for how many; 0 once the buffer ends."""
+        """Waits for room, and returns the number of tasks that fit. Returns 0 after `end`."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending or self._room() > 0)
             return 0 if self._ending else self._room()
@@ -36,7 +36,7 @@ class PrefetchBuffer:
             self._changed.notify_all()
 
     def take(self) -> InFlightBatch | None:
-        """Waits for the next batch. None once the buffer is closed and empty."""
+        """Waits for the next batch and removes it. Returns None when the buffer is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._batches)
             batch = self._batches.popleft() if self._batches else None
@@ -44,7 +44,7 @@ class PrefetchBuffer:
             return batch
 
     def end(self, *, reject: bool) -> None:
-        """Takes no more batches. With `reject`, `take` returns none either."""
+        """Ends the polls. With `reject`, keeps all batches for `close`, and `take` gets no more of them."""
         with self._changed:
             self._ending, self._rejects = True, reject
             if reject:
@@ -53,7 +53,7 @@ class PrefetchBuffer:
             self._changed.notify_all()
 
     def close(self) -> Sequence[InFlightBatch]:
-        """Lets `take` return None once the buffer is empty. Returns the rejected batches."""
+        """Lets `take` return None when the buffer is empty. Returns the rejected batches."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -77,7 +77,6 @@ class Prefetcher(BasePollLoop):
         self._buffer.put(batch)
 
     def _on_end(self) -> None:
-        """Releases or fails the batches that were not handled, as the worker's `pending` says."""
         reason = WorkerStopped("the worker stopped before this task was handled")
         for batch in self._buffer.close():
             if self._runtime.config.pending is Pending.RELEASE:
@@ -87,12 +86,12 @@ class Prefetcher(BasePollLoop):
 
 
 class HandleLoop:
-    """A thread that handles and commits the batches of the buffer, one after another."""
+    """Handles and commits the batches of the buffer one after another, in a thread."""
 
     def __init__(self, runtime: WorkerRuntime, buffer: PrefetchBuffer, inherited: InFlightBatch | None = None) -> None:
         self._runtime = runtime
         self._buffer = buffer
-        self._inherited = inherited  # a batch to be FAILED: the previous loop is stuck in it
+        self._inherited = inherited  # the batch that the previous loop is stuck in, to be FAILED
         self._session = runtime.session()
         self._committer = BatchCommitter(runtime, self._session)
         self._backoff = Backoff()
@@ -102,9 +101,7 @@ class HandleLoop:
     def replace(self, stuck: InFlightBatch, fail: bool) -> None:
         """Starts another loop in place of this one, which is stuck in a batch."""
         self._replaced = True
-        # In this order, so that a stop waits for one of them.
-        self._runtime.threads.start(HandleLoop(self._runtime, self._buffer, stuck if fail else None))
-        self._runtime.threads.remove(self)
+        self._runtime.threads.replace(self, HandleLoop(self._runtime, self._buffer, stuck if fail else None))
 
     def _run(self) -> None:
         try:
@@ -112,7 +109,7 @@ class HandleLoop:
                 self._commit(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
             while not self._replaced and (batch := self._buffer.take()) is not None:
                 if batch.abandoned_for is not None:
-                    continue  # abandoned in the buffer
+                    continue  # the batch was abandoned while it was in the buffer
                 outcome = self._runtime.run_handler(batch, self)
                 if outcome is not None:
                     self._commit(batch, outcome)
@@ -133,7 +130,7 @@ class HandleLoop:
 
 
 def prefetching_threads(runtime: WorkerRuntime) -> list[WorkerThread]:
-    """The threads of a worker that prefetches."""
+    """Makes the threads of a worker that prefetches."""
     buffer = PrefetchBuffer(runtime.config.prefetch)
     reject = runtime.config.pending is not Pending.FINISH
     runtime.on_stopping.append(lambda: buffer.end(reject=reject))

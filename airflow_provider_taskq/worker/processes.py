@@ -1,7 +1,7 @@
 """A handler that calls a function for each task in child processes, one task at a time in each.
 
-A process that dies during a task is that task's FAILURE, with the way it died; another process takes its place. It is
-no redelivery: because an attempt is used, the retry policy of the topic stops a task that kills every process.
+If a process dies, its task fails with the exit code or signal, and another process takes its place. Such a task is not
+redelivered: the failure uses an attempt, so the retry policy of the topic stops a task that kills every process.
 """
 
 import atexit
@@ -20,7 +20,7 @@ from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of, st
 from airflow_provider_taskq.worker.handlers import FunctionHandler, decision_of, decision_on, requires_two_arguments
 from airflow_provider_taskq.worker.threads import ThreadPool
 
-_ANSWER_SECONDS = 1.0  # for a process to send its stack, or to end
+_ANSWER_SECONDS = 1.0  # that a process has to send its stack, or to end
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -36,12 +36,18 @@ class ProcessHandler(FunctionHandler):
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
         """Returns the decision on each task."""
-        threads, idle = self._opened()
+        with self._lock:
+            if self._threads is None or self._idle is None:
+                self._threads = ThreadPool(self._processes, "taskq processes")
+                self._idle = queue.LifoQueue()
+                for _ in range(self._processes):
+                    self._idle.put(None)  # a slot, which gets its process when a task needs it
+            threads, idle = self._threads, self._idle
         futures = {task: threads.submit(self._decide, idle, task, batch) for task in batch.tasks}
         return {task: future.result() for task, future in futures.items()}
 
     def close(self) -> None:
-        """Ends the processes, after the tasks that they handle now."""
+        """Ends the processes after their current tasks."""
         with self._lock:
             threads, idle, self._threads, self._idle = self._threads, self._idle, None, None
         if threads is None or idle is None:
@@ -52,29 +58,19 @@ class ProcessHandler(FunctionHandler):
                 process.end()
         threads.close()
 
-    def _opened(self) -> "tuple[ThreadPool, queue.LifoQueue[_ChildProcess | None]]":
-        """A thread and an idle slot for each process. A slot that is None gets its process when it is needed."""
-        with self._lock:
-            if self._threads is None or self._idle is None:
-                self._threads = ThreadPool(self._processes, "taskq processes")
-                self._idle = queue.LifoQueue()
-                for _ in range(self._processes):
-                    self._idle.put(None)
-            return self._threads, self._idle
-
     def _decide(self, idle: "queue.LifoQueue[_ChildProcess | None]", task: Task, batch: Batch) -> Decision:
         process = idle.get()
         try:
             if process is None:
                 process = _ChildProcess(self._function, self._success_on)
             return self._handle_in(process, task, batch)
-        except BaseException as error:  # noqa: BLE001 -- also what does not pickle
+        except BaseException as error:  # noqa: BLE001 -- such as an error of pickle
             return decision_on(error)
         finally:
             idle.put(process if process is not None and process.is_alive() else None)
 
     def _handle_in(self, process: "_ChildProcess", task: Task, batch: Batch) -> Decision:
-        """Handles one task in a process, which is killed if the batch is abandoned meanwhile."""
+        """Handles one task in a process. Kills the process if the worker abandons the batch."""
         name = f"{name_of(self._function)} for task {task.sequence} in process {process.pid}"
         call = _ProcessCall(process)
         try:
@@ -87,7 +83,7 @@ class ProcessHandler(FunctionHandler):
 
 
 class _ProcessCall:
-    """One task in a process. A kill after its end would hit the next task, so it does nothing then."""
+    """One task in a process. `kill` does nothing after the end of the task, because it would hit the next one."""
 
     def __init__(self, process: "_ChildProcess") -> None:
         self._process = process
@@ -104,7 +100,7 @@ class _ProcessCall:
         with self._lock:
             self._is_over = True
         if self._is_killed:
-            self._process.end()  # waits, so that the process does not count as alive
+            self._process.end()  # waits until is_alive() is False
 
 
 class _ChildProcess:
@@ -116,7 +112,7 @@ class _ChildProcess:
         arguments = (tasks, requests, function, success_on)
         self._process = _SPAWN.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
-        atexit.register(self._process.kill)  # before multiprocessing waits for it
+        atexit.register(self._process.kill)  # or else multiprocessing would wait for it at exit
         tasks.close()
         requests.close()
         self._requesting = threading.Lock()
@@ -129,7 +125,7 @@ class _ChildProcess:
         return not self._tasks.closed and self._process.is_alive()
 
     def call(self, task: Task, batch: Batch) -> Decision:
-        """Returns the decision on a task, and adopts its follow-ups into `batch`. FAILURE if the process dies."""
+        """Returns the decision on a task, and adopts its follow-ups and hooks into `batch`."""
         try:
             self._tasks.send(task)
             wait([self._tasks, self._process.sentinel])
@@ -145,7 +141,7 @@ class _ChildProcess:
         return Decision(Result.FAILURE, error=f"the process that handled this task {died}")
 
     def stack(self) -> str:
-        """The stack of the process, which a thread of it sends."""
+        """Returns the stack of the main thread, which another thread of the process sends."""
         with self._requesting:
             try:
                 self._requests.send(None)
@@ -157,7 +153,7 @@ class _ChildProcess:
         self._process.kill()
 
     def end(self) -> None:
-        """Lets the process end, and waits for it."""
+        """Ends the process and waits for it. Kills it if it does not end in time."""
         atexit.unregister(self._process.kill)
         self._tasks.close()
         self._process.join(timeout=_ANSWER_SECONDS)
@@ -170,7 +166,7 @@ class _ChildProcess:
 def _serve(tasks: Connection, requests: Connection, function: Callable[..., Any], success_on: Exceptions) -> None:
     """The main function of a child process: handles tasks until the parent closes the pipe."""
     for each in (signal.SIGINT, signal.SIGTERM):
-        # A terminal or a service manager sends them to all processes; the parent decides when this one ends.
+        # A terminal or a service manager signals all processes of a group. The parent decides when this one ends.
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_send_stacks, args=(requests, threading.get_ident()), daemon=True).start()
     takes_batch = requires_two_arguments(function)
@@ -189,7 +185,7 @@ def _serve(tasks: Connection, requests: Connection, function: Callable[..., Any]
 
 
 def _answer(tasks: Connection, decision: Decision, batch: Batch) -> None:
-    """Sends a decision and its batch. Sends a FAILURE instead if something of them does not pickle."""
+    """Sends a decision and its batch, or a FAILURE if one of them does not pickle."""
     try:
         tasks.send((_with_text(decision), batch))
     except Exception as error:  # noqa: BLE001 -- whatever pickle raises
@@ -197,7 +193,7 @@ def _answer(tasks: Connection, decision: Decision, batch: Batch) -> None:
 
 
 def _with_text(decision: Decision) -> Decision:
-    """The decision with its error as text, which always pickles."""
+    """Returns the decision with an error that pickles."""
     return replace(decision, error=picklable_error(decision.error))
 
 

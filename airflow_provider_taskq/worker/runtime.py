@@ -1,10 +1,11 @@
-"""Runtime of one worker: its threads and their shared state, from the start of the worker to its stop."""
+"""Runtime of one worker: its threads and the state that they share, from the start of the worker to its stop."""
 
 import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import Protocol
 
@@ -18,30 +19,32 @@ from airflow_provider_taskq.worker.handlers import TaskResultException, WorkHand
 from airflow_provider_taskq.worker.lease import BatchThread, InFlightBatch, Lease, LeaseExpirer, LeaseKeeper
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
-from airflow_provider_taskq.worker.notifications import NotificationListener
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.statistics import WorkerCounters
 from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
 
 log = logging.getLogger(__name__)
 
-_CHECK_SECONDS = 0.2  # between two checks whether a stop is in a hurry now
-_IDLE_FACTOR = 4.0  # an empty poll may take long, when many identifiers are blocked
+_CHECK_SECONDS = 0.2  # between two checks of `is_hurried`
+_IDLE_FACTOR = 4.0  # least pause after an empty poll, as a multiple of its duration
 
 
 class WorkerStopped(Exception):
-    """The worker stopped before a batch was done."""
+    """The worker stopped before a batch was committed."""
 
 
 class WorkerThread(Protocol):
-    """A loop of a worker, which runs in a thread."""
+    """A loop of a worker, which runs in a thread of its own."""
 
     thread: threading.Thread
 
 
 class IdleWait:
-    """The wait of a worker's threads for tasks: one polls periodically, the others sleep.
+    """Pauses the threads of a worker after polls that find nothing.
 
-    A thread that finds more tasks than it can take wakes the next.
+    One thread polls periodically, the others sleep. `wake` lets all of them poll, as after a full batch.
+
+    :param seconds: the least pause between two polls of the thread that polls periodically.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -52,13 +55,14 @@ class IdleWait:
         self._ended = False
 
     def wakes(self) -> int:
-        """The number of wakes so far. Read it before a poll, so that no wake during the poll is lost."""
+        """The number of wakes so far. Read it before a poll, because a wake during the poll must end the next wait."""
         return self._wakes
 
     def wait(self, wakes: int, took: float = 0.0) -> None:
-        """Returns when it is time to poll again: after the pause, or at once if there was a wake since `wakes`.
+        """Waits for the time of the next poll: after the pause, or at once if there was a wake since `wakes`.
 
-        :param took: seconds that the last empty poll took. Empty polls take at most a fifth of the time.
+        :param took: seconds that the last empty poll took. A slow poll makes the pause longer, so that empty polls take
+            at most a fifth of the time.
         """
         with self._changed:
             if self._polling:
@@ -68,33 +72,33 @@ class IdleWait:
             self._polling = True
             self._changed.wait_for(lambda: self._ended or self._wakes > wakes, self.seconds_after(took))
             self._polling = False
-            # All, because the one that is notified alone may be in `sleep`, and would sleep on.
+            # notify() alone might reach a thread in `sleep`, and no thread would take over the periodic polls.
             self._changed.notify_all()
 
     def seconds_after(self, took: float) -> float:
-        """The pause after an empty poll that took `took` seconds."""
+        """The pause, in seconds, after an empty poll that took `took` seconds."""
         return max(self._seconds, _IDLE_FACTOR * took)
 
     def sleep(self, wakes: int, seconds: float) -> None:
-        """Waits this long, or until there was a wake since `wakes`, regardless of other threads."""
+        """Waits `seconds`, or until a wake after `wakes`, whether or not another thread polls."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._wakes > wakes, seconds)
 
     def wake(self) -> None:
-        """Lets the threads that wait poll at once."""
+        """Lets all waiting threads poll at once."""
         with self._changed:
             self._wakes += 1
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Ends all waits, also later ones."""
+        """Ends the waits of all threads. Later waits return at once."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
 
 class ThreadRegistry:
-    """The threads of a worker that have to end before it has stopped."""
+    """The threads of a worker. A stop waits until they have ended."""
 
     def __init__(self) -> None:
         self._threads: set[WorkerThread] = set()
@@ -106,27 +110,32 @@ class ThreadRegistry:
             self._threads.add(thread)
         thread.thread.start()
 
+    def replace(self, stuck: WorkerThread, thread: WorkerThread) -> None:
+        """Starts a thread in place of one that is stuck in a handler, which is left behind."""
+        self.start(thread)  # before the removal, so that a concurrent `wait` sees one of them
+        self.remove(stuck)
+
     def remove(self, thread: WorkerThread) -> None:
-        """Removes a thread that ends, or that is left behind in a handler."""
+        """Removes a thread that ends."""
         with self._changed:
             self._threads.discard(thread)
             self._changed.notify_all()
 
     def wait(self, deadline: float | None, is_hurried: Callable[[], bool]) -> None:
-        """Waits until all threads but the caller's were removed, for as long as the deadline and `is_hurried` allow."""
+        """Waits until all threads but the caller's are removed, at most until `deadline` or until `is_hurried()`.
+
+        :param deadline: by time.monotonic(); None for no limit.
+        """
         with self._changed:
-            while self._has_others() and not is_hurried():
+            while any(each.thread is not threading.current_thread() for each in self._threads) and not is_hurried():
                 left = _CHECK_SECONDS if deadline is None else min(_CHECK_SECONDS, deadline - time.monotonic())
                 if left <= 0:
                     return
                 self._changed.wait(left)
 
-    def _has_others(self) -> bool:
-        return any(each.thread is not threading.current_thread() for each in self._threads)
-
 
 class WorkerRuntime:
-    """Runtime of one worker, from start() to stop()."""
+    """Runtime of one worker: owns its threads, from start() to stop()."""
 
     def __init__(
         self,
@@ -146,12 +155,13 @@ class WorkerRuntime:
         self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), listeners.on_fatal)
         self.watchdog = Watchdog(config, listeners, self._handler_timed_out, self.keeper.check_clock)
         self.threads = ThreadRegistry()
-        self.has_lease = threading.Event()  # of any of its threads
-        self.idle = threading.Event()  # once a poll found nothing while nothing was in flight
-        self.stopping = threading.Event()  # no new batch is started
-        self.stopped = threading.Event()  # decisions are ignored from now on
+        self.has_lease = threading.Event()  # set when a thread holds a lease
+        self.idle = threading.Event()  # set when a poll found nothing while no task was in flight
+        self.stopping = threading.Event()  # when set, no thread starts another batch
+        self.stopped = threading.Event()  # when set, decisions are ignored
         self.on_stopping: list[Callable[[], None]] = []
-        # A completion may only be sent with the next poll if no other worker waits for its token.
+        # A batch keeps its token until it is completed, and a poll waits for a token. So with a limiter, a completion
+        # must not wait for the next poll.
         self.completes_with_poll = isinstance(limiter, NoLimit)
         self.started: datetime | None = None  # by the database's clock
         self._limiter = limiter
@@ -167,8 +177,14 @@ class WorkerRuntime:
         self._lock = threading.Lock()
 
     def start(self, threads: Sequence[WorkerThread], timeout: float | None) -> None:
-        """Starts, and returns when a thread has a lease. TimeoutError if none has in time; nothing runs then."""
-        self._check_queue()
+        """Starts all threads, and returns when one of them holds a lease.
+
+        Raises TimeoutError, and stops all threads, if none holds a lease after `timeout` seconds.
+        """
+        with closing(self.session()) as session, session.queue() as queue:
+            # Raises the error of a worker that cannot work: no server, no schema, no topic, no such condition.
+            self.started = queue.now()
+            queue.ready(self.config.topic, 1, self.config.condition)
         self.keeper.start()
         self._expirer.start()
         self.watchdog.start()
@@ -181,9 +197,10 @@ class WorkerRuntime:
             raise TimeoutError(f"worker {self.config.name!r} got no lease within {timeout} seconds")
 
     def stop(self, timeout: float | None, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Waits this many seconds for batches in flight, abandons the others, and releases all leases.
+        """Waits `timeout` seconds for the batches in flight, abandons those that are left, and releases all leases.
 
-        `is_hurried()` ends the wait when it returns True.
+        :param timeout: None for no limit.
+        :param is_hurried: ends the wait when it returns True.
         """
         self.stop_polling()
         self.threads.wait(None if timeout is None else time.monotonic() + timeout, is_hurried)
@@ -197,23 +214,23 @@ class WorkerRuntime:
         self.handler.close()
 
     def stop_polling(self) -> None:
-        """Starts no new batch from now on."""
+        """Ends all polls, so that no thread starts another batch."""
         self.stopping.set()
         self.idle_wait.end()
         for call in self.on_stopping:
             call()
 
     def session(self) -> DatabaseSession:
-        """A new session with the database."""
+        """Returns a new session with the database."""
         return DatabaseSession(self.connect, self.config.call_limit())
 
     def next_owner_name(self) -> str:
-        """The name of one more owner; each name is used once."""
+        """Returns an owner name that was not used before."""
         with self._lock:
             return next(self._owner_names)
 
     def token(self) -> Token | None:
-        """Waits for the right to one more batch. None if the worker stops; an error of the limiter stops it."""
+        """Waits for the limiter's token. Returns None if the worker stops. An error of the limiter stops all polls."""
         try:
             return self._limiter.request(self.stopping.is_set)
         except Exception as error:  # noqa: BLE001 -- whatever a limiter raises
@@ -222,7 +239,7 @@ class WorkerRuntime:
             return None
 
     def start_batch(self, tasks: Sequence[Task], lease: Lease, token: Token) -> InFlightBatch:
-        """Accounts for a batch that was polled."""
+        """Counts a polled batch and adds it to its lease."""
         batch = InFlightBatch(Batch(tasks, self.config.rewrite), lease, token, self.listeners.on_start(tasks))
         self.counters.polled(len(tasks))
         lease.add(batch)
@@ -231,7 +248,7 @@ class WorkerRuntime:
     def run_handler(self, batch: InFlightBatch, thread: BatchThread) -> dict[Task, Decision] | BaseException | None:
         """Calls the handler in this thread. Returns its decisions, or the error that fails the whole batch.
 
-        Returns None if the batch was abandoned meanwhile.
+        Returns None if the batch was abandoned while the handler ran.
         """
         batch.thread = thread
         outcome = self._decide(batch)
@@ -242,7 +259,7 @@ class WorkerRuntime:
         return outcome
 
     def _decide(self, in_flight: InFlightBatch) -> dict[Task, Decision] | BaseException:
-        """Calls the handler. Fails the tasks whose payload cannot be decoded; the handler gets the others."""
+        """Calls the handler with the tasks whose payload could be decoded, and fails the others."""
         batch = in_flight.batch
         self.listeners.on_dispatched(in_flight.trace)
         self.watchdog.add(in_flight)
@@ -258,41 +275,28 @@ class WorkerRuntime:
             self.counters.handled(self.watchdog.remove(in_flight))
 
     def on_abandoned(self, batch: InFlightBatch) -> None:
-        """Accounts for a batch that was taken away from its handler. Its tasks will be polled again."""
+        """Counts, logs and reports a batch that was taken away from its handler. Its tasks are polled again later."""
         batch.token.release()
         self.counters.ended(len(batch.batch.tasks), ())
         log.warning("batch abandoned: %s reason=%s", batch.describe(), batch.abandoned_for)
         if batch.abandoned_for is not None:
             self.listeners.on_error(batch.trace, batch.abandoned_for)
 
-    def _check_queue(self) -> None:
-        """Raises the error of a worker that cannot work: no server, no schema, no topic, no such condition."""
-        session = self.session()
-        try:
-            with session.queue() as queue:
-                self.started = queue.now()
-                queue.ready(self.config.topic, 1, self.config.condition)
-        finally:
-            session.close()
-
     def _release_leases(self) -> None:
         reason = WorkerStopped(f"worker {self.config.name!r} stopped")
-        session = self.session()
         leases, reachable = self.keeper.leases, True
         for batch in [batch for lease in leases for batch in lease.batches]:
             batch.lease.abandon(batch, reason)
-        for lease in leases:
-            reachable = reachable and self.keeper.release(session, lease)
-            self.keeper.remove(lease)
-        session.close()
+        with closing(self.session()) as session:
+            for lease in leases:
+                # After one call without an answer the other leases lapse: each call would delay the stop.
+                reachable = reachable and self.keeper.release(session, lease)
+                self.keeper.remove(lease)
 
     def _handler_timed_out(self, batch: InFlightBatch) -> None:
-        """Fails the batch of a handler that exceeds its limit, in a thread that replaces the handler's.
-
-        The thread is also replaced if the batch was abandoned before, because its lease was lost. It is not replaced
-        if the handler has just ended.
-        """
+        """Lets another thread replace the thread of a handler that exceeds its limit, and fail the batch."""
         fail = batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self.config.limit}"))
+        # Without `fail` the batch was abandoned before, with its lease, or the handler has just ended.
         is_stuck = fail or self.watchdog.is_handled(batch)
         if batch.thread is not None and is_stuck and not self.stopped.is_set():
             batch.thread.replace(batch, fail)

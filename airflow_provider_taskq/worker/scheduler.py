@@ -1,4 +1,4 @@
-"""The scheduler: keeps the next ticks of several schedules installed. Several programs may run it at once."""
+"""The scheduler installs the next ticks of several schedules. Several programs may run it at once."""
 
 import logging
 import time
@@ -34,17 +34,17 @@ NONE, SECOND, HOUR, DAY = timedelta(0), timedelta(seconds=1), timedelta(hours=1)
 
 @dataclass(slots=True)
 class TickSchedule:
-    """Ticks of a topic under a prefix and a hash. `make` returns the next ticks after a moment."""
+    """A schedule of a topic, under a prefix and a hash. `make` returns the next ticks after a moment."""
 
     topic: str
     prefix: str
     hash: str
     interval: timedelta
     make: MakeTicks
-    due: float = 0.0  # by time.monotonic
+    due: float = 0.0  # by time.monotonic()
 
     def install(self, queue: TaskQueue) -> int:
-        """Adds the missing ticks, and returns their number. Fails if it takes longer than the interval."""
+        """Adds the missing ticks, and returns their number. Fails if that takes longer than the interval."""
         now = queue.now()
         ticks = list(self.make(now))
         with queue.conn.transaction():
@@ -60,8 +60,10 @@ class Scheduler(PeriodicService):
             scheduler.every("reports", "hourly", timedelta(hours=1))
 
     Any number of programs may install the same ticks: each moment becomes one task. Installed ticks stay when the
-    program ends. The first installation of a changed schedule or payload replaces the ticks that wait.
+    program ends. After a change of a schedule or its payload, the first installation replaces the ticks that wait.
     TaskQTicksOperator and `taskq ticks install` with the same schedule and payload make the same ticks.
+
+    :param dsn: see `Worker`.
     """
 
     def __init__(self, dsn: str | Connect | None = None) -> None:
@@ -69,9 +71,12 @@ class Scheduler(PeriodicService):
         super().__init__("scheduler", connection_factory(dsn), 1.0)
 
     def add(self, topic: str, prefix: str, hash_: str, interval: timedelta, make: MakeTicks) -> None:
-        """Adds a schedule. InvalidArgument for a blank prefix, or an interval that is not greater than 0."""
+        """Adds a schedule whose ticks `make(now)` returns. `interval` is the time between installations.
+
+        Raises InvalidArgument if the prefix is blank or the interval is not longer than 0.
+        """
         if not prefix.strip():
-            raise InvalidArgument("the prefix of ticks is blank")
+            raise InvalidArgument("the prefix of ticks must not be blank")
         if interval <= NONE:
             raise InvalidArgument(f"the interval between installations must be longer than 0, not {interval}")
         self.schedules.append(TickSchedule(topic, prefix, hash_, interval, make))
@@ -86,12 +91,11 @@ class Scheduler(PeriodicService):
         *,
         version: Json = None,
     ) -> None:
-        """Adds ticks at each boundary of a period, counted from the epoch. They are installed every quarter of it.
+        """Adds ticks at each multiple of a period since the epoch. Installs them every quarter of the period.
 
-        :param payload: JSON, a NewTask, or a function of the tick's moment that returns one of them. The first
-            installation after a change of the payload replaces the ticks that wait. Give a changed function another
-            `version`, because a change of its code is not recognized.
-        :param ahead: ticks that are installed ahead.
+        :param payload: JSON, a NewTask, or a function of the tick's moment that returns one of them.
+        :param ahead: number of ticks that are installed ahead.
+        :param version: change it with the code of a payload function, because the scheduler does not see such a change.
         """
         interval = max(period / 4, SECOND) if period > NONE else period
         hash_ = config_hash("every", period.total_seconds(), _hashed(payload, version))
@@ -109,10 +113,10 @@ class Scheduler(PeriodicService):
         interval: timedelta | None = None,
         version: Json = None,
     ) -> None:
-        """Adds ticks at times of day in a time zone: those within `ahead`, and at least the next one.
+        """Adds ticks at times of day in a time zone. For `payload` and `version` see `every`.
 
-        They are installed every `interval`: by default a quarter of `ahead`, at most an hour. `payload` and `version`:
-        see `every`.
+        :param ahead: installs the ticks within this time, and at least the next one.
+        :param interval: time between installations; by default a quarter of `ahead`, at most an hour.
         """
         if not hours:
             raise InvalidArgument("daily ticks need at least one time of day")
@@ -135,7 +139,7 @@ class Scheduler(PeriodicService):
         interval: timedelta | None = None,
         version: Json = None,
     ) -> None:
-        """Adds ticks of a cron expression in a time zone: see `daily`."""
+        """Adds the ticks of a cron expression in a time zone. For the other parameters see `daily` and `every`."""
         hash_ = config_hash("cron", expression, zone, _hashed(payload, version))
         interval = _default_interval(ahead) if interval is None else interval
         self.add(
@@ -143,7 +147,7 @@ class Scheduler(PeriodicService):
         )
 
     def start(self) -> None:
-        """Starts the thread, which installs at once. TaskQueueError if it runs already."""
+        """Starts the thread, which installs all schedules at once. Raises TaskQueueError if it runs already."""
         for schedule in self.schedules:
             schedule.due = 0.0
         super().start()
@@ -163,7 +167,7 @@ class Scheduler(PeriodicService):
             except Disconnected as error:
                 log.warning("ticks not installed, will retry: topic=%s error=%s", schedule.topic, error)
                 return _RECONNECT_SECONDS
-            except Exception as error:  # the other schedules, and the next run, go on
+            except Exception as error:  # must not stop the other schedules
                 named = (schedule.topic, schedule.prefix, type(error).__name__)
                 log.warning("ticks not installed: topic=%s prefix=%s error=%s", *named, exc_info=error)
             schedule.due = time.monotonic() + schedule.interval.total_seconds()
@@ -180,15 +184,12 @@ def _default_interval(ahead: timedelta) -> timedelta:
 
 
 def _hashed(payload: Payload, version: Json) -> Json:
-    """What the payload adds to the hash of its schedule: itself, or the version of a function."""
+    """Returns the part of a schedule's hash that stands for its payload: the payload, or the version of a function."""
     if callable(payload):
         return version
-    carried: Json = _task_as_json(payload) if isinstance(payload, NewTask) else payload
-    return carried if version is None else [carried, version]
-
-
-def _task_as_json(task: NewTask) -> dict[str, Json]:
-    return {each.name: _as_json(getattr(task, each.name)) for each in fields(task)}
+    if isinstance(payload, NewTask):
+        payload = {each.name: _as_json(getattr(payload, each.name)) for each in fields(payload)}
+    return payload if version is None else [payload, version]
 
 
 def _as_json(value: Any) -> Json:
@@ -196,4 +197,4 @@ def _as_json(value: Any) -> Json:
         return value.astimezone(UTC).isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
-    return [list(pair) for pair in value] if isinstance(value, tuple) else value  # depends_on
+    return [list(pair) for pair in value] if isinstance(value, tuple) else value  # a tuple: the pairs of depends_on

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, which stop a program; a second signal stops it at once."""
+"""SIGTERM and SIGINT: the first signal stops a program, a second one stops it at once."""
 
 import signal
 import threading
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-CHECK_SECONDS = 0.2  # between two checks whether a signal came
+CHECK_SECONDS = 0.2  # between two checks of `StopSignals.received`
 
 
 class StopSignals:
-    """Handles SIGTERM and SIGINT while its block runs. Does nothing outside the main thread, where Python allows none.
+    """Receives SIGTERM and SIGINT while its block runs. Does nothing outside the main thread, as Python requires.
 
-    Each signal after the first calls `on_repeat`, inside a signal handler, so it may only set a flag.
+    Each signal after the first calls `on_repeat`, in a signal handler. So `on_repeat` may only set a flag.
     """
 
     def __init__(self, on_repeat: Callable[[], None] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""Counters of one worker, and how long its batches took."""
+"""Counters of one worker, and the durations of its handler calls."""
 
 import threading
 from collections import Counter, deque
@@ -12,10 +12,10 @@ _KEPT_TIMES = 1000
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """A worker's counters since it was created: tasks by result, batches, and the seconds that handlers took.
+    """A worker's counters since it was created: tasks by result, batches, and seconds of handler calls.
 
-    The times are those of the last 1,000 batches, and 0 before the first. `in_flight` counts tasks that are handled or
-    prefetched. `abandoned` counts tasks that were lost with a lease or abandoned at a stop; they are polled again.
+    The seconds are those of the last 1,000 batches, and 0 before the first. `in_flight` counts tasks that are handled
+    or prefetched. `abandoned` counts tasks that were lost with a lease or abandoned at a stop; they are polled again.
     """
 
     handled: int
@@ -45,7 +45,7 @@ class WorkerCounters:
         self._lock = threading.Lock()
 
     def polled(self, tasks: int) -> None:
-        """Counts a batch of this many tasks that was polled."""
+        """Counts a polled batch of this many tasks."""
         with self._lock:
             self._in_flight += tasks
             self._started += 1
@@ -57,17 +57,17 @@ class WorkerCounters:
             self._times.append(seconds)
 
     def ended(self, tasks: int, results: Iterable[Result]) -> None:
-        """Counts the end of a batch: the results that were committed; the rest of its tasks was abandoned."""
+        """Counts the end of a batch: the committed results, and the other tasks as abandoned."""
         counted = Counter(results)
         with self._lock:
             self._in_flight -= tasks
             self._results.update(counted)
             self._abandoned += tasks - counted.total()
 
-    def poll_started(self, completing: int, retried: bool = False) -> int | None:
-        """Counts a poll that starts, and returns a mark for `poll_ended`; None if other tasks are in flight.
+    def poll_started(self, completing: int, *, retried: bool) -> int | None:
+        """Counts the start of a poll. Returns a mark for `is_quiet` and `poll_ended`; None if tasks are in flight.
 
-        :param completing: tasks that are completed in the same call.
+        :param completing: tasks in flight that the same call completes.
         :param retried: the poll replaces one that got no answer.
         """
         with self._lock:
@@ -75,18 +75,18 @@ class WorkerCounters:
             return self._started if self._in_flight == completing else None
 
     def is_quiet(self, quiet: int | None) -> bool:
-        """Whether nothing was in flight, and no other poll ran, since the poll of this mark began."""
+        """Whether no task was in flight, and no other poll ran, since the poll of this mark started."""
         with self._lock:
             return quiet == self._started and self._polling == 1 and not self._in_flight
 
     def poll_ended(self, quiet: int | None) -> bool | None:
-        """Counts the end of a poll. True if nothing was in flight during it; None if something is in flight now."""
+        """Counts the end of a poll. Returns whether no task was in flight during it; None if one is in flight now."""
         with self._lock:
             self._polling -= 1
             return None if self._polling or self._in_flight else quiet == self._started
 
     def snapshot(self) -> WorkerStatistics:
-        """The counters as they are now."""
+        """Returns the current values."""
         with self._lock:
             results, times = Counter(self._results), sorted(self._times)
             batches, in_flight, abandoned = self._batches, self._in_flight, self._abandoned
@@ -110,7 +110,7 @@ class WorkerCounters:
 
 
 def percentile(ascending: list[float], share: float) -> float:
-    """The interpolated value that this share of the values does not exceed; 0 of an empty list."""
+    """Returns the interpolated value that this share (0 to 1) of the values does not exceed; 0 for an empty list."""
     if not ascending:
         return 0.0
     place = share * (len(ascending) - 1)

@@ -1,4 +1,4 @@
-"""The supplement: values by class that the steps of a batch share, of one task or of the whole batch."""
+"""The supplement: values that the steps of a batch share, each under its class, for one task or the whole batch."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -17,7 +17,7 @@ class SupplementError(LookupError):
 
 
 class Supplement:
-    """Values by class, task (None for the whole batch) and qualifier. Safe for threads; stays in its process."""
+    """Values by class, task (None for the whole batch) and qualifier. Threads may share it; processes cannot."""
 
     def __init__(self) -> None:
         self._values: dict[_Key, Future[Any]] = {}
@@ -25,7 +25,7 @@ class Supplement:
         self._makers: dict[_Key, int] = {}
 
     def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:
-        """Stores a value. SupplementError if there is one already."""
+        """Stores a value. Raises SupplementError if there is one already."""
         key = (kind, task, qualifier)
         with self._lock:
             if key in self._values:
@@ -34,14 +34,14 @@ class Supplement:
             self._values[key].set_result(value)
 
     def require(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Returns the value. SupplementError if there is none."""
+        """Returns the value. Raises SupplementError if there is none."""
         key = (kind, task, qualifier)
         with self._lock:
             found = self._values.get(key)
         if found is None:
             raise SupplementError(f"{_named(key)} was not registered")
         self._raise_on_deadlock(key, found)
-        return found.result()  # type: ignore[no-any-return]  # by the key's own class
+        return found.result()  # type: ignore[no-any-return]  # an instance of the class in the key
 
     def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
         """Returns the value, or None if there is none yet. Never waits."""
@@ -50,19 +50,17 @@ class Supplement:
         return found.result() if found is not None and found.done() else None
 
     def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Returns the value. Calls `make` if there is none; concurrent calls wait for it and share its value.
+        """Returns the value. Calls `make` if there is none; concurrent calls wait for its value and share it.
 
-        If `make` raises, all these calls raise its error, and the next call tries again.
+        If `make` raises an error, all these calls raise it, and the next call tries again.
         """
         key = (kind, task, qualifier)
         with self._lock:
-            found = self._values.get(key)
-            if found is None:
-                found = self._values[key] = Future()
+            is_maker = key not in self._values
+            if is_maker:
+                self._values[key] = Future()
                 self._makers[key] = threading.get_ident()
-                is_maker = True
-            else:
-                is_maker = False
+            found = self._values[key]
         if is_maker:
             self._make(key, found, make)
         else:
@@ -82,7 +80,7 @@ class Supplement:
         place.set_result(value)
 
     def _raise_on_deadlock(self, key: _Key, place: Future[Any]) -> None:
-        """Raises an error instead of waiting for a value that this thread itself makes: it would wait forever."""
+        # A thread that waits for the value that it makes itself would wait forever.
         if not place.done() and self._makers.get(key) == threading.get_ident():
             raise SupplementError(f"{_named(key)} is requested by the function that makes it")
 

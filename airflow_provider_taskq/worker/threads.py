@@ -1,4 +1,4 @@
-"""Threads: of services, a pool that survives stuck calls, and an event loop in a thread."""
+"""Threads: services, a pool that survives stuck calls, and an event loop in a thread."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ _SERVICE_STOP_SECONDS = 5.0
 
 
 class ServiceThread:
-    """Base class of services that run in a thread of their own from `start` to `stop`. A subclass implements `_run`."""
+    """Base class of services that run in a thread from `start` to `stop`. A subclass implements `_run`."""
 
     def __init__(self, name: str) -> None:
         self._stopped = threading.Event()
@@ -28,7 +28,7 @@ class ServiceThread:
         self._thread.start()
 
     def stop(self, timeout: float | None = _SERVICE_STOP_SECONDS) -> None:
-        """Stops the thread. A thread that is stuck for longer than `timeout` seconds is left behind."""
+        """Signals the thread to end, and waits up to `timeout` seconds for it; None for no limit."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
@@ -38,9 +38,9 @@ class ServiceThread:
 
 
 class ThreadPool:
-    """Daemon threads that are started when they are needed, so that a stuck call never keeps a program from ending.
+    """Up to `size` threads, started when calls need them. A call sees the context variables of its submitter.
 
-    A call sees the context variables of the thread that submitted it.
+    They are daemon threads, because a stuck call must not keep the program from ending.
     """
 
     def __init__(self, size: int, name: str) -> None:
@@ -52,14 +52,14 @@ class ThreadPool:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """Runs a call as soon as a thread is free."""
+        """Runs a call when a thread is free, and returns a Future of its result."""
         future: Future[T] = Future()
         context = copy_context()
 
         def run() -> None:
             try:
                 future.set_result(context.run(call, *arguments))
-            except BaseException as error:  # noqa: BLE001 -- it is raised where the Future is waited for
+            except BaseException as error:  # noqa: BLE001 -- Future.result() raises it
                 future.set_exception(error)
 
         with self._lock:
@@ -69,17 +69,17 @@ class ThreadPool:
         return future
 
     def slot(self) -> "PoolSlot":
-        """A slot for a call that may get stuck; the call has to end it."""
+        """Returns a slot for a call that may get stuck. The call must end the slot."""
         return PoolSlot(self)
 
     def close(self) -> None:
-        """Ends the threads after the submitted calls. A stuck thread is left behind."""
+        """Ends the threads after the submitted calls. Does not wait for them."""
         with self._lock:
             for _ in range(self._threads):
                 self._calls.put(None)
 
     def resize(self, by: int) -> None:
-        """Allows one thread more, or one less."""
+        """Allows one thread more (1) or one less (-1)."""
         with self._lock:
             self._size += by
             if by < 0:
@@ -102,7 +102,7 @@ class ThreadPool:
 
 
 class PoolSlot:
-    """The slot of one call in its pool. The pool starts another thread while the call is abandoned and still runs."""
+    """The slot of one call in its pool. While an abandoned call still runs, the pool has one thread more."""
 
     def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
@@ -110,7 +110,7 @@ class PoolSlot:
         self._lock = threading.Lock()
 
     def abandon(self) -> None:
-        """The call is stuck: lets the pool start another thread."""
+        """Lets the pool start another thread, because the call is stuck."""
         with self._lock:
             if self._state != "busy":
                 return
@@ -118,7 +118,7 @@ class PoolSlot:
         self._pool.resize(+1)
 
     def end(self) -> None:
-        """The call has ended."""
+        """Gives the slot back. The call invokes it at its end."""
         with self._lock:
             abandoned, self._state = self._state == "abandoned", "ended"
         if abandoned:
@@ -126,7 +126,7 @@ class PoolSlot:
 
 
 class EventLoopThread:
-    """An event loop in a daemon thread, which is started for the first coroutine."""
+    """An event loop in a daemon thread. The first coroutine starts it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -137,7 +137,7 @@ class EventLoopThread:
     def run(self, awaitable: Awaitable[T], batch: Batch, name: str) -> T:
         """Awaits on the loop, with the context variables of this thread, and returns the result.
 
-        What is awaited is cancelled if the batch is abandoned.
+        Cancels the awaitable if the batch is abandoned. `name` names it in reports of slow handlers.
         """
         future = asyncio.run_coroutine_threadsafe(_in_context(copy_context(), awaitable), self._started())
 
@@ -150,7 +150,7 @@ class EventLoopThread:
             return future.result()
 
     def stacks(self) -> str:
-        """Formats the stacks of the loop's thread, which a task may block, and of its tasks."""
+        """Formats the stack of the loop's thread, which a task may block, and the stacks of all tasks."""
         thread, loop = self._thread, self._loop
         if thread is None or loop is None:
             return "(ended)\n"
@@ -162,7 +162,7 @@ class EventLoopThread:
         return "".join(lines)
 
     def close(self) -> None:
-        """Stops the loop and cancels its tasks. A task that blocks the loop delays this by a second at most."""
+        """Stops the loop and cancels its tasks. Waits at most a second if a task blocks the loop."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:

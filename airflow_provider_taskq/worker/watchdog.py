@@ -1,4 +1,4 @@
-"""The watchdog of a worker: reports handlers that take long, with their stack, and ends them at their limit."""
+"""The watchdog of a worker: reports slow handlers with their stack, and enforces their time limit."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ from airflow_provider_taskq.worker.threads import ServiceThread
 
 log = logging.getLogger(__name__)
 
-_LONGEST_INTERVAL = 1.0
+_LONGEST_INTERVAL = 1.0  # seconds between two checks
 
 
 class HandlerStuck(Exception):
@@ -29,9 +29,9 @@ class _Watched:
 
 
 class Watchdog(ServiceThread):
-    """Watches the batches that are handled now, in a thread that touches no network.
+    """Watches the batches that handlers work on, in a thread that makes no network call.
 
-    Calls `on_timeout` once for each batch that exceeds the limit of the handler, and `check` at each round.
+    Calls `on_timeout` once for each batch whose handler exceeds the limit, and `check` at least once a second.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Watchdog(ServiceThread):
         super().__init__("taskq watchdog")
 
     def add(self, batch: InFlightBatch) -> None:
-        """Watches a batch whose handler starts."""
+        """Starts to watch a batch. Call it before the handler."""
         now = time.monotonic()
         with self._lock:
             self._watched[id(batch)] = _Watched(batch, now, now + self._slow_after)
 
     def remove(self, batch: InFlightBatch) -> float:
-        """Ends the watch of a batch. Returns the seconds that its handler took."""
+        """Ends the watch of a batch. Returns the seconds since `add`."""
         with self._lock:
             watched = self._watched.pop(id(batch))
         return time.monotonic() - watched.began
@@ -86,12 +86,10 @@ class Watchdog(ServiceThread):
         for each in watched:
             if now >= each.report_at:
                 each.report_at = now + self._report_every
-                self._report(each.batch, now - each.began)
+                batch, seconds = each.batch, now - each.began
+                stack = "\n".join(f"{activity.name}:\n{activity.stack()}" for activity in batch.batch.activities())
+                log.warning("handler is slow: %s seconds=%.1f stack:\n%s", batch.describe(), seconds, stack)
+                self._listeners.on_stuck(batch.trace, seconds, stack)
             if self._limit is not None and now - each.began >= self._limit and not each.timed_out:
                 each.timed_out = True
                 self._on_timeout(each.batch)
-
-    def _report(self, batch: InFlightBatch, seconds: float) -> None:
-        stack = "\n".join(f"{activity.name}:\n{activity.stack()}" for activity in batch.batch.activities())
-        log.warning("handler is slow: %s seconds=%.1f stack:\n%s", batch.describe(), seconds, stack)
-        self._listeners.on_stuck(batch.trace, seconds, stack)

@@ -24,28 +24,30 @@ GRACE = timedelta(seconds=30)
 
 
 class Worker:
-    """Polls a topic, calls a handler with its tasks, and commits the decisions, in threads of its own.
+    """Polls a topic, calls a handler with the tasks, and commits the decisions, in threads of its own.
 
     Each duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
 
-    :param dsn: of the queue's database, a function that connects to it, or None for the environment's.
+    :param dsn: connection string of the queue's database, a function that connects to it, or None to read the
+        environment, as `queue.connect` does.
     :param handler: a function `task -> Decision | Result | None`, a handler made by `each` or `batch`, or a Composite.
-    :param size: tasks in a batch; one batch is one transaction.
-    :param workers: batches handled at a time, each in a thread of its own.
-    :param prefetch: tasks that are polled ahead for these threads; with 0 each thread polls for itself.
-    :param pending: the end of prefetched tasks when the worker stops.
-    :param limiter: limits the batches in flight, for several workers together if they share it.
+    :param size: tasks in a batch; one transaction commits one batch.
+    :param workers: batches that are handled at a time, each in a thread of its own.
+    :param prefetch: tasks that one thread polls ahead for the others; with 0 each thread polls for itself.
+    :param pending: what the worker does with prefetched tasks when it stops.
+    :param limiter: limits the batches in flight; several workers may share a limiter.
+    :param listener: hooks that the worker calls at each event.
     :param pause: time between polls that find nothing; `resume` or a notification ends it.
-    :param lease: how long the tasks of this process stay its own after it died.
-    :param slow_after: time after which a slow handler is reported, with its stack.
-    :param report_every: time between further reports.
-    :param limit: time after which the batch of a slow handler is FAILED, and its thread is left behind.
-    :param rewrite: changes follow-ups before they are pushed, such as `tagged`.
+    :param lease: time after which another worker may take over the tasks of this process if it dies.
+    :param slow_after: time after which the worker reports a slow handler, with its stack.
+    :param report_every: time between later reports of the same handler.
+    :param limit: time after which the batch of a slow handler is FAILED and another thread replaces its thread.
+    :param rewrite: a function, such as `tagged`, that changes follow-ups before they are pushed.
     :param listen: listens for notifications of new tasks, on one more connection.
-    :param name: the first part of its owners' names; the topic by default.
+    :param name: the first part of the names of the worker's owners; the topic by default.
     :param call_timeout: how long a call waits for an answer of the database before the worker opens another connection;
         by default a third of the lease, at least 5 seconds.
-    :param handler_statement_timeout: the same for statements of commit hooks.
+    :param handler_statement_timeout: the same for the statements of commit hooks.
     """
 
     def __init__(
@@ -98,52 +100,53 @@ class Worker:
             handler_statement_timeout=to_timedelta(handler_statement_timeout),
         )
         self._runtime: WorkerRuntime | None = None
-        self._last_runtime: WorkerRuntime | None = None  # stays after a stop
+        self._last_runtime: WorkerRuntime | None = None  # kept after a stop, for counts()
         self._hurried = False
         self._lock = threading.RLock()  # a signal handler may stop a worker that starts or stops in the same thread
 
     @property
     def topic(self) -> str:
-        """The topic that it polls."""
+        """The topic that the worker polls."""
         return self._config.topic
 
     @property
     def name(self) -> str:
-        """The first part of its owners' names."""
+        """The first part of the names of the worker's owners."""
         return self._config.name
 
     @property
     def connect(self) -> Connect:
-        """The function that connects to the queue's database."""
+        """The function that opens a connection to the queue's database."""
         return self._connect
 
     def call_limit(self) -> CallLimit:
-        """A new limit for the calls of a session of this worker."""
+        """Returns the time limit for the calls of a new session."""
         return self._config.call_limit()
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs. False as soon as it stops."""
+        """Whether the worker runs. False from the beginning of a stop."""
         runtime = self._runtime
         return runtime is not None and not runtime.stopping.is_set()
 
     @property
     def is_idle(self) -> bool:
-        """Whether, since its start, a poll has found nothing while nothing was in flight."""
+        """Whether a poll has found nothing, since the start, while no task was in flight."""
         runtime = self._runtime
         return runtime is not None and runtime.idle.is_set()
 
     def start(self, timeout: timedelta | None = GRACE) -> bool:
-        """Starts, and returns once it holds a lease. False if it runs already.
+        """Starts the worker, and returns when it holds a lease. Returns False if the worker runs already.
 
-        Raises UnknownTopic, SchemaMismatch and other errors that a retry cannot help, and TimeoutError if it has no
-        lease in time.
+        :param timeout: None for no limit.
+        :raises TimeoutError: if the worker holds no lease after `timeout`.
+        :raises TaskQueueError: if no retry can help, such as UnknownTopic or SchemaMismatch.
         """
         with self._lock:
             if self.is_active:
                 return False
             if self._runtime is not None:
-                self._runtime.stop(0)  # an error of the limiter has stopped its polls
+                self._runtime.stop(0)  # an error of the limiter has ended its polls only
             self._hurried = False
             runtime = WorkerRuntime(
                 self._config, self._connect, self._handler, self._limiter, self._listeners, self._counters
@@ -158,10 +161,12 @@ class Worker:
             return True
 
     def stop(self, timeout: timedelta | None = GRACE) -> bool:
-        """Stops: starts no new batch, waits for batches in flight, and releases the other tasks.
+        """Starts no new batch, waits for the batches in flight, and releases all other tasks.
 
-        A timeout of None waits for as long as the batches take. A timeout of 0 also ends the wait of another `stop`. A
-        handler that is abandoned runs on, but its decisions are ignored. Returns False if the worker did not run.
+        After `timeout` it abandons the batches in flight: their handlers run on, but the worker ignores their decisions
+        and releases the tasks. Returns False if the worker did not run.
+
+        :param timeout: None for no limit; 0 also ends the wait of a concurrent `stop`.
         """
         if timeout is not None and not timeout:
             self.hurry()
@@ -173,11 +178,11 @@ class Worker:
             return active
 
     def hurry(self) -> None:
-        """Ends the wait of `stop` for batches in flight. A signal handler may call it."""
+        """Ends the wait of `stop` for batches in flight. Safe in a signal handler."""
         self._hurried = True
 
     def resume(self) -> bool:
-        """Ends the pause between polls. False if the worker does not run."""
+        """Lets the worker poll now instead of after its pause. Returns False if the worker does not run."""
         runtime = self._runtime
         if runtime is None or not self.is_active:
             return False
@@ -185,23 +190,22 @@ class Worker:
         return True
 
     def statistics(self) -> WorkerStatistics:
-        """The counters since the worker was created."""
+        """Returns the counters since the worker was created."""
         return self._counters.snapshot()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until `stop`, or an error of the limiter, stops the worker. False if that took longer."""
+        """Waits until `stop` or an error of the limiter stops the worker. Returns False after `timeout` seconds."""
         runtime = self._runtime
         return runtime is None or runtime.stopping.wait(timeout)
 
     def drain(self, max_failed: MaxFailed = None) -> WorkerStatistics:
-        """Runs until a poll finds nothing while nothing is in flight, stops, and returns the statistics.
+        """Runs until a poll finds nothing while no task is in flight. Then stops, and returns the statistics.
 
-        Tasks that are due later, or wait for a retry, are left. A call of `stop` ends it earlier.
+        Leaves tasks that are due later or wait for a retry. A call of `stop` ends the drain earlier.
 
-        :param max_failed: limits how many tasks may fail for good: a count (an int) or a share of the tasks that ended
-            (a float), see `FailureLimit`. It does not stop the drain. After all decisions are committed,
-            TooManyFailures names the counts and the first errors. Failures that the topic's policy retries do not
-            count.
+        :param max_failed: how many tasks may fail for good: a count (int), or a share of the tasks that ended (float),
+            see `FailureLimit`. More failures do not stop the drain: it raises TooManyFailures, with the counts and the
+            first errors, at its end. Failures that the topic's policy retries do not count.
         """
         limit = FailureLimit.of(max_failed)
         self.start()
@@ -214,7 +218,7 @@ class Worker:
         return self.statistics()
 
     def counts(self) -> DrainCounts:
-        """The tasks that ended here since the last start, and the failed ones, as the database counts them."""
+        """Asks the database how many tasks this worker has ended since its last start, and how many of them failed."""
         runtime = self._last_runtime
         if runtime is None or runtime.started is None:
             return DrainCounts(0, 0)
@@ -222,7 +226,7 @@ class Worker:
             return TaskQueue(conn).drain_counts(self.topic, runtime.owner_prefix, runtime.started)
 
     def run(self, grace: timedelta | None = GRACE) -> None:
-        """Runs until SIGTERM or SIGINT, then stops within `grace`, or at once after a second signal."""
+        """Runs until SIGTERM or SIGINT. Then stops within `grace`, or at once after a second signal."""
         with StopSignals(self.hurry) as signals:
             self.start()
             while not signals.received and not self.wait(CHECK_SECONDS):

@@ -35,14 +35,14 @@ CREATE FUNCTION d.claim(p_size int) RETURNS TABLE (sequence bigint, identifier t
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_taken bigint[];
+    v_claimed bigint[];
 BEGIN
-    v_taken := ARRAY(SELECT l.sequence FROM d.live l
+    v_claimed := ARRAY(SELECT l.sequence FROM d.live l
                      WHERE l.topic_id = 1 AND l.holder IS NULL AND l.priority = 0 AND l.available_at <= now()
                      ORDER BY l.available_at, l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
-    UPDATE d.live SET holder = 7, attempt = attempt + 1 WHERE topic_id = 1 AND sequence = ANY (v_taken);
+    UPDATE d.live SET holder = 7, attempt = attempt + 1 WHERE topic_id = 1 AND sequence = ANY (v_claimed);
     RETURN QUERY SELECT t.sequence, t.identifier, t.payload FROM d.task t
-    WHERE t.topic_id = 1 AND t.sequence = ANY (v_taken);
+    WHERE t.topic_id = 1 AND t.sequence = ANY (v_claimed);
 END $$;
 
 CREATE FUNCTION d.finish(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE sql

@@ -29,14 +29,14 @@ CREATE FUNCTION d.claim(p_size int) RETURNS TABLE (sequence bigint, identifier t
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_taken bigint[];
+    v_claimed bigint[];
 BEGIN
-    v_taken := ARRAY(SELECT s.sequence FROM d.state s
+    v_claimed := ARRAY(SELECT s.sequence FROM d.state s
                      WHERE s.topic_id = 1 AND s.state = 1 AND s.priority = 0 AND s.available_at <= now()
                      ORDER BY s.available_at, s.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
-    UPDATE d.state SET state = 0, holder = 7, attempt = attempt + 1 WHERE topic_id = 1 AND sequence = ANY (v_taken);
+    UPDATE d.state SET state = 0, holder = 7, attempt = attempt + 1 WHERE topic_id = 1 AND sequence = ANY (v_claimed);
     RETURN QUERY SELECT t.sequence, t.identifier, t.payload FROM d.task t
-    WHERE t.topic_id = 1 AND t.sequence = ANY (v_taken);
+    WHERE t.topic_id = 1 AND t.sequence = ANY (v_claimed);
 END $$;
 
 CREATE FUNCTION d.finish(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE sql

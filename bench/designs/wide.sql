@@ -20,13 +20,13 @@ CREATE FUNCTION d.claim(p_size int) RETURNS TABLE (sequence bigint, identifier t
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_taken bigint[];
+    v_claimed bigint[];
 BEGIN
-    v_taken := ARRAY(SELECT t.sequence FROM d.task t
+    v_claimed := ARRAY(SELECT t.sequence FROM d.task t
                      WHERE t.topic_id = 1 AND t.state = 1 AND t.priority = 0 AND t.available_at <= now()
                      ORDER BY t.available_at, t.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
     RETURN QUERY UPDATE d.task t SET state = 0, holder = 7, attempt = attempt + 1
-    WHERE t.topic_id = 1 AND t.sequence = ANY (v_taken) RETURNING t.sequence, t.identifier, t.payload;
+    WHERE t.topic_id = 1 AND t.sequence = ANY (v_claimed) RETURNING t.sequence, t.identifier, t.payload;
 END $$;
 
 CREATE FUNCTION d.finish(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE sql

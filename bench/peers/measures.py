@@ -63,11 +63,11 @@ def push_and_drain(rig: Rig, scale: Scale, peer: Started, figures: Figures) -> N
         found["push batch"].append(scale.jobs / site.first.ask("push", count=scale.jobs))
         if not spec.best:
             return
-        site.settle()
+        site.vacuum()
         count = scale.jobs + (0 if spec.script == "limits.py" else singles)
         found["drain best"].append(site.drain(spec.best, count, None if spec.drains else scale.box))
         site.first.ask("push", count=min(BACKLOG_OF_ONES, scale.jobs))
-        site.settle()
+        site.vacuum()
         found["drain one"].append(site.drain_ones(min(BACKLOG_OF_ONES, scale.jobs), scale.box_of_ones))
 
 
@@ -78,7 +78,7 @@ def drain_by_many(rig: Rig, scale: Scale, peer: Started, figures: Figures) -> No
     count, seconds = (scale.jobs, None) if peer.spec.drains else (min(scale.jobs, BOXED), scale.box)
     with peer.site(rig) as site:
         site.first.ask("push", count=count)
-        site.settle()
+        site.vacuum()
         rate = site.drain(peer.spec.many, count, seconds, scale.processes)
         figures[peer.spec.name]["drain many"].append(rate)
 
@@ -108,7 +108,7 @@ def claims(rig: Rig, scale: Scale, peer: Started, figures: Figures) -> None:
 
 
 def _claim(site: Site) -> float:
-    site.settle()
+    site.vacuum()
     costs: list[float] = site.first.ask("claim", size=CLAIMED, repetitions=CLAIMS)
     return median(costs)
 

@@ -56,7 +56,7 @@ class Site:
             found = conn.execute(statement.encode())
             return found.fetchall() if found.description else []
 
-    def settle(self) -> None:
+    def vacuum(self) -> None:
         """Updates the statistics, removes dead rows, and makes the pending checkpoint."""
         self.execute("VACUUM ANALYZE")
         self.execute("CHECKPOINT")

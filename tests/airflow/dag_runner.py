@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def run_dags(home: Path, dsn: str, file: Path, *dag_ids: str) -> dict[str, Any]:
-    """Run DAGs of a file; return what Airflow has stored (see dag_runner_program.py), and the output."""
+    """Run DAGs of a file; return the stored XComs and events (see dag_runner_program.py), and the output."""
     dags = home / "dags"
     dags.mkdir()
     shutil.copy(file, dags)

@@ -1,4 +1,4 @@
-"""Program that runs DAGs by `dag.test()` in an Airflow of its own, and prints as JSON what Airflow stored.
+"""Program that runs DAGs by `dag.test()` in an Airflow of its own, and prints the stored XComs and events as JSON.
 
 Its arguments are the ids of the DAGs. AIRFLOW_HOME and the DAG folder come from the environment.
 """
@@ -20,7 +20,7 @@ except ImportError:  # Airflow 3.1
 
 
 def run(dag_ids: list[str]) -> dict[str, Any]:
-    """Run DAGs one after the other; return what Airflow stored."""
+    """Run DAGs one after the other; return the stored XComs and events."""
     initdb()
     bag = DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     states = {}

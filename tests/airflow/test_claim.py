@@ -17,7 +17,7 @@ GIVEN: dict[str, Any] = {"topic": "work", "owner": "dag/run/gate/-1", "fence": 7
     [GIVEN, str(GIVEN), '{"topic": "work", "owner": "dag/run/gate/-1", "fence": 7, "claimed": 2}', Claim(**GIVEN)],
     ids=["dict", "rendered dict", "JSON", "claim"],
 )
-def test_a_claim_is_read_from_what_a_dag_passes(given: Any) -> None:
+def test_a_claim_is_read_from_the_values_that_a_dag_passes(given: Any) -> None:
     claim = Claim.parse(given)
     assert claim == Claim("work", "dag/run/gate/-1", 7, 2)
     assert claim.as_dict() == GIVEN

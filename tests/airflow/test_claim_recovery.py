@@ -151,7 +151,7 @@ def test_clearing_the_tasks_after_a_completion_completes_nothing_twice(airflow: 
 def test_a_gate_cleared_after_the_completion_claims_the_remaining_tasks(
     airflow: Installation, queue: TaskQueue
 ) -> None:
-    run = Run(airflow, queue, "again", first_try="succeeds")
+    run = Run(airflow, queue, "remaining", first_try="succeeds")
     run.succeeds()
     run.clear("gate")
     run.worked(2)

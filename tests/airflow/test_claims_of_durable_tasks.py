@@ -134,7 +134,7 @@ def test_a_gate_that_is_cleared_locks_out_the_driver_and_the_next_one_has_the_sa
     run.completed_once()
 
 
-def test_a_durable_run_cleared_after_its_end_completes_what_its_gate_claimed_again(
+def test_a_durable_run_cleared_after_its_end_completes_the_tasks_that_its_gate_claimed_again(
     airflow: Installation, queue: TaskQueue
 ) -> None:
     run = Durable(airflow, queue, "cleared", driver="leaves")

@@ -92,7 +92,7 @@ def test_every_other_import_is_of_a_distribution_that_airflow_requires(repositor
 
 
 @pytest.mark.parametrize(("distribution", "by"), BROUGHT_BY.items())
-def test_the_requirement_that_brings_an_undeclared_import_is_there(distribution: str, by: str) -> None:
+def test_the_named_distribution_requires_the_undeclared_import(distribution: str, by: str) -> None:
     assert distribution in required_by(by)
 
 

@@ -414,7 +414,7 @@ def test_a_missing_topic_is_logged_once_and_retried_with_growing_pauses(
 
 
 @pytest.mark.parametrize("gone", ["purged", "dropped"])
-def test_tasks_that_are_gone_when_their_event_is_stored_leave_the_stream_alive(queue: TaskQueue, gone: str) -> None:
+def test_a_stream_continues_if_tasks_are_gone_when_their_event_is_stored(queue: TaskQueue, gone: str) -> None:
     async def test() -> None:
         async with triggerer() as airflow:
             airflow.start(claiming(batch_size=2))

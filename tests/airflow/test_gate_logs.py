@@ -298,7 +298,7 @@ def test_a_silent_gate_logs_an_unknown_topic_once(task_log: TaskLog) -> None:
 
 @pytest.mark.usefixtures("queue")
 @pytest.mark.parametrize("sensor", sensors())
-def test_a_gate_logs_what_it_waits_for_when_it_defers(task_log: TaskLog, sensor: Callable[..., Any]) -> None:
+def test_a_gate_logs_its_wait_when_it_defers(task_log: TaskLog, sensor: Callable[..., Any]) -> None:
     with pytest.raises(TaskDeferred):
         sensor(deferrable=True).execute(context_of())
     assert sum(text.startswith("Waits for ") for text in task_log()) == 1

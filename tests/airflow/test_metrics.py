@@ -365,7 +365,7 @@ def test_a_gates_wait_is_timed(receiver: Receiver) -> None:
     assert timedelta(minutes=2) <= waited < timedelta(minutes=3)
 
 
-def test_what_a_task_drains_in_its_own_session_is_counted(receiver: Receiver) -> None:
+def test_tasks_drained_in_the_session_of_an_airflow_task_are_counted(receiver: Receiver) -> None:
     pytest.importorskip("pyspark")
     from airflow_provider_taskq.spark import DrainResult, StopReason
 

@@ -185,7 +185,7 @@ def test_the_failures_of_a_killed_try_count_in_the_next(queue: TaskQueue) -> Non
         deliver(each)
 
     operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=deliver_one, size=1, max_failed=0)
-    with pytest.raises(AirflowException, match="killed before topic 'work' was drained"):
+    with pytest.raises(AirflowException, match="the drain of 'work' was killed"):
         operator.execute(context_of("process"))
     with pytest.raises(AirflowFailException, match="1 of 2 tasks that ended in topic 'work' failed"):
         process(deliver, max_failed=0)

@@ -127,7 +127,7 @@ def test_purges_owners_and_group_releases_on_request(queue: TaskQueue) -> None:
     ("arguments", "said"),
     [
         ({}, "nothing to purge"),
-        ({"topic": "work"}, "missing a choice of tasks"),
+        ({"topic": "work"}, "no tasks of topic 'work' are selected"),
         ({"state": "FAILED"}, "need a topic"),
         ({"from_": 1, "older_than": 5}, "need a topic"),
         ({"topic": "work", "older_than": 5, "batch": 0}, "at least 1"),

@@ -20,6 +20,7 @@ from airflow_provider_taskq.hooks import TaskQHook
 from airflow_provider_taskq.operators import TaskQCompleteOperator
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, NewTask, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQSensor
+from airflow_provider_taskq.sensors.base import RESUME_DELAY
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers.topic import ClaimRequest
 from tests.airflow.conftest import Connect, context_of
@@ -77,7 +78,7 @@ class TestEveryMode:
         with pytest.raises(LeaseLost):
             queue.heartbeat(owner)  # the first try has lost its lease
 
-    def test_a_retry_finds_its_tasks_though_its_lease_has_lapsed(
+    def test_a_retry_finds_its_tasks_although_its_lease_has_lapsed(
         self, queue: TaskQueue, conn: psycopg.Connection, arguments: dict[str, Any]
     ) -> None:
         queue.push("work", ["a"])
@@ -276,6 +277,9 @@ class TestDeferred:
         queue.push("work", ["a"])
         assert resume(gate(deferrable=True, claim=5), READY)["claimed"] == 1
 
+    def test_a_gate_with_a_short_timeout_is_not_resumed_too_soon(self) -> None:
+        assert deferred(gate(deferrable=True, timeout=5)).timeout == timedelta(seconds=RESUME_DELAY)
+
     def test_defers_again_within_its_first_deadline_if_other_consumers_were_faster(self) -> None:
         first = deferred(gate(deferrable=True, claim=1, timeout=100))
         assert first.timeout is not None
@@ -415,7 +419,7 @@ def test_bounds_below_one_are_refused(arguments: dict[str, int]) -> None:
 
 
 class TestStartFromTrigger:
-    def test_the_scheduler_gets_what_the_trigger_needs(self) -> None:
+    def test_the_scheduler_gets_the_arguments_of_the_trigger(self) -> None:
         sensor = gate(
             deferrable=True,
             start_from_trigger=True,

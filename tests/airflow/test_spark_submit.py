@@ -345,7 +345,7 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_pas
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_submit")
-def test_the_documented_script_reads_what_a_gate_claimed_between_the_gate_and_its_completion(
+def test_the_documented_script_reads_the_tasks_of_a_claim_between_the_gate_and_its_completion(
     dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script of docs/how-to/gate-spark-job.md runs in Airflow's own SparkSubmitOperator; only the paths differ."""

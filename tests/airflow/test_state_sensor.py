@@ -131,7 +131,7 @@ class TestClosed:
             "states": {"FILTERED": 1, "SUCCEEDED": 1},
         }
 
-    def test_waits_on_after_an_error_with_silent_fail(
+    def test_continues_to_wait_after_an_error_with_silent_fail(
         self, connect_airflow: Connect, empty_dsn: str, mode: dict[str, Any]
     ) -> None:
         connect_airflow(dsn=empty_dsn)

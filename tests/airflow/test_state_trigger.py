@@ -78,7 +78,9 @@ def test_a_failed_task_ends_the_wait_before_the_others_end(end: Callable[..., No
     }
 
 
-def test_waits_on_after_a_failure_was_repaired(queue: TaskQueue, owner: Owner, end: Callable[..., None]) -> None:
+def test_continues_to_wait_after_a_failure_was_repaired(
+    queue: TaskQueue, owner: Owner, end: Callable[..., None]
+) -> None:
     end(a=Result.FAILURE, b=Result.SUCCESS)
     queue.revive("work", State.FAILED)
     (revived,) = queue.poll("work", owner)

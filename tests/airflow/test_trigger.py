@@ -35,7 +35,7 @@ def waiting(topic: str = "work", **arguments: Any) -> "asyncio.Task[TriggerEvent
 
 async def until(condition: Callable[[], bool], seconds: float = 200) -> None:
     async with asyncio.timeout(seconds):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  what happens, happens in the server
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  the server changes it
             await asyncio.sleep(0.02)
 
 

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from airflow_provider_taskq.cli._durations import (
+from airflow_provider_taskq.cli._output import sanitize
+from airflow_provider_taskq.cli._times import (
     format_age,
     format_attempt_times,
     format_duration,
@@ -16,7 +17,6 @@ from airflow_provider_taskq.cli._durations import (
     moment_at,
     parse_moment,
 )
-from airflow_provider_taskq.cli._output import sanitize
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
@@ -24,7 +24,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("text", ["1m30s", "3h", "4w2d", "250ms", "0s"])
-def test_format_exact_writes_what_parse_duration_reads(text: str) -> None:
+def test_parse_duration_reads_the_output_of_format_exact(text: str) -> None:
     assert format_exact(parse_duration(text)) == text
 
 
@@ -44,7 +44,7 @@ def test_parse_moment_refuses_other_text_with_an_example(text: str) -> None:
 
 def test_parse_moment_without_an_offset_uses_the_machines_time_zone() -> None:
     program = (
-        "from airflow_provider_taskq.cli._durations import parse_moment\n"
+        "from airflow_provider_taskq.cli._times import parse_moment\n"
         "print(parse_moment('2026-07-01T12:00').isoformat())"
     )
     command = [sys.executable, "-c", program]

@@ -2,7 +2,7 @@
 
     python -m tests.consumer.consumer_program NAME PARTITIONS LEASE
 
-The DSN comes from TASKQ_DSN. It goes on until SIGTERM, or until it is killed.
+The DSN comes from TASKQ_DSN. It runs until SIGTERM, or until it is killed.
 """
 
 import logging
@@ -12,12 +12,12 @@ from datetime import timedelta
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
 from airflow_provider_taskq.queue import Task, TaskQueue
 
-LEDGER = """nth bigserial PRIMARY KEY, sequence bigint, identifier text, by text, generation int, partition int,
+EFFECT_COLUMNS = """nth bigserial PRIMARY KEY, sequence bigint, identifier text, by text, generation int, partition int,
     fence bigint,
     at timestamptz NOT NULL DEFAULT clock_timestamp()"""
 
 # The current partition of the event in its group. If the fence is not that of this program, the transaction fails.
-ENTER = """INSERT INTO reader_ledger (sequence, identifier, by, generation, partition, fence)
+ENTER = """INSERT INTO handled (sequence, identifier, by, generation, partition, fence)
     SELECT %(sequence)s, %(identifier)s, %(by)s, r.generation, h.partition, h.fence FROM taskq_internal.consumer_group r
     JOIN taskq_internal.consumer_partition h USING (group_name, topic_id)
     WHERE h.partition = taskq_internal.partition_of(%(identifier)s, r.partitions, r.level, %(sequence)s)"""

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import TaskQueue, connect
-from tests.consumer.consumer_program import LEDGER
+from tests.consumer.consumer_program import EFFECT_COLUMNS
 from tests.consumer.consumers import at_end, table
 from tests.queue.conftest import until
 
@@ -28,19 +28,19 @@ LEASE = 1.5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + LONGER + 450)]
 PARTITIONS = {"two": 2, "three": 3}
 
-LOST = "SELECT sequence FROM taskq_internal.task EXCEPT SELECT sequence FROM reader_ledger"
-DOUBLED = "SELECT sequence FROM reader_ledger GROUP BY sequence HAVING count(*) > 1"
+LOST = "SELECT sequence FROM taskq_internal.task EXCEPT SELECT sequence FROM handled"
+DOUBLED = "SELECT sequence FROM handled GROUP BY sequence HAVING count(*) > 1"
 # Effects of an identifier or a partition have to be in the order of the log.
 OVERTAKEN = """SELECT * FROM (SELECT sequence, lag(sequence) OVER (PARTITION BY {} ORDER BY nth) AS before
-    FROM reader_ledger) l WHERE before > sequence"""
+    FROM handled) l WHERE before > sequence"""
 # Fences of a partition only grow. If two programs held it at a time, their fences would alternate.
 TWO_HOLDERS = """SELECT * FROM (
-    SELECT fence, lag(fence) OVER (PARTITION BY generation, partition ORDER BY nth) AS before FROM reader_ledger) l
+    SELECT fence, lag(fence) OVER (PARTITION BY generation, partition ORDER BY nth) AS before FROM handled) l
     WHERE before > fence"""
-SHARED_FENCES = "SELECT fence FROM reader_ledger GROUP BY fence HAVING count(DISTINCT (by, generation, partition)) > 1"
+SHARED_FENCES = "SELECT fence FROM handled GROUP BY fence HAVING count(DISTINCT (by, generation, partition)) > 1"
 # All events of a generation precede those of the next one, in the log and in time.
-MIXED = """SELECT * FROM (SELECT generation, min(sequence) AS first, min(nth) AS start FROM reader_ledger GROUP BY 1) a
-    JOIN (SELECT generation, max(sequence) AS last, max(nth) AS over FROM reader_ledger GROUP BY 1) b
+MIXED = """SELECT * FROM (SELECT generation, min(sequence) AS first, min(nth) AS start FROM handled GROUP BY 1) a
+    JOIN (SELECT generation, max(sequence) AS last, max(nth) AS over FROM handled GROUP BY 1) b
     ON b.generation < a.generation WHERE b.last > a.first OR b.over > a.start"""
 
 
@@ -84,7 +84,7 @@ class Crew:
 
 @pytest.fixture
 def crew(dsn: str, queue: TaskQueue, tmp_path: Path) -> Iterator[Crew]:
-    table(queue, "reader_ledger", LEDGER)
+    table(queue, "handled", EFFECT_COLUMNS)
     with closing(Crew(dsn, tmp_path)) as started:
         yield started
 
@@ -118,7 +118,7 @@ def held_by(queue: TaskQueue, pid: int) -> set[tuple[int, int, int]]:
     """The partitions that a process holds: generation, partition, fence."""
     named = f" {pid} "
     return {
-        (r.generation, r.partition, r.fence or 0) for r in queue.partition_states() if r.leader and named in r.leader
+        (r.generation, r.partition, r.fence or 0) for r in queue.partition_states() if r.member and named in r.member
     }
 
 
@@ -138,7 +138,7 @@ def is_up(queue: TaskQueue, session: str) -> bool:
 
 def handled(queue: TaskQueue) -> tuple[int, int, int]:
     """The number of handled events, the number of fences, and the last generation."""
-    row = queue.conn.execute("SELECT count(*), count(DISTINCT fence), max(generation) FROM reader_ledger").fetchone()
+    row = queue.conn.execute("SELECT count(*), count(DISTINCT fence), max(generation) FROM handled").fetchone()
     assert row is not None
     return row[0], row[1], row[2]
 
@@ -177,7 +177,7 @@ def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_
 ) -> None:
     for name in PARTITIONS:
         crew.start(name)
-    until(lambda: queue.conn.execute("SELECT FROM reader_ledger LIMIT 100").rowcount == 100, 60)
+    until(lambda: queue.conn.execute("SELECT FROM handled LIMIT 100").rowcount == 100, 60)
     took = kill_some(queue, crew)
     stop_producing()
     until(lambda: at_end(queue), 180)

@@ -76,4 +76,4 @@ def test_no_consumer_stays_started_if_one_cannot_start(dsn: str, queue: TaskQueu
     with pytest.raises(Exception, match="nowhere"):
         consumers.start()
     assert (fine.is_running, wrong.is_running) == (False, False)
-    assert queue.partition_states()[0].leader is None
+    assert queue.partition_states()[0].member is None

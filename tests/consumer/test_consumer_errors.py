@@ -100,7 +100,7 @@ def test_a_non_transient_error_ends_the_consumer_with_its_reason(
     assert heard.failures[0].stopped
     assert queue.progress("readers", "work") == place(queue, 1)
     found = state(queue)
-    assert found.leader is None, "another consumer may acquire it at once"
+    assert found.member is None, "another consumer may acquire it at once"
     assert "never" in str(found.error)
     assert found.failed is not None
 
@@ -139,7 +139,7 @@ def test_an_interruption_ends_the_loop_quietly_without_progress(
     assert consumer.wait(20), "its only partition has ended"
     assert (heard.failures, consumer.errors) == ([], {})
     assert queue.progress("readers", "work") is None
-    assert (state(queue).leader, state(queue).error) == (None, None)
+    assert (state(queue).member, state(queue).error) == (None, None)
 
 
 def test_an_executor_that_is_shut_down_ends_the_loop_quietly(

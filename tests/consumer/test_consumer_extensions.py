@@ -145,7 +145,7 @@ def test_a_consumer_holds_only_the_partitions_of_only_partitions(dsn: str, queue
         mine = [name for n in range(40) if partition_of(name := f"id-{n}", 4) in (1, 3)]
         assert sorted(heard.wait(len(mine))) == sorted(mine)
         assert [
-            each.leader is None for each in sorted(queue.partition_states("work"), key=lambda each: each.partition)
+            each.member is None for each in sorted(queue.partition_states("work"), key=lambda each: each.partition)
         ] == [*(True, False, True, False)]
 
 

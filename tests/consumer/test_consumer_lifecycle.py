@@ -51,7 +51,7 @@ def test_a_stop_waits_for_the_current_event_and_no_longer_than_its_timeout(dsn: 
     assert consumer.stop(20) is True
     assert heard.identifiers == ["a"]
     assert queue.progress("readers", "work") == place(queue, 1)
-    assert state(queue).leader is None
+    assert state(queue).member is None
 
 
 def test_a_handler_may_stop_its_consumer(dsn: str, queue: TaskQueue) -> None:

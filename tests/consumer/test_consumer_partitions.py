@@ -54,8 +54,8 @@ def test_old_partitions_end_at_one_event_and_new_ones_start_after_it(queue: Task
     first = queue.read_partition(zero, 5)
     queue.advance_partition(zero, first.after, first.cursor)
     reach = queue.read_partition(zero, 5).cursor  # read, not yet handled
-    asked = queue.join_group("readers", "work", 3)
-    assert (asked.generation, asked.partitions, asked.next_partitions) == (1, 2, 3)
+    requested = queue.join_group("readers", "work", 3)
+    assert (requested.generation, requested.partitions, requested.next_partitions) == (1, 2, 3)
     assert queue.partition_states()[0].ends == reach
     assert acquire_all(queue) == []
     old = sequences(first) + handle_all(queue, zero) + handle_all(queue, one)
@@ -77,11 +77,13 @@ def test_no_new_partition_starts_before_every_old_one_has_ended_even_if_its_hold
     queue.join_group("readers", "work", 1)
     assert acquire_all(queue) == []
     queue.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
-    [taken] = acquire_all(queue)
-    assert (taken.generation, taken.partition, taken.taken_over) == (1, 1, True), "an ended partition needs no holder"
+    [acquired] = acquire_all(queue)
+    assert (acquired.generation, acquired.partition, acquired.taken_over) == (1, 1, True), (
+        "an ended partition needs no holder"
+    )
     with pytest.raises(LeaseLost):
         queue.read_partition(one)
-    handle_all(queue, taken)
+    handle_all(queue, acquired)
     [new] = acquire_all(queue)
     assert (new.generation, new.partitions) == (2, 1)
 
@@ -160,20 +162,22 @@ def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
     assert len(handle_all(queue, new)) == 1
 
 
-def test_a_change_waits_for_a_holder_that_reads_events(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
+def test_a_change_of_the_partitions_waits_for_a_holder_that_reads_events(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+) -> None:
     queue.push("work", ["a", "b"])
     queue.join_group("readers", "work")
     [held] = acquire_all(queue)
-    reading, asking = open_queue(), open_queue()
+    reading, joining = open_queue(), open_queue()
     events = reading.read_partition(held)
-    asking.conn.execute("SET lock_timeout = '50ms'")
-    asking.conn.commit()
+    joining.conn.execute("SET lock_timeout = '50ms'")
+    joining.conn.commit()
     with pytest.raises(Exception, match="lock timeout"):
-        asking.join_group("readers", "work", 2)
-    asking.conn.rollback()
+        joining.join_group("readers", "work", 2)
+    joining.conn.rollback()
     reading.conn.commit()
-    asking.join_group("readers", "work", 2)
-    asking.conn.commit()
+    joining.join_group("readers", "work", 2)
+    joining.conn.commit()
     assert queue.partition_states()[0].ends == events.cursor, "events that were read belong to the old partition"
 
 

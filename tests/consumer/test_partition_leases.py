@@ -57,7 +57,7 @@ def lapses_at(queue: TaskQueue) -> datetime:
 def held_since(queue: TaskQueue) -> datetime:
     """The moment when the holder acquired the first partition, by the server's clock."""
     row = queue.conn.execute(
-        "SELECT leader_since FROM taskq_internal.consumer_partition WHERE partition = 0"
+        "SELECT member_since FROM taskq_internal.consumer_partition WHERE partition = 0"
     ).fetchone()
     assert row is not None
     assert isinstance(row[0], datetime)
@@ -84,7 +84,7 @@ def test_a_replaced_holder_reads_nothing_and_stores_nothing(queue: TaskQueue, se
     lapse(queue)
     new = acquire(queue, "new")
     for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, events.after, events.cursor)):
-        with pytest.raises(LeaseLost, match="no longer led"):
+        with pytest.raises(LeaseLost, match="no longer leased"):
             call()
     assert queue.release_partition(old) is False
     assert [task.identifier for _, task in queue.read_partition(new)] == ["a", "b"]
@@ -245,7 +245,7 @@ def test_a_holder_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
     with Consumer(dsn, heard.group, "work", quick(transactional=True)) as consumer:
         assert inside.wait(20)
         queue.conn.execute(
-            "UPDATE taskq_internal.consumer_partition SET fence = nextval('taskq_internal.fence'), leader = 'new'"
+            "UPDATE taskq_internal.consumer_partition SET fence = nextval('taskq_internal.fence'), member = 'new'"
         )
         queue.conn.execute(
             "UPDATE taskq_internal.consumer_partition SET lease_until = clock_timestamp() + interval '1 hour'"
@@ -256,7 +256,7 @@ def test_a_holder_that_lost_its_lease_ends_and_its_effect_is_undone(dsn: str, qu
         assert consumer.is_running, "it stands by from now on"
     assert queue.conn.execute("SELECT FROM shelf").fetchall() == []
     assert queue.progress("readers", "work") is None
-    assert state(queue).leader == "new"
+    assert state(queue).member == "new"
 
 
 @pytest.mark.usefixtures("queue")
@@ -296,11 +296,11 @@ def test_an_operator_sees_the_holder_and_the_progress_of_each_partition(dsn: str
         until_at_end(queue)
         one, two = queue.partition_states()
         assert (one.group, one.topic, one.partitions, one.level) == ("readers", "work", 2, 1)
-        assert one.leader == two.leader == consumer.member_id
+        assert one.member == two.member == consumer.member_id
         assert one.cursor == two.cursor == place(queue, 1)
         assert not one.lapsed
         assert one.behind_since is None
-    assert queue.partition_states()[0].leader is None
+    assert queue.partition_states()[0].member is None
     queue.push("work", ["b"])
     assert queue.partition_states()[0].behind_since is not None
     assert queue.partition_states("work") == queue.partition_states()
@@ -364,7 +364,7 @@ def test_a_group_can_be_forgotten_while_a_holder_renews_its_partitions(
     assert forgotten.result(10)
 
 
-def test_what_makes_no_sense_is_refused(queue: TaskQueue) -> None:
+def test_invalid_arguments_are_refused(queue: TaskQueue) -> None:
     for partitions in (0, 1001):
         with pytest.raises(TaskQueueError, match="partition"):
             queue.join_group("readers", "work", partitions)
@@ -373,7 +373,7 @@ def test_what_makes_no_sense_is_refused(queue: TaskQueue) -> None:
     with pytest.raises(TaskQueueError, match="group_name"):
         queue.join_group(" ", "work")
     queue.join_group("readers", "work")
-    with pytest.raises(TaskQueueError, match="leader"):
+    with pytest.raises(TaskQueueError, match="member"):
         queue.acquire_partition("readers", "work", " ", HOUR)
     with pytest.raises(TaskQueueError, match="lease"):
         queue.acquire_partition("readers", "work", "me", timedelta(0))

@@ -33,7 +33,7 @@ def commands(repository: Path) -> list[list[str]]:
 
 
 def test_the_servers_import_the_installed_wheel(repository: Path, fab_site: FabSite) -> None:
-    """This process imports the checkout, so the test reads what the servers import."""
+    """This process imports the checkout. The test therefore checks which package the servers import."""
     installed = fab_site.airflow("providers", "list", "-o", "plain")
     assert "airflow-provider-taskq" in installed
     assert importlib.util.find_spec("airflow.providers.fab") is not None

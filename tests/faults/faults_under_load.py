@@ -1,6 +1,6 @@
-"""Programs that run a queue under load while one fault comes again and again, and say what became of every task.
+"""Programs that run a queue under load while one fault occurs repeatedly, and return the end of every task.
 
-Each runs for TASKQ_FAULT_SECONDS (40 unless set), then lets the workers finish. The ledger is the table `effect`: a
+Each runs for TASKQ_FAULT_SECONDS (20 unless set), then lets the workers finish. The record is the table `effect`: a
 handler's row is committed with the decision on its task, and a second row for one task breaks the primary key.
 """
 
@@ -26,7 +26,7 @@ from tests.faults.servers import ServerPair, programs_of_tests
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
 
-SECONDS = float(os.environ.get("TASKQ_FAULT_SECONDS", "40"))
+SECONDS = float(os.environ.get("TASKQ_FAULT_SECONDS", "20"))
 PATIENCE = 600.0  # seconds that the workers get to finish after the last fault
 PUSH = 10  # tasks in a push
 PAUSE = 0.1  # seconds between two pushes
@@ -40,7 +40,7 @@ Connect = Callable[[], psycopg.Connection[Any]]
 
 
 @dataclass(slots=True)
-class Ledger:
+class TaskRecord:
     """The tasks that were pushed, the effects that were committed, and the states in which the tasks ended."""
 
     pushed: set[int] = field(default_factory=set)
@@ -79,9 +79,9 @@ def handle(task: Task, batch: Batch) -> None:
 class Producer:
     """Pushes tasks through its own connection until it is stopped."""
 
-    def __init__(self, connect: Connect, ledger: Ledger, *, poisons: bool = False) -> None:
+    def __init__(self, connect: Connect, record: TaskRecord, *, poisons: bool = False) -> None:
         self._connect = connect
-        self._ledger = ledger
+        self._record = record
         self._poisons = poisons
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
@@ -109,15 +109,15 @@ class Producer:
 
     def _push(self, queue: TaskQueue) -> None:
         """Pushes some tasks. Every third push has a payload that no client can decode."""
-        number = len(self._ledger.pushed)
+        number = len(self._record.pushed)
         with queue.conn.transaction():
             tasks = queue.push("work", [NewTask(f"id-{(number + n) % 97}", {"n": number + n}) for n in range(PUSH)])
             bad = tasks[number // PUSH % PUSH] if self._poisons and number // PUSH % 3 == 0 else None
             if bad is not None:
                 poison(queue.conn, bad, [*POISON.values()][number // PUSH // 3 % len(POISON)])
-        self._ledger.pushed.update(task.sequence for task in tasks)
+        self._record.pushed.update(task.sequence for task in tasks)
         if bad is not None:
-            self._ledger.poisoned.add(bad.sequence)
+            self._record.poisoned.add(bad.sequence)
 
 
 @contextmanager
@@ -132,11 +132,11 @@ def working(*connects: Connect, **options: Any) -> Iterator[list[Worker]]:
         yield workers
 
 
-def finish(queue: TaskQueue, ledger: Ledger) -> None:
-    """Waits until no task is READY or ACTIVE, and fills the ledger."""
+def finish(queue: TaskQueue, record: TaskRecord) -> None:
+    """Waits until no task is READY or ACTIVE, and fills the record."""
     waiting = "SELECT NOT EXISTS (SELECT FROM taskq_internal.live)"
     until(lambda: queue.conn.execute(waiting.encode()).fetchone() == (True,), PATIENCE)
-    ledger.judge(queue)
+    record.judge(queue)
 
 
 def await_progress(conn: psycopg.Connection[Any]) -> None:
@@ -158,15 +158,15 @@ def rounds(seconds: float) -> Iterator[int]:
         number += 1
 
 
-def poison_payloads(dsn: str) -> Ledger:
+def poison_payloads(dsn: str) -> TaskRecord:
     """Every third push has a payload that no client can decode. Workers and a consumer group read the topic."""
     prepare(dsn)
-    ledger = Ledger()
+    record = TaskRecord()
     group = ConsumerGroup("readers")
-    group.on()(lambda event: ledger.read.append(event.sequence))
+    group.on()(lambda event: record.read.append(event.sequence))
 
     def skipped(failure: EventFailure) -> None:
-        ledger.skipped.add(failure.event.sequence)
+        record.skipped.add(failure.event.sequence)
 
     def connected() -> psycopg.Connection[Any]:
         return connect(dsn, autocommit=True)
@@ -177,38 +177,38 @@ def poison_payloads(dsn: str) -> Ledger:
         working(connected, prefetch=20),
         Consumer(dsn, group, "work", quick(lease=LEASE), on_failure=skipped),
     ):
-        with Producer(connected, ledger, poisons=True):
+        with Producer(connected, record, poisons=True):
             threading.Event().wait(SECONDS)  # the load goes on
-        ledger.faults = len(ledger.poisoned)
+        record.faults = len(record.poisoned)
         queue = TaskQueue(conn)
-        finish(queue, ledger)
-        until(lambda: len(ledger.read) + len(ledger.skipped) >= len(ledger.pushed), PATIENCE)
-    return ledger
+        finish(queue, record)
+        until(lambda: len(record.read) + len(record.skipped) >= len(record.pushed), PATIENCE)
+    return record
 
 
-def silent_connections(dsn: str) -> Ledger:
+def silent_connections(dsn: str) -> TaskRecord:
     """Connections fall silent forever, in turn: those of heartbeats, of work, of expiries, and all of them."""
     prepare(dsn)
-    ledger = Ledger()
+    record = TaskRecord()
     address = conninfo_to_dict(dsn)
     with ExitStack() as stack:
         proxy = stack.enter_context(TcpProxy(str(address["host"]), int(str(address["port"]))))
         conn = stack.enter_context(connect(dsn, autocommit=True))
         through = Named(proxy.dsn(dsn))
         stack.enter_context(working(through, through, workers=2))
-        with Producer(lambda: connect(dsn), ledger):
+        with Producer(lambda: connect(dsn), record):
             for number in rounds(SECONDS):
                 for link in proxy.links(("heartbeat", "work", "expiry", None)[number % 4]):
                     link.freeze()
                 await_progress(conn)
-                ledger.faults += 1
-        finish(TaskQueue(conn), ledger)
-    return ledger
+                record.faults += 1
+        finish(TaskQueue(conn), record)
+    return record
 
 
-def read_only_servers() -> Ledger:
+def read_only_servers() -> TaskRecord:
     """The address of the primary leads to its standby repeatedly. At the end the standby is promoted."""
-    ledger = Ledger()
+    record = TaskRecord()
     with ExitStack() as stack:
         pair = stack.enter_context(ServerPair(programs_of_tests()))
         prepare(pair.primary.dsn)
@@ -219,19 +219,19 @@ def read_only_servers() -> Ledger:
         conn = stack.enter_context(connect(pair.primary.dsn, autocommit=True))
         through = proxy.dsn(pair.primary.dsn)
         stack.enter_context(working(*[lambda: connect(through, autocommit=True)] * 2, workers=2))
-        with Producer(lambda: connect(pair.primary.dsn), ledger):
+        with Producer(lambda: connect(pair.primary.dsn), record):
             for _ in rounds(SECONDS * 0.75):
                 mislead(proxy, primary, standby)
                 await_progress(conn)
-                ledger.faults += 1
+                record.faults += 1
         pair.fail_over()
         proxy.repoint(*standby)
         with connect(pair.standby.dsn, autocommit=True) as conn:
             await_promotion(conn)
-            with Producer(lambda: connect(pair.standby.dsn), ledger):
+            with Producer(lambda: connect(pair.standby.dsn), record):
                 threading.Event().wait(SECONDS * 0.25)  # the load goes on
-            finish(TaskQueue(conn), ledger)
-    return ledger
+            finish(TaskQueue(conn), record)
+    return record
 
 
 def mislead(proxy: TcpProxy, primary: tuple[str, int], standby: tuple[str, int]) -> None:

@@ -6,7 +6,7 @@
         link.freeze()
 
 A frozen connection accepts and acknowledges bytes in both directions and delivers nothing: neither TCP keepalives nor
-`tcp_user_timeout` notice it. What arrived meanwhile is delivered when the connection thaws.
+`tcp_user_timeout` notice it. The proxy delivers these bytes when the connection thaws.
 """
 
 import selectors
@@ -46,11 +46,11 @@ class Link:
         return self._frozen
 
     def freeze(self) -> None:
-        """Delivers nothing from now on, but goes on accepting bytes."""
+        """Stops delivering bytes, but continues to accept them."""
         self._frozen = True
 
     def thaw(self) -> None:
-        """Delivers again, first what arrived meanwhile."""
+        """Delivers again, first the bytes that arrived meanwhile."""
         self._frozen = False
 
     def peer(self, end: socket.socket) -> socket.socket:
@@ -65,7 +65,7 @@ class Link:
         self.pending[self.peer(end)].append(data)
 
     def deliver(self) -> None:
-        """Sends what is kept, unless the connection is frozen."""
+        """Sends the kept bytes, unless the connection is frozen."""
         for end, chunks in self.pending.items():
             while chunks and not self._frozen:
                 try:
@@ -168,7 +168,7 @@ class TcpProxy:
                 link.freeze()
 
     def thaw(self) -> None:
-        """Lets all connections go on, also the ones that were frozen one by one."""
+        """Thaws all connections, also those that were frozen one by one."""
         with self._changed:
             self._frozen, self._freeze_new = False, lambda _: False
             for link in self._links:

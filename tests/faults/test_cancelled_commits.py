@@ -105,7 +105,7 @@ def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
     assert (task.attempt, task.error) == (1, None)
 
 
-def test_a_participant_that_is_always_too_slow_fails_its_task_alone_and_says_why(
+def test_a_participant_that_is_always_too_slow_fails_only_its_task_with_the_reason(
     dsn: str, queue: TaskQueue, run_worker: MakeWorker
 ) -> None:
     called: list[str] = []
@@ -126,7 +126,7 @@ def test_a_participant_that_is_always_too_slow_fails_its_task_alone_and_says_why
     assert called.count("slow") >= 5
 
 
-def test_a_participant_whose_session_is_always_ended_fails_its_task_and_says_why(
+def test_a_participant_whose_session_is_always_ended_fails_its_task_with_the_reason(
     dsn: str, queue: TaskQueue, run_worker: MakeWorker
 ) -> None:
     def handle(task: Task, batch: Batch) -> None:
@@ -243,7 +243,9 @@ def test_a_permanent_error_still_fails_the_batch(dsn: str, queue: TaskQueue, run
     until(lambda: ends(queue) == {"a": State.FAILED})
 
 
-def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_and_says_why(dsn: str, queue: TaskQueue) -> None:
+def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_with_the_reason(
+    dsn: str, queue: TaskQueue
+) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
     called: list[str] = []
 
@@ -260,7 +262,7 @@ def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_and_says_wh
     assert called == ["a"] * 3
 
 
-def test_a_transactional_handler_that_is_always_too_slow_ends_its_partition_and_says_why(
+def test_a_transactional_handler_that_is_always_too_slow_ends_its_partition_with_the_reason(
     dsn: str, queue: TaskQueue
 ) -> None:
     heard = Heard()

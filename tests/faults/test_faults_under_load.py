@@ -10,11 +10,11 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import State
-from tests.faults.faults_under_load import Ledger, poison_payloads, read_only_servers, silent_connections
+from tests.faults.faults_under_load import TaskRecord, poison_payloads, read_only_servers, silent_connections
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-Programs = dict[str, "Future[Ledger]"]
+Programs = dict[str, "Future[TaskRecord]"]
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +35,29 @@ def programs(server_dsn: str) -> Iterator[Programs]:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-def all_done_once(ledger: Ledger) -> None:
+def all_done_once(record: TaskRecord) -> None:
     """Checks that every task but the poisoned ones has one effect."""
-    done = ledger.pushed - ledger.poisoned
-    assert len(ledger.pushed) > 100, "there was load"
-    assert ledger.faults, "there were faults"
-    assert ledger.states.pop(State.SUCCEEDED) == ledger.effects == done
+    done = record.pushed - record.poisoned
+    assert len(record.pushed) > 100, "there was load"
+    assert record.faults, "there were faults"
+    assert record.states.pop(State.SUCCEEDED) == record.effects == done
 
 
 def test_poison_payloads_stop_neither_workers_nor_consumer_groups(programs: Programs) -> None:
-    ledger = programs["poison"].result()
-    all_done_once(ledger)
-    assert ledger.states == {State.FAILED: ledger.poisoned}
-    assert ledger.skipped == ledger.poisoned
-    assert ledger.read == sorted(ledger.pushed - ledger.poisoned)
+    record = programs["poison"].result()
+    all_done_once(record)
+    assert record.states == {State.FAILED: record.poisoned}
+    assert record.skipped == record.poisoned
+    assert record.read == sorted(record.pushed - record.poisoned)
 
 
 def test_connections_that_never_answer_stop_no_worker(programs: Programs) -> None:
-    ledger = programs["silent"].result()
-    all_done_once(ledger)
-    assert not ledger.states
+    record = programs["silent"].result()
+    all_done_once(record)
+    assert not record.states
 
 
 def test_a_standby_behind_the_address_of_the_primary_stops_no_worker(programs: Programs) -> None:
-    ledger = programs["read-only"].result()
-    all_done_once(ledger)
-    assert not ledger.states
+    record = programs["read-only"].result()
+    all_done_once(record)
+    assert not record.states

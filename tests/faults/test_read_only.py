@@ -55,7 +55,7 @@ def test_a_worker_leaves_sessions_that_are_read_only(
     until(lambda: all_succeeded(queue, 3))
 
 
-def test_finished_work_is_committed_after_the_session_was_read_only(
+def test_finished_work_is_committed_on_a_new_session_after_a_read_only_one(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
     started, go_on, handled = threading.Event(), threading.Event(), []

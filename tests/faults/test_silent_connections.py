@@ -15,8 +15,8 @@ from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.worker import Batch, notifications
 from airflow_provider_taskq.worker.grouped import GroupedWorker
-from airflow_provider_taskq.worker.notifications import NotificationListener
-from airflow_provider_taskq.worker.persistent import CHANNEL
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
+from airflow_provider_taskq.worker.persistent_worker import CHANNEL
 from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker, Named
@@ -271,7 +271,7 @@ def test_grouped_workers_and_schedulers_continue_when_their_connections_fall_sil
         until(lambda: queue.page("ticks", size=1000)[-1].sequence > last)
 
 
-def test_a_listener_that_hears_nothing_tests_its_connection(
+def test_a_listener_without_notifications_tests_its_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "_SILENCE_SECONDS", 0.2)

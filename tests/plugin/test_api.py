@@ -343,7 +343,7 @@ def test_a_topic_lists_the_dags_that_use_it_or_are_started_by_it(client: Client)
     assert push["links"] == {"dag": "dags/shop", "task": "dags/shop/tasks/claim"}
 
 
-def test_a_sensor_shows_what_it_waits_for_and_the_states_of_its_claim(client: Client, acts: TaskQueue) -> None:
+def test_a_sensor_shows_its_wait_and_the_states_of_its_claim(client: Client, acts: TaskQueue) -> None:
     def instance(**params: Any) -> dict[str, Any]:
         answer = client("viewer").get("/api/taskq_acts/instance", params={**CLAIM, "topic": "work", **params})
         assert answer.status_code == 200, answer.text

@@ -59,7 +59,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
 
 
 def body(action: str, **fields: str) -> str:
-    """A body of fields that are JSON texts, so that they can hold what Python's encoder does not write."""
+    """A body of fields that are JSON texts, so that they can hold JSON that Python's encoder does not write."""
     return (
         f'{{"action": "{action}", {", ".join(f"{chr(34)}{name}{chr(34)}: {field}" for name, field in fields.items())}}}'
     )

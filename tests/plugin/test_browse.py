@@ -108,9 +108,9 @@ def test_the_count_of_each_status_equals_the_length_of_its_list(queue: TaskQueue
     in_every_status(queue)
     if topic_is == "paused":
         queue.pause_topic("work")
-    glance = queue.browse_topic("work")
-    assert glance is not None
-    counts = {status: getattr(glance, {"paused": "paused_tasks"}.get(status, status), None) for status in STATUSES}
+    summary = queue.browse_topic("work")
+    assert summary is not None
+    counts = {status: getattr(summary, {"paused": "paused_tasks"}.get(status, status), None) for status in STATUSES}
     listed = {status: len(queue.find_tasks("work", TaskFilter(status=status)).sequences) for status in STATUSES}
     assert {status: number for status, number in listed.items() if counts[status] is not None} == {
         status: number for status, number in counts.items() if number is not None
@@ -127,9 +127,9 @@ def test_retries_that_wait_for_a_probe_count_as_retrying(queue: TaskQueue) -> No
     owner = queue.register("worker")
     queue.push("work", ["a", "b"])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
-    glance = queue.browse_topic("work")
-    assert glance is not None
-    assert (glance.retrying, glance.blocked, glance.ready) == (2, 0, 0)
+    summary = queue.browse_topic("work")
+    assert summary is not None
+    assert (summary.retrying, summary.blocked, summary.ready) == (2, 0, 0)
     assert len(queue.find_tasks("work", TaskFilter(status="retrying")).sequences) == 2
 
 

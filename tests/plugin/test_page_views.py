@@ -423,7 +423,7 @@ def test_the_panel_shows_the_tasks_that_the_instance_pushed(
     expect(panel.get_by_test_id("pushed")).to_contain_text("order-0")
 
 
-def test_the_panel_shows_what_the_instance_waits_for(tab: OpenTab, page_site: PageSite) -> None:
+def test_the_panel_shows_the_wait_of_the_instance(tab: OpenTab, page_site: PageSite) -> None:
     fields = {"topic": "orders", "identifiers": ["order-10", "never-pushed"], "taskq_conn_id": "taskq_default"}
     render(page_site, "settled", fields)
     panel = tab().go("dags/shop/runs/manual__1/tasks/settled/plugin/taskq-tasks").get_by_test_id("taskq-panel")
@@ -477,6 +477,6 @@ def test_the_panel_of_a_sensor_shows_the_states_of_its_claim(
     expect(visit.page.get_by_test_id("why")).to_be_visible()
 
 
-def test_the_panel_of_a_task_of_another_operator_says_so(tab: OpenTab) -> None:
+def test_the_panel_of_another_operator_says_that_its_task_is_not_one_of_taskq(tab: OpenTab) -> None:
     panel = tab().go("dags/shop/runs/manual__1/tasks/other/plugin/taskq-tasks").get_by_test_id("taskq-panel")
     expect(panel).to_contain_text("Not a task of TaskQ")

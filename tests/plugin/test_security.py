@@ -174,7 +174,7 @@ def test_views_are_read_only_and_have_a_timeout(page_dsns: dict[str, str], monke
         queue.conn.execute("SELECT pg_sleep(5)")
 
 
-def test_too_many_requests_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_concurrent_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     from airflow_provider_taskq.plugins import session

@@ -114,9 +114,9 @@ def deadlocks(conn: psycopg.Connection) -> int:
 
 
 def hurry(queue: TaskQueue, patience: str = "3s") -> TaskQueue:
-    """Makes a session that errs where it would wait for another's lock.
+    """Makes a session raise an error if it waits for a lock for longer than `patience`.
 
-    That of a session which ends only later in the test: autovacuum may lock a table of the queue's for a moment, too.
+    The limit is not zero, because autovacuum may lock a table of the queue for a moment.
     """
     queue.conn.execute("SELECT set_config('lock_timeout', %s, false)", (patience,))
     queue.conn.execute("SET statement_timeout = '30s'")
@@ -126,7 +126,7 @@ def hurry(queue: TaskQueue, patience: str = "3s") -> TaskQueue:
 
 
 def lapse(queue: TaskQueue, owner: Owner, ago: timedelta = timedelta(seconds=1)) -> None:
-    """Makes a lease lapse the given time ago."""
+    """Makes the lease of an owner have lapsed the given time ago."""
     queue.conn.execute(
         "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - %s::interval WHERE name = %s",
         (ago, owner.name),
@@ -160,9 +160,9 @@ def last_failure(queue: TaskQueue, task: Task) -> datetime:
 
 
 def in_second(queue: TaskQueue, task: Task, failed_at: int, start: datetime) -> int:
-    """In which second since `start` a task is due again that failed in the second `failed_at`.
+    """Return the second since `start` in which a task that failed in second `failed_at` is due again.
 
-    A whole number of seconds later, as its policy has it; else where the policy's end cuts its delay off.
+    Delays are whole seconds, except for the last one, which ends at the maximum of the policy.
     """
     due = known(queue, task, task.topic).available_at
     delay = due - last_failure(queue, task)

@@ -1,10 +1,10 @@
-"""Programs that the kill tests start and kill: a producer and a consumer, whose effects land in tables of their own.
+"""Programs that the kill tests start and kill: a producer and a consumer, whose effects are rows of their own tables.
 
     python -m tests.queue.consumer produce|consume|stream NAME
 
 The DSN comes from TASKQ_DSN. A producer writes a row of `pushed` for each task in the transaction that pushes it; a
-consumer a row of `ledger` for each task in the transaction that completes it. Both go on until they are killed, or,
-where the server goes away, until it is back.
+consumer a row of `ledger` for each task in the transaction that completes it. Both run until they are killed. If the
+server stops, they connect again when it is back.
 """
 
 import itertools
@@ -22,12 +22,12 @@ TABLES = """CREATE TABLE pushed (identifier text PRIMARY KEY);
 
 
 def enough(conn: psycopg.Connection) -> bool:
-    """Whether the test has asked the program to stop."""
+    """Return whether the test has requested a stop."""
     return conn.execute("SELECT FROM enough").fetchone() is not None
 
 
 def produce(conn: psycopg.Connection, name: str) -> None:
-    """Pushes a few tasks at a time, each with its row, until the test asks it to stop."""
+    """Pushes a few tasks at a time, each with its row, until the test requests a stop."""
     queue = TaskQueue(conn)
     numbers = itertools.count()
     run = time.time_ns()

@@ -85,7 +85,7 @@ def may(call: Callable[[], object]) -> bool:
 
 
 def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
-    """One call of each verb. No call changes what another one needs."""
+    """One call of each verb. No call changes the rows that another call needs."""
     owner = Owner("me", 1, LEASE, datetime.now(UTC), resumed=False)
     return {
         "push": lambda: queue.push("work", ["a"]),

@@ -65,7 +65,7 @@ def test_a_group_with_a_retry_that_is_not_due_is_handed_out_whole_once_it_is_due
     assert sizes(queue, owner) == {"a": 2}
 
 
-def test_a_group_with_a_failed_task_is_kept_back_until_the_task_is_dealt_with(queue: TaskQueue, owner: Owner) -> None:
+def test_a_group_with_a_failed_task_is_held_back_until_the_task_is_revived(queue: TaskQueue, owner: Owner) -> None:
     failed = task_in(queue, owner, State.FAILED, "a")
     queue.push("work", ["a"])
     assert sizes(queue, owner) == {}
@@ -76,7 +76,7 @@ def test_a_group_with_a_failed_task_is_kept_back_until_the_task_is_dealt_with(qu
 @pytest.mark.parametrize(
     "state", [State.SUSPENDED, State.FILTERED, State.SUCCEEDED, State.REDUNDANT], ids=lambda state: state.name
 )
-def test_tasks_that_ended_otherwise_keep_no_group_back(queue: TaskQueue, owner: Owner, state: State) -> None:
+def test_tasks_that_ended_in_other_states_hold_no_group_back(queue: TaskQueue, owner: Owner, state: State) -> None:
     task_in(queue, owner, state, "a")
     queue.push("work", ["a"])
     assert sizes(queue, owner) == {"a": 1}

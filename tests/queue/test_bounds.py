@@ -101,7 +101,7 @@ def look(queue: TaskQueue) -> None:
         queue.resolve(NEW_YEAR, preceding)
     for topic in queue.topics():
         look_at(queue, topic)
-    for view in ("tasks", "topics_at_a_glance", "task_info"):
+    for view in ("tasks", "topic_summaries", "task_info"):
         queue.conn.execute(sql.SQL("SELECT count(v::text) FROM taskq.{} v").format(sql.Identifier(view)))
 
 

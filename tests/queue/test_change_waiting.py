@@ -114,7 +114,7 @@ def test_a_task_that_another_transaction_is_polling_is_refused_at_once(
 ) -> None:
     (task,) = queue.push("work", ["a"])
     assert session.poll("work", session.register("worker")) == [task]
-    with pytest.raises(InvalidState, match="being taken"), queue.conn.transaction():
+    with pytest.raises(InvalidState, match="being claimed"), queue.conn.transaction():
         CHANGES[change](queue, [task.sequence])
 
 

@@ -244,7 +244,7 @@ def test_a_completion_is_undone_with_its_transaction(queue: TaskQueue, owner: Ow
     queue.complete(owner, {first: Result.FAILURE})
 
 
-def test_of_two_completions_at_once_the_first_to_commit_decides(
+def test_of_two_concurrent_completions_the_first_to_commit_decides(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,
@@ -299,7 +299,7 @@ def test_a_snooze_beyond_the_range_of_time_can_be_read_back(queue: TaskQueue, ow
 
 @pytest.mark.parametrize(
     ("sequences", "results", "words"),
-    [("{%s}", "{4}", "no result in 0..3"), ("{%s}", "{}", "no result in 0..3"), ("{%s,%s}", "{3,3}", "decided twice")],
+    [("{%s}", "{4}", "an invalid result"), ("{%s}", "{}", "an invalid result"), ("{%s,%s}", "{3,3}", "decided twice")],
 )
 def test_a_decision_made_in_sql_keeps_the_same_rules(
     queue: TaskQueue, owner: Owner, sequences: str, results: str, words: str

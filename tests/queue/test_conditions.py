@@ -1,4 +1,4 @@
-"""Poll under a condition: which task has the turn, for each row of the contract."""
+"""Poll under a condition: which task of an identifier has the turn."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -55,7 +55,7 @@ def test_the_next_task_of_an_identifier_is_handed_out_once_the_previous_one_has_
 def test_an_active_task_keeps_the_turn_in_either_order(
     queue: TaskQueue, owner: Owner, condition: Condition, order: Order
 ) -> None:
-    """Also under LAST_IN_FIRST_OUT, where the first source system hands out another task."""
+    """Also under LAST_IN_FIRST_OUT, where Skatteetaten's task library hands out a second task."""
     queue.push("work", ["a", "a"])
     queue.poll("work", owner, 1, order, condition)
     queue.push("work", ["a"])
@@ -152,7 +152,7 @@ def test_an_identifier_is_left_out_while_one_of_its_tasks_is_in_a_blocking_state
     assert identifiers(queue.poll("work", owner, 10, condition=condition)) == expected
 
 
-def test_an_old_failure_blocks_even_behind_a_later_success_until_it_is_dealt_with(
+def test_an_old_failure_blocks_even_before_a_later_success_until_it_is_reassigned(
     queue: TaskQueue, owner: Owner
 ) -> None:
     failed = task_in(queue, owner, State.FAILED, "a")
@@ -239,7 +239,9 @@ def test_a_retry_of_a_crashed_task_goes_before_the_next_of_its_identifier(
 
 
 @singular
-def test_released_tasks_go_out_again_in_their_old_order(queue: TaskQueue, owner: Owner, condition: Condition) -> None:
+def test_released_tasks_are_handed_out_again_in_their_old_order(
+    queue: TaskQueue, owner: Owner, condition: Condition
+) -> None:
     first, _second = queue.push("work", ["a", "a"])
     other = queue.register("other")
     queue.poll("work", other, condition=condition)
@@ -247,7 +249,7 @@ def test_released_tasks_go_out_again_in_their_old_order(queue: TaskQueue, owner:
     assert queue.poll("work", owner, 2, condition=condition) == [first]
 
 
-def test_a_claim_under_a_condition_takes_what_a_poll_would(queue: TaskQueue, owner: Owner) -> None:
+def test_a_claim_under_a_condition_takes_the_tasks_that_a_poll_would_take(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "a", "b"])
     assert queue.claim("work", owner, 10, condition=SINGULAR) == 2
     assert identifiers(queue.held(owner)) == ["a", "b"]
@@ -270,10 +272,10 @@ def test_tasks_taken_under_none_keep_their_identifiers_turn(queue: TaskQueue, ow
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_condition_needs_read_committed_and_says_so(
+def test_a_condition_above_read_committed_is_refused_with_the_reason(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue], owner: Owner, level: str
 ) -> None:
-    """With an old snapshot the second check would not see what others have claimed since."""
+    """With an old snapshot, the second check would not see the tasks that other polls have claimed since."""
     queue.push("work", ["a"])
     other = open_queue()
     other.conn.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
@@ -282,7 +284,7 @@ def test_a_condition_needs_read_committed_and_says_so(
     assert known(queue, queue.page("work")[0].sequence).state is State.READY
 
 
-def test_a_poll_under_a_condition_sees_what_its_own_transaction_did(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_poll_under_a_condition_sees_the_changes_of_its_own_transaction(queue: TaskQueue, session: TaskQueue) -> None:
     owner = session.register("me")
     session.push("work", ["a", "a"])
     [first] = session.poll("work", owner, 5, condition=SINGULAR)

@@ -159,7 +159,7 @@ def test_dependencies_work_across_the_calls_of_one_long_push(queue: TaskQueue, o
     assert identifiers(queue.poll("work", owner)) == ["b"]
 
 
-def test_a_purged_dependency_keeps_no_task_waiting(queue: TaskQueue, owner: Owner) -> None:
+def test_no_task_waits_for_a_purged_dependency(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED, "a")
     queue.push("work", [dependent("a")])
     assert finish(queue, owner) == []
@@ -211,7 +211,7 @@ def test_a_suspended_dependent_waits_once_it_is_released(queue: TaskQueue, owner
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_push_and_an_end_that_miss_each_other_are_found_by_the_next_check(
+def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_its_dependency(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
     """Both transactions are open at once. The push sees no success, and the end sees no task to promote."""
@@ -257,7 +257,7 @@ def test_a_snoozed_dependent_that_has_to_wait_again_keeps_the_place_of_its_snooz
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_group_whose_first_task_has_to_wait_again_comes_in_the_place_of_its_next(
+def test_a_group_whose_first_task_has_to_wait_again_takes_the_place_of_its_next_task(
     queue: TaskQueue, owner: Owner
 ) -> None:
     task_in(queue, owner, State.SUCCEEDED, "a")

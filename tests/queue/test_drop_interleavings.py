@@ -94,7 +94,7 @@ def fill(queue: TaskQueue, owner: Owner) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_drop_gives_way_to_a_transaction_that_holds_what_it_needs_and_waits_for_it(
+def test_a_drop_gives_way_to_a_transaction_that_holds_a_lock_it_needs_and_waits_for_it(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,
@@ -213,8 +213,8 @@ def test_transactions_of_several_verbs_and_drops_at_random_end_without_a_deadloc
         queue.create_topic(topic, drop_stress.POLICY)
     ended = deadlocks(queue.conn)
     with ThreadPoolExecutor(8) as pool:
-        workers = [pool.submit(drop_stress.work, dsn, f"worker {n}", n, 20) for n in range(6)]
-        drops = [pool.submit(drop_stress.drop, dsn, seed, 20, alone=seed == 10) for seed in (10, 11)]
+        workers = [pool.submit(drop_stress.work, dsn, f"worker {n}", n, 8) for n in range(6)]
+        drops = [pool.submit(drop_stress.drop, dsn, seed, 8, alone=seed == 10) for seed in (10, 11)]
         done, dropped = (
             sum((each.result(120) for each in some), start=drop_stress.NOTHING) for some in (workers, drops)
         )

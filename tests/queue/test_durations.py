@@ -60,7 +60,7 @@ def test_a_setting_is_a_timedelta_a_number_of_seconds_or_a_text() -> None:
             to_timedelta(wrong)
 
 
-def test_without_pendulum_short_durations_are_read_and_iso_8601_says_what_is_missing() -> None:
+def test_without_pendulum_short_durations_are_read_and_iso_8601_names_the_missing_library() -> None:
     """A Spark executor, or a driver on a cluster, may have psycopg and nothing more."""
     program = (
         "import sys; sys.modules['pendulum'] = None\n"

@@ -34,7 +34,7 @@ def fail(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str |
         (None, "a", "no error given"),
     ],
 )
-def test_an_error_group_leaves_out_what_differs_from_task_to_task(
+def test_an_error_group_leaves_out_the_parts_that_differ_from_task_to_task(
     queue: TaskQueue, summary: str | None, identifier: str, group: str
 ) -> None:
     found = queue.conn.execute(

@@ -1,4 +1,4 @@
-"""Errors: one sentence that says what to do, and nothing is changed."""
+"""Errors: each is one sentence with the remedy, and changes nothing."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def test_a_database_that_does_not_exist_is_reported_in_one_sentence(server_dsn: 
     sentence(error.value)
 
 
-def test_no_dsn_at_all_says_what_to_set(no_environment: None) -> None:  # noqa: ARG001 - it acts
+def test_the_error_without_a_dsn_names_the_variable_to_set(no_environment: None) -> None:  # noqa: ARG001 - it acts
     with pytest.raises(TaskQueueError, match="TASKQ_DSN") as error:
         connect()
     sentence(error.value)
@@ -149,7 +149,7 @@ def test_an_empty_dsn_file_is_reported_with_its_variable(
         "page",
     ],
 )
-def test_a_missing_schema_says_what_to_run(
+def test_the_error_of_a_missing_schema_names_the_command_to_run(
     empty_dsn: str, owner: Owner, verb: Callable[[TaskQueue, Owner], object]
 ) -> None:
     with connect(empty_dsn, autocommit=True) as conn, pytest.raises(SchemaMismatch, match="install") as error:
@@ -172,7 +172,7 @@ def test_a_lost_lease_names_the_owner(queue: TaskQueue, owner: Owner) -> None:
     assert image(queue) == before
 
 
-def test_a_lapsed_lease_says_that_a_heartbeat_renews_it(queue: TaskQueue, owner: Owner) -> None:
+def test_the_error_of_a_lapsed_lease_says_that_a_heartbeat_renews_it(queue: TaskQueue, owner: Owner) -> None:
     lapse(queue, owner)
     with pytest.raises(LeaseLost, match="heartbeat") as error:
         queue.poll("work", owner)

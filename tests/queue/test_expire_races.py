@@ -9,7 +9,7 @@ from tests.queue.conftest import InBackground, await_lock_wait, hurry, known, la
 
 
 @pytest.mark.parametrize("first", ["register", "expire"])
-def test_registration_against_expiry_takes_over_all_tasks_or_none(
+def test_a_registration_during_an_expiry_takes_over_all_tasks_or_none(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,

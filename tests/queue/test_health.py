@@ -1,4 +1,4 @@
-"""Health: names what slows or threatens the queue, with the session to examine."""
+"""Health: findings name each problem of the queue, and the session that causes it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def test_health_reports_every_subject_of_an_idle_queue_as_fine(own_queue: TaskQu
     assert {finding.severity for finding in findings} == {Severity.FINE}
 
 
-def test_the_worst_comes_first(queue: TaskQueue, owner: Owner) -> None:
+def test_findings_are_sorted_by_severity(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     pass_time(queue, timedelta(days=1))
     lapse(queue, owner, timedelta(minutes=6))
@@ -183,7 +183,7 @@ def test_a_topic_with_active_workers_is_reported_as_behind_and_not_as_unserved(
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
     reported = found(queue, "waiting tasks")
     assert reported.severity is Severity.NOTICE
-    assert "it is worked on, but more comes in than goes out" in reported.detail
+    assert "workers poll it, but tasks arrive faster than they end" in reported.detail
 
 
 def test_tasks_held_under_a_lapsed_lease_are_no_sign_of_a_worker(queue: TaskQueue, owner: Owner) -> None:

@@ -175,7 +175,7 @@ def failed(queue: TaskQueue, owner: Owner) -> Task:
         (blocked, r"one at a time per identifier, it comes after sequence \d+, held by '.*'"),
         (dependent, r"it waits for b of topic work \(sequence \d+, FAILED\)"),
         (running, r"it is running: held by .*, whose lease goes on for another \d+ (s|min)"),
-        (abandoned, r"it was taken by .*, whose lease lapsed 60 min ago: the next expire\(\) takes it back"),
+        (abandoned, r"it was claimed by .*, whose lease lapsed 60 min ago: the next expire\(\) takes it back"),
         (
             unserved,
             r"no worker seems to poll its topic: none of its tasks has ended yet; it is ready, and the next in line",
@@ -200,7 +200,7 @@ def test_a_missing_task_has_no_history_and_no_explanation(queue: TaskQueue) -> N
     assert queue.timeline("work", 1) == []
 
 
-def test_throughput_counts_what_ended_by_span_and_state(queue: TaskQueue, owner: Owner) -> None:
+def test_throughput_counts_ended_tasks_by_span_and_state(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.SUCCEEDED)
     task_in(queue, owner, State.FAILED, "b")
     pass_time(queue, HOUR)

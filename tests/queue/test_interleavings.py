@@ -56,7 +56,9 @@ def test_a_late_worker_overwrites_an_unfenced_completion_and_not_a_fenced_one(
     assert known(own_queue, task).state is State.SUCCEEDED
 
 
-def test_a_worker_that_wakes_after_its_tasks_went_to_another_changes_nothing(queue: TaskQueue, owner: Owner) -> None:
+def test_a_worker_that_wakes_after_another_worker_took_its_tasks_changes_nothing(
+    queue: TaskQueue, owner: Owner
+) -> None:
     tasks = [task_in(queue, owner, State.ACTIVE, name) for name in "ab"]
     lapse(queue, owner)
     queue.expire()
@@ -109,7 +111,7 @@ def test_a_consumer_that_takes_turns_with_another_never_sees_tasks_out_of_order(
 
 
 @pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE])
-def test_pushes_and_polls_of_one_identifier_at_once_neither_deadlock_nor_lose(
+def test_concurrent_pushes_and_polls_of_one_identifier_neither_deadlock_nor_lose_tasks(
     queue: TaskQueue, dsn: str, insertion: Insertion
 ) -> None:
     names = [f"{number}" for number in range(20)]

@@ -296,7 +296,7 @@ PYTHON_REFUSED: dict[str, tuple[Json, str]] = {
 
 
 @pytest.mark.parametrize(("payload", "reason"), PYTHON_REFUSED.values(), ids=PYTHON_REFUSED.keys())
-def test_python_refuses_what_sql_refuses(queue: TaskQueue, owner: Owner, payload: Json, reason: str) -> None:
+def test_python_refuses_the_json_that_sql_refuses(queue: TaskQueue, owner: Owner, payload: Json, reason: str) -> None:
     tasks = [NewTask("a"), NewTask("b", payload)]
     for push in (queue.push, queue.push_stream):
         with pytest.raises(InvalidTask, match=f"position 1: its payload .*{reason}"):
@@ -308,7 +308,7 @@ def test_python_refuses_what_sql_refuses(queue: TaskQueue, owner: Owner, payload
         queue.complete(owner, {task: Decision(Result.SUCCESS, payload)})
 
 
-def test_python_pushes_what_is_within_the_limits(queue: TaskQueue) -> None:
+def test_python_pushes_json_within_the_limits(queue: TaskQueue) -> None:
     payloads: list[Json] = [
         nested(100),
         10**308,

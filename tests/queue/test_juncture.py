@@ -25,7 +25,7 @@ def suspend(queue: TaskQueue, *names: str) -> None:
 
 
 @pytest.mark.parametrize("junction", BOTH)
-def test_a_juncture_returns_the_groups_it_still_waits_for(queue: TaskQueue, junction: Junction) -> None:
+def test_a_juncture_returns_the_groups_that_it_still_waits_for(queue: TaskQueue, junction: Junction) -> None:
     groups = [["a", "b"], ["c"], ["d", "e"]]
     suspend(queue, "a", "c", "d")
     assert queue.release_groups_once("gate", "work", groups, junction) == [0, 2]

@@ -39,7 +39,7 @@ def test_one_of_two_gets_a_lock_and_the_other_does_not(queue: TaskQueue) -> None
     assert queue.lock("another job", "b", HOUR) is True
 
 
-def test_a_lock_that_is_given_back_can_be_taken(queue: TaskQueue) -> None:
+def test_a_released_lock_can_be_taken(queue: TaskQueue) -> None:
     queue.lock("job", "a", HOUR)
     assert queue.unlock("job", "a") is True
     assert queue.lock("job", "b", HOUR) is True
@@ -47,14 +47,14 @@ def test_a_lock_that_is_given_back_can_be_taken(queue: TaskQueue) -> None:
     assert queue.lock("job", "a", HOUR) is False
 
 
-def test_only_its_holder_can_give_a_lock_back(queue: TaskQueue) -> None:
+def test_only_its_holder_can_release_a_lock(queue: TaskQueue) -> None:
     queue.lock("job", "a", HOUR)
     assert queue.unlock("job", "b") is False
     assert queue.unlock("another job", "a") is False
     assert queue.lock("job", "b", HOUR) is False
 
 
-def test_a_lock_that_ran_out_can_be_taken_by_others(queue: TaskQueue) -> None:
+def test_an_expired_lock_can_be_taken_by_others(queue: TaskQueue) -> None:
     queue.lock("job", "a", HOUR)
     pass_lock_time(queue, HOUR - MINUTE)
     assert queue.lock("job", "b", HOUR) is False
@@ -64,7 +64,7 @@ def test_a_lock_that_ran_out_can_be_taken_by_others(queue: TaskQueue) -> None:
     assert queue.unlock("job", "a") is False
 
 
-def test_a_lock_runs_out_by_itself(queue: TaskQueue) -> None:
+def test_a_lock_expires_by_itself(queue: TaskQueue) -> None:
     queue.lock("job", "a", timedelta(milliseconds=50))
     until(lambda: queue.lock("job", "b", HOUR))
     assert queue.lock("job", "a", HOUR) is False
@@ -80,7 +80,7 @@ def test_a_holder_that_locks_again_extends(queue: TaskQueue) -> None:
     assert queue.lock("job", "b", HOUR) is False
 
 
-def test_a_lock_given_back_early_is_kept_until_at_least_is_over(queue: TaskQueue) -> None:
+def test_a_lock_released_early_is_kept_until_at_least_is_over(queue: TaskQueue) -> None:
     queue.lock("job", "a", HOUR, at_least=2 * MINUTE)
     assert queue.unlock("job", "a") is True
     assert left(queue) == 2 * MINUTE
@@ -90,7 +90,7 @@ def test_a_lock_given_back_early_is_kept_until_at_least_is_over(queue: TaskQueue
     assert queue.lock("job", "b", HOUR) is True
 
 
-def test_a_lock_given_back_later_than_at_least_is_free_at_once(queue: TaskQueue) -> None:
+def test_a_lock_released_later_than_at_least_is_free_at_once(queue: TaskQueue) -> None:
     queue.lock("job", "a", HOUR, at_least=MINUTE)
     pass_lock_time(queue, MINUTE)
     assert queue.unlock("job", "a") is True
@@ -133,7 +133,7 @@ def test_the_obvious_insert_waits_for_a_lock_that_is_not_committed(queue: TaskQu
 
 
 @pytest.mark.parametrize("at_least", [timedelta(0), MINUTE], ids=["free", "kept"])
-def test_a_lock_never_waits_for_one_that_is_being_given_back_extended_or_taken_over(
+def test_a_lock_never_waits_for_one_that_is_being_released_extended_or_taken_over(
     queue: TaskQueue, session: TaskQueue, at_least: timedelta
 ) -> None:
     queue.lock("job", "a", HOUR, at_least)
@@ -160,7 +160,7 @@ def test_a_refused_lock_keeps_no_other_session_out(queue: TaskQueue, session: Ta
     assert queue.lock("job", "c", HOUR) is True
 
 
-def test_one_of_many_at_once_gets_the_lock(
+def test_one_of_many_concurrent_callers_gets_the_lock(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: Callable[[Callable[[], bool]], "Future[bool]"]
 ) -> None:
     sessions = [hurry(open_queue(), "30ms") for _ in range(8)]
@@ -190,11 +190,11 @@ def test_one_transaction_can_take_many_locks(queue: TaskQueue, session: TaskQueu
     ("name", "by", "at_most", "at_least", "reason"),
     [
         (" ", "a", HOUR, MINUTE, "name is out of its range"),
-        ("job", " ", HOUR, MINUTE, "its holder has to have a name"),
-        ("job", "a", timedelta(0), timedelta(0), "at_most 00:00:00 has to be more than nothing"),
-        ("job", "a", -HOUR, timedelta(0), "at_most -01:00:00 has to be more than nothing"),
-        ("job", "a", HOUR, 2 * HOUR, "at_least 02:00:00 between nothing and that"),
-        ("job", "a", HOUR, -HOUR, "at_least -01:00:00 between nothing and that"),
+        ("job", " ", HOUR, MINUTE, "the holder needs a name"),
+        ("job", "a", timedelta(0), timedelta(0), "at_most 00:00:00 has to be more than 0"),
+        ("job", "a", -HOUR, timedelta(0), "at_most -01:00:00 has to be more than 0"),
+        ("job", "a", HOUR, 2 * HOUR, "at_least 02:00:00 between 0 and at_most"),
+        ("job", "a", HOUR, -HOUR, "at_least -01:00:00 between 0 and at_most"),
     ],
 )
 def test_a_lock_without_a_holder_or_a_duration_is_refused(

@@ -32,7 +32,7 @@ PLACES = st.integers(0, 2**63 - 1)
 
 
 def names(events: list[tuple[Cursor, Task]]) -> list[str]:
-    """The identifiers of what was read, in order."""
+    """The identifiers of the events, in order."""
     return [task.identifier for _, task in events]
 
 

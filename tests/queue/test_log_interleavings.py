@@ -191,9 +191,7 @@ def test_a_reader_of_many_producers_misses_nothing_and_reads_nothing_twice(
         assert [task.sequence for task in read if task.payload == producer] == sequences
 
 
-def test_a_reader_in_a_transaction_of_its_own_sees_each_commit_as_it_comes(
-    queue: TaskQueue, session: TaskQueue
-) -> None:
+def test_a_reader_in_a_transaction_of_its_own_sees_each_commit(queue: TaskQueue, session: TaskQueue) -> None:
     mine = Reader(session)
     assert mine.more() == []
     queue.push("work", ["a"])

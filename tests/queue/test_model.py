@@ -19,7 +19,7 @@ QUICK = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-LONG = settings(QUICK, max_examples=int(os.environ.get("TASKQ_MODEL_EXAMPLES", "100")), stateful_step_count=60)
+LONG = settings(QUICK, max_examples=int(os.environ.get("TASKQ_MODEL_EXAMPLES", "40")), stateful_step_count=60)
 
 
 class Verbs(Owning, Reading):
@@ -40,11 +40,11 @@ def machine(dsn: str) -> Iterator[type[QueueMachine]]:
     yield type("Machine", (QueueMachine,), {"dsn": dsn})  # noqa: PT022 - a class for this test's database
 
 
-def test_the_queue_does_what_its_model_does(machine: type[QueueMachine]) -> None:
+def test_the_queue_agrees_with_its_model(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(machine, settings=QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_the_queue_does_what_its_model_does_for_long(machine: type[QueueMachine]) -> None:
+def test_the_queue_agrees_with_its_model_for_long(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(machine, settings=LONG)

@@ -166,7 +166,7 @@ def test_the_same_identifier_in_another_topic_is_another_task(queue: TaskQueue) 
     assert queue.offer("other", "a").outcome is CREATED
 
 
-def test_an_updated_task_ahead_of_a_reader_comes_once_with_the_new_payload(queue: TaskQueue) -> None:
+def test_an_updated_task_ahead_of_a_reader_is_read_once_with_the_new_payload(queue: TaskQueue) -> None:
     first = queue.offer("work", "a", 1)
     [(cursor, event)] = queue.events("work", None)
     assert event.payload == 1
@@ -344,7 +344,7 @@ def test_an_offer_never_waits_for_a_consumer(queue: TaskQueue, open_queue: Calla
 
 
 @pytest.mark.parametrize("if_exists", ["update", "ignore"])
-def test_a_poll_does_not_hand_out_what_an_open_transaction_offers_again(
+def test_a_poll_does_not_hand_out_a_task_that_an_open_transaction_offers_again(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], if_exists: str
 ) -> None:
     producer = open_queue()

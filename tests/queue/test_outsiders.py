@@ -1,4 +1,4 @@
-"""Roles that hold locks of the queue or set its settings: they can neither stop work nor change what readers see.
+"""Roles that hold locks of the queue or set its settings: they can neither stop work nor hide tasks from readers.
 
 A role with CONNECT alone can take any advisory lock, and sees in pg_locks which ones the queue uses.
 """
@@ -164,7 +164,7 @@ def test_a_session_continues_when_an_outsider_takes_all_locks_that_it_uses(
 
 
 @MODES
-def test_a_lock_by_name_is_taken_while_an_outsider_holds_its_advisory_lock(
+def test_a_named_lock_can_be_taken_while_an_outsider_holds_its_advisory_lock(
     work: TaskQueue, outsider: psycopg.Connection, mode: str
 ) -> None:
     take_known(outsider, mode, work)
@@ -363,7 +363,7 @@ def test_an_open_push_keeps_its_topic_from_being_dropped_although_an_outsider_ho
 
 
 @MODES
-def test_a_drop_names_the_outsider_in_its_way_and_pushes_go_on(
+def test_a_drop_names_the_outsider_in_its_way_and_pushes_continue(
     own_queue: TaskQueue, outsider: psycopg.Connection, mode: str
 ) -> None:
     own_queue.push("work", ["a"])
@@ -378,7 +378,7 @@ def test_a_drop_names_the_outsider_in_its_way_and_pushes_go_on(
 
 
 @MODES
-def test_a_move_names_the_outsider_in_its_way_and_pushes_go_on(
+def test_a_move_names_the_outsider_in_its_way_and_pushes_continue(
     own_queue: TaskQueue, outsider: psycopg.Connection, mode: str
 ) -> None:
     own_queue.push("work", ["a"])

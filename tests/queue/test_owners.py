@@ -85,7 +85,7 @@ def test_a_name_that_holds_tasks_takes_them_over(queue: TaskQueue) -> None:
     assert states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)]
 
 
-def test_a_name_that_holds_nothing_resumes_nothing(queue: TaskQueue) -> None:
+def test_a_registration_of_a_name_that_holds_no_tasks_is_not_resumed(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     first = queue.register("me")
     queue.complete(first, {queue.poll("work", first)[0]: Result.SUCCESS})
@@ -244,7 +244,7 @@ def test_held_returns_the_tasks_in_polled_order_by_topic(queue: TaskQueue, owner
     assert all(task.attempt == 1 for task in queue.held(owner))
 
 
-def test_held_returns_only_what_this_owner_holds(queue: TaskQueue, owner: Owner) -> None:
+def test_held_returns_only_the_tasks_of_this_owner(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b"])
     other = queue.register("other")
     mine, theirs = queue.poll("work", owner), queue.poll("work", other)

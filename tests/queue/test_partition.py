@@ -400,7 +400,7 @@ def test_a_poll_that_started_before_a_move_finds_nothing_and_raises_no_error(
 
 @pytest.fixture
 def traffic(dsn: str, background: InBackground[Any]) -> Iterator[list[float]]:
-    """How long each push, poll and completion of another topic takes in a session of its own."""
+    """The durations of each push, poll and completion of another topic, in a second session."""
     took: list[float] = []
     stop = Event()
 
@@ -432,9 +432,7 @@ def test_other_topics_wait_only_for_a_moment_while_a_topic_moves(queue: TaskQueu
     assert apart(queue) == 10_000
 
 
-def test_nothing_is_lost_or_doubled_by_a_move_under_load(
-    queue: TaskQueue, dsn: str, background: InBackground[Any]
-) -> None:
+def test_a_move_under_load_loses_and_repeats_no_task(queue: TaskQueue, dsn: str, background: InBackground[Any]) -> None:
     stop = Event()
 
     def produce() -> int:

@@ -154,13 +154,13 @@ def test_the_size_is_a_hard_bound_with_any_table_statistics(own_queue: TaskQueue
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_poll_for_nothing_takes_nothing(queue: TaskQueue, owner: Owner, size: int) -> None:
+def test_a_poll_of_size_zero_or_less_takes_nothing(queue: TaskQueue, owner: Owner, size: int) -> None:
     queue.push("work", ["a"])
     assert queue.poll("work", owner, size) == []
     assert states(queue) == [("a", State.READY)]
 
 
-def test_a_poll_may_ask_for_more_than_there_is(queue: TaskQueue, owner: Owner) -> None:
+def test_a_poll_may_request_more_tasks_than_are_ready(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b"])
     assert identifiers(queue.poll("work", owner, 2**40)) == ["a", "b"]
     assert queue.poll("work", owner, 5) == []
@@ -174,7 +174,7 @@ def test_a_poll_is_undone_with_its_transaction(queue: TaskQueue, owner: Owner, s
     assert task.attempt == 1
 
 
-def test_a_poll_skips_what_another_open_transaction_polls(
+def test_a_poll_skips_the_tasks_that_another_open_transaction_polls(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a", "b", "c", "d"])
@@ -206,7 +206,7 @@ def test_a_poll_skips_what_another_open_transaction_polls(
     ],
 )
 @pytest.mark.parametrize("same_owner", [True, False], ids=["same owner", "another owner"])
-def test_a_poll_never_waits_for_what_another_open_transaction_does(
+def test_a_poll_never_waits_for_another_open_transaction(
     queue: TaskQueue, session: TaskQueue, work: Callable[[TaskQueue, Owner, object], object], same_owner: bool
 ) -> None:
     queue.push("work", ["a", "b", "c"])
@@ -234,7 +234,7 @@ def test_a_poll_takes_from_its_own_topic_only(queue: TaskQueue, owner: Owner) ->
     assert identifiers(queue.poll("work", owner, 9)) == ["a"]
 
 
-def test_a_poll_sees_what_its_own_transaction_pushed(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_poll_finds_the_tasks_that_its_own_transaction_pushed(queue: TaskQueue, session: TaskQueue) -> None:
     session.push("work", ["a"])
     owner = session.register("me")
     [task] = session.poll("work", owner)
@@ -251,7 +251,9 @@ def test_an_unknown_order_or_condition_is_refused(queue: TaskQueue, owner: Owner
     assert states(queue) == [("a", State.READY)]
 
 
-def test_a_claim_takes_what_a_poll_would_and_returns_the_number(queue: TaskQueue, owner: Owner) -> None:
+def test_a_claim_takes_the_tasks_that_a_poll_would_take_and_returns_their_number(
+    queue: TaskQueue, owner: Owner
+) -> None:
     queue.push("work", MIXED)
     assert queue.claim("work", owner, 3) == 3
     assert identifiers(queue.held(owner)) == ["high old", "high new", "middle"]

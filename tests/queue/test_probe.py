@@ -43,7 +43,7 @@ def failed(queue: TaskQueue, owner: Owner) -> list[Task]:
 
 
 def run(queue: TaskQueue, owner: Owner, result: Result, size: int = 10) -> int:
-    """A run of a consumer: polls until nothing comes, completes everything with that result, and returns the number."""
+    """Poll until no task is left, complete each task with the result, and return the number of tasks."""
     tried = 0
     while tasks := queue.poll("work", owner, size):
         tried += len(tasks)
@@ -87,7 +87,7 @@ def test_all_pollers_together_hold_one_retry_at_a_time(queue: TaskQueue, owner: 
     assert len(queue.poll("work", other, 10)) == 9
 
 
-def test_fresh_tasks_go_out_while_retries_fail(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
+def test_fresh_tasks_are_handed_out_while_retries_fail(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
     run(queue, owner, Result.FAILURE)
     queue.push("work", ["fresh", "new"])
     assert identifiers(queue.poll("work", owner, 10)) == ["fresh", "new"]
@@ -116,7 +116,7 @@ def test_a_failing_topic_never_stops_another(queue: TaskQueue, owner: Owner, fai
     assert {known(queue, task).state for task in failed} == {State.READY}
 
 
-def test_a_probe_that_failed_for_good_lets_the_next_one_go_after_its_delay(queue: TaskQueue, owner: Owner) -> None:
+def test_the_next_probe_after_a_final_failure_is_handed_out_after_the_delay(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", probing(attempts=2))
     queue.push("work", ["a", "b"])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
@@ -129,7 +129,7 @@ def test_a_probe_that_failed_for_good_lets_the_next_one_go_after_its_delay(queue
 
 
 @pytest.mark.parametrize("lost", ["released", "crashed"])
-def test_a_probe_that_was_released_or_expired_is_sent_again(
+def test_a_probe_that_was_released_or_expired_is_handed_out_again(
     queue: TaskQueue, owner: Owner, failed: list[Task], lost: str
 ) -> None:
     other = queue.register("other")
@@ -164,7 +164,7 @@ def test_a_call_with_failed_and_successful_retries_counts_as_a_failure(
     assert set(identifiers(queue.poll("work", owner, 10))) < set(identifiers(failed))
 
 
-def test_retries_that_were_due_when_a_topic_began_to_probe_are_probed_and_all_go_once_it_stops(
+def test_retries_that_were_due_when_a_topic_began_to_probe_are_probed_and_all_handed_out_once_it_stops(
     queue: TaskQueue, owner: Owner
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=5, base=timedelta(0))))
@@ -246,7 +246,7 @@ def now(queue: TaskQueue) -> datetime:
 
 
 def minutes_until_polled(queue: TaskQueue, owner: Owner, wanted: set[str], poison: str, limit: int = 400) -> int:
-    """Polls once a minute until nothing comes; returns after how many minutes all wanted tasks were polled."""
+    """Poll once a minute until no task is left. Return the number of minutes until all wanted tasks were polled."""
     for minutes in range(limit):
         while tasks := queue.poll("work", owner):
             wanted -= {task.identifier for task in tasks}
@@ -308,7 +308,7 @@ def test_failing_retries_take_turns_whatever_their_priorities(queue: TaskQueue, 
 
 
 def test_a_task_beyond_its_horizon_is_due_at_once_and_still_goes_last(queue: TaskQueue, owner: Owner) -> None:
-    """The horizon makes it due before all others, but turns go by the last failure."""
+    """The horizon makes the task due before all others, but the retry with the oldest failure has the turn."""
     policy = RetryPolicy(max_attempts=100, base=MINUTE, factor=1.0, horizon=MINUTE, probe=True)
     queue.alter_topic("work", TopicPolicy(retry=policy))
     [poison] = queue.push("work", ["poison"])
@@ -323,7 +323,7 @@ def test_a_task_beyond_its_horizon_is_due_at_once_and_still_goes_last(queue: Tas
     assert queue.poll("work", owner, 2) == [healthy], "it failed before the other"
 
 
-def test_the_next_probe_goes_out_as_soon_as_a_retry_becomes_due(queue: TaskQueue, owner: Owner) -> None:
+def test_the_next_probe_is_handed_out_as_soon_as_a_retry_becomes_due(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", probing(base=10 * MINUTE))
     one, two, three = queue.push("work", ["one", "two", "three"])
     queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})

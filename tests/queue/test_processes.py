@@ -67,7 +67,7 @@ def crew(own_dsn: str, own_queue: TaskQueue, tmp_path: Path) -> Iterator[Crew]:
 
 
 def finish(queue: TaskQueue, crew: Crew) -> None:
-    """Stops all programs, and completes what the dead ones left behind."""
+    """Stops all programs, and completes the tasks that killed programs held."""
     queue.conn.execute("INSERT INTO enough VALUES (true)")
     crew.wait()
     for owner in queue.owners():
@@ -92,7 +92,7 @@ def nothing_lost_nothing_doubled(queue: TaskQueue) -> int:
     return int(row[0])
 
 
-def test_every_effect_lands_exactly_once_though_processes_are_killed(own_queue: TaskQueue, crew: Crew) -> None:
+def test_every_effect_happens_exactly_once_although_processes_are_killed(own_queue: TaskQueue, crew: Crew) -> None:
     """4 consumers and 2 producers are killed with -9 at random. Some restart by name; other leases expire."""
     chance = random.Random(2)  # noqa: S311 - which process dies next is no secret
     actions = {**{f"consumer {n}": "consume" for n in range(4)}, **{f"producer {n}": "produce" for n in range(2)}}
@@ -121,7 +121,7 @@ def test_every_effect_lands_exactly_once_though_processes_are_killed(own_queue: 
     assert expired > 0
 
 
-def test_a_server_that_restarts_in_mid_poll_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_server_that_restarts_during_polls_loses_and_repeats_no_task(tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedPostgres())
         with connect(server.dsn, autocommit=True) as conn:

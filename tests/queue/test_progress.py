@@ -29,7 +29,7 @@ def test_progress_is_kept_for_each_group_topic_and_partition(queue: TaskQueue) -
     assert [queue.progress(*place) for place in places] == [Cursor(number) for number in range(4)]
 
 
-def test_progress_lands_with_the_handlers_own_rows_or_not_at_all(queue: TaskQueue, session: TaskQueue) -> None:
+def test_progress_commits_or_rolls_back_with_the_handlers_own_rows(queue: TaskQueue, session: TaskQueue) -> None:
     session.advance("readers", "work", 0, Cursor(7))
     assert queue.progress("readers", "work") is None
     session.conn.rollback()

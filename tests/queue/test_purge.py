@@ -158,7 +158,7 @@ def test_a_completion_during_a_purge_succeeds_only_if_the_purge_is_rolled_back(
         assert known(queue, task).state is State.SUCCEEDED
 
 
-def test_two_purges_at_once_share_the_tasks_and_neither_waits(
+def test_two_concurrent_purges_share_the_tasks_and_neither_waits(
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     failed(queue, owner, *"abcde")
@@ -220,8 +220,8 @@ def test_a_purge_of_few_tasks_costs_the_same_in_a_topic_of_any_size(own_queue: T
 
 
 @pytest.mark.slow
-def test_one_call_purges_a_hundred_thousand_tasks(own_queue: TaskQueue) -> None:
-    queue, count = own_queue, 120_000
+def test_one_call_purges_ten_thousand_tasks(own_queue: TaskQueue) -> None:
+    queue, count = own_queue, 12_000
     owner = queue.register("owner")
     queue.push_stream("work", numbered(count))
     while tasks := queue.poll("work", owner, 20_000):

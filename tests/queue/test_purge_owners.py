@@ -121,7 +121,7 @@ def test_an_owner_at_work_is_skipped_and_not_waited_for(
     assert names(queue) == [owner.name]
 
 
-def test_two_purges_at_once_share_the_owners_and_neither_waits(queue: TaskQueue, session: TaskQueue) -> None:
+def test_two_concurrent_purges_share_the_owners_and_neither_waits(queue: TaskQueue, session: TaskQueue) -> None:
     for number in range(3):
         unseen(queue, queue.register(f"{number}"))
     assert session.purge_owners(HOUR) == 3
@@ -134,6 +134,6 @@ def test_owners_are_purged_at_read_committed_only(queue: TaskQueue, owner: Owner
     unseen(queue, owner)
     with connect(dsn) as conn:
         conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        with pytest.raises(TaskQueueError, match="owners are purged at READ COMMITTED only"):
+        with pytest.raises(TaskQueueError, match=r"purge_owners\(\) runs at READ COMMITTED only"):
             TaskQueue(conn).purge_owners(HOUR)
     assert names(queue) == [owner.name]

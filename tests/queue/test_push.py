@@ -23,7 +23,7 @@ A, R, X = State.ACTIVE, State.READY, State.REDUNDANT
 ENDED = [State.EXPIRED, State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED]
 OBSOLETE = [State.RECREATED, State.REDUNDANT]
 
-# Section 4 of the contract: what becomes of an older task, None where it is deleted.
+# The state of an older task after a push with each insertion. None: the push deletes the task.
 BECOMES: dict[tuple[State, Insertion], State | None] = {
     **{(state, Insertion.APPEND): state for state in State},
     **{(A, insertion): A for insertion in Insertion},
@@ -39,7 +39,7 @@ BECOMES: dict[tuple[State, Insertion], State | None] = {
 
 @pytest.mark.parametrize("insertion", list(Insertion))
 @pytest.mark.parametrize("state", list(State))
-def test_a_push_does_to_an_older_task_what_the_table_says(
+def test_a_push_changes_an_older_task_as_its_insertion_requires(
     queue: TaskQueue, owner: Owner, state: State, insertion: Insertion
 ) -> None:
     older = task_in(queue, owner, state)
@@ -141,7 +141,7 @@ def test_an_empty_push_does_nothing(queue: TaskQueue) -> None:
     assert states(queue) == []
 
 
-def test_a_push_is_gone_with_the_callers_transaction(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_push_rolls_back_with_the_callers_transaction(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["old"])
     session.push("work", ["a", "old"], Insertion.REPLACE)
     session.push_stream("work", numbered(5))
@@ -150,7 +150,7 @@ def test_a_push_is_gone_with_the_callers_transaction(queue: TaskQueue, session: 
     assert states(queue) == [("old", R)]
 
 
-def test_a_push_lands_with_the_callers_own_rows(queue: TaskQueue, session: TaskQueue) -> None:
+def test_a_push_commits_with_the_callers_own_rows(queue: TaskQueue, session: TaskQueue) -> None:
     session.conn.execute("CREATE TEMP TABLE business (id int) ON COMMIT PRESERVE ROWS")
     session.conn.execute("INSERT INTO business VALUES (1)")
     session.push("work", ["a"])

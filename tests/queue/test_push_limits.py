@@ -121,8 +121,8 @@ def test_the_limit_is_256_kib_unless_set(queue: TaskQueue) -> None:
         queue.push("work", [NewTask("a", "é" * 131_072)])
 
 
-def test_a_long_reference_is_taken(queue: TaskQueue) -> None:
-    """The contract bounds identifiers, priorities and payloads, but not references."""
+def test_a_long_reference_is_accepted(queue: TaskQueue) -> None:
+    """Identifiers, priorities and payloads have bounds. References have none."""
     [task] = queue.push("work", [NewTask("a", reference="r" * 2000)])
     assert known(queue, task).reference == "r" * 2000
 

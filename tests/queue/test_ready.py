@@ -29,7 +29,7 @@ def test_ready_counts_to_its_limit(queue: TaskQueue) -> None:
     assert queue.ready("work", -1) == 0
 
 
-def test_ready_counts_what_a_poll_would_take(queue: TaskQueue, owner: Owner) -> None:
+def test_ready_counts_the_tasks_that_a_poll_would_take(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("asleep", suspended=True), NewTask("later", delay=timedelta(hours=1)), "a", "b", "c"])
     first, second = queue.poll("work", owner, 2)
     queue.complete(owner, {first: Result.SUCCESS})
@@ -138,7 +138,7 @@ def test_ready_counts_tasks_that_its_own_transaction_released(
 
 
 def test_ready_skips_rows_that_a_plain_lock_holds(queue: TaskQueue, session: TaskQueue) -> None:
-    """SKIP LOCKED in a poll would skip them too, whatever locked them."""
+    """SKIP LOCKED in a poll would skip them, too."""
     queue.push("work", ["a", "b", "c"])
     session.conn.execute("SELECT FROM taskq_internal.live WHERE identifier = 'a' FOR UPDATE")
     assert queue.ready("work", 5) == 2

@@ -55,7 +55,7 @@ def test_a_reassignment_keeps_output_error_owner_attempt_and_completion(queue: T
 
 
 @pytest.mark.parametrize("by", ["sequences", "state"])
-def test_completed_is_set_where_it_is_empty(queue: TaskQueue, owner: Owner, by: str) -> None:
+def test_completed_is_set_if_it_is_empty(queue: TaskQueue, owner: Owner, by: str) -> None:
     [pushed] = queue.push("work", [NewTask("pushed suspended", suspended=True)])
     ended = task_in(queue, owner, State.SUSPENDED)
     before = known(queue, ended).completed

@@ -14,7 +14,7 @@ MICROSECOND = timedelta(microseconds=1)
 DONE = [State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED]
 
 
-def test_results_count_what_completed_by_topic_and_result(queue: TaskQueue, owner: Owner) -> None:
+def test_results_count_completed_tasks_by_topic_and_result(queue: TaskQueue, owner: Owner) -> None:
     queue.create_topic("empty")
     queue.create_topic("other")
     for state in [*State, State.FAILED]:
@@ -92,7 +92,7 @@ def test_a_moment_is_resolved_to_the_first_sequence_from_it_on_or_the_last_up_to
         assert queue.resolve(moment, preceding=True) == max(preceding, default=None)
 
 
-def test_pushes_at_once_may_have_sequences_in_another_order_than_their_times(queue: TaskQueue) -> None:
+def test_concurrent_pushes_may_have_sequences_in_another_order_than_their_times(queue: TaskQueue) -> None:
     (early, before), (late, after) = spread(queue, 3.0, 9.0)
     assert (early < late, before > after) == (True, True)
     assert queue.resolve(after) == early

@@ -100,7 +100,7 @@ def test_max_attempts_counts_all_failures(queue: TaskQueue, owner: Owner) -> Non
     assert len(delays(queue, owner, RetryPolicy(max_attempts=4, base=SECOND))) == 3
 
 
-def test_the_worked_example_of_the_first_seed_to_the_second(queue: TaskQueue, owner: Owner) -> None:
+def test_the_worked_example_of_camunda_correlate_to_the_second(queue: TaskQueue, owner: Owner) -> None:
     """TTL 10 s, longest back-off 10 min, at most 5 retries, and a poll every 6 s."""
     retry = RetryPolicy.correlation(max_backoff=timedelta(minutes=10), max_retries=5)
     queue.alter_topic("work", TopicPolicy(retry))
@@ -123,7 +123,7 @@ def test_the_worked_example_of_the_first_seed_to_the_second(queue: TaskQueue, ow
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
 
 
-def test_the_event_handling_series(queue: TaskQueue, owner: Owner) -> None:
+def test_the_delays_of_event_handling(queue: TaskQueue, owner: Owner) -> None:
     found = delays(queue, owner, RetryPolicy.event_handling(), 12)
     assert [round(delay / SECOND, 1) for delay in found] == [
         *(2.0, 3.0, 4.5, 6.8, 10.1, 15.2, 22.8, 30.0, 30.0, 30.0, 30.0, 30.0)

@@ -61,7 +61,7 @@ def test_installing_twice_changes_nothing(empty: psycopg.Connection) -> None:
     assert TaskQueue(empty).ready("work") == 1
 
 
-def test_installing_at_once_from_eight_threads_installs_once(empty: psycopg.Connection, empty_dsn: str) -> None:
+def test_concurrent_installs_from_eight_threads_install_once(empty: psycopg.Connection, empty_dsn: str) -> None:
     def installing(number: int) -> None:
         with connect(empty_dsn, autocommit=number % 2 == 0) as conn:
             install(conn)
@@ -74,7 +74,7 @@ def test_installing_at_once_from_eight_threads_installs_once(empty: psycopg.Conn
 
 
 @pytest.mark.slow
-def test_installing_at_once_from_eight_processes_installs_once(empty: psycopg.Connection, empty_dsn: str) -> None:
+def test_concurrent_installs_from_eight_processes_install_once(empty: psycopg.Connection, empty_dsn: str) -> None:
     command = [sys.executable, "-m", "airflow_provider_taskq.queue", "install"]
     env = {"TASKQ_DSN": empty_dsn, "PYTHONPATH": str(Path.cwd())}
     processes = [Popen(command, env=env, stdout=PIPE, stderr=PIPE, text=True) for _ in range(8)]
@@ -101,7 +101,7 @@ def test_an_install_waits_for_the_callers_commit(empty: psycopg.Connection, empt
     verify(empty)
 
 
-def test_an_install_leaves_the_session_as_it_was(empty_dsn: str) -> None:
+def test_an_install_leaves_the_session_unchanged(empty_dsn: str) -> None:
     with connect(empty_dsn) as conn:
         conn.execute("DO 'BEGIN END'")  # loads the settings of PL/pgSQL, which are not there before
         before = conn.execute("SELECT name, setting FROM pg_settings ORDER BY name").fetchall()
@@ -219,7 +219,7 @@ def test_functions_of_a_later_release_are_left_alone(empty: psycopg.Connection) 
     assert things(empty) == before
 
 
-def test_an_upgrade_names_what_others_built_on_it_and_drops_nothing_of_theirs(empty: psycopg.Connection) -> None:
+def test_an_upgrade_names_dependent_objects_of_others_and_drops_none(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("CREATE VIEW public.mine AS SELECT sequence FROM taskq.task_info")
     empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
@@ -264,7 +264,7 @@ def test_no_function_needs_the_readable_views(empty: psycopg.Connection) -> None
     install(empty)
     named = empty.execute(
         r"SELECT proname FROM pg_proc WHERE pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
-        r" AND prosrc ~ 'taskq(_internal)?\.(tasks|live_tasks|ended_tasks|topics_at_a_glance)\M' ORDER BY 1"
+        r" AND prosrc ~ 'taskq(_internal)?\.(tasks|live_tasks|ended_tasks|topic_summaries)\M' ORDER BY 1"
     ).fetchall()
     assert named == [("newest",)]  # which is left out with them
 
@@ -314,7 +314,7 @@ def test_an_install_creates_and_removes_the_readable_views(empty: psycopg.Connec
     assert things(empty) == whole
 
 
-def test_views_that_others_built_on_are_not_removed(empty: psycopg.Connection) -> None:
+def test_views_with_dependent_objects_are_not_removed(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("CREATE VIEW public.failures AS SELECT * FROM taskq.tasks WHERE state = 'FAILED'")
     before = things(empty)

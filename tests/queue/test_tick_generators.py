@@ -120,7 +120,7 @@ def test_an_hour_that_a_time_change_skips_gives_no_tick(
 
 @pytest.mark.parametrize(("zone", "day_before", "hour", "shown", "moment"), DOUBLED, ids=[case[0] for case in DOUBLED])
 @pytest.mark.parametrize("kind", ["daily", "cron"])
-def test_an_hour_that_comes_twice_gives_one_tick_at_its_first_occurrence(
+def test_an_hour_that_occurs_twice_gives_one_tick_at_its_first_occurrence(
     kind: str, zone: str, day_before: str, hour: time, shown: str, moment: str
 ) -> None:
     def ticks(now: datetime) -> list[datetime]:
@@ -294,7 +294,7 @@ def test_a_value_that_is_not_json_has_no_hash(part: Json) -> None:
         config_hash(part)
 
 
-def test_the_queue_is_imported_without_what_cron_needs() -> None:
+def test_the_queue_is_imported_without_the_library_for_cron() -> None:
     """A Spark executor has psycopg and nothing more."""
     program = (
         "import sys, airflow_provider_taskq.queue\n"

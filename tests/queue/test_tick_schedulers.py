@@ -31,7 +31,7 @@ def test_one_installation_takes_thousands_of_ticks(queue: TaskQueue, session: Ta
 
 
 @pytest.mark.parametrize("schedulers", [2, 8])
-def test_any_number_of_schedulers_make_one_task_for_each_moment(queue: TaskQueue, dsn: str, schedulers: int) -> None:
+def test_any_number_of_schedulers_store_one_task_for_each_moment(queue: TaskQueue, dsn: str, schedulers: int) -> None:
     rounds = 12
 
     def scheduling(number: int) -> int:
@@ -65,7 +65,7 @@ def test_schedulers_of_two_configurations_leave_the_ticks_of_one(queue: TaskQueu
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_a_scheduler_waits_for_the_other_and_then_adds_what_is_missing(
+def test_a_scheduler_waits_for_the_other_and_then_adds_missing_ticks(
     queue: TaskQueue,
     session: TaskQueue,
     open_queue: Callable[[], TaskQueue],

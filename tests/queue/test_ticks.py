@@ -61,7 +61,7 @@ def test_a_moment_is_one_tick_in_any_time_zone(queue: TaskQueue) -> None:
     assert (info.identifier, info.payload) == ("p/h/21000701T060000.000000Z", 1)
 
 
-def test_installing_again_adds_what_is_missing_and_changes_nothing_else(queue: TaskQueue) -> None:
+def test_installing_again_adds_missing_ticks_and_changes_no_other(queue: TaskQueue) -> None:
     queue.install_ticks("work", "p", "h", [(LONG_AGO, "old"), (LONG_AGO + HOUR, "old")])
     before = {info.sequence: repr(info) + repr(info.payload) for info in everything(queue)}
     new = [(LONG_AGO + HOUR * n, NewTask("x", "new", priority=9)) for n in range(4)]
@@ -73,7 +73,7 @@ def test_installing_again_adds_what_is_missing_and_changes_nothing_else(queue: T
 
 
 @pytest.mark.parametrize("result", list(Result))
-def test_a_tick_that_has_ended_is_not_made_again(queue: TaskQueue, owner: Owner, result: Result) -> None:
+def test_a_tick_that_has_ended_is_not_stored_again(queue: TaskQueue, owner: Owner, result: Result) -> None:
     queue.install_ticks("work", "p", "h", moments(1))
     [task] = queue.poll("work", owner)
     queue.complete(owner, {task: result})
@@ -138,7 +138,7 @@ def test_a_held_tick_of_an_old_configuration_can_still_be_completed(queue: TaskQ
     assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.READY]
 
 
-def test_a_redelivered_tick_waits_again_and_goes_with_its_configuration(queue: TaskQueue, owner: Owner) -> None:
+def test_a_redelivered_tick_waits_again_and_is_removed_with_its_configuration(queue: TaskQueue, owner: Owner) -> None:
     queue.install_ticks("work", "p", "old", moments(1))
     queue.poll("work", owner)
     lapse(queue, owner)

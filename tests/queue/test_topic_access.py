@@ -1,4 +1,4 @@
-"""Roles that are limited to topics: what they may do there, and that no call reaches another topic."""
+"""Roles that are limited to topics: their rights there. No call reaches another topic."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -325,7 +325,7 @@ def test_a_reader_of_a_topic_gets_no_figures_and_no_view_of_all_topics(limited: 
     for call in (reader.count, reader.results, reader.health, reader.audit_trail, lambda: reader.statistics(LEASE)):
         with pytest.raises(Denied):
             call()
-    for view in ("tasks", "topics_at_a_glance", "task_info"):
+    for view in ("tasks", "topic_summaries", "task_info"):
         with pytest.raises(Denied):
             run(reader, f"SELECT * FROM taskq.{view}")
 

@@ -75,7 +75,7 @@ def is_paused(queue: TaskQueue) -> bool:
 
 
 def unfinished(queue: TaskQueue) -> tuple[Severity, str]:
-    """What health says of unfinished moves."""
+    """The health findings about unfinished moves."""
     [found] = [finding for finding in queue.health() if finding.subject == "unfinished moves"]
     return found.severity, found.detail
 
@@ -95,7 +95,7 @@ def sessions(queue: TaskQueue) -> set[int]:
 
 
 def fill(queue: TaskQueue, owner: Owner) -> list[str]:
-    """Stores tasks in all states but ACTIVE, and returns what can be read of them."""
+    """Stores tasks in all states but ACTIVE, and returns their stored fields."""
     for state in sorted(set(State) - {State.ACTIVE}, key=lambda state: state is State.READY):
         task_in(queue, owner, state, identifier=state.name)
     return image(queue)
@@ -118,7 +118,7 @@ def assert_settled(queue: TaskQueue, owner: Owner, before: list[str], *, paused:
 @pytest.mark.parametrize("paused", [False, True], ids=["", "paused by a person"])
 @pytest.mark.parametrize("then", ["own", "shared"])
 @pytest.mark.parametrize("call", CALLS)
-def test_the_next_call_finishes_or_undoes_what_a_killed_move_has_left(
+def test_the_next_call_finishes_or_undoes_a_killed_move(
     queue: TaskQueue, owner: Owner, dsn: str, call: str, then: str, paused: bool
 ) -> None:
     before = fill(queue, owner)
@@ -265,7 +265,9 @@ def test_a_topic_that_is_dropped_after_its_move_was_killed_leaves_tables_that_ar
     assert (tables_apart(queue), constraints(queue)) == (0, 0)
 
 
-def test_a_push_into_a_topic_whose_move_was_killed_says_what_to_do(queue: TaskQueue, dsn: str) -> None:
+def test_the_error_of_a_push_after_a_killed_move_names_the_functions_that_finish_or_undo_it(
+    queue: TaskQueue, dsn: str
+) -> None:
     kill_mover(queue, dsn, "close_shared_tables")
     with pytest.raises(TaskQueueError, match="own_partition finishes the move, and shared_partition undoes it"):
         queue.push("work", ["a"])
@@ -289,7 +291,7 @@ def begin_moving(mover: TaskQueue) -> tuple[int, int]:
     return started[0], number[0]
 
 
-def test_a_move_that_has_closed_nothing_lets_a_transaction_that_waits_for_it_go_on(
+def test_a_move_that_has_closed_nothing_gives_way_to_a_transaction_that_waits_for_it(
     queue: TaskQueue, session: TaskQueue, mover: TaskQueue, background: InBackground[Any]
 ) -> None:
     """PostgreSQL would end one of the two, because the transaction uses the tables that the move needs for itself."""

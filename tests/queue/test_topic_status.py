@@ -155,7 +155,7 @@ def rows_read(queue: TaskQueue) -> int:
         ),
     ],
 )
-def test_a_sentence_describes_what_a_gate_waits_for(sentence: str, expected: str) -> None:
+def test_a_sentence_describes_the_wait_of_a_gate(sentence: str, expected: str) -> None:
     assert sentence == expected
 
 

@@ -45,7 +45,7 @@ def test_creating_a_topic_returns_true_only_the_first_time(queue: TaskQueue) -> 
     assert queue.create_topic("orders") is False
 
 
-def test_creating_a_topic_again_leaves_it_as_it_is(queue: TaskQueue) -> None:
+def test_creating_a_topic_again_leaves_it_unchanged(queue: TaskQueue) -> None:
     queue.create_topic("orders", RICH)
     queue.pause_topic("orders")
     queue.create_topic("orders")
@@ -103,7 +103,7 @@ def test_a_topic_is_created_with_the_fields_that_are_named(queue: TaskQueue) -> 
     assert queue.policy("orders") == TopicPolicy(retry, ttl=timedelta(minutes=1))
 
 
-def test_fields_that_are_altered_at_the_same_time_are_all_kept(
+def test_fields_that_are_altered_concurrently_are_all_kept(
     queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[None]
 ) -> None:
     queue.alter_topic("work", RICH)
@@ -142,7 +142,7 @@ def test_a_change_of_an_unknown_field_is_refused(queue: TaskQueue, changes: dict
     [{"max_attempts": 0}, {"factor": float("inf")}, {"jitter": 1.5}, {"base": -1}, {"on_expiry": "explode"}],
     ids=["max_attempts", "factor", "jitter", "base", "on_expiry"],
 )
-def test_a_change_that_makes_no_sense_is_refused(queue: TaskQueue, changes: dict[str, Any]) -> None:
+def test_an_invalid_change_is_refused(queue: TaskQueue, changes: dict[str, Any]) -> None:
     with pytest.raises(TaskQueueError, match=r"out of its range|has to be 0 or more"):
         queue.alter_topic("work", **changes)
     assert queue.policy("work") == TopicPolicy()
@@ -188,7 +188,7 @@ def test_a_blank_topic_is_refused(queue: TaskQueue, name: str) -> None:
     ],
     ids=["max_attempts", "factor", "jitter", "base", "on_expiry", "max_crashes"],
 )
-def test_a_policy_that_makes_no_sense_is_refused(queue: TaskQueue, policy: TopicPolicy) -> None:
+def test_an_invalid_policy_is_refused(queue: TaskQueue, policy: TopicPolicy) -> None:
     with pytest.raises(TaskQueueError):
         queue.create_topic("orders", policy)
     assert queue.topics() == ["work"]

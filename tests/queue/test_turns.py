@@ -33,10 +33,10 @@ def test_a_naive_anti_join_hands_out_two_tasks_of_an_identifier_if_the_lower_com
         late.execute("INSERT INTO naive VALUES (1, 'a')")  # drew its number first, commits later
         one.execute("INSERT INTO naive VALUES (2, 'a')")
         one.commit()
-        taken = one.execute(NAIVE_POLL.encode()).fetchall()
+        claimed = one.execute(NAIVE_POLL.encode()).fetchall()
         late.commit()
-        taken += two.execute(NAIVE_POLL.encode()).fetchall()
-        assert taken == [(2,), (1,)], "both ACTIVE at once, and overtaken: else this test shows nothing"
+        claimed += two.execute(NAIVE_POLL.encode()).fetchall()
+        assert claimed == [(2,), (1,)], "both ACTIVE at once, and overtaken: else this test shows nothing"
 
         queues = [TaskQueue(conn) for conn in (late, one, two)]
         for conn in (one, two):
@@ -80,7 +80,7 @@ def test_a_task_whose_poll_was_rolled_back_goes_to_the_next_poll(
 
 
 def _seen(queue: TaskQueue, condition: str = SINGULAR) -> tuple[list[int], list[str], str]:
-    """The first, lock-free check of a poll, as SQL: what it finds."""
+    """Return the tasks that the first, lock-free check of a poll finds."""
     row = queue.conn.execute(
         "SELECT sequences, identifiers, seen_at FROM taskq_internal.turns_among_first("
         "(SELECT topic_id FROM taskq_internal.topic WHERE name = 'work'), clock_timestamp(), false, %s, 50, 50, '{}')",
@@ -91,23 +91,23 @@ def _seen(queue: TaskQueue, condition: str = SINGULAR) -> tuple[list[int], list[
     return seen
 
 
-def _take(queue: TaskQueue, owner: Owner, seen: tuple[list[int], list[str], str]) -> list[int]:
+def _claim(queue: TaskQueue, owner: Owner, seen: tuple[list[int], list[str], str]) -> list[int]:
     """The second step of a poll: locks the identifiers, checks again, claims."""
     row = queue.conn.execute(
-        "SELECT taken FROM taskq_internal.claim_identifiers((SELECT topic_id"
+        "SELECT claimed FROM taskq_internal.claim_identifiers((SELECT topic_id"
         " FROM taskq_internal.topic WHERE name = 'work'),"
         " (SELECT owner_id FROM taskq_internal.owner WHERE fence = %s), clock_timestamp(), false, %s, %s, %s, %s)",
         (owner.fence, SINGULAR, *seen),
     ).fetchone()
     assert row is not None
-    taken: list[int] = row[0]
-    return taken
+    claimed: list[int] = row[0]
+    return claimed
 
 
 def test_a_poll_sees_tasks_that_another_poll_claimed_and_completed_between_its_two_checks(
     queue: TaskQueue, owner: Owner, opened: Callable[[], TaskQueue]
 ) -> None:
-    """Statement by statement: the second check sees what another poll claimed, ended or released since the first."""
+    """The steps are single statements. The second check sees each task that another poll changed since the first."""
     one = opened()
     first = one.register("one")
     one.conn.commit()
@@ -116,7 +116,7 @@ def test_a_poll_sees_tasks_that_another_poll_claimed_and_completed_between_its_t
     seen = _seen(one)
     assert seen[0] == [tasks[0].sequence, tasks[2].sequence]
     assert queue.poll("work", owner, condition=SINGULAR) == [tasks[0]]
-    assert _take(one, first, seen) == [tasks[2].sequence], "a is ACTIVE by now"
+    assert _claim(one, first, seen) == [tasks[2].sequence], "a is ACTIVE by now"
     one.conn.rollback()
 
     seen = _seen(one)
@@ -127,7 +127,7 @@ def test_a_poll_sees_tasks_that_another_poll_claimed_and_completed_between_its_t
 
     seen = _seen(one)
     queue.complete(owner, {tasks[1]: Result.SUCCESS})
-    assert _take(one, first, seen) == [tasks[2].sequence]
+    assert _claim(one, first, seen) == [tasks[2].sequence]
     one.conn.rollback()
 
 
@@ -142,7 +142,7 @@ def test_a_task_with_an_earlier_place_takes_the_turn_between_the_two_checks_of_a
     seen = _seen(one)
     assert seen[0] == [fresh.sequence]
     queue.revive("work", State.FAILED)
-    assert _take(one, first, seen) == [], "the revived task is at its old place, ahead"
+    assert _claim(one, first, seen) == [], "the revived task is at its old place, ahead"
     one.conn.rollback()
     assert queue.poll("work", owner, condition=SINGULAR) == [failed]
 
@@ -156,7 +156,7 @@ def test_a_task_of_higher_priority_takes_the_turn_between_the_two_checks_of_a_po
     one.conn.commit()
     seen = _seen(one)
     queue.push("work", [NewTask("a", priority=1)])
-    assert _take(one, first, seen) == []
+    assert _claim(one, first, seen) == []
 
 
 def test_the_second_check_claims_at_once_if_nothing_was_committed_since_the_first(
@@ -172,7 +172,7 @@ def test_the_second_check_claims_at_once_if_nothing_was_committed_since_the_firs
     seen = _seen(one)
     row = one.conn.execute("SELECT pg_current_snapshot()::text").fetchone()
     assert row == (seen[2],)
-    assert _take(one, first, seen) == seen[0]
+    assert _claim(one, first, seen) == seen[0]
 
 
 def test_no_two_tasks_of_an_identifier_are_active_under_any_interleaving_of_two_polls(
@@ -193,17 +193,17 @@ def test_no_two_tasks_of_an_identifier_are_active_under_any_interleaving_of_two_
     for number, order in enumerate(orders):
         [task] = queue.push("work", [f"id-{number}"])
         queue.push("work", [f"id-{number}"])
-        seen, taken = {}, {}
+        seen, claimed = {}, {}
         for step in order:
             verb, _, name = step.partition(" ")
             session = {"one": one, "two": two}[name]
             if verb == "look":
                 seen[name] = _seen(session)
             elif verb == "take":
-                taken[name] = _take(session, owners[name], seen[name])
+                claimed[name] = _claim(session, owners[name], seen[name])
             else:
                 session.conn.commit()
-        assert sorted(taken.values()) in ([[], [task.sequence]], [[task.sequence]]), order
+        assert sorted(claimed.values()) in ([[], [task.sequence]], [[task.sequence]]), order
         held = [task for owner in owners.values() for task in queue.held(owner)]
         assert len(held) == 1, order
         queue.complete(next(o for o in owners.values() if queue.held(o)), {held[0]: Result.SUCCESS})

@@ -198,7 +198,7 @@ def test_a_payload_too_deep_for_the_stack_is_unreadable_and_harms_no_other(queue
     assert flat.payload == {}
 
 
-def test_a_lowered_limit_of_digits_harms_nothing(queue: TaskQueue, owner: Owner) -> None:
+def test_a_lower_limit_of_digits_makes_no_other_payload_unreadable(queue: TaskQueue, owner: Owner) -> None:
     before = sys.get_int_max_str_digits()
     tasks = queue.push("work", [NewTask("a", 10**300), NewTask("b", 2)])
     poison(queue, tasks[1], "9" * 700)

@@ -91,7 +91,7 @@ def test_the_view_names_the_dependency_that_a_task_waits_for(queue: TaskQueue, o
     queue.complete(owner, {first: Result.FILTER})
     assert why(queue, "b") == f"waits for a of topic work (sequence {first.sequence}, FILTERED)"
     queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
-    assert why(queue, "b") == "its dependencies are fulfilled: the next poll looks again"
+    assert why(queue, "b") == "its dependencies are fulfilled: the next poll checks them again"
 
 
 def test_the_view_says_how_a_task_ended(queue: TaskQueue, owner: Owner) -> None:
@@ -173,7 +173,7 @@ def test_the_view_of_topics_counts_due_waiting_and_held_tasks(queue: TaskQueue, 
     queue.push("work", [NewTask("d", depends_on=[("work", "c")])])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
     queue.poll("work", owner)
-    empty, work = rows(queue, source="taskq.topics_at_a_glance")
+    empty, work = rows(queue, source="taskq.topic_summaries")
     assert [empty[name] for name in ("topic", "paused", "ready", "oldest", "last_end")] == [
         "empty",
         True,
@@ -190,11 +190,11 @@ def test_the_view_of_topics_counts_due_waiting_and_held_tasks(queue: TaskQueue, 
 
 def test_counts_at_a_glance_are_capped(own_queue: TaskQueue) -> None:
     own_queue.push_stream("work", numbered(5000))
-    [work] = rows(own_queue, source="taskq.topics_at_a_glance")
+    [work] = rows(own_queue, source="taskq.topic_summaries")
     assert work["ready"] == 1000
 
 
-def test_a_reader_may_look_at_the_views_and_at_no_table(own_queue: TaskQueue, reader: str) -> None:
+def test_a_reader_may_read_the_views_and_no_table(own_queue: TaskQueue, reader: str) -> None:
     queue = own_queue
     queue.push("work", ["a", "a", NewTask("later", delay=timedelta(days=1))])
     queue.poll("work", queue.register("owner"))
@@ -202,7 +202,7 @@ def test_a_reader_may_look_at_the_views_and_at_no_table(own_queue: TaskQueue, re
     queue.conn.execute(f"SET ROLE {reader}".encode())
     assert len(rows(queue)) == 4
     assert len(queue.conn.execute("SELECT * FROM taskq.newest('work')").fetchall()) == 4
-    assert rows(queue, source="taskq.topics_at_a_glance")[0]["running"] == 1
+    assert rows(queue, source="taskq.topic_summaries")[0]["running"] == 1
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         queue.conn.execute("SELECT FROM taskq_internal.live")
 
@@ -218,7 +218,7 @@ def reader(own_queue: TaskQueue) -> Iterator[str]:
     own_queue.conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
 
 
-def test_an_upgrade_names_what_others_built_on_the_views(empty_dsn: str) -> None:
+def test_an_upgrade_names_the_objects_that_depend_on_the_views(empty_dsn: str) -> None:
     with connect(empty_dsn, autocommit=True) as conn:
         install(conn)
         conn.execute("CREATE VIEW public.failures AS SELECT * FROM taskq.tasks WHERE state = 'FAILED'")

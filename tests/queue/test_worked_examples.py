@@ -61,7 +61,7 @@ class Schedule:
 
 
 def correlation(queue: TaskQueue) -> None:
-    """The first seed's settings: 10 min at most, 5 retries, base 2."""
+    """Sets the policy of the guide of camunda-bpm-correlate: delays of at most 10 min, 5 retries, base 2."""
     queue.alter_topic("work", TopicPolicy(RetryPolicy.correlation(max_backoff=10 * MINUTE, max_retries=5)))
 
 
@@ -69,10 +69,10 @@ def correlation(queue: TaskQueue) -> None:
 CORRELATION = [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
 
 
-def test_the_first_seeds_table_holds_for_batches_and_their_head_keeps_back_what_came_later(
+def test_a_failing_batch_follows_the_table_of_camunda_correlate_and_later_messages_wait_behind_it(
     queue: TaskQueue, owner: Owner
 ) -> None:
-    """The message fails as in the table. A later message of the same key, after 18 s, waits for it each time."""
+    """A second message of the same key arrives after 18 s, and waits for each retry of the first one."""
     correlation(queue)
     [first] = queue.push("work", [NewTask("key", "first", ttl=10 * SECOND)])
     schedule = Schedule(queue, first)
@@ -91,12 +91,14 @@ def test_the_first_seeds_table_holds_for_batches_and_their_head_keeps_back_what_
     info = known(queue, first)
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
     schedule.go_to(7200)
-    assert queue.poll_batch("work", owner) == {}, "the key is kept back until an operator deals with the failure"
+    assert queue.poll_batch("work", owner) == {}, "the failed task holds the key back until an operator acts"
     queue.purge("work")
     assert [len(group) for group in queue.poll_batch("work", owner).values()] == [1]
 
 
-def test_the_first_seeds_table_holds_until_the_message_succeeds(queue: TaskQueue, owner: Owner) -> None:
+def test_a_failing_message_follows_the_table_of_camunda_correlate_until_it_succeeds(
+    queue: TaskQueue, owner: Owner
+) -> None:
     correlation(queue)
     [message] = queue.push("work", [NewTask("key", ttl=10 * SECOND)])
     schedule = Schedule(queue, message)
@@ -113,11 +115,11 @@ def test_the_first_seeds_table_holds_until_the_message_succeeds(queue: TaskQueue
     assert known(queue, message).state is State.SUCCEEDED
 
 
-# Milliseconds. The seed cuts each interval before it multiplies on, and so has 22780 where we have 22781.25.
+# Milliseconds. OpenCQRS truncates each delay before it computes the next: 22780 instead of 22781.25.
 EVENT_HANDLING = [2000, 3000, 4500, 6750, 10125, 15187.5, 22781.25, 30000, 30000, 30000]
 
 
-def test_the_back_off_series_of_the_third_seed_to_the_millisecond(queue: TaskQueue, owner: Owner) -> None:
+def test_event_handling_has_the_delays_of_opencqrs_to_the_millisecond(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy.event_handling()))
     queue.push("work", ["event"])
     for expected in EVENT_HANDLING:
@@ -132,10 +134,10 @@ def test_the_back_off_series_of_the_third_seed_to_the_millisecond(queue: TaskQue
 
 
 @pytest.mark.parametrize(("retries", "elapsed", "tries"), [(0, None, 1), (3, None, 4), (None, 9.5, 4), (None, 9.6, 5)])
-def test_the_third_seed_counts_retries_after_the_first_run_and_adds_up_intervals(
+def test_event_handling_counts_retries_and_adds_up_delays_as_opencqrs_does(
     queue: TaskQueue, owner: Owner, retries: int | None, elapsed: float | None, tries: int
 ) -> None:
-    """2 + 3 + 4.5 s have added up to 9.5 s after the third retry."""
+    """The first three delays are 2, 3 and 4.5 s: together 9.5 s."""
     longest = None if elapsed is None else elapsed * SECOND
     queue.alter_topic("work", TopicPolicy(RetryPolicy.event_handling(max_attempts=retries, max_elapsed=longest)))
     [event] = queue.push("work", ["event"])
@@ -161,7 +163,7 @@ def test_an_event_that_is_given_up_is_skipped_and_the_next_one_handled(queue: Ta
     assert states(queue) == [("skipped", State.FAILED), ("next", State.SUCCEEDED)]
 
 
-def test_an_offer_of_a_key_that_waits_updates_it_its_payload_and_its_schedule(queue: TaskQueue, owner: Owner) -> None:
+def test_an_offer_of_a_waiting_key_updates_its_payload_and_its_schedule(queue: TaskQueue, owner: Owner) -> None:
     first = queue.offer("work", "key", "one", delay=HOUR)
     assert queue.offer("work", "key", "two", delay=MINUTE) == Offered(Outcome.UPDATED, first.sequence)
     pass_time(queue, 2 * MINUTE)
@@ -170,7 +172,7 @@ def test_an_offer_of_a_key_that_waits_updates_it_its_payload_and_its_schedule(qu
     assert queue.poll("work", owner, 9) == [], "the first schedule is gone with its offer"
 
 
-def test_an_offer_of_a_key_in_flight_is_not_lost_to_the_acknowledgement(queue: TaskQueue, owner: Owner) -> None:
+def test_an_offer_of_a_held_key_survives_the_acknowledgement(queue: TaskQueue, owner: Owner) -> None:
     queue.offer("work", "key", "one")
     [flying] = queue.poll("work", owner)
     again = queue.offer("work", "key", "two")
@@ -198,7 +200,7 @@ def test_an_acknowledgement_after_the_redelivery_ends_nothing_and_one_given_twic
     assert repr(known(queue, again)) == repr(before)
 
 
-def test_a_batch_of_offers_answers_in_their_order_and_touches_the_keys_that_are_there(
+def test_a_batch_of_offers_returns_outcomes_in_its_order_and_updates_existing_keys(
     queue: TaskQueue, owner: Owner
 ) -> None:
     older = {task.identifier: task.sequence for task in queue.push("work", [f"key-{n}" for n in range(0, 250, 25)])}
@@ -211,7 +213,7 @@ def test_a_batch_of_offers_answers_in_their_order_and_touches_the_keys_that_are_
     assert queue.poll("work", owner, 0) == queue.poll("work", owner, -1) == []
 
 
-def test_messages_come_in_the_order_of_their_schedule_and_keys_of_other_queues_are_others(
+def test_messages_are_handed_out_in_the_order_of_their_schedule_and_keys_are_local_to_a_queue(
     queue: TaskQueue, owner: Owner
 ) -> None:
     queue.create_topic("other")
@@ -222,7 +224,7 @@ def test_messages_come_in_the_order_of_their_schedule_and_keys_of_other_queues_a
     assert queue.ready("other", 9) == 1
 
 
-def test_a_message_is_read_without_taking_it_and_dropped_by_its_key(queue: TaskQueue, owner: Owner) -> None:
+def test_a_message_is_read_without_a_claim_and_dropped_by_its_key(queue: TaskQueue, owner: Owner) -> None:
     offered = queue.offer("work", "key", "one")
     assert queue.latest("work", ["key", "unknown"])["key"].sequence == offered.sequence
     assert queue.latest("work", ["key"])["key"].state is State.READY
@@ -232,10 +234,10 @@ def test_a_message_is_read_without_taking_it_and_dropped_by_its_key(queue: TaskQ
     assert not queue.drop("work", "key")
 
 
-def test_a_key_of_a_schedule_is_made_once_and_never_changed(
+def test_a_key_of_a_schedule_is_stored_once_and_never_changed(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
-    """In any state: waiting, in flight, ended. Another configuration removes only the waiting ones."""
+    """This holds for waiting, held and ended ticks. Another configuration removes only waiting ticks."""
     ticks = [(LONG_AGO + HOUR * hour, f"{hour} o'clock") for hour in range(4)]
     assert queue.install_ticks("work", "report", "v1", ticks) == 4
     ended, flying = queue.poll("work", owner, 2)

@@ -65,7 +65,7 @@ def submit(
     return submitted
 
 
-def test_the_executors_python_has_what_it_needs_but_not_this_package(workers_python: Path) -> None:
+def test_the_executors_python_has_the_required_libraries_but_not_this_package(workers_python: Path) -> None:
     def imported(modules: str) -> subprocess.CompletedProcess[str]:
         command = [str(workers_python), "-I", "-c", f"import {modules}"]
         return subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)

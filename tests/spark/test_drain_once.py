@@ -1,4 +1,4 @@
-"""Exactly once: each task is decided once and followed once, whatever happens to Spark and its driver."""
+"""Exactly once: each task has one decision and one follow-up, although Spark tasks and the driver fail."""
 
 import os
 import signal
@@ -159,7 +159,7 @@ def test_each_task_is_decided_once_if_most_have_one_identifier(spark: SparkSessi
     check_once(queue, [task.sequence for task in pushed], result)
 
 
-def test_losing_the_lease_during_a_job(
+def test_a_lease_lost_during_a_job_decides_and_pushes_nothing(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
 ) -> None:
     sequences = push(100)
@@ -212,7 +212,7 @@ def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -
 
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-def test_a_driver_that_is_killed_around_its_commit(
+def test_a_driver_killed_around_its_commit_commits_all_decisions_or_none(
     spark: SparkSession,
     dsn: str,
     queue: TaskQueue,

@@ -108,7 +108,7 @@ def test_structs_maps_and_arrays_become_json(spark: SparkSession, write: Push, q
 
 
 @pytest.mark.parametrize("insertion", ["append", "SUPERSEDE", "REPLACE", "DELETE"])
-def test_each_insertion_does_to_older_tasks_what_a_push_does(
+def test_each_insertion_changes_older_tasks_as_a_push_does(
     spark: SparkSession, write: Push, queue: TaskQueue, insertion: str
 ) -> None:
     from airflow_provider_taskq.queue import Insertion
@@ -125,7 +125,7 @@ def test_each_insertion_does_to_older_tasks_what_a_push_does(
     assert pushed == [(task.identifier, task.state, task.descent) for task in everything(queue, "plain")]
 
 
-def test_of_a_repeated_identifier_the_last_row_stands_across_chunks(
+def test_the_last_row_of_a_repeated_identifier_wins_across_chunks(
     spark: SparkSession, write: Push, queue: TaskQueue
 ) -> None:
     frame = spark.range(0, 30_000, 1, 2).selectExpr("concat('item-', id % 10000) AS identifier", "id AS priority")
@@ -281,7 +281,7 @@ def test_a_failed_commit_does_not_store_its_batch_number(spark: SparkSession, wr
     assert len(everything(queue)) == 10
 
 
-def test_rows_lost_in_a_server_crash_are_noticed(dsn: str, queue: TaskQueue) -> None:
+def test_rows_lost_in_a_server_crash_are_detected(dsn: str, queue: TaskQueue) -> None:
     options = PushOptions.parse({"mode": "push", "topic": "work"})
     with pytest.raises(Exception, match="has 0 of the 5 tasks that part 0 reported: run the job again"):
         push_stage(ConnectionInfo.resolve(dsn), options, str(uuid4()), [StagedAttempt(0, 1, 5)], None, None)
@@ -302,7 +302,7 @@ def test_a_stage_that_is_pruned_during_its_push_pushes_nothing(
     )
     conn.commit()
     options = PushOptions.parse({"mode": "push", "topic": "work"})
-    with pytest.raises(TaskQueueError, match="was forgotten while it was pushed: run the job again"):
+    with pytest.raises(TaskQueueError, match="was removed while it was pushed: run the job again"):
         push_stage(ConnectionInfo.resolve(dsn), options, str(stage), [StagedAttempt(0, 1, 3)], None, None)
     assert everything(queue) == []
 
@@ -361,7 +361,7 @@ def test_an_attempt_that_ends_after_its_job_leaves_nothing(dsn: str, conn: psyco
     PushWriter(options, stage, connection_info).abort([])
     batch = pa.record_batch({"identifier": pa.array(["late"])})
     check = ("SELECT taskq.check_push(%s::uuid)", (stage,))
-    with pytest.raises(TaskQueueError, match="was committed or given up"):
+    with pytest.raises(TaskQueueError, match="was committed or abandoned"):
         stage_rows(
             connection_info,
             COPY_TASKS,

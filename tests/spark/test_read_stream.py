@@ -74,7 +74,9 @@ def test_a_stream_continues_from_its_checkpoint(run: Callable[..., Seen], push: 
 
 
 @LIMITED
-def test_a_batch_that_failed_comes_again_as_it_was(run: Callable[..., Seen], push: Callable[[int], list[int]]) -> None:
+def test_a_failed_batch_is_handed_out_again_unchanged(
+    run: Callable[..., Seen], push: Callable[[int], list[int]]
+) -> None:
     class Failing(Seen):
         def __call__(self, frame: DataFrame, number: int) -> None:
             super().__call__(frame, number)

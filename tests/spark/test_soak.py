@@ -1,6 +1,6 @@
-"""A soak: a stream that pushes what it reads, at 2,000 tasks a second, while its driver is killed again and again.
+"""A stream copies a topic at 2,000 tasks a second, while its driver is killed repeatedly.
 
-TASKQ_SOAK_SECONDS says for how long; kills come every half a minute then, and at least twice.
+It runs for TASKQ_SOAK_SECONDS seconds, and kills the driver every half a minute, at least twice.
 """
 
 import os

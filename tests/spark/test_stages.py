@@ -1,4 +1,4 @@
-"""Staged decisions are committed once, all together, by the current owner (sql/api/stages.sql)."""
+"""Staged decisions are committed once, all together, by the current owner (sql/api/staged_decisions.sql)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -264,7 +264,7 @@ def fill(conn: Connection, queue: TaskQueue, owner: Owner, stage: str, count: in
 
 
 @pytest.mark.parametrize(("others_wait", "fillers"), [(False, 0), (True, 0), (False, 50_000)])
-def test_a_stage_of_all_kinds_of_decisions_does_what_a_completion_of_them_does(
+def test_a_stage_of_all_kinds_of_decisions_has_the_effect_of_a_completion(
     conn: Connection, queue: TaskQueue, owner: Owner, others_wait: bool, fillers: int
 ) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(hours=1), jitter=0)))

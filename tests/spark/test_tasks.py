@@ -142,7 +142,7 @@ def reader(dsn: str, schema: str, *filters: Filter) -> TasksReader:
 
 
 def test_only_the_selected_columns_and_rows_are_sent(dsn: str, mixed: list[int]) -> None:
-    asked = reader(
+    scan = reader(
         dsn,
         "sequence bigint, identifier string",
         IsNotNull(("state",)),
@@ -151,16 +151,16 @@ def test_only_the_selected_columns_and_rows_are_sent(dsn: str, mixed: list[int])
         LessThanOrEqual(("sequence",), mixed[11]),
         Not(EqualTo(("identifier",), "x")),
     )
-    rows = [row for part in asked.partitions() for batch in asked.read(part) for row in batch.to_pylist()]
+    rows = [row for part in scan.partitions() for batch in scan.read(part) for row in batch.to_pylist()]
     assert rows == [{"sequence": mixed[n], "identifier": f"item-{n}"} for n in (1, 10, 11)]
     assert reader(dsn, "sequence bigint", In(("state",), ("nonsense",))).partitions() == []
 
 
 def test_tasks_pushed_after_planning_are_not_read(dsn: str, queue: TaskQueue, mixed: list[int]) -> None:
-    asked = reader(dsn, "sequence bigint")
-    parts = asked.partitions()
+    scan = reader(dsn, "sequence bigint")
+    parts = scan.partitions()
     queue.push("work", ["late"])
-    rows = [row["sequence"] for part in parts for batch in asked.read(part) for row in batch.to_pylist()]
+    rows = [row["sequence"] for part in parts for batch in scan.read(part) for row in batch.to_pylist()]
     assert rows == mixed
 
 
@@ -175,9 +175,9 @@ def test_a_time_range_is_exact_to_the_microsecond(dsn: str, queue: TaskQueue) ->
         ([LessThanOrEqual(("created",), first)], ["a"]),
         ([GreaterThan(("created",), first - timedelta(microseconds=1))], ["a", "b"]),
     ):
-        asked = reader(dsn, "identifier string", *filters)
+        scan = reader(dsn, "identifier string", *filters)
         rows = [
-            row["identifier"] for part in asked.partitions() for batch in asked.read(part) for row in batch.to_pylist()
+            row["identifier"] for part in scan.partitions() for batch in scan.read(part) for row in batch.to_pylist()
         ]
         assert rows == names
     assert not PushedFilters().accept(GreaterThan(("created",), first.replace(tzinfo=None)))

@@ -75,7 +75,7 @@ def test_a_function_that_fails_fails_its_task_with_the_end_of_its_trace() -> Non
         (TaskOutcome(push={"next": [NewTask("b", {1: object()})]}), "its payload is not JSON"),  # type: ignore[dict-item]
         (TaskOutcome(push={"next": [NewTask("b", priority=101)]}), "its priority 101 is outside"),
         (TaskOutcome(push={"next": [NewTask("b", available_at=datetime(2026, 1, 1))]}), "has no time zone"),  # noqa: DTZ001
-        (TaskOutcome(junctions=[JunctionGroups("work", ["ab"])]), "a group is a list of identifiers"),
+        (TaskOutcome(junctions=[JunctionGroups("work", ["ab"])]), "a group must be a list of identifiers"),
     ],
 )
 def test_a_return_value_that_is_not_a_decision_fails_its_task_only(outcome: object, words: str | None) -> None:

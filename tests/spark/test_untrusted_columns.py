@@ -156,7 +156,7 @@ def test_the_writer_of_a_composite_takes_the_tasks_of_its_drain_only(
     assert states(queue) == {State.READY}
 
 
-def test_drains_that_run_at_once_do_not_share_a_format(spark: SparkSession, dsn: str) -> None:
+def test_concurrent_drains_do_not_share_a_format(spark: SparkSession, dsn: str) -> None:
     connection_info = ConnectionInfo.resolve(dsn)
     with composite_source(spark, connection_info, by_composite(orders)) as first:
         with composite_source(spark, connection_info, by_composite(orders)) as second:

@@ -26,7 +26,7 @@ def test_a_value_is_registered_once_for_a_class_a_task_and_a_qualifier() -> None
     assert batch.require(str, task(1), "other") == "of one, other"
 
 
-def test_a_missing_value_is_an_error_where_it_is_required_and_none_where_it_is_probed() -> None:
+def test_a_missing_value_is_an_error_for_require_and_none_for_probe() -> None:
     batch = Batch([task(1)])
     with pytest.raises(SupplementError, match="int was not registered"):
         batch.require(int)

@@ -99,7 +99,7 @@ def test_a_commit_hook_that_decides_on_some_of_its_tasks_fails_them_all(
     batch.in_commit(lambda *_: {batch.tasks[0]: SUCCESS})
     commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS))
     assert [state for _, state in states(queue)] == [State.FAILED] * 2
-    assert "made no decision on sequence" in (known(queue, batch.tasks[0]).error or "")
+    assert "returned no decisions for tasks that it got" in (known(queue, batch.tasks[0]).error or "")
 
 
 def test_follow_ups_are_pushed_for_continued_tasks_only(queue: TaskQueue, owner: Owner, batch: Batch) -> None:

@@ -91,9 +91,9 @@ def test_with_step_returns_another_composite_and_leaves_the_first_as_it_was() ->
 
 def test_an_unknown_dependency_raises_when_the_step_is_added() -> None:
     composite = Composite("orders").with_step(even(None), name="load")
-    with pytest.raises(InvalidArgument, match="'orders' has no step 'lod' to come after; there are: load"):
+    with pytest.raises(InvalidArgument, match="'orders' has no step 'lod' for `after`; its steps: load"):
         composite.with_step(even(None), name="check", after="lod")
-    with pytest.raises(InvalidArgument, match="has no step 'task' to come after"):
+    with pytest.raises(InvalidArgument, match="has no step 'task' for `after`"):
         composite.step(after=task)(len)
 
 
@@ -102,12 +102,12 @@ def test_a_step_name_that_is_taken_raises_when_the_step_is_added() -> None:
     with pytest.raises(InvalidArgument, match="has a step 'load' already"):
         composite.with_batch(len, name="load")
     twice = composite.with_step(task, name="a").with_step(task, name="b")
-    with pytest.raises(InvalidArgument, match="'task' is the function of several steps; name one"):
+    with pytest.raises(InvalidArgument, match="'task' names several steps; give a step name"):
         twice.with_step(len, after=task)
 
 
 def test_a_step_cannot_come_after_itself_so_there_are_no_cycles() -> None:
-    with pytest.raises(InvalidArgument, match="there are: none"):
+    with pytest.raises(InvalidArgument, match="its steps: none"):
         Composite("orders").with_step(even(None), name="load", after="load")
 
 
@@ -404,7 +404,7 @@ def test_a_context_that_fails_fails_its_tasks() -> None:
     assert results(composite.with_context(lambda *_: next(iter(()))), 2) == [FAILURE] * 2
 
 
-def test_a_composite_rewrites_what_its_steps_push() -> None:
+def test_a_composite_rewrites_the_follow_ups_of_its_steps() -> None:
     composite = Composite("rewriting")
 
     @composite.step(mode=StepMode.SEQUENTIAL)

@@ -330,7 +330,7 @@ def test_a_commit_hook_that_fails_fails_its_tasks_and_its_writes_are_undone(
     assert sorted(task.identifier for task in queue.page("next")) == ["item-0", "item-3"]
     error = queue.page("work")[2].error
     assert error is not None
-    assert "write made no decision on sequence" in error
+    assert "write returned no decisions for tasks that it got" in error
 
 
 def test_a_decision_on_a_foreign_task_fails_the_batch_without_follow_ups(queue: TaskQueue, engine: Engine) -> None:

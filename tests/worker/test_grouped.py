@@ -57,7 +57,7 @@ def batches(dsn: str, handler: Callable[..., Any], **options: object) -> Grouped
     return GroupedWorker(dsn, "work", handler, **options)  # type: ignore[arg-type]
 
 
-def test_in_mode_all_the_rest_of_a_group_is_handled_after_an_error(dsn: str, queue: TaskQueue) -> None:
+def test_in_mode_all_the_remaining_tasks_of_a_group_are_handled_after_an_error(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     tasks = push(queue, 1, 2, 3)
     recorder = Recorder(2)
@@ -67,7 +67,7 @@ def test_in_mode_all_the_rest_of_a_group_is_handled_after_an_error(dsn: str, que
     assert "ValueError: bad" in str(known(queue, tasks[1]).error)
 
 
-def test_in_mode_fail_first_the_rest_waits_untouched_and_keeps_its_order(dsn: str, queue: TaskQueue) -> None:
+def test_in_mode_fail_first_the_remaining_tasks_wait_unchanged_in_their_order(dsn: str, queue: TaskQueue) -> None:
     queue.alter_topic("work", retrying)
     tasks = push(queue, 1, 2, 3)
     recorder = Recorder(2)
@@ -222,7 +222,7 @@ def test_a_grouped_worker_keeps_its_lease_during_a_longer_run(dsn: str, queue: T
     assert known(queue, task).state is State.SUCCEEDED
 
 
-def test_options_that_make_no_sense_are_refused(dsn: str) -> None:
+def test_invalid_options_are_refused(dsn: str) -> None:
     for options in ({"groups": 0}, {"size": -2}):
         with pytest.raises(InvalidArgument):
             batches(dsn, Recorder(), **options)
@@ -230,7 +230,7 @@ def test_options_that_make_no_sense_are_refused(dsn: str) -> None:
         batches(dsn, Recorder(), mode="some")
 
 
-def test_an_error_with_a_success_rule_counts_as_success_and_the_group_goes_on(dsn: str, queue: TaskQueue) -> None:
+def test_an_error_with_a_success_rule_counts_as_success_and_the_group_continues(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2, 3)
     recorder = Recorder(2, error=UniqueViolation("written before"))
     run = batches(dsn, recorder, mode="fail_first", rules={UniqueViolation: Result.SUCCESS})

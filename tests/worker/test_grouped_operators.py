@@ -39,7 +39,7 @@ def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(qu
     assert queue.poll("work", owner, 2) == [a, b]
 
 
-def test_a_paused_retry_holds_its_group_back_and_is_due_at_once_when_resumed(
+def test_a_paused_retry_holds_its_group_back_and_is_due_at_once_when_it_is_resumed(
     dsn: str, queue: TaskQueue, owner: Owner
 ) -> None:
     queue.alter_topic("work", retrying)
@@ -109,12 +109,12 @@ def test_the_attempts_of_a_probing_topics_task_decide_whether_it_waits_for_the_p
     assert [task.attempt for task in queue.poll("work", owner, 2)] == [1]
 
 
-@pytest.mark.parametrize("state", ["held", "ended", "unknown", "being taken"])
+@pytest.mark.parametrize("state", ["held", "ended", "unknown", "being claimed"])
 def test_only_a_waiting_task_can_be_changed(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], state: str
 ) -> None:
     [task] = queue.push("work", ["a"])
-    if state == "being taken":
+    if state == "being claimed":
         open_queue().poll("work", queue.register("other"))
     elif state != "unknown":
         queue.poll("work", owner)

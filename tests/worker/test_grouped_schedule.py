@@ -38,7 +38,7 @@ def test_with_size_one_the_next_task_of_an_identifier_waits_for_the_pause(dsn: s
         assert (second - first >= 0.5, third - second >= 0.5) == (True, True)
 
 
-def test_a_run_of_the_full_number_of_groups_is_followed_by_the_next_at_once(dsn: str, queue: TaskQueue) -> None:
+def test_after_a_run_with_the_full_number_of_groups_the_next_run_starts_at_once(dsn: str, queue: TaskQueue) -> None:
     for identifier in ("a", "b", "c"):
         push(queue, 1, 2, identifier=identifier)
     with batches(dsn, Recorder(), groups=1, pause=HOUR):

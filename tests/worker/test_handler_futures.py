@@ -127,7 +127,7 @@ def test_a_worker_commits_the_outcome_of_a_future(dsn: str, queue: TaskQueue) ->
     worker.stop()
 
 
-def test_a_worker_goes_on_without_a_future_that_exceeds_its_limit(dsn: str, queue: TaskQueue) -> None:
+def test_a_worker_continues_without_a_future_that_exceeds_its_limit(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["never"])
     future: Future[Result] = Future()
     decided: list[str] = []

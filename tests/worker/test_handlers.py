@@ -41,7 +41,7 @@ def test_a_function_takes_a_task_or_a_task_and_its_batch() -> None:
     assert results(each(Sized()), task(1)) == [Result.FILTER]
 
 
-def test_a_returned_value_that_is_no_decision_is_a_failure_that_says_so() -> None:
+def test_a_returned_value_that_is_no_decision_fails_the_task_with_that_reason() -> None:
     [made] = each(lambda _: 5).handle(Batch([task(1)])).values()  # type: ignore[arg-type]
     assert made.result is Result.FAILURE
     assert "not int" in str(made.error)

@@ -121,7 +121,7 @@ def test_a_partition_that_ended_by_an_error_is_reported(dsn: str, queue: TaskQue
     consumer.start()
     with pytest.raises(NonTransient):
         consumer.wait(20)
-    assert check_health(queue).wrong == ["group readers, topic work: partition 0 gave up"]
+    assert check_health(queue).wrong == ["group readers, topic work: an error ended partition 0"]
 
 
 def test_a_health_monitor_checks_periodically_and_calls_its_signal(dsn: str, queue: TaskQueue, owner: Owner) -> None:

@@ -38,7 +38,7 @@ class Diary(WorkerListener):
         self.heard.append(("error", trace, type(error).__name__))
 
 
-def test_a_listener_hears_of_a_batch_from_start_to_complete(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_listener_is_called_for_a_batch_from_start_to_complete(queue: TaskQueue, make_worker: MakeWorker) -> None:
     diary = Diary()
     queue.push("work", ["a", "b"])
     make_worker(lambda _: None, size=2, listener=diary, listen=False).start()
@@ -53,7 +53,7 @@ def test_a_listener_hears_of_a_batch_from_start_to_complete(queue: TaskQueue, ma
     ]
 
 
-def test_a_listener_hears_of_a_failed_batch_with_its_trace(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_listener_is_called_for_a_failed_batch_with_its_traceback(queue: TaskQueue, make_worker: MakeWorker) -> None:
     def fail(_: Batch) -> None:
         raise ZeroDivisionError
 
@@ -76,7 +76,7 @@ def test_a_completion_that_fails_fails_its_batch(queue: TaskQueue, make_worker: 
     assert states(queue) == [("a", State.FAILED)]
 
 
-def test_a_batch_that_cannot_even_be_failed_is_fatal_and_loses_its_lease(
+def test_a_batch_that_cannot_be_marked_as_failed_is_fatal_and_loses_its_lease(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
     diary = Diary()
@@ -106,7 +106,7 @@ def test_a_listener_that_fails_does_not_stop_the_worker(queue: TaskQueue, make_w
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
-def test_a_fatal_listener_hears_of_fatal_errors_only() -> None:
+def test_a_fatal_listener_is_called_for_fatal_errors_only() -> None:
     reported: list[BaseException] = []
     listener = FatalListener(reported.append)
     assert listener.on_start([]) is None

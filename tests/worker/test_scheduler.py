@@ -133,7 +133,7 @@ def test_ticks_are_installed_every_quarter_of_ahead_and_at_least_every_hour(dsn:
     assert [each.interval for each in ticker.schedules] == [HOUR, HOUR / 4, SECOND, SECOND]
 
 
-def test_the_command_line_makes_the_same_ticks(dsn: str, queue: TaskQueue) -> None:
+def test_the_command_line_installs_the_same_ticks(dsn: str, queue: TaskQueue) -> None:
     from airflow_provider_taskq.cli.ticks import moments_and_hash
 
     three_kinds(dsn, {"n": 1})[2].install()
@@ -142,7 +142,7 @@ def test_the_command_line_makes_the_same_ticks(dsn: str, queue: TaskQueue) -> No
     assert {info.identifier.split("/")[1] for info in queue.page("work")} == {hash_}
 
 
-def test_a_schedule_that_fails_is_logged_without_payload_and_the_others_go_on(
+def test_a_schedule_that_fails_is_logged_without_payload_and_the_others_continue(
     dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs: list[int] = []

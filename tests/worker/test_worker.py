@@ -429,5 +429,5 @@ def test_a_drain_leaves_tasks_that_an_open_transaction_locks(
     with connect(dsn) as other:
         other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
         assert worker.drain().handled == 0
-    assert "ready tasks are left, a transaction that stays open locks them: worker=work topic=work" in caplog.text
+    assert "ready tasks are left, as an open transaction locks them: worker=work topic=work" in caplog.text
     assert states(queue) == [("a", State.READY)]

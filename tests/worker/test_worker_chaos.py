@@ -1,6 +1,6 @@
 """Two worker processes under load, killed with -9 at random: nothing lost, effects once, order kept.
 
-TASKQ_CHAOS_SECONDS says for how long: 15 unless set.
+It runs for TASKQ_CHAOS_SECONDS seconds, by default 15.
 """
 
 import os
@@ -81,7 +81,7 @@ def load(queue: TaskQueue, effects: Callable[[], list[str]], dsn: str, tmp_path:
         yield crew
 
 
-def test_workers_killed_at_random_lose_nothing_double_nothing_and_keep_the_order(
+def test_workers_killed_at_random_lose_no_task_repeat_none_and_keep_the_order(
     queue: TaskQueue, load: Crew, dsn: str
 ) -> None:
     chance = random.Random(7)  # noqa: S311 -- random kills, the same in each run

@@ -1,4 +1,4 @@
-"""Composite steps: named steps with dependencies, one definition for a worker's threads and for a Spark plan."""
+"""Composites: handlers of named steps with dependencies, which run in a worker's threads or as a Spark plan."""
 
 from airflow_provider_taskq.worker.composite.composite import Composite
 from airflow_provider_taskq.worker.composite.engine import CompositeClosed

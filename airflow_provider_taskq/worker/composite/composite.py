@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Composite:
-    """A handler of named steps. Each step starts when the steps that it comes `after` have ended.
+    """A handler of named steps. A step starts when the steps that it comes `after` have ended.
 
         orders = Composite("orders")
 
@@ -26,15 +26,15 @@ class Composite:
         def check(task: Task) -> Result: ...
 
     Steps that do not depend on each other run at once. A step gets the tasks that all steps before it have continued.
-    The decisions of all steps on a task are merged by priority. A composite that has started takes no more steps. It
-    pickles as its definition, without threads.
+    The decisions of all steps on a task are merged by priority. After its first batch, a composite accepts no more
+    steps. It pickles its definition and options, but neither threads nor the executor.
 
-    :param threads: tasks of parallel steps that run at once; None for four more than there are processors, at most 32.
+    :param threads: tasks of parallel steps that run at once. None means as many as the executor runs, or without an
+        executor four more than there are processors, at most 32.
     :param concurrency: batches of `submit` that may be in flight. With 0, `submit` waits for its batch.
-    :param fail_pending: `close` fails the batches in flight with CompositeClosed. By default it waits for them.
+    :param fail_pending: lets `close` fail the batches in flight with CompositeClosed. By default it waits for them.
     :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the functions of all steps, except
-        coroutines, which run on an event loop. The caller shuts it down after `close`. `threads=None` then means as
-        many as it has. A pickled composite does not take the executor along.
+        coroutines, which run on an event loop. The caller shuts it down after `close`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Composite:
 
     @property
     def contexts(self) -> tuple[Context, ...]:
-        """The functions that are called after the last step."""
+        """The functions that the composite calls after the last step."""
         return self._definition.contexts
 
     @overload
@@ -92,8 +92,12 @@ class Composite:
     ) -> F | Callable[[F], F]:
         """Adds a function of one task, as a decorator: `task -> outcome`, or `(task, batch) -> outcome`.
 
-        It returns a Decision or a Result, or raises TaskResultException. None is SUCCESS; any other exception is
-        FAILURE of that task only. Coroutine functions are awaited, for all tasks at once if PARALLEL.
+        The function returns a Decision or a Result, or raises TaskResultException; None means SUCCESS. Any other
+        exception fails its task only. A coroutine function is awaited, for all tasks at once if `mode` is PARALLEL.
+
+        :param name: by default the name of the function.
+        :param after: names or functions of steps that end before this one starts.
+        :raises InvalidArgument: if the name is taken, a step of `after` is missing, or the composite has started.
         """
         return self._add_step(function, name, after, mode, whole=False)
 
@@ -106,32 +110,32 @@ class Composite:
     def batch(
         self, function: F | None = None, /, *, name: str | None = None, after: After = ()
     ) -> F | Callable[[F], F]:
-        """Adds a function of all tasks of the step, as a decorator: `tasks -> outcome`, or `(tasks, batch) -> outcome`.
+        """Adds a function of all tasks at once, as a decorator: `tasks -> outcome`, or `(tasks, batch) -> outcome`.
 
-        It returns a mapping with a decision for each task, or one outcome for all, or a coroutine or a
-        `concurrent.futures.Future` of these. An exception decides on all of them.
+        The function returns a mapping with a decision on each task, or one outcome for all tasks. It may return a
+        coroutine or a `concurrent.futures.Future` of these. An exception fails all tasks. For the options see `step`.
         """
         return self._add_step(function, name, after, StepMode.SEQUENTIAL, whole=True)
 
     def context(self, function: Context) -> Context:
-        """Adds a function `(batch, decisions) -> decisions or None` that is called after the last step, as a decorator.
+        """Adds a function `(batch, decisions) -> decisions or None` that runs after the last step, as a decorator.
 
-        It may return decisions, one for each task, which are merged with those of the steps. It may take part in the
-        committing transaction through `batch.in_commit` and `batch.after_commit`. If it fails, all tasks are FAILED.
+        The decisions that it returns, one on each task, are merged with those of the steps. An exception fails all
+        tasks. The function may call `batch.in_commit` and `batch.after_commit`.
         """
         self._replace(self._definition.with_context(function))
         return function
 
     def around(self, function: Around) -> Around:
-        """Adds a function `(step, tasks, proceed) -> decisions` that is called around each step, as a decorator.
+        """Adds a function `(step, tasks, proceed) -> decisions` that wraps each step, as a decorator.
 
-        `proceed()` runs the step and returns its decisions. The first that was added is the outermost.
+        `proceed()` runs the step and returns its decisions. The wrapper that was added first is the outermost.
         """
         self._replace(self._definition.with_around(function))
         return function
 
     def rewrite(self, function: Rewrite) -> Rewrite:
-        """Adds a function `(task, new task) -> new task` that changes what steps push, as a decorator."""
+        """Adds a function `(task, new task) -> new task` that changes the tasks that steps push, as a decorator."""
         self._replace(self._definition.with_rewrite(function))
         return function
 
@@ -143,11 +147,11 @@ class Composite:
         after: After = (),
         mode: StepMode = StepMode.PARALLEL,
     ) -> Self:
-        """Returns a copy with one more step."""
+        """Returns a copy with one more step. For the parameters see `step`."""
         return self._with(self._definition.with_step(function, name, after, mode, whole=False))
 
     def with_batch(self, function: Callable[..., Any], *, name: str | None = None, after: After = ()) -> Self:
-        """Returns a copy with one more step of the whole batch."""
+        """Returns a copy with one more step of all tasks at once. For the parameters see `step`."""
         return self._with(self._definition.with_step(function, name, after, StepMode.SEQUENTIAL, whole=True))
 
     def with_context(self, function: Context) -> Self:
@@ -155,7 +159,7 @@ class Composite:
         return self._with(self._definition.with_context(function))
 
     def with_around(self, function: Around) -> Self:
-        """Returns a copy with one more function around each step."""
+        """Returns a copy with one more wrapper around each step."""
         return self._with(self._definition.with_around(function))
 
     def with_rewrite(self, function: Rewrite) -> Self:
@@ -171,7 +175,7 @@ class Composite:
         return self._started().submit(batch)
 
     def close(self) -> None:
-        """Waits for the batches in flight, or fails them with CompositeClosed. A later batch may follow."""
+        """Waits for the batches in flight, or fails them with CompositeClosed. A later batch starts it again."""
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:

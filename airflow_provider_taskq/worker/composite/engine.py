@@ -1,4 +1,4 @@
-"""Runs the batches of a composite in this process: each step after its dependencies, several batches at once."""
+"""Runs the batches of a composite in this process: each step after its dependencies."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _SUCCESS = Decision(Result.SUCCESS)
 
 
 class CompositeClosed(TaskQueueError):
-    """The composite was closed while a batch was in flight."""
+    """The composite was closed before it could finish a batch."""
 
 
 class CompositeEngine:
@@ -37,14 +37,14 @@ class CompositeEngine:
         threads: int | None,
         concurrency: int,
         fail_pending: bool,
-        executor: Executor | None = None,
+        executor: Executor | None,
     ) -> None:
         self._definition = definition
         self._threads = CompositeThreads(definition.name, threads, executor)
         self._concurrency = concurrency
         self._fail_pending = fail_pending
         self._in_flight: set[BatchFuture] = set()
-        self._completing: list[int] = []  # the threads that complete a future now
+        self._completing: list[int] = []  # idents of the threads that complete a future now
         self._changed = threading.Condition()
         self._closed = False
 
@@ -64,11 +64,11 @@ class CompositeEngine:
         thread = threading.Thread(target=copy_context().run, args=(self._run, batch, future), name=name, daemon=True)
         thread.start()
         if not self._concurrency:
-            future.exception()  # waits
+            future.exception()  # waits for the batch
         return future
 
     def close(self) -> None:
-        """Waits for the batches in flight that are not abandoned, or fails them. Ends the threads."""
+        """Waits for the batches in flight, or fails them with CompositeClosed. Then ends the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -80,7 +80,7 @@ class CompositeEngine:
         for future in pending:
             future.set_exception(self._closed_error())
         with self._changed:
-            # A callback of a future may close the composite: do not wait for this thread itself.
+            # A callback of a future may close the composite in this thread, which must not wait for itself.
             self._changed.wait_for(lambda: set(self._completing) <= {threading.get_ident()})
         self._threads.close()
 
@@ -95,12 +95,12 @@ class CompositeEngine:
         try:
             with batch.running(f"composite {self._definition.name}", cancel=abandon):
                 outcome = CompositeRun(self._definition, batch, self._threads, stopped).decisions()
-        except BaseException as error:  # noqa: BLE001 -- it is raised where the Future is waited for
+        except BaseException as error:  # noqa: BLE001 -- Future.result() raises it
             outcome = error
         self._end(future, outcome)
 
     def _end(self, future: BatchFuture, outcome: Mapping[Task, Decision] | BaseException) -> None:
-        """Makes room for another batch, and completes the future, unless it is completed already."""
+        """Makes room for another batch and completes the future, unless that has happened before."""
         with self._changed:
             if future not in self._in_flight:
                 return
@@ -123,7 +123,7 @@ class CompositeEngine:
 
 @dataclass(slots=True)
 class CompositeRun:
-    """The run of one batch through the steps. `done` has the decisions of each step that has ended."""
+    """The run of one batch through the steps. `done` has the decisions of the steps that have ended."""
 
     definition: CompositeDefinition
     batch: Batch
@@ -132,7 +132,7 @@ class CompositeRun:
     done: dict[str, dict[Task, Decision]] = field(default_factory=dict)
 
     def decisions(self) -> Mapping[Task, Decision]:
-        """Runs all steps and contexts, and merges their decisions for each task of the batch."""
+        """Runs all steps and contexts, and returns their merged decision on each task of the batch."""
         self._run_steps()
         merged = {task: self._merged(task) for task in self.batch.tasks}
         added = [apply_context(context, self.batch, merged) for context in self.definition.contexts]
@@ -142,10 +142,7 @@ class CompositeRun:
         return merged
 
     def _run_steps(self) -> None:
-        """Starts each step as soon as its dependencies have ended.
-
-        A step that runs alone runs in this thread, unless the caller's executor runs the steps.
-        """
+        """Starts each step when its dependencies have ended. Runs a lone step here, unless the user has an executor."""
         left = {step.name: step for step in self.definition.steps}
         running: dict[Future[dict[Task, Decision]], str] = {}
         while left or running:
@@ -159,9 +156,9 @@ class CompositeRun:
                 self.done[running.pop(future)] = future.result()
 
     def _take_ready(self, left: dict[str, Step]) -> list[tuple[Step, list[Task]]]:
-        """Takes the steps that can start, each with its tasks. A step without tasks ends without a call."""
+        """Removes the steps that can start from `left`. Returns them with their tasks; ends steps without tasks."""
         ready: list[tuple[Step, list[Task]]] = []
-        for step in list(left.values()):  # in order, so that a step without tasks makes later ones ready
+        for step in list(left.values()):  # in order of definition, since a step without tasks makes later ones ready
             if all(name in self.done for name in step.after):
                 del left[step.name]
                 if tasks := self._entering(step):
@@ -171,7 +168,7 @@ class CompositeRun:
         return ready
 
     def _entering(self, step: Step) -> list[Task]:
-        """The tasks that every step before this one has continued."""
+        """Returns the tasks that every step before this one has continued."""
         before = [self.done[name] for name in step.after]
 
         def continued(task: Task) -> bool:
@@ -185,10 +182,10 @@ class CompositeRun:
         return run_step(step, tasks, self.batch, self.threads, self.definition.around)
 
     def _merged(self, task: Task) -> Decision:
-        """Merges the decisions of the steps. Of two with the same result, the message of the later step stays."""
+        """Merges the decisions of the steps. If two results are equal, keeps the message of the later step."""
         own = [decisions[task] for step in self.definition.steps if task in (decisions := self.done[step.name])]
         return reduce(_merge, reversed(own)) if own else _SUCCESS
 
 
 def _merge(later: Decision, earlier: Decision) -> Decision:
-    return later if later is earlier else later.merge(earlier)  # most are the same plain SUCCESS
+    return later if later is earlier else later.merge(earlier)  # most are the same object, SUCCESS

@@ -1,4 +1,4 @@
-"""The steps of a composite: their definition, and the call of one step with its tasks."""
+"""The steps of a composite: their definition, and calls of steps and contexts."""
 
 import asyncio
 import inspect
@@ -18,20 +18,21 @@ from airflow_provider_taskq.worker.handlers import (
     decision_of,
     decision_of_call,
     decision_on,
+    decisions_of,
     requires_two_arguments,
 )
 
 StepFunction: TypeAlias = Callable[..., Any]
 After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
 Decisions: TypeAlias = Mapping[Task, Decision]
-# Called instead of a step: (step, tasks, proceed). `proceed()` runs the step and returns its decisions.
+# Called as (step, tasks, proceed) instead of a step. `proceed()` runs the step and returns its decisions.
 Around: TypeAlias = Callable[[str, Sequence[Task], Callable[[], Decisions]], Decisions]
-# Called after the last step; its decisions are merged with those of the steps.
+# Called after the last step. Its decisions are merged with those of the steps.
 Context: TypeAlias = Callable[[Batch, Decisions], Mapping[Task, Decision | Result] | None]
 
 
 class StepMode(StrEnum):
-    """How a step handles the tasks of a batch: several at once, or one after another in batch order."""
+    """How a step handles its tasks: several at once, or one after another in the order of the batch."""
 
     PARALLEL = "PARALLEL"
     SEQUENTIAL = "SEQUENTIAL"
@@ -39,7 +40,7 @@ class StepMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A named function of one task, or of all tasks at once (`whole`), and the names of the steps that it comes after.
+    """A named function of one task, or of all tasks at once if `whole`. It runs after the steps of these names.
 
     `wants_batch`: the function takes the batch as its second argument.
     """
@@ -52,7 +53,7 @@ class Step:
     wants_batch: bool = False
 
     def call(self, given: object, batch: Batch) -> Any:
-        """Calls the function with a task or with several tasks."""
+        """Calls the function with a task, or with all tasks."""
         return self.function(given, batch) if self.wants_batch else self.function(given)
 
 
@@ -60,7 +61,7 @@ class Step:
 class CompositeDefinition:
     """The steps of a composite in the order in which they were added, and its contexts, wrappers and rewrites.
 
-    A step can only come after steps that were added before it, so there are no cycles.
+    A step can only run after steps that were added before it, so there are no cycles.
     """
 
     name: str
@@ -72,7 +73,7 @@ class CompositeDefinition:
     def with_step(
         self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool
     ) -> "CompositeDefinition":
-        """Returns a copy with one more step. InvalidArgument if its name is taken, or if `after` is unknown."""
+        """Returns a copy with one more step. Raises InvalidArgument if its name is taken or `after` is unknown."""
         if not callable(function):
             raise InvalidArgument(f"composite {self.name!r}: a step must be a function, not {type(function).__name__}")
         step = Step(
@@ -104,15 +105,14 @@ class CompositeDefinition:
         return tuple(dict.fromkeys(self._name(each) for each in given))
 
     def _name(self, given: str | StepFunction) -> str:
-        """The name of the step that is given by its name or its function."""
         found = [step.name for step in self.steps if given in (step.name, step.function)]
         if len(found) == 1:
             return found[0]
         name = given if isinstance(given, str) else _name_of(given)
         if found:
-            raise InvalidArgument(f"composite {self.name!r}: {name!r} is the function of several steps; name one")
+            raise InvalidArgument(f"composite {self.name!r}: {name!r} names several steps; give a step name")
         known = ", ".join(step.name for step in self.steps) or "none"
-        raise InvalidArgument(f"composite {self.name!r} has no step {name!r} to come after; there are: {known}")
+        raise InvalidArgument(f"composite {self.name!r} has no step {name!r} for `after`; its steps: {known}")
 
 
 def _name_of(function: StepFunction) -> str:
@@ -122,10 +122,10 @@ def _name_of(function: StepFunction) -> str:
 def run_step(
     step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads, around: Sequence[Around]
 ) -> dict[Task, Decision]:
-    """Calls a step with its tasks, and returns a decision for each. ForeignDecision if it decides on other tasks.
+    """Calls a step with its tasks, and returns a decision on each. Raises ForeignDecision if it decides on others.
 
-    An exception of a step of one task is the FAILURE of that task; one of a batch step, or of a wrapper around a step,
-    is that of all tasks. A TaskResultException is its own result. A task without a decision is FAILED.
+    An exception fails the task of the call. An exception of a batch step, or of a wrapper, fails all tasks. A
+    TaskResultException sets their result instead. A task without a decision fails.
     """
     call: Callable[[], Decisions] = partial(_call_whole if step.whole else _call_each, step, tasks, batch, threads)
     for wrapper in reversed(around):
@@ -137,12 +137,12 @@ def run_step(
         decided = dict.fromkeys(tasks, decision_on(error))
     name = f"step {step.name!r}"
     if not isinstance(decided, Mapping):
-        raise TypeError(f"the wrapper around {name} returned {type(decided).__name__}, not decisions")
+        raise TypeError(f"the wrapper around {name} must return decisions by task, not {type(decided).__name__}")
     return complete_decisions(name, tasks, decided)
 
 
 def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decisions:
-    """Calls a context with the decisions so far, and returns its own: none, or one for each task."""
+    """Calls a context with the decisions so far. Returns the decisions of the context: none, or one on each task."""
     name = f"context {name_of(context)}"
     try:
         with batch.running(name):
@@ -156,12 +156,12 @@ def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decis
 
 
 def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
-    """Orders follow-ups by their tasks, and rewrites those to push.
+    """Sorts follow-ups and releases in the order of the batch, and rewrites the follow-ups.
 
     Returns FAILURE for each task whose follow-up cannot be rewritten or pushed.
     """
     places = {task: place for place, task in enumerate(batch.tasks)}
-    batch.follow_ups.sort(key=lambda follow_up: places[follow_up.task])  # not by which thread was faster
+    batch.follow_ups.sort(key=lambda follow_up: places[follow_up.task])  # threads add them in any order
     batch.releases.sort(key=lambda release: places[release.task])
     failed: dict[Task, Decision] = {}
     for place, follow_up in enumerate(batch.follow_ups):
@@ -170,7 +170,7 @@ def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
             for rewrite in rewrites:
                 tasks = tuple(rewrite(follow_up.task, new) for new in tasks)
             for chunk in split_into_chunks(follow_up.topic, tasks):
-                chunk.columns()
+                chunk.columns()  # raises an error for a task that cannot be pushed
         except Exception as error:  # noqa: BLE001 -- any error fails this task
             failed[follow_up.task] = decision_on(error)
         batch.follow_ups[place] = replace(follow_up, tasks=tasks)
@@ -178,10 +178,7 @@ def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
 
 
 def _call_whole(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:
-    decided = _result_of(step.call(tasks, batch), batch, threads)
-    if not isinstance(decided, Mapping):
-        return dict.fromkeys(tasks, decision_of(decided))
-    return {task: decision_of(outcome) for task, outcome in decided.items()}
+    return decisions_of(_result_of(step.call(tasks, batch), batch, threads), tasks)
 
 
 def _call_each(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:
@@ -215,7 +212,7 @@ async def _await_each(step: Step, tasks: Sequence[Task], batch: Batch) -> dict[T
 
 
 def _result_of(value: Any, batch: Batch, threads: CompositeThreads) -> Any:
-    """Waits for a Future or an awaitable. Returns any other value as it is."""
+    """Waits for a Future or an awaitable, and returns its result. Returns any other value as it is."""
     if isinstance(value, Future):
         return batch.result_of(value, "a step")
     return threads.run_awaitable(value, batch) if inspect.isawaitable(value) else value

@@ -1,4 +1,4 @@
-"""The threads of a composite in one process: for steps, for the tasks of a step, and one for coroutines."""
+"""The threads of a composite: for its steps, for the tasks of a step, and one for coroutines."""
 
 import threading
 from collections import deque
@@ -13,16 +13,15 @@ from airflow_provider_taskq.worker.threads import EventLoopThread, ThreadPool
 
 T = TypeVar("T")
 
-_STEP_THREADS = 64  # for all batches; a step that finds no free thread waits, and no step waits for another
+_STEP_THREADS = 64  # for all batches; a step waits for a free thread, but never for another step
 
 
 class CompositeThreads:
-    """The threads of a composite, started when they are needed: for steps, for the tasks of steps, and an event loop.
-
-    Calls see the context variables of their caller. An executor of the caller replaces the threads of steps and tasks.
-    No call waits there for another call of this composite, so one thread of it is enough.
+    """The threads of a composite, which start when calls need them. Calls see the context variables of their caller.
 
     :param size: tasks of steps that run at once; None for as many as the executor has free threads.
+    :param executor: an executor of the user, which replaces the threads of steps and tasks. One thread of it is enough,
+        because no call of a composite waits for another one in it.
     """
 
     def __init__(self, name: str, size: int | None, executor: Executor | None = None) -> None:
@@ -38,7 +37,7 @@ class CompositeThreads:
         self._loop = EventLoopThread(f"taskq {name} loop")
 
     def start(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Starts a step in another thread."""
+        """Starts a step in another thread. Returns a Future of its result."""
         return self._steps.submit(function, *arguments)
 
     def each(
@@ -46,9 +45,9 @@ class CompositeThreads:
     ) -> None:
         """Calls a function for each item, in this thread and in others, and returns when all calls have ended.
 
-        Because this thread works too, the calls go on even if all other threads are busy. The calls of the other
-        threads run inside `within()`.
+        The calls in other threads run within `within()`. Raises the first error of a call.
         """
+        # This thread handles items too, so the calls make progress even if all other threads are busy.
         shared = _SharedItems(function, items)
 
         def work_along() -> None:
@@ -61,31 +60,30 @@ class CompositeThreads:
         shared.finish()
 
     def run_awaitable(self, awaitable: Awaitable[T], batch: Batch) -> T:
-        """Awaits on the event loop of the composite. It is cancelled if the batch is abandoned."""
+        """Awaits on the event loop of the composite, and returns the result. See `EventLoopThread.run`."""
         return self._loop.run(awaitable, batch, "a coroutine on the event loop")
 
     def close(self) -> None:
-        """Ends the threads. A stuck thread is left behind."""
+        """Ends the threads. Does not wait for a stuck thread."""
         self._steps.close()
         self._tasks.close()
         self._loop.close()
 
 
 class _ExecutorPool:
-    """An executor of the caller; the caller shuts it down."""
+    """The interface of ThreadPool over an executor of the user."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Submits a call. Its Future is completed even if a shutdown of the executor cancels the call."""
         future: Future[T] = Future()
 
         def copy_outcome(ended: Future[T]) -> None:
             # concurrent.futures.wait() never returns for a Future that shutdown(cancel_futures=True) has cancelled.
             try:
                 result = ended.result()
-            except BaseException as error:  # noqa: BLE001 -- it is raised where the Future is waited for
+            except BaseException as error:  # noqa: BLE001 -- Future.result() raises it
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -94,11 +92,11 @@ class _ExecutorPool:
         return future
 
     def close(self) -> None:
-        """Leaves the executor to the caller."""
+        """Does nothing: the user shuts the executor down."""
 
 
 class _SharedItems(Generic[T]):
-    """Items that several threads take and handle. A thread that comes when none is left is not waited for."""
+    """Items that several threads take and handle. `finish` does not wait for a thread that has taken no item."""
 
     def __init__(self, function: Callable[[T], None], items: Iterable[T]) -> None:
         self.left = deque(items)
@@ -108,10 +106,15 @@ class _SharedItems(Generic[T]):
         self._errors: list[BaseException] = []
 
     def work(self) -> None:
-        """Handles items until none is left."""
-        while (item := self._take()) is not None:
+        """Handles items until none is left. After an error drops the rest."""
+        while True:
+            with self._changed:
+                if not self.left:
+                    return
+                item = self.left.popleft()
+                self._busy += 1
             try:
-                self._function(item[0])
+                self._function(item)
             except BaseException as error:  # noqa: BLE001 -- `finish` raises it
                 self._errors.append(error)
                 self.left.clear()
@@ -121,16 +124,9 @@ class _SharedItems(Generic[T]):
                     self._changed.notify_all()
 
     def finish(self) -> None:
-        """Works along, waits until all items are handled, and raises the first error."""
+        """Works too, waits until all items are handled, and raises the first error."""
         self.work()
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
         if self._errors:
             raise self._errors[0]
-
-    def _take(self) -> tuple[T] | None:
-        with self._changed:
-            if not self.left:
-                return None
-            self._busy += 1
-            return (self.left.popleft(),)

@@ -54,9 +54,9 @@ T = TypeVar("T")
 
 
 def step(weight: int, **values: st.SearchStrategy[Any]) -> Callable[[Step], Step]:
-    """Makes a method a step with these values, which is drawn with this weight.
+    """Makes a method a step with these values. `weight`: how often it is drawn.
 
-    A step is no rule of its own, because Hypothesis leaves out most rules of a run, and then little happens.
+    A step is not a rule of Hypothesis, which would leave out most rules in each run, so that few calls have an effect.
     """
 
     def marked(method: Step) -> Step:
@@ -132,7 +132,7 @@ class Driver(RuleBasedStateMachine):
         return reported
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
-        """What a verb returns, or how it refuses: then it is undone, in a transaction of many to its savepoint."""
+        """Return the result of a call, or the type of its error. An error undoes the call, to a savepoint if needed."""
         try:
             with nullcontext() if self.conn.autocommit else self.conn.transaction():
                 return call(), None
@@ -140,7 +140,7 @@ class Driver(RuleBasedStateMachine):
             return None, type(error)
 
     def topic_with(self, number: int, *states: State) -> str:
-        """A topic that has tasks in such a state, if there is one, so that most steps have an effect."""
+        """Choose a topic that has tasks in one of the states, if there is one, so that most steps have an effect."""
         fitting = [topic for topic in self.model.topics if self.model.of_topic(topic, *states)]
         return picked(fitting or sorted(self.model.topics), [number])[0]
 

@@ -1,4 +1,4 @@
-"""The model of leases and ends: sections 3 and 6 of the contract."""
+"""The model of leases and of the ends of tasks."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The model of poll: section 5 of the contract."""
+"""The model of polls."""
 
 from collections.abc import Callable, Iterable
 

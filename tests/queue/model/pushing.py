@@ -1,4 +1,4 @@
-"""The model of push: section 4 of the contract."""
+"""The model of pushes and offers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class Pushing(Holdings):
         return list(given)
 
     def displace(self, topic: str, identifiers: set[str], insertion: Insertion) -> None:
-        """Changes older tasks as the table of the contract says."""
+        """Changes older tasks as the insertion requires."""
         for task in self.of_topic(topic):
             if task.identifier not in identifiers or task.state is State.ACTIVE:
                 continue

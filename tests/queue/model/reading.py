@@ -67,7 +67,7 @@ class Reading(Holdings):
         return min((task.sequence for task in self.tasks.values() if task.created.hours > hour), default=None)
 
     def status(self, task: ModelTask) -> str:
-        """The status of a task, as the contract derives it."""
+        """Derives the status of a task."""
         topic = self.topics[task.topic]
         if task.state is State.FAILED and task.attempt >= topic.policy.retry.max_attempts:
             return "exhausted"

@@ -40,7 +40,7 @@ def hours(duration: timedelta) -> int:
 
 @dataclass(eq=False)
 class ModelTask:
-    """A task, as the contract defines it."""
+    """A task with all stored fields."""
 
     sequence: int
     topic: str

@@ -1,4 +1,4 @@
-"""The contract's queue in memory: test_model compares the real queue with it."""
+"""The model of the whole queue in memory. test_model.py compares the real queue with it."""
 
 from dataclasses import dataclass, field
 

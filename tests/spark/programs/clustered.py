@@ -20,10 +20,10 @@ def tell_where(task: Task, options: Mapping[str, str]) -> Decision:  # noqa: ARG
 
 
 def wait_and_note(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """Decides every task, and a task of the topic `next` follows it, with the same payload.
+    """Decides every task, and pushes a follow-up with the same payload to the topic `next`.
 
-    Each try of a Spark task notes in the folder --option notes=... which it is, and its process; all but the first
-    partition then wait for a file `gate` in there.
+    Each attempt of a Spark task writes its number and its process to the folder --option notes=... . All partitions but
+    the first then wait for a file `gate` in that folder.
     """
     notes = options["notes"]
 

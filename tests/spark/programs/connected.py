@@ -1,4 +1,4 @@
-"""Works with the queue through Spark Connect, and tells as JSON what came of it."""
+"""Works with the queue through Spark Connect, and prints the results as JSON."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
 
 
 def work(spark: SparkSession, queue: TaskQueue, dsn: str, checkpoint: Path) -> dict[str, Any]:
-    """Claims here, lets the server read and decide what is held, looks, pushes, tries to drain, and copies a log."""
+    """Claims tasks here. Through the server it reads, decides and pushes, tries to drain, and copies a log."""
     spark.dataSource.register(TaskQDataSource.with_connection(ConnectionInfo.resolve(dsn)))
     owner = queue.register("me")
     output: dict[str, Any] = {"session": type(spark).__module__, "claimed": queue.claim("work", owner, 6)}

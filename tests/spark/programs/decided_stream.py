@@ -24,7 +24,7 @@ def decide(spark: SparkSession, dsn: str, checkpoint: str, owner: str, fence: st
 
 
 def main(dsn_file: Path, *where: str) -> None:
-    """In a session of its own."""
+    """Runs the stream in a new Spark session."""
     builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
     decide(builder.config("spark.driver.memory", "700m").getOrCreate(), dsn_file.read_text(), *where)
 

@@ -9,7 +9,7 @@ from airflow_provider_taskq.queue import Decision, Result, Task
 
 
 def succeed(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """Decides every task, with what --option note=... says as its message."""
+    """Decides every task, with the value of --option note=... as its message."""
     note = options.get("note", "done")
     return tasks.selectExpr("sequence", "'SUCCESS' AS result", f"to_json(named_struct('note', '{note}')) AS message")
 
@@ -39,12 +39,12 @@ def wait_and_follow(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
 
 
 def count_letters(task: Task, options: Mapping[str, str]) -> Decision:
-    """Decides one task, with what --option note=... says in its message."""
+    """Decides one task, with the value of --option note=... in its message."""
     return Decision(Result.SUCCESS, {"note": options["note"], "letters": len(task.identifier)})
 
 
 def stumble(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """Fails with an error of its own."""
+    """Raises a RuntimeError."""
     raise RuntimeError(f"stumbled over {len(options)} options and {len(tasks.columns)} columns")
 
 

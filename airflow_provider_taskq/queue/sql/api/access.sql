@@ -14,39 +14,31 @@
 -- list is for operators. Only the owner of the schema may call grant_access and revoke_access.
 CREATE VIEW taskq.privileges AS
 SELECT 'producer' AS kind, unnest(ARRAY[
-    'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push',
-    'push_staged', 'abandon_push', 'install_ticks', 'notify', 'topics', 'policy']) AS function, true AS by_topic
-UNION ALL SELECT 'producer', unnest(ARRAY[
-    'begin_stream_batch']), false
+    'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged',
+    'abandon_push', 'install_ticks', 'notify', 'topics', 'policy']) AS function, true AS by_topic
+UNION ALL SELECT 'producer', unnest(ARRAY['begin_stream_batch']), false
 UNION ALL SELECT 'consumer', unnest(ARRAY[
     'register', 'take_over', 'heartbeat', 'release', 'owner', 'owners', 'held', 'poll', 'poll_batch', 'claim',
     'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once',
-        'notify',
-    'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage', 'complete_staged',
-    'stage_results', 'claim_batch', 'defer_held_tasks', 'count_staged', 'count_stage_pushed', 'notify_stage_topics',
-        'completed_in_stage',
-    'abandon_stage', 'prune_stages', 'expire', 'events', 'log_end', 'log_bounds', 'log_slice', 'progress', 'advance',
-    'topics', 'policy', 'join_group', 'acquire_partition', 'renew_partitions', 'read_partition', 'advance_partition',
-        'release_partition',
-    'release_tasks', 'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain',
-        'count_ended_by',
+    'notify', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage',
+    'complete_staged', 'stage_results', 'claim_batch', 'defer_held_tasks', 'count_staged', 'count_stage_pushed',
+    'notify_stage_topics', 'completed_in_stage', 'abandon_stage', 'prune_stages', 'expire', 'events', 'log_end',
+    'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy', 'join_group', 'acquire_partition',
+    'renew_partitions', 'read_partition', 'advance_partition', 'release_partition', 'release_tasks',
+    'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain', 'count_ended_by',
     'find_failed_by']), true
-UNION ALL SELECT 'consumer', unnest(ARRAY[
-    'lock', 'unlock', 'begin_stream_batch', 'set_worker_active']), false
+UNION ALL SELECT 'consumer', unnest(ARRAY['lock', 'unlock', 'begin_stream_batch', 'set_worker_active']), false
 UNION ALL SELECT 'reader', unnest(ARRAY[
-    'topics', 'policy', 'owners', 'owner', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task',
-    'timeline', 'explain', 'latest', 'page', 'count', 'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds',
-    'log_slice', 'progress', 'newest', 'format_duration', 'state_name', 'statistics', 'error_groups',
-        'is_worker_active',
+    'topics', 'policy', 'owners', 'owner', 'ready', 'ready_many', 'topic_status', 'watch_tasks', 'task', 'timeline',
+    'explain', 'latest', 'page', 'count', 'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice',
+    'progress', 'newest', 'format_duration', 'state_name', 'statistics', 'error_groups', 'is_worker_active',
     'browse_holders', 'browse_ticks', 'browse_tasks', 'find_tasks', 'find_claimed', 'find_pushed', 'newest_sequences',
     'dependencies', 'task_texts', 'find_drain', 'count_ended_by', 'find_failed_by']), true
 UNION ALL SELECT 'reader', unnest(ARRAY[
     'throughput', 'results', 'resolve', 'health', 'log_blockers', 'explain_ready', 'explain_ended',
-        'explain_dependency',
-    'explain_turn', 'oldest_due', 'partition_states', 'handling_times', 'topic_errors', 'stuck_owners', 'workers',
-        'browse_topics',
-    'browse_owners', 'browse_locks', 'browse_groups', 'browse_held', 'search_tasks', 'audit_trail', 'count_lapsed']),
-        false
+    'explain_dependency', 'explain_turn', 'oldest_due', 'partition_states', 'handling_times', 'topic_errors',
+    'stuck_owners', 'workers', 'browse_topics', 'browse_owners', 'browse_locks', 'browse_groups', 'browse_held',
+    'search_tasks', 'audit_trail', 'count_lapsed']), false
 UNION ALL SELECT DISTINCT 'operator', p.proname::text, false FROM pg_proc p
 WHERE p.pronamespace = 'taskq'::regnamespace AND p.proname NOT IN ('grant_access', 'revoke_access');
 COMMENT ON VIEW taskq.privileges IS
@@ -67,8 +59,7 @@ COMMENT ON VIEW taskq.every_topic IS
 consume, SELECT to read.';
 
 CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT NULL, may_delete boolean DEFAULT NULL)
-    RETURNS void
-LANGUAGE plpgsql AS $$
+RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM taskq_internal.check_grant(grant_access.role, grant_access.kind, grant_access.topics);
@@ -92,7 +83,7 @@ NULL means that a producer of every topic may. Only the owner of the schema may 
 role or kind, and for a limit to a kind that the role already has for every topic.';
 
 CREATE FUNCTION taskq.revoke_access(role text, kind text DEFAULT NULL, topics text[] DEFAULT NULL) RETURNS void
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     DELETE FROM taskq_internal.access a
@@ -106,27 +97,27 @@ COMMENT ON FUNCTION taskq.revoke_access IS
 owner of the schema may call it.';
 
 -- Raises an error (TQ000) for a grant that cannot be made.
-CREATE FUNCTION taskq_internal.check_grant(p_role text, p_kind text, p_topics text[]) RETURNS void LANGUAGE plpgsql
-    AS $$
+CREATE FUNCTION taskq_internal.check_grant(p_role text, p_kind text, p_topics text[]) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
     IF p_kind IS NULL OR p_kind NOT IN ('producer', 'consumer', 'reader', 'operator') THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('access %L is none of producer, consumer, reader, operator', p_kind));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'access %L is none of producer, consumer, reader, operator', p_kind));
     ELSIF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = p_role) THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('role %L is not known to this server; create it with CREATE ROLE', p_role));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'role %L is not known to this server; create it with CREATE ROLE', p_role));
     ELSIF p_topics IS NULL THEN
         RETURN;
     ELSIF p_kind = 'operator' THEN
         PERFORM taskq_internal.raise_error('TQ000', 'access operator cannot be limited to topics');
     ELSIF cardinality(p_topics) = 0 OR array_position(p_topics, NULL) IS NOT NULL OR '' = ANY (p_topics) THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                'a list of topics has at least one topic, and each has a name; NULL stands for every topic');
+        PERFORM taskq_internal.raise_error(
+            'TQ000', 'a list of topics has at least one topic, and each has a name; NULL stands for every topic');
     ELSIF EXISTS (SELECT FROM taskq_internal.access a WHERE a.role = p_role AND a.kind = p_kind AND a.topic IS NULL)
         THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('role %L has access %L to every topic; to limit it, call taskq.revoke_access(%1$L, %2$L) first',
-                                                      p_role, p_kind));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'role %L has access %L to every topic; to limit it, call taskq.revoke_access(%1$L, %2$L) first', p_role,
+            p_kind));
     END IF;
 END $$;
 
@@ -168,9 +159,9 @@ BEGIN
         EXECUTE format('GRANT %s ON taskq.every_topic TO %I',
                        array_to_string(taskq_internal.rights_of(v_access.kind, v_access.may_delete), ', '), p_role);
         IF v_access.kind IN ('reader', 'operator') THEN
-            -- the first two may be left out
+            -- An installation without the readable views lacks the first two.
             FOR v_view IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace
-                          AND c.relname IN ('tasks', 'topics_at_a_glance', 'task_info') LOOP
+                          AND c.relname IN ('tasks', 'topic_summaries', 'task_info') LOOP
                 EXECUTE format('GRANT SELECT ON %s TO %I', v_view, p_role);
             END LOOP;
         END IF;
@@ -208,8 +199,8 @@ $$;
 -- The same for a role without the right on every topic. While no role is limited in one of these rights, the
 -- privilege to call the function suffices, as the caller may be a SECURITY DEFINER function whose owner has the
 -- right.
-CREATE FUNCTION taskq_internal.may_access_topic(p_topic text, p_rights text) RETURNS boolean LANGUAGE plpgsql STABLE
-    AS $$
+CREATE FUNCTION taskq_internal.may_access_topic(p_topic text, p_rights text) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_rights text[] := string_to_array(p_rights, ', ');
 BEGIN
@@ -236,7 +227,7 @@ END $$;
 -- The topic of that name, on which the calling role has one of these rights. Raises insufficient_privilege, whether
 -- or not the topic exists, or unknown topic (TQ001).
 CREATE FUNCTION taskq_internal.accessible_topic(p_topic text, p_rights text) RETURNS taskq_internal.topic
-    LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic taskq_internal.topic;
 BEGIN

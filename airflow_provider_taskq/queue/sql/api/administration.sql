@@ -25,9 +25,9 @@ BEGIN
     IF v_task.waits <> :WAITS_RESUME THEN
         RETURN false;
     END IF;
-    PERFORM taskq_internal.set_due_time(v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp()
-            ELSE taskq_internal.original_due_time(v_task) END,
-                                   :HISTORY_RESUMED);
+    PERFORM taskq_internal.set_due_time(
+        v_task, CASE WHEN v_task.attempt > 0 THEN clock_timestamp() ELSE taskq_internal.original_due_time(v_task) END,
+        :HISTORY_RESUMED);
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.resume_task IS
@@ -39,15 +39,15 @@ DECLARE
     v_task taskq_internal.live := taskq_internal.lock_ready_task(p_topic, p_sequence);
 BEGIN
     IF NOT taskq_internal.is_moment(p_due) THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-                format('topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
     END IF;
-    PERFORM taskq_internal.set_due_time(v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)),
-            :HISTORY_DUE_SET);
+    PERFORM taskq_internal.set_due_time(
+        v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), :HISTORY_DUE_SET);
 END $$;
 COMMENT ON FUNCTION taskq.set_due IS
-'Sets when a READY task is due; NULL restores the time of its push. Errors: TQ001, TQ003 as for pause_task; TQ008 for a
-time outside the years 1 to 9999.';
+'Sets when a READY task is due; NULL restores the time of its push. Errors: TQ001, TQ003 as for pause_task; TQ002 for
+a time outside the years 1 to 9999.';
 
 CREATE FUNCTION taskq.set_attempts(p_topic text, p_sequence bigint, p_attempts int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -61,15 +61,15 @@ BEGIN
                 ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
     UPDATE taskq_internal.live SET attempt = p_attempts,
-        waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits WHEN p_attempts > 0 AND v_topic.probe
-            THEN :WAITS_PROBE
+        waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits
+                     WHEN p_attempts > 0 AND v_topic.probe THEN :WAITS_PROBE
                      WHEN waits = :WAITS_PROBE THEN :WAITS_NOTHING ELSE waits END
     WHERE topic_id = v_task.topic_id AND sequence = p_sequence;
     PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_ATTEMPTS_SET, p_attempts);
 END $$;
 COMMENT ON FUNCTION taskq.set_attempts IS
 'Sets the number of counted attempts of a READY task: 0 as after its push, max_attempts - 1 for one last attempt.
-Errors: TQ001, TQ003 as for pause_task; TQ008 for a number out of range.';
+Errors: TQ001, TQ003 as for pause_task; TQ002 for a number out of range.';
 
 CREATE FUNCTION taskq.run_now(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -90,16 +90,15 @@ COMMENT ON FUNCTION taskq.run_now IS
 Returns how many tasks changed. Errors: TQ001; TQ003, naming the first task that is not READY or that another
 transaction is claiming: then nothing changes.';
 
-CREATE FUNCTION taskq.set_priority(p_topic text, p_sequences bigint[], p_priority int) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.set_priority(p_topic text, p_sequences bigint[], p_priority int) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_task  taskq_internal.live;
     v_count bigint := 0;
 BEGIN
     IF p_priority IS NULL OR p_priority NOT BETWEEN -100 AND 100 THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-                format('topic %L: a priority is between -100 and 100, not %s', p_topic,
-                       coalesce(p_priority::text, 'NULL')));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'topic %L: a priority is between -100 and 100, not %s', p_topic, coalesce(p_priority::text, 'NULL')));
     END IF;
     FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
         CONTINUE WHEN v_task.priority = p_priority;
@@ -112,11 +111,11 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.set_priority IS
 'Sets the priority of READY tasks, -100 to 100, higher first. It lasts until the task ends: a reset task and a copy
-have the priority of the push. Returns how many tasks changed. Errors: TQ001, TQ003 as for run_now; TQ008 for a
+have the priority of the push. Returns how many tasks changed. Errors: TQ001, TQ003 as for run_now; TQ002 for a
 priority out of range.';
 
-CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_task  taskq_internal.live;
     v_count bigint := 0;
@@ -125,11 +124,9 @@ BEGIN
         PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_CANCELED, NULL);
         DELETE FROM taskq_internal.live WHERE topic_id = v_task.topic_id AND sequence = v_task.sequence;
         INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, crashes,
-                redelivered, identifier, error,
-                                 error_summary)
-        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt, 5,
-            v_task.crashes, v_task.redelivered,
-               v_task.identifier, v_task.error, v_task.error_summary;
+            redelivered, identifier, error, error_summary)
+        SELECT v_task.sequence, clock_timestamp(), taskq_internal.due_time(v_task), v_task.topic_id, v_task.attempt,
+               :FILTERED, v_task.crashes, v_task.redelivered, v_task.identifier, v_task.error, v_task.error_summary;
         v_count := v_count + 1;
     END LOOP;
     RETURN v_count;
@@ -138,8 +135,8 @@ COMMENT ON FUNCTION taskq.cancel IS
 'Ends READY tasks as FILTERED without running them. They can be revived. Tasks that depend on them keep waiting.
 Returns how many. Errors: TQ001, TQ003 as for run_now.';
 
-CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic taskq_internal.topic := taskq_internal.find_topic(p_topic);
     v_now   timestamptz := clock_timestamp();
@@ -155,8 +152,7 @@ BEGIN
         SELECT e.sequence FROM taskq_internal.ended e JOIN taskq_internal.task t ON t.topic_id = v_topic.topic_id
             AND t.sequence = e.sequence
         WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-            AND e.state::int = :FAILED AND e.error IS NOT NULL
-          AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
+          AND e.state::int = :FAILED AND e.error IS NOT NULL AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
         ORDER BY e.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF e SKIP LOCKED);
     PERFORM taskq_internal.delete_tasks(v_topic.topic_id, v_found);
     RETURN cardinality(v_found);
@@ -166,8 +162,8 @@ COMMENT ON FUNCTION taskq.purge_past_ttl IS
 READY tasks that are also past the topic''s retry horizon. Without a horizon a READY task stays until it is FAILED; a
 task without a ttl stays. Returns how many. Never waits: a task that another transaction holds stays. Errors: TQ001.';
 
-CREATE FUNCTION taskq.release_tasks(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.release_tasks(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_back     bigint[];
@@ -196,13 +192,13 @@ BEGIN
     IF p_state NOT BETWEEN :ACTIVE AND :REDUNDANT THEN
         PERFORM taskq_internal.raise_error('TQ000', format('state %s is none of 0 ACTIVE to 8 REDUNDANT', p_state));
     END IF;
-    RETURN taskq_internal.purge_by_state(v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), p_from,
-            p_to, p_size);
+    RETURN taskq_internal.purge_by_state(
+        v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), p_from, p_to, p_size);
 END $$;
 COMMENT ON FUNCTION taskq.purge IS
 'Removes the p_size lowest tasks from sequence p_from to p_to, both included; NULL leaves a bound open. p_state: only
 tasks of this state; without it FAILED to REDUNDANT, so ACTIVE, READY and EXPIRED tasks stay unless named. Returns how
-many. Never waits: a task that another transaction holds stays. Errors: TQ001.';
+many. Never waits: a task that another transaction holds stays. Errors: TQ001; TQ000 for an unknown state.';
 
 CREATE FUNCTION taskq.purge_all(p_topic text, p_alone boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -224,14 +220,14 @@ stays. p_alone: the call is a transaction of its own, so own tables may be trunc
 their users. Errors: TQ001.';
 
 -- Reads what has ended once, and only if there is an owner to remove.
-CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint LANGUAGE plpgsql
-SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint
+LANGUAGE plpgsql SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_found bigint[];
     v_named bigint[];
     v_count bigint;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('owners are purged');
+    PERFORM taskq_internal.require_read_committed('purge_owners() runs');
     DELETE FROM taskq_internal.drain
         WHERE coalesce(finished, began) <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     v_found := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
@@ -253,12 +249,12 @@ END $$;
 COMMENT ON FUNCTION taskq.purge_owners IS
 'Removes owners without a sign of life for p_older_than whose lease has lapsed or is gone, that hold nothing, and that
 no stored task names. Also removes the reports of drains of that age. Skips an owner that is in use. Returns how many
-owners.';
+owners. Errors: TQ000 above READ COMMITTED.';
 
 -- The actor is what the client says. session_user is the role that logged in: neither SET ROLE nor the owner of a
 -- function changes it.
 CREATE FUNCTION taskq.record_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF taskq_internal.current_actor() IS NULL THEN
         PERFORM taskq_internal.raise_error('TQ000', 'record_action() needs an actor: call set_actor() first');
@@ -283,14 +279,14 @@ COMMENT ON FUNCTION taskq.audit_trail IS
 'The audit of a topic, or of all with NULL, the newest entry first: p_size entries before audit_id p_after (NULL: from
 the newest).';
 
-CREATE FUNCTION taskq.lock_tasks(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.lock_tasks(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
     RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
                  WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                     AND 1 = ANY (p_states)
+                     AND :READY = ANY (p_states)
                  ORDER BY l.sequence FOR UPDATE SKIP LOCKED)
         || ARRAY(SELECT e.sequence FROM taskq_internal.ended e
                  WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences) AND e.state BETWEEN :EXPIRED
@@ -303,13 +299,12 @@ order. Leaves out tasks that another transaction holds, or that have another sta
 of an earlier search. Errors: TQ001.';
 
 CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_live     bigint[] := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                                  WHERE l.topic_id = v_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                                     AND 1 = ANY (p_states)
+                                     AND :READY = ANY (p_states)
                                  FOR UPDATE SKIP LOCKED);
     v_ended    bigint[] := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
                                  WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences)
@@ -323,8 +318,8 @@ COMMENT ON FUNCTION taskq.purge_sequences IS
 'Removes those of the tasks that are in one of the states and are not held, and returns how many. Never waits: a task
 that another transaction holds stays. Errors: TQ001.';
 
-CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT tasks bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT tasks bigint)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_lapsed bigint[] := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
                                WHERE o.fence IS NOT NULL
@@ -340,8 +335,7 @@ COMMENT ON FUNCTION taskq.count_lapsed IS
 -- Locks a READY task until the transaction ends. Never waits. Raises TQ003 if the task is not READY, is unknown, or
 -- is being claimed.
 CREATE FUNCTION taskq_internal.lock_ready_task(p_topic text, p_sequence bigint) RETURNS taskq_internal.live
-    LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_task     taskq_internal.live;
@@ -352,7 +346,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ003',
                 format('topic %L, sequence %s: only a READY task can be paused, resumed or changed, and this one %s',
             p_topic, p_sequence, coalesce('is '
-                    || nullif(taskq_internal.task_state_name(v_topic_id, p_sequence), 'READY'), 'is being taken')));
+                    || nullif(taskq_internal.task_state_name(v_topic_id, p_sequence), 'READY'), 'is being claimed')));
     END IF;
     RETURN v_task;
 END $$;
@@ -360,8 +354,7 @@ END $$;
 -- Locks READY tasks in order of sequence until the transaction ends. Never waits. Raises TQ003, naming the first
 -- task that is not READY, is unknown, or is being claimed.
 CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq_internal.live
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_held     bigint[];
@@ -375,7 +368,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ003',
                 format('topic %L, sequence %s: only a READY task can be changed or canceled, and this one %s',
             p_topic, v_missing, coalesce('is '
-                    || nullif(taskq_internal.task_state_name(v_topic_id, v_missing), 'READY'), 'is being taken')));
+                    || nullif(taskq_internal.task_state_name(v_topic_id, v_missing), 'READY'), 'is being claimed')));
     END IF;
     RETURN QUERY SELECT * FROM taskq_internal.live l WHERE l.topic_id = v_topic_id AND l.sequence = ANY (v_held)
         ORDER BY l.sequence;
@@ -389,8 +382,8 @@ BEGIN
 END $$;
 
 -- When a task was due as it was pushed.
-CREATE FUNCTION taskq_internal.original_due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.original_due_time(p_task taskq_internal.live) RETURNS timestamptz
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     RETURN (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_task.topic_id
             AND t.sequence = p_task.sequence);
@@ -399,8 +392,7 @@ END $$;
 -- Gives a task, whose row this transaction holds, another due time, and records it. A paused task
 -- then waits for what it would wait for without the pause.
 CREATE FUNCTION taskq_internal.set_due_time(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void
-    LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_waits smallint := p_task.waits;
 BEGIN
@@ -412,7 +404,7 @@ BEGIN
                          AND d.sequence = p_task.sequence)
                 THEN :WAITS_DEPENDENCIES
             ELSE :WAITS_NOTHING END;
-        -- when the next poll checks its dependencies
+        -- -infinity: the next poll checks the dependencies.
         UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'
         WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
     END IF;
@@ -423,9 +415,10 @@ BEGIN
     PERFORM taskq_internal.record_ready_change(p_task, p_kind, NULL);
 END $$;
 
--- Records in the history what is done to a READY task. p_other: the new number of attempts, for kind 9.
+-- Records in the history what is done to a READY task. p_other: the new number of
+-- attempts, or the new priority.
 CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void
-    LANGUAGE sql AS $$
+LANGUAGE sql AS $$
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
     SELECT clock_timestamp(), p_task.topic_id, p_task.sequence, p_kind, :READY, p_task.attempt, p_other,
         taskq_internal.current_actor(), session_user
@@ -433,9 +426,9 @@ $$;
 
 -- Removes tasks of the states p_low to p_high, either two of ACTIVE and READY or two of the rest, in batches that
 -- bound the server's memory.
-CREATE FUNCTION taskq_internal.purge_by_state(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint,
-        p_size bigint)
-RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.purge_by_state(
+    p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_batch bigint;
     v_next  bigint := p_from;
@@ -458,25 +451,24 @@ END $$;
 
 -- Locks the p_size lowest tasks from p_low to p_high, of ACTIVE and READY, in a range of sequences, and returns their
 -- sequences in order. Never waits: leaves out what another transaction holds.
-CREATE FUNCTION taskq_internal.lock_live_tasks(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint,
-        p_size bigint)
-RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.lock_live_tasks(
+    p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_from bigint := coalesce(p_from, 0);
     v_to   bigint := coalesce(p_to, 9223372036854775807);
 BEGIN
     RETURN ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                 WHERE l.topic_id = p_topic_id AND CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END BETWEEN p_low
-                     AND p_high
+                 WHERE l.topic_id = p_topic_id
+                   AND CASE WHEN l.holder IS NULL THEN :READY ELSE :ACTIVE END BETWEEN p_low AND p_high
                    AND l.sequence BETWEEN v_from AND v_to
                  ORDER BY l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Deletes tasks, whose rows this transaction holds, with all that is stored of them, and wakes the tasks that depend
 -- on them.
-CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_identifiers text[] := '{}';
 BEGIN

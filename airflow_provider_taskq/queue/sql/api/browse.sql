@@ -4,9 +4,8 @@
 
 CREATE FUNCTION taskq.browse_topics(p_search text, p_exact boolean, p_after text, p_size int, p_cap int)
 RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retrying bigint, blocked bigint,
-               paused_tasks bigint, running bigint,
-               failed bigint, suspended bigint, expired bigint, running_capped boolean, consumers bigint,
-                   oldest_seconds bigint, last_end_seconds bigint)
+               paused_tasks bigint, running bigint, failed bigint, suspended bigint, expired bigint,
+               running_capped boolean, consumers bigint, oldest_seconds bigint, last_end_seconds bigint)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
@@ -50,8 +49,7 @@ first 10,000 held tasks of the database, and running_capped tells that there are
 CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int, p_budget int)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz,
                held bigint, topics text[])
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_count int;
@@ -86,8 +84,7 @@ owners that are read. p_search: part of the name; with p_exact the owner of that
 counts up to 1,000 tasks. If the budget ends first, the last row has no name, and its fence is where to continue.';
 
 CREATE FUNCTION taskq.browse_holders(p_topic text)
-    RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean)
-LANGUAGE plpgsql STABLE
+RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -105,8 +102,8 @@ COMMENT ON FUNCTION taskq.browse_holders IS
 the database. Errors: TQ001.';
 
 CREATE FUNCTION taskq.browse_locks(p_after text, p_size int)
-RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint) LANGUAGE sql STABLE
-    AS $$
+RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint)
+LANGUAGE sql STABLE AS $$
     SELECT k.name, k.held_by, k.locked, k.until,
         extract(epoch FROM taskq_internal.clamp_moment(k.until) - clock_timestamp())::bigint FROM taskq_internal.lock k
     WHERE k.until > clock_timestamp() AND (p_after IS NULL OR k.name > p_after) ORDER BY k.name
@@ -118,8 +115,7 @@ p_size.';
 
 CREATE FUNCTION taskq.browse_groups(p_size int, p_cap int)
 RETURNS TABLE (group_name text, topic text, part int, place bigint, advanced timestamptz, behind bigint)
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN QUERY
     SELECT g.group_name, p.name, g.partition, g.cursor, g.advanced,
@@ -136,8 +132,7 @@ rows.';
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
 RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean,
                moments timestamptz[])
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id   bigint := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -167,7 +162,7 @@ BEGIN
                              AND t.topic_id = v_topic_id
                          ORDER BY t.identifier DESC LIMIT 50);
         RETURN NEXT;
-        v_identifier := v_key || '0';  -- the letter after the slash
+        v_identifier := v_key || '0';  -- '0' is the character after '/'
     END LOOP;
     IF v_identifier IS NOT NULL THEN
         SELECT NULL, NULL, NULL, NULL, NULL, true, NULL INTO prefix, config_hash, waiting, next, last, capped, moments;
@@ -180,12 +175,10 @@ nominal times, past ones included. Reads at most p_steps prefixes; capped tells 
 
 CREATE FUNCTION taskq.find_tasks(
     p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz,
-        p_until timestamptz,
-    p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int, OUT hits bigint[],
-        OUT looked_to bigint
-) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-    SET plan_cache_mode = force_custom_plan AS $$
+    p_until timestamptz, p_error text, p_error_group text, p_after bigint, p_newest boolean, p_size int, p_budget int,
+    OUT hits bigint[], OUT looked_to bigint
+) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_topic  taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_state  int := coalesce(p_state, taskq_internal.state_of_status(p_status));
@@ -212,11 +205,11 @@ BEGIN
     IF v_state = :ACTIVE AND coalesce(p_identifier, p_reference) IS NULL THEN
         v_held := taskq_internal.held_sequences(v_topic.topic_id, p_budget);
     END IF;
-    v_source := taskq_internal.filter_source(v_state, p_status, p_identifier, p_reference,
-            coalesce(p_error, p_error_group), v_held);
+    v_source := taskq_internal.filter_source(
+        v_state, p_status, p_identifier, p_reference, coalesce(p_error, p_error_group), v_held);
     v_walk := taskq_internal.filter_scan_query(v_source, v_order);
-    v_filter := taskq_internal.filter_condition(v_state, p_status, p_reference, p_since, p_until, p_error,
-            p_error_group);
+    v_filter := taskq_internal.filter_condition(
+        v_state, p_status, p_reference, p_since, p_until, p_error, p_error_group);
     EXECUTE format('SELECT ARRAY(SELECT w.sequence FROM (%s) w %s %s ORDER BY w.sequence %s LIMIT $9)', v_walk,
                    taskq_internal.filter_joins(v_filter), v_filter, v_order)
         INTO hits
@@ -237,8 +230,8 @@ part of the error, in any case; p_error_group as in taskq.error_groups. looked_t
 ended first. Errors: TQ001.';
 
 CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint)
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     v_sequence bigint := CASE WHEN p_text ~ '^#?[0-9]{1,18}$' THEN ltrim(p_text, '#')::bigint END;
@@ -264,13 +257,11 @@ COMMENT ON FUNCTION taskq.search_tasks IS
 
 CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
 RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text,
-               attempt int, crashes int,
-               redelivered boolean, priority int, created timestamptz, available_at timestamptz, completed timestamptz,
-                   owner text,
-               lease_until timestamptz, error text, error_summary text, payload_bytes int, output_bytes int,
-               waited interval, ran interval)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+               attempt int, crashes int, redelivered boolean, priority int, created timestamptz,
+               available_at timestamptz, completed timestamptz, owner text, lease_until timestamptz, error text,
+               error_summary text, payload_bytes int, output_bytes int, waited interval, ran interval)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -296,9 +287,8 @@ to p_error characters; 0 leaves only their summaries. waited and ran: how long t
 and how long it ran. Errors: TQ001.';
 
 CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int)
-    RETURNS TABLE (topic text, sequence bigint)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -307,7 +297,7 @@ BEGIN
             SELECT w.owner_id FROM taskq_internal.owner w WHERE w.name = p_owner
             UNION ALL
             (SELECT w.owner_id FROM taskq_internal.owner w
-             -- 0 follows the slash
+             -- '0' is the character after '/'.
              WHERE p_workers AND w.name > p_owner || '/' AND w.name < p_owner || '0' AND w.fence IS NOT NULL
              ORDER BY w.name LIMIT 1000)) o
         CROSS JOIN LATERAL (SELECT h.topic_id, h.sequence FROM taskq_internal.live h
@@ -321,9 +311,8 @@ COMMENT ON FUNCTION taskq.browse_held IS
 also those of owners named p_owner/..., at most 1,000 of them.';
 
 CREATE FUNCTION taskq.find_claimed(p_topic text, p_owner text, p_since timestamptz, p_budget int)
-    RETURNS TABLE (sequence bigint, state int)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = on AS $$
+RETURNS TABLE (sequence bigint, state int) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_sort = on AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -346,8 +335,7 @@ COMMENT ON FUNCTION taskq.find_claimed IS
 newest p_budget ended tasks of the topic. Errors: TQ001.';
 
 CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[]
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
@@ -364,8 +352,8 @@ COMMENT ON FUNCTION taskq.find_pushed IS
 'The tasks of one push, given its first and last sequence: at most p_size of the first 10,000. Errors: TQ001.';
 
 CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[])
-    RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -416,8 +404,7 @@ task. Errors: TQ001.';
 
 -- The number of held tasks of each topic, and of their holders, among the first 10,000 held tasks.
 CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint)
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT n.topic_id, count(*), count(DISTINCT n.holder)
@@ -431,10 +418,8 @@ END $$;
 -- that are due and as many that are not.
 CREATE FUNCTION taskq_internal.count_ready_by_status(
     p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint,
-        OUT blocked bigint,
-    OUT paused bigint
-) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+    OUT blocked bigint, OUT paused bigint
+) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_priority smallint := 101;
@@ -460,8 +445,7 @@ BEGIN
         EXIT WHEN v_priority IS NULL OR ready >= p_cap AND scheduled >= p_cap;
         ready := ready + (SELECT count(*) FROM (SELECT FROM (
             SELECT l.attempt FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
-                AND l.waits <= :WAITS_NOTHING
-                AND l.priority = v_priority AND l.available_at <= v_now
+              AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
             ORDER BY l.available_at, l.sequence LIMIT p_cap::bigint * 10) w WHERE w.attempt = 0 LIMIT p_cap - ready) n);
         scheduled := scheduled + (SELECT count(*) FROM (SELECT FROM (
             SELECT l.attempt, l.available_at FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
@@ -485,10 +469,9 @@ BEGIN
         ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n WHERE n.waits <> :WAITS_RESUME);
 END $$;
 
--- How many tasks of a topic are EXPIRED (2), FAILED (3) or SUSPENDED (4), up to a cap.
+-- How many tasks of a topic are EXPIRED, FAILED or SUSPENDED, up to a cap.
 CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
         SELECT FROM taskq_internal.ended e WHERE e.topic_id::bigint = p_topic_id AND e.state::int = p_state
@@ -497,8 +480,8 @@ BEGIN
 END $$;
 
 -- When the last of a topic's newest hundred ended tasks ended.
-CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT taskq_internal.clamp_moment(max(n.completed))
             FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
@@ -510,13 +493,12 @@ CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUA
     SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN :READY
                 WHEN p_status = 'exhausted' THEN :FAILED WHEN p_status = '' THEN NULL
                 ELSE array_position(ARRAY['running', '', 'expired', 'failed', 'suspended', 'filtered', 'succeeded',
-                        'recreated',
-                                          'redundant'], p_status) - 1 END
+                                          'recreated', 'redundant'], p_status) - 1 END
 $$;
 
 -- The held tasks of a topic, in no order; NULL if more than p_budget are held in the database.
-CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[] LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN (SELECT CASE WHEN count(*) <= p_budget
             THEN coalesce(array_agg(n.sequence) FILTER (WHERE n.topic_id = p_topic_id), '{}') END
@@ -525,9 +507,9 @@ BEGIN
 END $$;
 
 -- The narrowest source of tasks for a filter.
-CREATE FUNCTION taskq_internal.filter_source(p_state int, p_status text, p_identifier text, p_reference text,
-        p_error text, p_held bigint[])
-RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.filter_source(
+    p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[]
+) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_identifier IS NOT NULL THEN 'identifier'
                 WHEN p_reference IS NOT NULL THEN 'reference'
                 WHEN p_held IS NOT NULL THEN 'held'
@@ -541,8 +523,8 @@ $$;
 
 -- The query that reads the source in order, up to $7 rows. $1: topic_id; $2 and $3: the bounds; $4: state; $5:
 -- identifier; $6: reference; $8: held tasks.
-CREATE FUNCTION taskq_internal.filter_scan_query(p_source text, p_order text) RETURNS text LANGUAGE plpgsql IMMUTABLE
-    AS $$
+CREATE FUNCTION taskq_internal.filter_scan_query(p_source text, p_order text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_rest text := format('s.sequence BETWEEN $2 AND $3 ORDER BY s.sequence %s LIMIT $7', p_order);
 BEGIN
@@ -570,9 +552,10 @@ END $$;
 
 -- The condition on the rows that were read. $10: error; $11: max_attempts; $12: whether the topic is paused; $13:
 -- since; $14: until; $15: error group.
-CREATE FUNCTION taskq_internal.filter_condition(p_state int, p_status text, p_reference text, p_since timestamptz,
-        p_until timestamptz, p_error text, p_error_group text)
-RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.filter_condition(
+    p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text,
+    p_error_group text
+) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' AND ', 'WHERE true',
         CASE WHEN p_state = :ACTIVE THEN 'l.holder IS NOT NULL' WHEN p_state = :READY
             THEN 'l.sequence IS NOT NULL AND l.holder IS NULL'

@@ -4,8 +4,7 @@
 CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
     p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_summaries text[] DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS bigint LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_owner_id  bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_done      bigint[] := '{}';
@@ -46,8 +45,7 @@ CREATE FUNCTION taskq.exchange(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[],
     p_delays interval[], p_summaries text[], p_topic text, p_size int, p_order text, p_condition text
 ) RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     IF cardinality(p_sequences) > 0 THEN
         PERFORM taskq.complete(p_owner, p_fence, p_sequences, p_results, p_outputs, p_errors, p_delays, p_summaries);
@@ -58,30 +56,30 @@ COMMENT ON FUNCTION taskq.exchange IS
 'Completes tasks as taskq.complete, then polls as taskq.poll, in one call: both or neither. Errors: those of both.';
 
 -- The topics, in order, of the tasks that the owner holds among these.
-CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[] LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[]
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq_internal.live WHERE holder = p_owner_id
                  AND sequence = ANY (p_sequences) ORDER BY 1);
 END $$;
 
 -- Raises TQ002 for invalid decisions: a result outside 0..3, a missing result, a task that is decided twice.
-CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void LANGUAGE plpgsql
-    AS $$
+CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
 BEGIN
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
     WHERE u.sequence IS NULL OR u.result IS NULL OR u.result NOT BETWEEN :FAILURE AND :SUCCESS LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-                format('the decision on sequence %s has no result in 0..3', v_sequence));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'the decision on sequence %s has an invalid result: expected 0 to 3', v_sequence));
     END IF;
     SELECT u.sequence INTO v_sequence FROM unnest(p_sequences) AS u (sequence) GROUP BY u.sequence HAVING count(*) > 1
         LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-                format('the task of sequence %s is decided twice in one call', v_sequence));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'the task of sequence %s is decided twice in one call', v_sequence));
     END IF;
 END $$;
 
@@ -95,18 +93,16 @@ BEGIN
     WHERE taskq_internal.needs_json_check(u.output) AND taskq_internal.json_defect(u.output) IS NOT NULL
         ORDER BY u.sequence LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-                format('the message of the decision on sequence %s %s', v_sequence,
-                       taskq_internal.json_defect(v_output)));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'the message of the decision on sequence %s %s', v_sequence, taskq_internal.json_defect(v_output)));
     END IF;
 END $$;
 
 -- Moves held tasks to their end state, with output and error, and returns their sequences.
 CREATE FUNCTION taskq_internal.end_tasks(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[], p_summaries text[]
-) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
-    AS $$
+) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_ended bigint[];
 BEGIN
@@ -114,8 +110,7 @@ BEGIN
         DELETE FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) RETURNING *
     ), moved AS (
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-                                      crashes, redelivered,
-                             identifier, output, error, error_summary)
+        crashes, redelivered, identifier, output, error, error_summary)
     SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
         taskq_internal.state_of_result(d.result), g.crashes,
            g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error),
@@ -132,9 +127,8 @@ END $$;
 -- ttl (neither counts), and a recorded failure with attempts left.
 CREATE FUNCTION taskq_internal.return_to_ready(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[],
-        p_delays interval[]
-) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+    p_delays interval[]
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_tasks  bigint[];
@@ -162,7 +156,7 @@ BEGIN
         WHERE d.result = :SUSPENSION OR f.young OR f.delay IS NOT NULL
     ), events AS (
         INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder,
-                error, error_summary)
+            error, error_summary)
         SELECT v_now, j.was_due, j.polled, j.topic_id, j.sequence, :HISTORY_FAILED, :ACTIVE, j.attempt,
             (SELECT o.name FROM taskq_internal.owner o WHERE o.owner_id = p_owner_id),
                right(j.error, 2000), j.summary
@@ -188,7 +182,7 @@ END $$;
 -- The delay after p_attempts recorded failures, without jitter: min(base * factor ^ (attempts - 1), max_delay). NULL
 -- to give up: no attempts are left, or the delays add up to max_elapsed.
 CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int) RETURNS interval
-    LANGUAGE plpgsql IMMUTABLE AS $$
+LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_elapsed interval := interval '0';
     v_earlier int := 1;

@@ -1,14 +1,14 @@
--- Consumer groups: each group handles a topic's log in partitions, and each partition has one leader at a time.
+-- Consumer groups: each group handles a topic's log in partitions, and each partition has one member at a time.
 --
--- A leader has a lease and a fence. Tasks are handed to a leader, and its progress is stored, only under its fence,
--- and the transaction that does so holds the partition's row until it ends. A program that acquires the partition
--- passes such a row by. A leader that was replaced stores nothing, and its transaction fails.
+-- A member is one running program of the group. It has a lease and a fence. It reads tasks and stores progress only
+-- under its fence, and the transaction that does so holds the partition's row until it ends. A program that acquires
+-- a partition skips such a row. If another member has acquired the partition, the transaction of the first one fails.
 --
--- The number of partitions changes by generations. To end a generation, its rows are locked, which waits for leaders
--- that are being handed tasks; it ends at the furthest place that any leader was handed. No task beyond that place
--- is handed out, so every partition comes to rest there, and the next generation begins after it. Each task belongs
--- to one generation by its place, and there to one partition. So there is no gap and no repetition, and no two
--- leaders have tasks of one identifier, however many programs with the old and the new setting run.
+-- The number of partitions changes by generations. join_group ends a generation: it locks the rows of the partitions,
+-- which waits for members that read at this moment, and ends the generation at the furthest place that any member
+-- has read. No member reads beyond that place in this generation, and the next generation begins after it. Each task
+-- belongs to one generation by its place, and there to one partition. So no task is skipped or repeated, and no two
+-- members have tasks of one identifier, also while programs with the old and with the new setting run.
 --
 -- Rows are locked in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number,
 -- taskq_internal.progress.
@@ -18,7 +18,7 @@ RETURNS TABLE (generation int, partitions int, level int, next_partitions int, n
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_reader   taskq_internal.consumer_group;
+    v_group   taskq_internal.consumer_group;
 BEGIN
     PERFORM taskq_internal.check_log_read(0, p_partitions, p_level);
     INSERT INTO taskq_internal.consumer_group (group_name, topic_id, generation, partitions, level, begins, since)
@@ -26,18 +26,18 @@ BEGIN
     IF FOUND THEN
         PERFORM taskq_internal.create_partitions(p_group, v_topic_id, p_partitions);
     END IF;
-    SELECT * INTO v_reader FROM taskq_internal.consumer_group WHERE group_name = p_group
+    SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group
         AND topic_id = v_topic_id FOR NO KEY UPDATE;
-    IF NOT FOUND THEN  -- forgotten just now
+    IF NOT FOUND THEN  -- another transaction has just removed the group
         RETURN QUERY SELECT * FROM taskq.join_group(p_group, p_topic, p_partitions, p_level);
         RETURN;
     END IF;
-    IF v_reader.ends IS NOT NULL THEN
+    IF v_group.ends IS NOT NULL THEN
         UPDATE taskq_internal.consumer_group SET next_partitions = p_partitions, next_level = p_level
         WHERE group_name = p_group AND topic_id = v_topic_id;
-    ELSIF (v_reader.partitions, v_reader.level) IS DISTINCT FROM (p_partitions, p_level) THEN
+    ELSIF (v_group.partitions, v_group.level) IS DISTINCT FROM (p_partitions, p_level) THEN
         UPDATE taskq_internal.consumer_group SET next_partitions = p_partitions, next_level = p_level,
-            ends = taskq_internal.furthest_place(v_reader)
+            ends = taskq_internal.furthest_place(v_group)
         WHERE group_name = p_group AND topic_id = v_topic_id;
     END IF;
     PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
@@ -50,19 +50,19 @@ COMMENT ON FUNCTION taskq.join_group IS
 the next generation begins when all partitions have come to the end of this one. Returns the current and the next
 assignment. Errors: TQ001; TQ000 for a number or a level out of range.';
 
-CREATE FUNCTION taskq.acquire_partition(p_group text, p_topic text, p_leader text, p_lease interval,
-        p_except int[] DEFAULT '{}')
-RETURNS TABLE (generation int, partitions int, level int, partition int, fence bigint, taken_over boolean)
-    LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.acquire_partition(
+    p_group text, p_topic text, p_member text, p_lease interval, p_except int[] DEFAULT '{}'
+) RETURNS TABLE (generation int, partitions int, level int, partition int, fence bigint, taken_over boolean)
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_reader   taskq_internal.consumer_group;
+    v_group   taskq_internal.consumer_group;
     v_found    taskq_internal.consumer_partition;
     v_fence    bigint;
 BEGIN
     PERFORM taskq_internal.check_duration(format('group %L: the lease', p_group), p_lease);
-    PERFORM taskq_internal.require_read_committed('partitions are led');
+    PERFORM taskq_internal.require_read_committed('acquire_partition() runs');
     PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
     SELECT h.* INTO v_found FROM taskq_internal.consumer_partition h
     LEFT JOIN taskq_internal.progress g
@@ -75,116 +75,117 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    UPDATE taskq_internal.consumer_partition h SET fence = nextval('taskq_internal.fence'), leader = p_leader,
+    UPDATE taskq_internal.consumer_partition h SET fence = nextval('taskq_internal.fence'), member = p_member,
         lease = p_lease,
-        lease_until = clock_timestamp() + p_lease, leader_since = clock_timestamp()
+        lease_until = clock_timestamp() + p_lease, member_since = clock_timestamp()
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = v_found.partition RETURNING h.fence
         INTO v_fence;
     RETURN QUERY SELECT r.generation, r.partitions, r.level, v_found.partition, v_fence, v_found.fence IS NOT NULL
                  FROM taskq_internal.consumer_group r WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
 COMMENT ON FUNCTION taskq.acquire_partition IS
-'Acquires the lease of a partition that has no leader, or whose leader''s lease has lapsed; not one in p_except. Begins
-the next generation if it is due. Returns its fence, or no row if no partition is free. Never waits. Errors: TQ001.';
+'Acquires the lease of a partition that has no member, or whose member''s lease has lapsed, under a new fence.
+p_member: the name of one running program; p_except: partitions to leave out. Begins the next generation if it is due.
+Returns no row if no partition is free. Never waits. Errors: TQ001; TQ008 for an invalid lease; TQ000 above READ
+COMMITTED.';
 
-CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_leader text) RETURNS SETOF bigint LANGUAGE plpgsql
-    AS $$
+CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_member text) RETURNS SETOF bigint
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
     PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = v_topic_id
-        AND h.leader = p_leader
+        AND h.member = p_member
     ORDER BY h.partition FOR UPDATE;
     RETURN QUERY UPDATE taskq_internal.consumer_partition h SET lease_until = clock_timestamp() + h.lease
-                 WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.leader = p_leader
+                 WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.member = p_member
                      AND h.fence IS NOT NULL
                  RETURNING h.fence;
 END $$;
 COMMENT ON FUNCTION taskq.renew_partitions IS
-'Extends all partition leases of a leader in a group, lapsed ones too, by their length. Returns the fences of those
-that no other leader has acquired. Errors: TQ001.';
+'Extends all partition leases of a member in a group, lapsed ones too, by their length. Returns the fences of those
+that no other member has acquired. Errors: TQ001.';
 
 CREATE FUNCTION taskq.read_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
 RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint, at_end boolean)
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_led      taskq_internal.consumer_partition
+    v_partition      taskq_internal.consumer_partition
         := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
-    v_reader   taskq_internal.consumer_group;
+    v_group   taskq_internal.consumer_group;
     v_after    bigint;
     v_horizon  bigint;
     v_places   bigint[];
     v_seen     bigint;
 BEGIN
     IF p_size IS NULL OR p_size < 1 THEN
-        PERFORM taskq_internal.raise_error('TQ008',
-                format('group %L: a leader reads 1 task or more at a time, not %s', p_group, p_size));
+        PERFORM taskq_internal.raise_error('TQ008', format(
+            'group %L: invalid size %s: expected at least 1', p_group, p_size));
     END IF;
-    -- sees what ended it
-    SELECT * INTO v_reader FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
-    PERFORM taskq_internal.check_log_read(p_partition, v_reader.partitions, v_reader.level);
-    v_after := coalesce(taskq.progress(p_group, p_topic, p_partition), v_reader.begins);
+    -- A new statement: it sees a commit that has ended the generation.
+    SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
+    PERFORM taskq_internal.check_log_read(p_partition, v_group.partitions, v_group.level);
+    v_after := coalesce(taskq.progress(p_group, p_topic, p_partition), v_group.begins);
     v_horizon := taskq_internal.log_horizon(v_topic_id);
     v_places := ARRAY(
         SELECT t.sequence FROM taskq_internal.task t
-        WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < least(v_horizon, v_reader.ends + 1)
-          AND (v_reader.partitions = 1
-               OR v_reader.level = 2147483647  -- the programs of the group choose by a function of their own
-               OR taskq_internal.partition_of(t.identifier, v_reader.partitions, v_reader.level,
+        WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < least(v_horizon, v_group.ends + 1)
+          AND (v_group.partitions = 1
+               OR v_group.level = 2147483647  -- the programs of the group choose by a function of their own
+               OR taskq_internal.partition_of(t.identifier, v_group.partitions, v_group.level,
                        t.sequence) = p_partition)
         ORDER BY t.sequence LIMIT p_size);
     v_seen := v_places[cardinality(v_places)];
     RETURN QUERY SELECT t.sequence, t.identifier, t.payload, t.reference, v_after, false FROM taskq_internal.task t
                  WHERE t.topic_id = v_topic_id AND t.sequence = ANY (v_places) ORDER BY t.sequence;
     IF cardinality(v_places) < p_size THEN
-        v_seen := CASE WHEN v_horizon > v_reader.ends THEN greatest(v_after, v_reader.ends)
+        v_seen := CASE WHEN v_horizon > v_group.ends THEN greatest(v_after, v_group.ends)
                        ELSE greatest(v_after, (SELECT t.sequence FROM taskq_internal.task t
                                                WHERE t.topic_id = v_topic_id AND t.sequence < v_horizon
                                                ORDER BY t.sequence DESC LIMIT 1)) END;
         IF cardinality(v_places) = 0 AND v_seen > v_after THEN
             PERFORM taskq_internal.store_progress(p_group, v_topic_id, p_partition, v_after, v_seen);
         END IF;
-        RETURN QUERY SELECT v_seen, NULL, NULL::json, NULL, v_after, coalesce(v_seen >= v_reader.ends, false);
+        RETURN QUERY SELECT v_seen, NULL, NULL::json, NULL, v_after, coalesce(v_seen >= v_group.ends, false);
     END IF;
     UPDATE taskq_internal.consumer_partition h SET reach = v_seen
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.reach < v_seen;
 END $$;
 COMMENT ON FUNCTION taskq.read_partition IS
-'The next tasks of a partition after its progress, at most p_size, for the leader with this fence. after: the place to
+'The next tasks of a partition after its progress, at most p_size, for the member with this fence. after: the place to
 pass to advance_partition. With fewer tasks, a last row without a task tells how far the log was read, and at_end
-whether the generation ends there. Errors: TQ001; TQ005 if the fence does not hold the partition.';
+whether the generation ends there. Errors: TQ001; TQ005 if the fence does not hold the partition; TQ008 for a p_size
+below 1; TQ000 as for taskq.events.';
 
-CREATE FUNCTION taskq.advance_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint,
-        p_cursor bigint)
-RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.advance_partition(
+    p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint
+) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_led      taskq_internal.consumer_partition
+    v_partition      taskq_internal.consumer_partition
         := taskq_internal.lock_partition(p_group, v_topic_id, p_partition, p_fence);
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout',
-                       least(ceil(extract(epoch FROM v_led.lease) * 1000), 2147483647)::bigint::text, true);
-    IF v_led.failed IS NOT NULL THEN
+                       least(ceil(extract(epoch FROM v_partition.lease) * 1000), 2147483647)::bigint::text, true);
+    IF v_partition.failed IS NOT NULL THEN
         UPDATE taskq_internal.consumer_partition SET failed = NULL, error = NULL WHERE fence = p_fence;
     END IF;
     RETURN taskq_internal.store_progress(p_group, v_topic_id, p_partition, p_after, p_cursor);
 END $$;
 COMMENT ON FUNCTION taskq.advance_partition IS
-'Moves the progress of a partition from p_after to p_cursor, under the leader''s fence. Returns false, and changes
+'Moves the progress of a partition from p_after to p_cursor, under the member''s fence. Returns false, and changes
 nothing, if the progress is not at p_after. The transaction then keeps others from the partition, so the server ends
 an idle session after the length of the lease. Errors: TQ001; TQ005 if the fence does not hold the partition.';
 
 CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text)
-    RETURNS boolean
-LANGUAGE plpgsql AS $$
+RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
-    UPDATE taskq_internal.consumer_partition h SET fence = NULL, leader = NULL, lease = NULL, lease_until = NULL,
-        leader_since = NULL,
+    UPDATE taskq_internal.consumer_partition h SET fence = NULL, member = NULL, lease = NULL, lease_until = NULL,
+        member_since = NULL,
         failed = CASE WHEN p_error IS NULL THEN h.failed ELSE clock_timestamp() END,
             error = coalesce(left(p_error, 10000), h.error)
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.fence = p_fence;
@@ -195,12 +196,11 @@ COMMENT ON FUNCTION taskq.release_partition IS
 partition. Errors: TQ001.';
 
 CREATE FUNCTION taskq.partition_states(p_topic text DEFAULT NULL)
-RETURNS TABLE (group_name text, topic text, generation int, partitions int, level int, partition int, leader text,
-               fence bigint,
-               lease_until timestamptz, lapsed boolean, cursor bigint, ends bigint, behind_since timestamptz,
-                   failed timestamptz, error text)
+RETURNS TABLE (group_name text, topic text, generation int, partitions int, level int, partition int, member text,
+               fence bigint, lease_until timestamptz, lapsed boolean, cursor bigint, ends bigint,
+               behind_since timestamptz, failed timestamptz, error text)
 LANGUAGE sql STABLE AS $$
-    SELECT r.group_name, p.name, r.generation, r.partitions, r.level, h.partition, h.leader, h.fence, h.lease_until,
+    SELECT r.group_name, p.name, r.generation, r.partitions, r.level, h.partition, h.member, h.fence, h.lease_until,
            coalesce(h.lease_until < clock_timestamp(), false), coalesce(g.cursor, r.begins), r.ends,
            (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = r.topic_id
             AND t.sequence > coalesce(g.cursor, r.begins)
@@ -214,103 +214,106 @@ LANGUAGE sql STABLE AS $$
     ORDER BY r.group_name, p.name, h.partition
 $$;
 COMMENT ON FUNCTION taskq.partition_states IS
-'Each partition of each consumer group, of one topic or of all: leader, lease, progress, and since when the next task
-waits for it. Errors: TQ001.';
+'Each partition of each consumer group, of one topic or of all with NULL: member, lease, progress, and since when the
+next task waits for it. No row for an unknown topic.';
 
 CREATE FUNCTION taskq.forget_group(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_found    boolean;
 BEGIN
-    RETURN taskq_internal.delete_groups((taskq_internal.find_topic(p_topic)).topic_id, p_group);
+    -- Locks in the order above: the cascade of the deletion comes to the partitions in any order. Locks the group
+    -- without its key: a member that changes its partition twice in a transaction locks that key by the foreign key.
+    PERFORM FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group FOR NO KEY UPDATE;
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = v_topic_id AND h.group_name = p_group
+    ORDER BY h.partition FOR UPDATE;
+    DELETE FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group;
+    v_found := FOUND;
+    DELETE FROM taskq_internal.progress WHERE topic_id = v_topic_id AND group_name = p_group;
+    RETURN v_found OR FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.forget_group IS
 'Removes a consumer group of a topic with its progress; its consumers stop. Returns false if there is none. Errors:
 TQ001.';
 
--- Creates the partitions of a generation, without leaders.
+-- Creates the partitions of a generation, without members.
 CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void
-    LANGUAGE sql AS $$
+LANGUAGE sql AS $$
     INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, reach)
     SELECT p_group, p_topic_id, n, 0 FROM generate_series(0, p_partitions - 1) n
 $$;
 
--- The furthest place that a leader of any partition was handed or has progressed to. Locks the partitions, so that
--- no leader is handed more before this transaction ends.
-CREATE FUNCTION taskq_internal.furthest_place(p_reader taskq_internal.consumer_group) RETURNS bigint LANGUAGE plpgsql
-    AS $$
+-- Returns the furthest place that a member of any partition has read or stored as progress. Locks the partitions, so
+-- that no member reads further before this transaction ends.
+CREATE FUNCTION taskq_internal.furthest_place(p_group taskq_internal.consumer_group) RETURNS bigint
+LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_reader.group_name
-        AND h.topic_id = p_reader.topic_id
+    PERFORM FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group.group_name
+        AND h.topic_id = p_group.topic_id
     ORDER BY h.partition FOR UPDATE;
-    RETURN (SELECT greatest(p_reader.begins, max(h.reach), max(g.cursor)) FROM taskq_internal.consumer_partition h
+    RETURN (SELECT greatest(p_group.begins, max(h.reach), max(g.cursor)) FROM taskq_internal.consumer_partition h
             LEFT JOIN taskq_internal.progress g
                 ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
-            WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id);
+            WHERE h.group_name = p_group.group_name AND h.topic_id = p_group.topic_id);
 END $$;
 
 -- Begins the next generation if one is requested and every partition has come to the end of this one. Never waits:
 -- if another transaction does this, or stores progress, the next call begins it.
 CREATE FUNCTION taskq_internal.begin_next_generation(p_group text, p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_reader taskq_internal.consumer_group;
-    v_held   int;
+    v_group  taskq_internal.consumer_group;
+    v_locked int;
 BEGIN
-    SELECT * INTO v_reader FROM taskq_internal.consumer_group r
+    SELECT * INTO v_group FROM taskq_internal.consumer_group r
     WHERE r.group_name = p_group AND r.topic_id = p_topic_id AND r.ends IS NOT NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_held := (SELECT count(*) FROM (SELECT FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group
-                                     AND h.topic_id = p_topic_id
-                                     ORDER BY h.partition FOR UPDATE SKIP LOCKED) n);
-    IF v_held < v_reader.partitions OR taskq_internal.has_unfinished_partition(v_reader) THEN
+    v_locked := (SELECT count(*) FROM (
+        SELECT FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = p_topic_id
+        ORDER BY h.partition FOR UPDATE SKIP LOCKED) n);
+    IF v_locked < v_group.partitions OR EXISTS (  -- a partition that has not come to the end
+        SELECT FROM taskq_internal.consumer_partition h
+        LEFT JOIN taskq_internal.progress g
+            ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
+        WHERE h.group_name = p_group AND h.topic_id = p_topic_id
+          AND coalesce(g.cursor, v_group.begins) < v_group.ends) THEN
         RETURN;
     END IF;
     DELETE FROM taskq_internal.consumer_partition WHERE group_name = p_group AND topic_id = p_topic_id;
     DELETE FROM taskq_internal.progress WHERE group_name = p_group AND topic_id = p_topic_id;
-    PERFORM taskq_internal.create_partitions(p_group, p_topic_id, v_reader.next_partitions);
+    PERFORM taskq_internal.create_partitions(p_group, p_topic_id, v_group.next_partitions);
     INSERT INTO taskq_internal.progress (group_name, topic_id, partition, cursor, advanced)
-    SELECT p_group, p_topic_id, n, v_reader.ends, clock_timestamp()
-        FROM generate_series(0, v_reader.next_partitions - 1) n;
+    SELECT p_group, p_topic_id, n, v_group.ends, clock_timestamp()
+        FROM generate_series(0, v_group.next_partitions - 1) n;
     UPDATE taskq_internal.consumer_group SET generation = generation + 1, since = clock_timestamp(),
         partitions = next_partitions, level = next_level,
         begins = ends, ends = NULL, next_partitions = NULL, next_level = NULL
     WHERE group_name = p_group AND topic_id = p_topic_id;
 END $$;
 
--- Whether any partition has not come to the end of its generation.
-CREATE FUNCTION taskq_internal.has_unfinished_partition(p_reader taskq_internal.consumer_group) RETURNS boolean
-    LANGUAGE sql AS $$
-    SELECT EXISTS (
-        SELECT FROM taskq_internal.consumer_partition h
-        LEFT JOIN taskq_internal.progress g
-            ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
-        WHERE h.group_name = p_reader.group_name AND h.topic_id = p_reader.topic_id
-          AND coalesce(g.cursor, p_reader.begins) < p_reader.ends)
-$$;
-
--- Locks the partition that is led under a fence until the transaction ends; raises TQ005 if the fence leads none.
+-- Locks the partition that a member leases under a fence, until the transaction ends; TQ005 if no lease has the fence.
 CREATE FUNCTION taskq_internal.lock_partition(p_group text, p_topic_id int, p_partition int, p_fence bigint)
-    RETURNS taskq_internal.consumer_partition
-LANGUAGE plpgsql AS $$
+RETURNS taskq_internal.consumer_partition LANGUAGE plpgsql AS $$
 DECLARE
-    v_led taskq_internal.consumer_partition;
+    v_partition taskq_internal.consumer_partition;
 BEGIN
-    SELECT * INTO v_led FROM taskq_internal.consumer_partition h
+    SELECT * INTO v_partition FROM taskq_internal.consumer_partition h
     WHERE h.group_name = p_group AND h.topic_id = p_topic_id AND h.partition = p_partition AND h.fence = p_fence
         FOR UPDATE;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_error('TQ005', format(
-            'partition %s of group %L is no longer led under fence %s: the lease lapsed and was taken, or was given'
-            ' back',
-            p_partition, p_group, p_fence));
+            'partition %s of group %L is no longer leased under fence %s: another member took the lapsed lease over, or'
+            ' this one gave it back', p_partition, p_group, p_fence));
     END IF;
-    RETURN v_led;
+    RETURN v_partition;
 END $$;
 
 -- Moves progress from one place to another; false if it is not at the first place. Without stored progress that is
 -- the beginning of the generation.
-CREATE FUNCTION taskq_internal.store_progress(p_group text, p_topic_id int, p_partition int, p_after bigint,
-        p_cursor bigint) RETURNS boolean
-LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.store_progress(
+    p_group text, p_topic_id int, p_partition int, p_after bigint, p_cursor bigint
+) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.progress g SET cursor = p_cursor, advanced = clock_timestamp()
     WHERE g.group_name = p_group AND g.topic_id = p_topic_id AND g.partition = p_partition AND g.cursor = p_after;
@@ -321,24 +324,4 @@ BEGIN
         ON CONFLICT DO NOTHING;
     END IF;
     RETURN FOUND;
-END $$;
-
--- Deletes a consumer group of a topic, or all of them, with their progress; false if there is none. Locks the rows
--- in the order above first, as a cascade comes to the partitions in any order. Locks the groups without their keys:
--- a leader that changes its partition twice in a transaction locks its group's key by the foreign key.
-CREATE FUNCTION taskq_internal.delete_groups(p_topic_id int, p_group text DEFAULT NULL) RETURNS boolean LANGUAGE plpgsql
-    AS $$
-DECLARE
-    v_known boolean;
-BEGIN
-    PERFORM FROM taskq_internal.consumer_group r WHERE r.topic_id = p_topic_id
-        AND (p_group IS NULL OR r.group_name = p_group)
-    ORDER BY r.group_name FOR NO KEY UPDATE;
-    PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = p_topic_id
-        AND (p_group IS NULL OR h.group_name = p_group)
-    ORDER BY h.group_name, h.partition FOR UPDATE;
-    DELETE FROM taskq_internal.consumer_group WHERE topic_id = p_topic_id AND (p_group IS NULL OR group_name = p_group);
-    v_known := FOUND;
-    DELETE FROM taskq_internal.progress WHERE topic_id = p_topic_id AND (p_group IS NULL OR group_name = p_group);
-    RETURN v_known OR FOUND;
 END $$;

@@ -3,7 +3,7 @@
 
 CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
-    LANGUAGE sql AS $$
+LANGUAGE sql AS $$
     SELECT f.* FROM (
         SELECT s.*, NULL::text, NULL::bigint, NULL::text FROM (
         SELECT * FROM taskq_internal.health_of_vacuum()
@@ -40,8 +40,8 @@ $$;
 COMMENT ON FUNCTION taskq.format_duration IS
 'A duration as text with at most two units, such as 3 h 20 min.';
 
-CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_first record;
     v_below smallint := 101;
@@ -61,8 +61,8 @@ END $$;
 COMMENT ON FUNCTION taskq.oldest_due IS
 'The task of a topic that has been due for longest, of any priority; NULLs if none is due.';
 
-CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
                           AND l.sequence = p_sequence);
@@ -84,8 +84,7 @@ BEGIN
         ORDER BY e.state, e.sequence LIMIT 1;
     IF FOUND THEN
         RETURN format('under the conditions that suspend an identifier, sequence %s of its identifier blocks it,'
-                      ' which is %s',
-                      v_other.sequence, v_other.state);
+                      ' which is %s', v_other.sequence, v_other.state);
     END IF;
     RETURN NULL;
 END $$;
@@ -121,7 +120,7 @@ BEGIN
            w.dead, NULL::int
     FROM (SELECT t.*, row_number() OVER (ORDER BY t.dead >= 1000 DESC, t.dead / t.bound DESC) AS place,
                  CASE WHEN t.dead < 1000 THEN 'fine' WHEN t.disabled THEN 'critical'
-                      -- a small table is emptied by thousands
+                      -- A small table may have a few thousand dead rows.
                       ELSE taskq_internal.severity(t.dead / greatest(t.bound, 1000), 2, 10, 100) END AS severity
           FROM taskq_internal.vacuum_state() t) w
     WHERE w.place = 1 OR w.place <= 5 AND w.severity <> 'fine';
@@ -130,7 +129,7 @@ END $$;
 -- The tables with their dead and live rows, and the number of dead rows at which autovacuum begins.
 CREATE FUNCTION taskq_internal.vacuum_state()
 RETURNS TABLE (name text, dead bigint, alive bigint, bound numeric, disabled boolean, vacuumed timestamptz)
-    LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE AS $$
     SELECT c.oid::regclass::text, s.n_dead_tup, s.n_live_tup,
            coalesce(o.threshold, current_setting('autovacuum_vacuum_threshold')::numeric)
            + coalesce(o.scale, current_setting('autovacuum_vacuum_scale_factor')::numeric) * greatest(c.reltuples,
@@ -173,8 +172,8 @@ BEGIN
 END $$;
 
 -- Everything that holds back the oldest row version that vacuum may remove from this database's tables.
-CREATE FUNCTION taskq_internal.horizon()
-RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int) LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.horizon() RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int)
+LANGUAGE sql AS $$
     SELECT CASE WHEN a.backend_type = 'walsender' THEN 'a standby with hot_standby_feedback' ELSE 'a session' END
            || format(' (pid %s, application %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
            greatest(age(a.backend_xmin), age(a.backend_xid))::bigint, a.xact_start,
@@ -278,8 +277,7 @@ END $$;
 -- Leases that lapsed and that no expire() has taken since.
 CREATE FUNCTION taskq_internal.health_of_leases(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
-    LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count  bigint;
     v_oldest interval;
@@ -316,7 +314,7 @@ END $$;
 -- of its tasks, or if one of its newest tasks has ended within that time.
 CREATE FUNCTION taskq_internal.health_of_topics(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_held  int[] := taskq_internal.served_topics();
@@ -342,12 +340,13 @@ BEGIN
         ELSIF v_topic.topic_id = ANY (v_held) OR taskq_internal.has_ended_since(v_topic.topic_id, v_now - p_patience)
             THEN
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'notice' ELSE 'warning' END;
-            detail := coalesce(v_why, 'it is worked on, but more comes in than goes out, or what goes first passes by');
+            detail := coalesce(v_why, 'workers poll it, but tasks arrive faster than they end,'
+                               ' or tasks with a higher priority pass it');
         ELSE
             severity := CASE WHEN v_topic.age < 12 * p_patience THEN 'warning' ELSE 'critical' END;
-            detail := format('no worker seems to poll it: no running lease holds any of its tasks, and none of its'
-                             ' newest has ended for %s%s',
-                             taskq.format_duration(p_patience), coalesce('; ' || v_why, ''));
+            detail := format(
+                'no worker seems to poll it: no running lease holds any of its tasks, and none of its'
+                ' newest has ended for %s%s', taskq.format_duration(p_patience), coalesce('; ' || v_why, ''));
         END IF;
         detail := format('topic %L, sequence %s has been due for %s: %s', v_topic.name, v_topic.sequence,
                          taskq.format_duration(v_topic.age), detail);
@@ -361,8 +360,8 @@ END $$;
 
 -- The topics of which owners with a running lease hold tasks: of a thousand owners, and of the first and the last
 -- hundred tasks of each.
-CREATE FUNCTION taskq_internal.served_topics() RETURNS int[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.served_topics() RETURNS int[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
         SELECT DISTINCT h.topic_id
@@ -376,8 +375,8 @@ BEGIN
 END $$;
 
 -- Whether one of the newest hundred ended tasks of a topic has ended since.
-CREATE FUNCTION taskq_internal.has_ended_since(p_topic_id int, p_since timestamptz) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.has_ended_since(p_topic_id int, p_since timestamptz) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN EXISTS (
         SELECT FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p_topic_id
@@ -389,8 +388,7 @@ END $$;
 -- waiting dependencies.
 CREATE FUNCTION taskq_internal.health_of_dependencies()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_count   bigint;
     v_example record;
@@ -424,7 +422,7 @@ END $$;
 -- Open pushes, for which the readers of their topics' logs wait (taskq.log_blockers lists those of one topic).
 CREATE FUNCTION taskq_internal.health_of_logs()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT coalesce(taskq_internal.severity(extract(epoch FROM clock_timestamp() - h.since), 60, 600, 3600), 'fine'),
@@ -457,7 +455,7 @@ END $$;
 -- Moves of topics to own tables that have not ended, and tables that dropped topics have left.
 CREATE FUNCTION taskq_internal.health_of_moves()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_vacant bigint := (SELECT count(*) FROM taskq_internal.dropped_topics_with_tables());
 BEGIN
@@ -507,11 +505,11 @@ DECLARE
                         WHERE c.oid = 'taskq_internal.owner'::regclass);
 BEGIN
     RETURN QUERY SELECT taskq_internal.severity(v_stages, 1, 1000, 'Infinity'), 'left behind',
-        format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() forgets them', v_stages), v_stages,
+        format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() removes them', v_stages), v_stages,
             NULL::int;
     RETURN QUERY SELECT taskq_internal.severity(v_owners, 100000, 1000000, 'Infinity'), 'left behind',
-        format('some %s owners are known; taskq.purge_owners() forgets those that hold nothing and gave no sign of'
-               ' life for long', v_owners),
+        format('some %s owners are stored; taskq.purge_owners() removes those that hold nothing and have sent no'
+               ' heartbeat for long', v_owners),
         v_owners, NULL::int;
 END $$;
 
@@ -520,7 +518,7 @@ END $$;
 -- those among the topic's newest 1,000. A tenth is a warning, a half critical; fewer than 5 are a notice.
 CREATE FUNCTION taskq_internal.health_of_failures()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_since   timestamptz := clock_timestamp() - interval '1 hour';
     v_topic   record;
@@ -544,7 +542,7 @@ BEGIN
         CONTINUE WHEN v_failed IS NULL;
         v_topics := v_topics + 1;
         v_ended := taskq_internal.recent_ends(v_topic.topic_id, v_since, 1000);
-        IF v_ended = 1000 OR v_failed = 1000 THEN  -- there may be more: only a sample bounds the cost
+        IF v_ended = 1000 OR v_failed = 1000 THEN  -- there may be more: a sample bounds the cost
             v_sampled := coalesce(v_sampled, (
                 SELECT jsonb_object_agg(n.topic, jsonb_build_object('failed', n.failed, 'ended', n.ended))
                 FROM (SELECT t.topic, sum(t.count) FILTER (WHERE t.state = :FAILED) AS failed, sum(t.count) AS ended
@@ -559,8 +557,7 @@ BEGIN
             ELSE taskq_internal.severity(v_failed::numeric / v_ended, 0, 0.1, 0.5) END;
         subject := 'failures';
         detail := format('topic %L: %s of %s tasks that ended in the last hour FAILED (%s %%): %s', v_topic.name,
-                         v_failed, v_ended,
-                         round(100.0 * v_failed / v_ended, 1), v_errors);
+                         v_failed, v_ended, round(100.0 * v_failed / v_ended, 1), v_errors);
         value := v_failed;
         topic := v_topic.name;
         RETURN NEXT;
@@ -573,8 +570,7 @@ END $$;
 
 -- The number of tasks among the newest p_most FAILED ones of a topic that failed since a moment.
 CREATE FUNCTION taskq_internal.recent_failures(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
                 SELECT e.completed FROM taskq_internal.ended e
@@ -586,8 +582,7 @@ END $$;
 
 -- The number of tasks among the newest p_most ended ones of a topic that ended, FAILED to SUCCEEDED, since a moment.
 CREATE FUNCTION taskq_internal.recent_ends(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT count(*) FROM (
                 SELECT e.completed, e.state FROM taskq_internal.ended e

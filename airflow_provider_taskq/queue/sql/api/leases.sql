@@ -18,23 +18,23 @@ BEGIN
     INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen, registered_by)
     VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(),
             taskq_internal.acting_role())
-    ON CONFLICT (name) DO UPDATE SET  -- drawn again: others may have passed during the wait
+    ON CONFLICT (name) DO UPDATE SET  -- a new fence: others may have drawn greater ones during the wait
         fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by
     WHERE taskq_internal.may_act_as(o.registered_by)
     RETURNING o.* INTO v_owner;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('42501',
-                format('owner %L was registered by another role than %I, which is limited to topics: register'
-                                                      ' another name', p_owner, taskq_internal.acting_role()));
+        PERFORM taskq_internal.raise_error('42501', format(
+            'owner %L was registered by another role than %I, which is limited to topics: register'
+            ' another name', p_owner, taskq_internal.acting_role()));
     END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
 COMMENT ON FUNCTION taskq.register IS
 'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
-fence (resumed), and the earlier fence loses them. Atomic against taskq.expire. Errors: TQ008 for a blank name or an
-invalid lease.';
+fence (resumed), and the earlier fence loses them. Atomic against taskq.expire. Errors: TQ008 for an invalid
+lease; check_violation for a blank name; insufficient_privilege for a name that another role has registered.';
 
 CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -58,9 +58,9 @@ BEGIN
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
 COMMENT ON FUNCTION taskq.take_over IS
-'Registers an owner under a new fence to continue the claim that was made under fence p_claim. So each attempt of a job
-locks out the attempt before it. Errors: TQ005 unless p_claim is current, or was taken over by the current
-registration.';
+'Registers an owner under a new fence to continue the claim that was made under fence p_claim. So each attempt of a
+job locks out the attempt before it. Errors: TQ005 unless p_claim is current, or was taken over by the current
+registration; TQ008 for an invalid lease.';
 
 CREATE FUNCTION taskq.heartbeat(p_owner text, p_fence bigint) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
@@ -93,16 +93,15 @@ CREATE FUNCTION taskq.owner(p_owner text, p_claim bigint DEFAULT NULL)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, o.lease, o.lease_until, false FROM taskq_internal.owner o
-    WHERE o.name = p_owner AND o.fence IS NOT NULL
-      AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
+    WHERE o.name = p_owner AND o.fence IS NOT NULL AND (p_claim IS NULL OR o.fence = p_claim OR o.claim_fence = p_claim)
       AND (taskq_internal.may_access_all('SELECT') OR taskq_internal.may_act_as(o.registered_by))
 $$;
 COMMENT ON FUNCTION taskq.owner IS
 'The owner of this name whose lease is not gone, lapsed or not; else no row. p_claim: only if it holds the claim that
 was made under this fence.';
 
-CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_owner_id bigint;
     v_count    bigint;
@@ -125,10 +124,10 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.release IS
 'Gives back all tasks of an owner and ends its lease: the tasks are READY in their original place, the attempt not
-counted. Returns how many; 0 if the lease is gone.';
+counted. Returns how many; 0 if the lease is gone. Errors: TQ000 above READ COMMITTED.';
 
-CREATE FUNCTION taskq.expire(p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}') RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.expire(p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}') RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_lapsed bigint[];
     v_given  bigint;
@@ -150,8 +149,7 @@ BEGIN
           AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
         RETURNING l.*, p.on_expiry)
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-                                      crashes, redelivered,
-                             identifier, error, error_summary)
+        crashes, redelivered, identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
            CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry
                WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
@@ -175,13 +173,12 @@ COMMENT ON FUNCTION taskq.expire IS
 'Ends every lease that lapsed more than p_grace ago, but those of the owners in p_except, and returns how many tasks
 they held. By the policy of the topic a task becomes READY in its original place (redelivered, the attempt not
 counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or registration is
-in flight. Also removes what executors of these owners have staged.';
+in flight. Also removes what executors of these owners have staged. Errors: TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,
                redelivered boolean)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     v_owner_id bigint := (SELECT o.owner_id FROM taskq_internal.owner o WHERE o.name = p_owner AND o.fence = p_fence
@@ -199,8 +196,8 @@ BEGIN
     ORDER BY l.priority DESC, l.available_at, l.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.held IS
-'The tasks that an owner holds under this fence, of a topic or of all with NULL, in polled order; none if the lease is
-gone. Errors: TQ001.';
+'The tasks that an owner holds under this fence, of a topic or of all with NULL, in polled order. No row if the lease
+is gone or the topic is unknown.';
 
 CREATE FUNCTION taskq.lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -320,7 +317,7 @@ END $$;
 
 -- What a task waits for when it is given back: a retry of a probing topic for its probe, other tasks for nothing.
 CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint
-    LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF p_attempt > 1 AND (SELECT p.probe FROM taskq_internal.topic p WHERE p.topic_id = p_topic_id) THEN
         RETURN :WAITS_PROBE;
@@ -330,16 +327,16 @@ END $$;
 
 -- Raises TQ000 for a blank holder or name, or an invalid time.
 CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF p_by IS NULL OR p_by !~ '\S' THEN
-        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: its holder has to have a name', p_name));
+        PERFORM taskq_internal.raise_error('TQ000', format('lock %L: the holder needs a name', p_name));
     END IF;
     IF p_at_most IS NULL OR p_at_least IS NULL OR p_at_most <= interval '0' OR p_at_least NOT BETWEEN interval '0'
         AND p_at_most THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('lock %L: at_most %s has to be more than nothing, and at_least %s between nothing and that',
-                                             p_name, p_at_most, p_at_least));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'lock %L: at_most %s has to be more than 0, and at_least %s between 0 and at_most', p_name, p_at_most,
+            p_at_least));
     END IF;
     PERFORM taskq_internal.check_duration(format('lock %L: at_most', p_name), p_at_most);
     PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');

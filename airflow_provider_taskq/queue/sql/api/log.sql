@@ -1,4 +1,4 @@
--- The log: a topic's tasks read in the order of their sequences, by any number of readers, taking nothing.
+-- The log: a topic's tasks read in the order of their sequences, by any number of readers. Reading claims nothing.
 --
 -- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a
 -- reader can pass a number whose task is committed later. So a transaction that pushes makes three announcements
@@ -61,8 +61,8 @@ Errors: TQ001.';
 
 -- The last place is that of a committed task: after a crash the server may forget numbers that were only drawn.
 CREATE FUNCTION taskq.events(p_topic text, p_after bigint, p_size int, p_partition int, p_partitions int, p_level int)
-RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_sort = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
@@ -89,7 +89,7 @@ END $$;
 COMMENT ON FUNCTION taskq.events IS
 'The next tasks of a topic''s log after p_after (NULL: from the start), in order, at most p_size, of partition
 p_partition of p_partitions. p_level: NULL partitions by identifier, n by its first n levels, 0 by sequence. With
-fewer tasks, a last row without a task tells how far the log was read. Takes nothing. Errors: TQ001; TQ000 above READ
+fewer tasks, a last row without a task tells how far the log was read. Claims nothing. Errors: TQ001; TQ000 above READ
 COMMITTED, on a standby, or for an invalid partition.';
 
 CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
@@ -127,8 +127,8 @@ $$;
 CREATE FUNCTION taskq_internal.announce_push() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_hint  text := current_setting('taskq.log_floor', true);
-    v_floor bigint := least(coalesce(pg_sequence_last_value('taskq_internal.task_sequence'), 0) + 1,
-                            (1::bigint << 48) - 1);
+    v_floor bigint := least(
+        coalesce(pg_sequence_last_value('taskq_internal.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
 BEGIN
     IF v_hint ~ '^[0-9]{1,15}$' THEN
         v_floor := least(v_floor, v_hint::bigint);
@@ -154,8 +154,8 @@ END $$;
 -- The open transactions that push: the floor from which each holds logs back, and the topics that it announced;
 -- everywhere if it could not announce one. One read of pg_locks. A prepared transaction has no pid.
 CREATE FUNCTION taskq_internal.push_transactions()
-RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean) LANGUAGE sql STABLE
-    AS $$
+RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean)
+LANGUAGE sql STABLE AS $$
     SELECT l.virtualtransaction, min(l.pid),
            coalesce(min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
                         FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq_internal.log_lock_class()), 0),
@@ -172,8 +172,7 @@ $$;
 
 -- The open transactions that push to a topic.
 CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int)
-    RETURNS TABLE (virtualtransaction text, pid int, floor bigint)
-LANGUAGE sql STABLE AS $$
+RETURNS TABLE (virtualtransaction text, pid int, floor bigint) LANGUAGE sql STABLE AS $$
     SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.push_transactions() o
     WHERE o.everywhere OR p_topic_id = ANY (o.topics)
 $$;
@@ -189,21 +188,20 @@ END $$;
 
 -- Raises TQ000 for a partition that does not exist, and for a transaction in which the log cannot be read.
 CREATE FUNCTION taskq_internal.check_log_read(p_partition int, p_partitions int, p_level int) RETURNS void
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF p_partitions < 1 OR p_partition NOT BETWEEN 0 AND p_partitions - 1 THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('partition %s of %s: partitions count from 0, and there is at least one',
-                                             p_partition, p_partitions));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'invalid partition %s of %s: expected 0 to the number of partitions - 1', p_partition, p_partitions));
     END IF;
     IF p_level < 0 THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('level %s: 0 is the task itself, n its first n levels', p_level));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'invalid level %s: 0 is the task''s own sequence, n its first n levels', p_level));
     END IF;
     PERFORM taskq_internal.require_read_committed('the log is read');
     IF pg_is_in_recovery() THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                'the log is read on the primary: a standby does not know which pushes are open');
+        PERFORM taskq_internal.raise_error(
+            'TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
     END IF;
 END $$;
 

@@ -29,11 +29,11 @@ BEGIN
     IF taskq_internal.has_own_tables(v_topic.topic_id) THEN
         RETURN NULL;
     END IF;
-    -- waits for a taskq.set_paused that has not ended
+    -- Waits for an open transaction that has called taskq.set_paused.
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
     v_paused := EXISTS (SELECT FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
                 AND taskq_internal.record_pause(v_topic.topic_id, true, 'the move to its own tables');
-    LOOP  -- another program may hold the very same key by chance
+    LOOP  -- another program may hold the same key by chance
         v_token := ('x' || replace(gen_random_uuid()::text, '-', ''))::bit(64)::bigint;
         EXIT WHEN pg_try_advisory_lock(v_token);
     END LOOP;
@@ -53,8 +53,8 @@ $$;
 COMMENT ON FUNCTION taskq.end_move_session IS
 'Releases the lock that marks this session as the one of the move.';
 
-CREATE FUNCTION taskq.create_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void LANGUAGE plpgsql
-    AS $$
+CREATE FUNCTION taskq.create_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
@@ -81,12 +81,12 @@ DECLARE
 BEGIN
     PERFORM set_config('lock_timeout', least(ceil(extract(epoch FROM p_patience) * 1000), 2147483647) || 'ms', true);
     PERFORM taskq_internal.lock_topic_exclusive(v_topic_id);
-    -- granted at once: this transaction holds it
+    -- The session gets the lock at once, because this transaction holds it.
     PERFORM pg_advisory_lock(taskq_internal.topic_lock_class(), v_topic_id);
     RETURN v_topic_id;
 EXCEPTION WHEN lock_not_available THEN
-    PERFORM taskq_internal.raise_error('TQ000',
-            format('pushes to topic %L have been open for longer than %s', p_topic, taskq.format_duration(p_patience)));
+    PERFORM taskq_internal.raise_error('TQ000', format(
+        'pushes to topic %L have been open for longer than %s', p_topic, taskq.format_duration(p_patience)));
 END $$;
 COMMENT ON FUNCTION taskq.lock_pushes IS
 'Keeps pushes to a topic out for this session until unlock_pushes, over several transactions, and returns the topic''s
@@ -105,7 +105,7 @@ COMMENT ON FUNCTION taskq.has_held_tasks IS
 'Whether any owner holds tasks of the topic. Errors: TQ001.';
 
 CREATE FUNCTION taskq.close_shared_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
@@ -129,7 +129,7 @@ are held, or a session that uses the tables waits for this one: repeat it. Error
 tables stay in use for longer than p_patience.';
 
 CREATE FUNCTION taskq.move_to_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
@@ -144,7 +144,7 @@ BEGIN
         EXECUTE format('ANALYZE taskq_internal.%I', v_own);
     END LOOP;
     IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
-            'ended_default'], p_patience) THEN
+                                                        'ended_default'], p_patience) THEN
         RAISE lock_not_available;
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
@@ -157,7 +157,7 @@ BEGIN
     END LOOP;
     PERFORM taskq_internal.end_move(v_topic_id);
     RETURN true;
-EXCEPTION WHEN lock_not_available THEN  -- takes back what was moved
+EXCEPTION WHEN lock_not_available THEN  -- rolls the move back
     RETURN false;
 END $$;
 COMMENT ON FUNCTION taskq.move_to_own_tables IS
@@ -165,7 +165,7 @@ COMMENT ON FUNCTION taskq.move_to_own_tables IS
 session that uses the tables waits for this one: repeat it. Errors: TQ000 as for close_shared_tables.';
 
 CREATE FUNCTION taskq.undo_partition_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     IF NOT EXISTS (SELECT FROM taskq_internal.topic_move WHERE token = p_token) THEN
@@ -179,7 +179,7 @@ COMMENT ON FUNCTION taskq.undo_partition_move IS
 for close_shared_tables.';
 
 CREATE FUNCTION taskq.move_to_shared_tables(p_topic text, p_most bigint, p_patience interval) RETURNS boolean
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic;
     v_topic_id int;
@@ -197,17 +197,17 @@ BEGIN
         RETURN false;
     END IF;
     IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
-            'ended_default']
+                                                        'ended_default']
                             || ARRAY(SELECT t || '_' || v_topic_id FROM unnest(ARRAY['task', 'live', 'ended']) AS t),
                                 p_patience) THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+        PERFORM taskq_internal.raise_error(
+            'TQ000', 'a session that uses the tables of the queue waits for this one: repeat this after its end');
     END IF;
     IF (SELECT count(*) FROM (SELECT FROM taskq_internal.task WHERE topic_id = v_topic_id LIMIT p_most + 1) t) > p_most
         THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('topic %L has more than %s tasks, and everybody would wait while they move back:'
-                                             ' purge it first, or allow for more', p_topic, p_most));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'topic %L has more than %s tasks, and all topics would wait while they move back:'
+            ' purge the topic first, or raise the limit', p_topic, p_most));
     END IF;
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
         v_own := v_table || '_' || v_topic_id;
@@ -231,9 +231,9 @@ BEGIN
     v_vacant := ARRAY(SELECT * FROM taskq_internal.dropped_topics_with_tables());
     IF cardinality(v_vacant) > 0
        AND NOT taskq_internal.lock_tables_exclusively(ARRAY['task', 'live', 'ended', 'task_default', 'live_default',
-               'ended_default'], p_patience) THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+                                                            'ended_default'], p_patience) THEN
+        PERFORM taskq_internal.raise_error(
+            'TQ000', 'a session that uses the tables of the queue waits for this one: repeat this after its end');
     END IF;
     FOREACH v_topic_id IN ARRAY v_vacant LOOP
         PERFORM taskq_internal.reopen_shared_tables(v_topic_id, p_patience);
@@ -253,8 +253,8 @@ $$;
 -- Locks out other sessions that change tables, until this transaction ends. It comes before any other lock: two of
 -- them would wait for each other's tables. Roles have no rights on this table, so no other session can hold the
 -- lock.
-CREATE FUNCTION taskq_internal.lock_moves(p_patience interval) RETURNS void LANGUAGE plpgsql
-SET lock_timeout = '1min' AS $$
+CREATE FUNCTION taskq_internal.lock_moves(p_patience interval) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '1min' AS $$
 BEGIN
     PERFORM taskq_internal.require_read_committed('topics move');
     PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_patience), true);
@@ -290,8 +290,8 @@ DECLARE
 BEGIN
     SELECT * INTO v_move FROM taskq_internal.topic_move WHERE topic_id = p_topic.topic_id;
     IF FOUND AND v_move.pid <> pg_backend_pid() AND taskq_internal.is_move_connected(v_move) THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('topic %L is being moved to its own tables by session %s since %s: wait until the move has'
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'topic %L is being moved to its own tables by session %s since %s: wait until the move has'
             ' ended, or end it with pg_terminate_backend(%s) and repeat this', p_topic.name, v_move.pid,
             to_char(v_move.since, 'YYYY-MM-DD HH24:MI:SS TZ'), v_move.pid));
     END IF;
@@ -300,16 +300,16 @@ END $$;
 -- The number of the topic that moves under a token; TQ000 for a move that has ended or that another session has
 -- taken over.
 CREATE FUNCTION taskq_internal.require_move(p_topic text, p_token bigint, p_patience interval) RETURNS int
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int;
 BEGIN
     PERFORM taskq_internal.lock_moves(p_patience);
     SELECT m.topic_id INTO v_topic_id FROM taskq_internal.topic_move m WHERE m.token = p_token;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('this move of topic %L has ended: another session has finished, undone or replaced it,'
-                                             ' or the topic was dropped', p_topic));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'this move of topic %L has ended: another session has finished, undone or replaced it,'
+            ' or the topic was dropped', p_topic));
     END IF;
     RETURN v_topic_id;
 END $$;
@@ -333,8 +333,7 @@ END $$;
 -- that uses these tables waits for this one: PostgreSQL would end one of the two. It checks that before each try,
 -- and a try is shorter than deadlock_timeout.
 CREATE FUNCTION taskq_internal.lock_tables_exclusively(p_tables text[], p_patience interval) RETURNS boolean
-    LANGUAGE plpgsql
-SET lock_timeout = '10ms' AS $$
+LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
 DECLARE
     v_until timestamptz := clock_timestamp() + p_patience;
     v_lock  text := (SELECT format('LOCK TABLE %s IN %%s MODE',
@@ -353,8 +352,8 @@ BEGIN
             RETURN true;
         EXCEPTION WHEN lock_not_available THEN
             IF clock_timestamp() > v_until THEN
-                PERFORM taskq_internal.raise_error('TQ000',
-                        format('the tables of the queue are in use, by session %s among others: try again when'
+                PERFORM taskq_internal.raise_error('TQ000', format(
+                    'the tables of the queue are in use, by session %s among others: try again when'
                     ' it has ended, or with more patience', taskq_internal.session_using(p_tables)));
             END IF;
         END;
@@ -394,8 +393,8 @@ CREATE FUNCTION taskq_internal.session_using(p_tables text[]) RETURNS int LANGUA
 $$;
 
 -- Whether any task of a topic is held. Few tasks are held, and they have an index.
-CREATE FUNCTION taskq_internal.topic_has_held_tasks(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.topic_has_held_tasks(p_topic_id int) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM (SELECT l.topic_id FROM taskq_internal.live l WHERE l.holder IS NOT NULL
                                 ORDER BY l.holder, l.sequence) h
@@ -403,8 +402,8 @@ BEGIN
 END $$;
 
 -- Undoes what is left of the move of a topic, by its number, and ends the move; also for a dropped topic.
-CREATE FUNCTION taskq_internal.reopen_shared_tables(p_topic_id int, p_patience interval) RETURNS void LANGUAGE plpgsql
-    AS $$
+CREATE FUNCTION taskq_internal.reopen_shared_tables(p_topic_id int, p_patience interval) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
     v_table text;
 BEGIN
@@ -412,8 +411,8 @@ BEGIN
                WHERE conrelid = 'taskq_internal.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
         IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task_default', 'live_default', 'ended_default'],
                 p_patience) THEN
-            PERFORM taskq_internal.raise_error('TQ000',
-                    'a session that uses the tables of the queue waits for this one: let it go on, and repeat this');
+            PERFORM taskq_internal.raise_error(
+                'TQ000', 'a session that uses the tables of the queue waits for this one: repeat this after its end');
         END IF;
         FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
             EXECUTE format('ALTER TABLE taskq_internal.%I_default DROP CONSTRAINT IF EXISTS %I', v_table,
@@ -437,12 +436,13 @@ BEGIN
     IF NOT taskq_internal.has_own_tables(p_topic_id) THEN
         RETURN NULL;
     END IF;
-    BEGIN  -- what is locked here is let go where it comes to nothing
+    BEGIN  -- an error in this block releases its locks
         IF NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), p_topic_id) THEN
             RETURN NULL;
         END IF;
         v_count := (SELECT count(*) FROM taskq_internal.task WHERE topic_id = p_topic_id);
-        -- it was moved back meanwhile; from here on taskq_internal.task is in use, and it stays
+        -- Another session has moved it back meanwhile. From here on this transaction locks taskq_internal.task, so no
+        -- session can.
         IF NOT taskq_internal.has_own_tables(p_topic_id) THEN
             RETURN NULL;
         ELSIF NOT taskq_internal.lock_tables_exclusively(ARRAY(SELECT t || '_' || p_topic_id

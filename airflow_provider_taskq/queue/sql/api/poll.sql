@@ -6,13 +6,12 @@ CREATE FUNCTION taskq.poll(
     p_condition text DEFAULT 'NONE'
 )
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_taken    bigint[] := taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
+    v_claimed    bigint[] := taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
 BEGIN
-    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic_id, v_taken);
+    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic_id, v_claimed);
 END $$;
 COMMENT ON FUNCTION taskq.poll IS
 'Claims up to p_size due tasks for the owner and returns them. p_order: FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT;
@@ -20,8 +19,7 @@ p_condition: NONE, SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. 
 the lease has lapsed or is gone; TQ000 for an unknown order or condition, and under a condition above READ COMMITTED.';
 
 CREATE FUNCTION taskq.claim(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
-RETURNS int LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+RETURNS int LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_chunk int := 50000;  -- bounds the server's memory for a claim of millions
     v_got   int;
@@ -38,9 +36,8 @@ END $$;
 COMMENT ON FUNCTION taskq.claim IS
 'Claims tasks like taskq.poll, without returning them. Returns how many. Errors: those of taskq.poll.';
 
-CREATE FUNCTION taskq.ready(p_topic text, p_limit int DEFAULT 1, p_condition text DEFAULT 'NONE')
-    RETURNS int LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan AS $$
+CREATE FUNCTION taskq.ready(p_topic text, p_limit int DEFAULT 1, p_condition text DEFAULT 'NONE') RETURNS int
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE'),
@@ -51,8 +48,8 @@ COMMENT ON FUNCTION taskq.ready IS
 that open transactions hold. 0 for a paused topic. Takes no locks. Errors: TQ001; TQ000 for an unknown condition.';
 
 -- An open poll under a condition holds all identifiers that it examines, also those of which it claims nothing.
-CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan AS $$
+CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'UPDATE'), 1, p_condition, true) > 0;
@@ -60,11 +57,10 @@ END $$;
 COMMENT ON FUNCTION taskq.has_unclaimed IS
 'Whether a topic has a task that could be polled now, also one of an identifier that an open poll has locked. An empty
 poll under a condition does not prove that the topic is empty; false from this function does, but for rows that an
-open transaction holds. Errors: TQ001.';
+open transaction holds. Errors: TQ001; TQ000 for an unknown condition.';
 
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
-RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE
-SET plan_cache_mode = force_generic_plan AS $$
+RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE SET plan_cache_mode = force_generic_plan AS $$
     SELECT u.place::int, CASE WHEN t.topic_id IS NOT NULL
         THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()),
             coalesce(u.condition, 'NONE')) END
@@ -72,33 +68,32 @@ SET plan_cache_mode = force_generic_plan AS $$
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
 $$;
 COMMENT ON FUNCTION taskq.ready_many IS
-'taskq.ready for many topics in one call: one row for each; NULL for an unknown topic.';
+'taskq.ready for many topics in one call. p_limits and p_conditions go with p_topics (NULL: no condition). One row for
+each topic: its position from 1, and its count, NULL for an unknown topic.';
 
 CREATE FUNCTION taskq.poll_batch(p_topic text, p_owner text, p_fence bigint, p_identifiers int, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_limit    int := least(p_identifiers, taskq_internal.max_tasks());
-    v_out      bigint[];
-    v_taken    bigint[] := '{}';
+    v_promoted      bigint[];
+    v_claimed    bigint[] := '{}';
 BEGIN
     IF p_size < -1 THEN
-        PERFORM taskq_internal.raise_error('TQ008',
-                format('topic %L: the size of a group is -1 for all of its tasks, or 0 and more, not %s',
-                                             p_topic, p_size));
+        PERFORM taskq_internal.raise_error('TQ008', format(
+            'topic %L: invalid group size %s: expected -1 for all tasks, or 0 or more', p_topic, p_size));
     END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
-        PERFORM taskq_internal.require_read_committed('batches go out');
-        v_out := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
-        v_taken := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
+        PERFORM taskq_internal.require_read_committed('poll_batch() runs');
+        v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
+        v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
                                 nullif(p_size, -1)) END;
-        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_out);
+        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
     END IF;
-    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_taken);
+    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_claimed);
 END $$;
 COMMENT ON FUNCTION taskq.poll_batch IS
 'Claims whole groups: the due tasks of up to p_identifiers identifiers, in polled order, at most p_size of each (-1:
@@ -108,20 +103,20 @@ an invalid size; TQ000 above READ COMMITTED.';
 
 -- Claims up to p_size due tasks of a topic for a holder and returns their sequences in polled order.
 CREATE FUNCTION taskq_internal.claim_first_due(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean)
-    RETURNS bigint[] LANGUAGE plpgsql AS $$
+RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_found bigint[];
     v_got   bigint[];
-    v_taken bigint[] := '{}';
+    v_claimed bigint[] := '{}';
 BEGIN
     LOOP
-        v_found := taskq_internal.lock_first_due(p_topic_id, p_size - cardinality(v_taken), p_lifo);
+        v_found := taskq_internal.lock_first_due(p_topic_id, p_size - cardinality(v_claimed), p_lifo);
         EXIT WHEN cardinality(v_found) = 0;
         v_got := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
-        v_taken := v_taken || v_got;
-        EXIT WHEN cardinality(v_got) = cardinality(v_found);  -- else the place of what had to wait goes to others
+        v_claimed := v_claimed || v_got;
+        EXIT WHEN cardinality(v_got) = cardinality(v_found);  -- else tasks that have to wait leave room
     END LOOP;
-    RETURN v_taken;
+    RETURN v_claimed;
 END $$;
 
 -- Locks the first p_size due tasks that no other transaction holds, and returns their sequences in polled order: by
@@ -129,9 +124,8 @@ END $$;
 -- for each priority, so scheduled tasks of a high priority are never walked. The rows are locked first and then
 -- changed by key, so the size is a hard bound on any plan.
 CREATE FUNCTION taskq_internal.lock_first_due(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[]
-    LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_priority smallint := 101;
@@ -167,18 +161,17 @@ END $$;
 -- Makes READY tasks, whose rows this transaction has locked, ACTIVE for a holder and returns their sequences. Tasks
 -- with a dependency that is no longer fulfilled wait on and are left out.
 CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[]
-    LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_depend boolean;
     v_kept   bigint[];
     v_back   bigint[];
 BEGIN
-    WITH taken AS (
+    WITH claimed AS (
         UPDATE taskq_internal.live SET holder = p_holder, polled = v_now, attempt = attempt + 1
         WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences) RETURNING waits)
-    SELECT bool_or(t.waits < :WAITS_NOTHING) INTO v_depend FROM taken t;
+    SELECT bool_or(c.waits < :WAITS_NOTHING) INTO v_depend FROM claimed c;
     IF v_depend IS NOT TRUE THEN
         RETURN p_sequences;
     END IF;
@@ -191,33 +184,33 @@ BEGIN
 END $$;
 
 -- Claims tasks for an owner, with the checks of its lease (TQ005), the order and the condition.
-CREATE FUNCTION taskq_internal.claim_for_owner(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text,
-        p_condition text)
-RETURNS bigint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.claim_for_owner(
+    p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
     v_size     int := least(p_size, taskq_internal.max_tasks());
-    v_out      bigint[];
-    v_taken    bigint[];
+    v_promoted      bigint[];
+    v_claimed    bigint[];
 BEGIN
     PERFORM taskq_internal.check_order_and_condition(p_order, p_condition);
     IF v_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
         RETURN '{}';
     END IF;
     IF p_condition <> 'NONE' THEN
-        PERFORM taskq_internal.require_read_committed('tasks go out one at a time per identifier');
+        PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
     END IF;
-    v_out := taskq_internal.promote_waiting(v_topic, v_size, v_lifo, p_condition);
-    v_taken := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
+    v_promoted := taskq_internal.promote_waiting(v_topic, v_size, v_lifo, p_condition);
+    v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                     WHEN p_condition = 'NONE'
                         THEN taskq_internal.claim_first_due(v_topic.topic_id, v_owner_id, v_size, v_lifo)
                     ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
-    IF cardinality(v_out) > 0 THEN  -- a call less for most polls
-        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_out);
+    IF cardinality(v_promoted) > 0 THEN  -- saves most polls a call
+        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
     END IF;
-    RETURN v_taken;
+    RETURN v_claimed;
 END $$;
 
 -- Whether a topic was paused since it was looked up, checked after this transaction has the tables in use. A move
@@ -228,16 +221,16 @@ BEGIN
 END $$;
 
 -- Raises TQ000 for an unknown order or condition.
-CREATE FUNCTION taskq_internal.check_order_and_condition(p_order text, p_condition text) RETURNS void LANGUAGE plpgsql
-    AS $$
+CREATE FUNCTION taskq_internal.check_order_and_condition(p_order text, p_condition text) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
     IF p_order IS NULL OR p_order NOT IN ('FIRST_IN_FIRST_OUT', 'LAST_IN_FIRST_OUT') THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('order %L is none of FIRST_IN_FIRST_OUT, LAST_IN_FIRST_OUT', p_order));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'order %L is none of FIRST_IN_FIRST_OUT, LAST_IN_FIRST_OUT', p_order));
     END IF;
-    IF p_condition IS NULL OR p_condition NOT IN ('NONE', 'SINGULAR_BY_IDENTIFIER',
-            'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE',
-                                                  'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS') THEN
+    IF p_condition IS NULL OR p_condition NOT IN (
+        'NONE', 'SINGULAR_BY_IDENTIFIER', 'SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE',
+        'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS') THEN
         PERFORM taskq_internal.raise_error('TQ000', format('condition %L is none of NONE, SINGULAR_BY_IDENTIFIER,'
             ' SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE, SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS', p_condition));
     END IF;
@@ -246,9 +239,8 @@ END $$;
 -- The columns that a client gets of the tasks that it claimed, in the order of the sequences.
 CREATE FUNCTION taskq_internal.claimed_tasks(p_topic_id int, p_sequences bigint[])
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
-    AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off
+SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -263,9 +255,9 @@ END $$;
 
 -- The count of taskq.ready: tasks that can be claimed at once, then tasks that a poll would promote first. p_locked:
 -- identifiers that an open transaction holds count too.
-CREATE FUNCTION taskq_internal.count_ready(p_topic taskq_internal.topic, p_limit int, p_condition text,
-        p_locked boolean DEFAULT false) RETURNS int LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.count_ready(
+    p_topic taskq_internal.topic, p_limit int, p_condition text, p_locked boolean DEFAULT false
+) RETURNS int LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_count int;
     v_more  bigint[];
@@ -287,8 +279,8 @@ END $$;
 
 -- Counts the due READY tasks of a topic up to p_limit, priority by priority as lock_first_due walks them, without
 -- the rows that another transaction holds: those that SKIP LOCKED would skip, without taking a lock.
-CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETURNS int LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETURNS int
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_priority smallint := 101;
@@ -319,8 +311,8 @@ END $$;
 -- that then changes them, so it is one transaction and no multixact. For the xmin of a visible row: it is this
 -- transaction's own. p_next is the next transaction number, which gives the epoch of the row's 32 bits; a number
 -- beyond it began after this snapshot.
-CREATE FUNCTION taskq_internal.is_transaction_open(p_xid xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE
-    AS $$
+CREATE FUNCTION taskq_internal.is_transaction_open(p_xid xid, p_next bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_xid bigint := p_xid::text::bigint;
 BEGIN
@@ -341,9 +333,8 @@ END $$;
 -- returns them in the order of the identifiers. Checks each identifier again; leaves out a blocked one, and one with
 -- a task that another transaction holds.
 CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int)
-    RETURNS bigint[]
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
 DECLARE
     v_found  bigint[];
     v_locked bigint[];
@@ -353,17 +344,14 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              -- not by live_ready, which has all identifiers
+              -- + 0 keeps the planner from live_ready, which has the tasks of all identifiers.
               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
         WHERE (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = u.identifier
-               AND a.topic_id = p_topic_id
-                                                     AND a.attempt > 0 AND a.holder IS NOT NULL
+               AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NOT NULL
                ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
           AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = u.identifier
-               AND e.topic_id = p_topic_id
-                                                      AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
-                                                          AND e.state = :FAILED
+               AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = :FAILED
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL
           AND NOT taskq_internal.has_undue_retry(p_topic_id, u.identifier, p_now)
         ORDER BY u.place, l.priority DESC, l.available_at, l.sequence);

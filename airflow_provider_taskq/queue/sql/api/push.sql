@@ -15,12 +15,9 @@
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL,
-        insertion text DEFAULT 'APPEND',
-    delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0,
-        ttl interval DEFAULT NULL,
-    suspended boolean DEFAULT false
-) RETURNS bigint LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+    insertion text DEFAULT 'APPEND', delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL,
+    priority int DEFAULT 0, ttl interval DEFAULT NULL, suspended boolean DEFAULT false
+) RETURNS bigint LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.lock_topic_shared(topic, 'INSERT');
     v_floor    bigint := taskq_internal.announce_push();
@@ -48,7 +45,7 @@ BEGIN
     END IF;
     v_sequence := nextval('taskq_internal.task_sequence');
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
-                                     payload)
+        payload)
     VALUES (v_sequence, v_now, v_due, pg_current_xact_id(), v_topic.topic_id, coalesce(priority, 0), identifier,
             reference, ttl, payload::json);
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
@@ -65,8 +62,7 @@ invalid task.';
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload jsonb, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
     delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0,
-        ttl interval DEFAULT NULL,
-    suspended boolean DEFAULT false
+    ttl interval DEFAULT NULL, suspended boolean DEFAULT false
 ) RETURNS bigint LANGUAGE sql AS $$
     SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl,
                       suspended)
@@ -77,8 +73,7 @@ COMMENT ON FUNCTION taskq.push(text, text, jsonb, text, text, interval, timestam
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload json, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
     delay interval DEFAULT NULL, available_at timestamptz DEFAULT NULL, priority int DEFAULT 0,
-        ttl interval DEFAULT NULL,
-    suspended boolean DEFAULT false
+    ttl interval DEFAULT NULL, suspended boolean DEFAULT false
 ) RETURNS bigint LANGUAGE sql AS $$
     SELECT taskq.push(topic, identifier, payload::text, reference, insertion, delay, available_at, priority, ttl,
                       suspended)
@@ -88,13 +83,11 @@ COMMENT ON FUNCTION taskq.push(text, text, json, text, text, interval, timestamp
 
 CREATE FUNCTION taskq.push(
     p_topic text, p_insertion text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
-    p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL,
-    p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL,
-    p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL,
-    p_offset int DEFAULT 0, p_since bigint DEFAULT NULL,
-    p_depend_places int[] DEFAULT NULL, p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
-) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+    p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL, p_available_at timestamptz[] DEFAULT NULL,
+    p_delays interval[] DEFAULT NULL, p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL,
+    p_offset int DEFAULT 0, p_since bigint DEFAULT NULL, p_depend_places int[] DEFAULT NULL,
+    p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
+) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_floor     bigint := taskq_internal.announce_push();
@@ -103,12 +96,11 @@ DECLARE
     v_states    smallint[];
 BEGIN
     IF p_insertion IS NULL OR p_insertion NOT IN ('APPEND', 'SUPERSEDE', 'REPLACE', 'DELETE') THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-                format('insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
     END IF;
-    PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls,
-            p_priorities,
-                              p_offset);
+    PERFORM taskq_internal.check_tasks(
+        v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     IF p_insertion = 'DELETE' THEN
         PERFORM taskq_internal.check_access(p_topic, 'DELETE');
     END IF;
@@ -123,7 +115,7 @@ BEGIN
         PERFORM taskq.notify(p_topic);
     END IF;
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
-                                     payload)
+        payload)
     SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
            v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
     FROM unnest(v_sequences, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities,
@@ -146,8 +138,8 @@ BEGIN
          AS n (sequence, identifier, available_at, delay, state, suspended)
     WHERE n.state IN (:SUSPENDED, :REDUNDANT);
     IF p_depend_places IS NOT NULL THEN
-        PERFORM taskq_internal.add_dependencies(v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics,
-                p_depend_identifiers);
+        PERFORM taskq_internal.add_dependencies(
+            v_topic, v_sequences, p_offset, p_depend_places, p_depend_topics, p_depend_identifiers);
     END IF;
     IF v_states IS NULL THEN
         RETURN v_sequences;
@@ -179,16 +171,13 @@ TQ001.';
 
 CREATE FUNCTION taskq.offer(
     topic text, identifier text, payload text DEFAULT NULL, if_exists text DEFAULT 'update',
-        reference text DEFAULT NULL,
-    available_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL, ttl interval DEFAULT NULL,
-        priority int DEFAULT 0,
-    OUT outcome text, OUT sequence bigint
+    reference text DEFAULT NULL, available_at timestamptz DEFAULT NULL, delay interval DEFAULT NULL,
+    ttl interval DEFAULT NULL, priority int DEFAULT 0, OUT outcome text, OUT sequence bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
     SELECT o.outcomes[1], o.sequences[1] INTO outcome, sequence
     FROM taskq.offer_many(topic, if_exists, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[available_at],
-                          ARRAY[delay],
-                          ARRAY[ttl], ARRAY[priority]) o;
+                          ARRAY[delay], ARRAY[ttl], ARRAY[priority]) o;
 END $$;
 COMMENT ON FUNCTION taskq.offer IS
 'Stores a task unless one of the identifier waits (is READY and not held); then updates it, or ignores the offer with
@@ -198,11 +187,10 @@ TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.offer_many(
     p_topic text, p_if_exists text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
-        p_references text[] DEFAULT NULL,
-    p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_ttls interval[] DEFAULT NULL,
-    p_priorities int[] DEFAULT NULL, p_offset int DEFAULT 0, OUT outcomes text[], OUT sequences bigint[]
-) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+    p_references text[] DEFAULT NULL, p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL,
+    p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL, p_offset int DEFAULT 0, OUT outcomes text[],
+    OUT sequences bigint[]
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic  taskq_internal.topic := taskq_internal.lock_topic_for_use(p_topic, 'INSERT');
     v_round  bigint[];
@@ -210,11 +198,11 @@ DECLARE
     v_made   record;
 BEGIN
     IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore') THEN
-        PERFORM taskq_internal.raise_error('TQ008',
-                format('topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
+        PERFORM taskq_internal.raise_error('TQ008', format(
+            'topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
     END IF;
-    PERFORM taskq_internal.check_tasks(v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls,
-            p_priorities, p_offset);
+    PERFORM taskq_internal.check_tasks(
+        v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     PERFORM taskq.lock_offers(p_topic, p_identifiers);
     outcomes := '{}';
     sequences := '{}';
@@ -233,9 +221,8 @@ BEGIN
         END IF;
         v_made := taskq_internal.offer_distinct(
             v_topic, p_if_exists = 'update', taskq_internal.pick_elements(p_identifiers, v_round),
-                taskq_internal.pick_elements(p_payloads, v_round),
-            taskq_internal.pick_elements(p_references, v_round), taskq_internal.pick_elements(p_available_at, v_round),
-                taskq_internal.pick_elements(p_delays, v_round),
+            taskq_internal.pick_elements(p_payloads, v_round), taskq_internal.pick_elements(p_references, v_round),
+            taskq_internal.pick_elements(p_available_at, v_round), taskq_internal.pick_elements(p_delays, v_round),
             taskq_internal.pick_elements(p_ttls, v_round), taskq_internal.pick_elements(p_priorities, v_round));
         v_places := v_places || v_round;
         outcomes := outcomes || v_made.outcomes;
@@ -268,8 +255,8 @@ the identifier. Returns false if there is none. Errors: TQ001; TQ000 above READ 
 
 -- Buckets are locked in their order, so two calls never wait for each other. One of 65,536 pairs of identifiers shares
 -- a bucket by chance.
-CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_buckets int[] := ARRAY(SELECT DISTINCT (hashtext(p_topic || '/' || u.identifier) & 65535)
                              FROM unnest(p_identifiers) AS u (identifier));
@@ -280,13 +267,12 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.lock_offers IS
 'Locks identifiers for offers and drops of this transaction, in one order, so that two calls never deadlock. A caller
-that offers in several calls locks all identifiers first. Errors: TQ001; TQ000 above READ COMMITTED.';
+that offers in several calls locks all identifiers first. Errors: TQ000 above READ COMMITTED.';
 
 -- Raises TQ002 for the first task that breaks a rule, naming its position.
 CREATE FUNCTION taskq_internal.check_tasks(
     p_topic taskq_internal.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[],
-        p_delays interval[],
-    p_ttls interval[], p_priorities int[], p_offset int
+    p_delays interval[], p_ttls interval[], p_priorities int[], p_offset int
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_place  int;
@@ -309,24 +295,22 @@ BEGIN
             WHEN taskq_internal.needs_json_check(payload) AND taskq_internal.json_defect(payload) IS NOT NULL THEN
                 'its payload ' || taskq_internal.json_defect(payload)
             END AS reason
-        FROM (SELECT generate_series(1,
-                                     greatest(cardinality(p_identifiers), cardinality(p_payloads),
-                cardinality(p_available_at),
-                                                 cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities)))
-                                                     AS place,
-                     unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload, unnest(p_available_at)
-                         AS available_at,
-                     -- stored nowhere, unlike unnest in FROM
+        FROM (SELECT generate_series(1, greatest(
+                         cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_available_at),
+                         cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities))) AS place,
+                     unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
+                     unnest(p_available_at) AS available_at,
+                     -- PostgreSQL materializes unnest in FROM, but not here.
                      unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002', format('topic %L, task at position %s: %s',
-                                             p_topic.name, p_offset + v_place - 1, v_reason));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'topic %L, task at position %s: %s', p_topic.name, p_offset + v_place - 1, v_reason));
     END IF;
 END $$;
 
 -- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT if the same identifier comes again
--- later in the push, or 0 (not at all) under DELETE.
+-- later in the push, or NOT_STORED under DELETE.
 CREATE FUNCTION taskq_internal.push_states(p_insertion text, p_identifiers text[], p_suspended boolean[])
 RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(
@@ -342,10 +326,9 @@ $$;
 -- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another transaction
 -- holds counts as ACTIVE. Mostly that is a poll or a completion; if it is another push that displaces the row, the
 -- tasks of both pushes stand.
-CREATE FUNCTION taskq_internal.displace_older_tasks(p_topic_id int, p_insertion text, p_identifiers text[],
-        p_since bigint)
-RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.displace_older_tasks(
+    p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_identifiers text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers)
                                   AS u (identifier));
@@ -381,9 +364,8 @@ BEGIN
     WITH gone AS (
         DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
     INSERT INTO taskq_internal.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes,
-                                      redelivered,
-                             identifier, error, error_summary)
-    SELECT g.sequence, CASE WHEN g.waits = :WAITS_DEPENDENCIES THEN (  -- that was when to look at its dependencies
+        redelivered, identifier, error, error_summary)
+    SELECT g.sequence, CASE WHEN g.waits = :WAITS_DEPENDENCIES THEN (  -- available_at is when to check its dependencies
                SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = g.sequence)
                    ELSE g.available_at END,
            g.holder, g.topic_id, g.attempt, :REDUNDANT, :READY, g.crashes, g.redelivered, g.identifier, g.error,
@@ -396,8 +378,7 @@ END $$;
 -- Locks and returns the newest waiting task of each identifier, NULL if there is none, in input order. The caller has
 -- called lock_offers.
 CREATE FUNCTION taskq_internal.lock_newest_waiting(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
-    LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN ARRAY(SELECT w.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
                  LEFT JOIN LATERAL (
@@ -408,8 +389,8 @@ BEGIN
 END $$;
 
 -- All waiting tasks of an identifier that no other transaction has locked, locked.
-CREATE FUNCTION taskq_internal.lock_waiting(p_topic_id int, p_identifier text) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.lock_waiting(p_topic_id int, p_identifier text) RETURNS bigint[]
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN ARRAY(SELECT b.sequence FROM taskq_internal.live b
                  WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
@@ -419,10 +400,9 @@ END $$;
 -- Offers tasks of different identifiers, for which the caller holds lock_offers. Results in input order.
 CREATE FUNCTION taskq_internal.offer_distinct(
     p_topic taskq_internal.topic, p_update boolean, p_identifiers text[], p_payloads text[], p_references text[],
-    p_available_at timestamptz[], p_delays interval[], p_ttls interval[], p_priorities int[],
-    OUT outcomes text[], OUT sequences bigint[]
-) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+    p_available_at timestamptz[], p_delays interval[], p_ttls interval[], p_priorities int[], OUT outcomes text[],
+    OUT sequences bigint[]
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_waiting bigint[] := taskq_internal.lock_newest_waiting(p_topic.topic_id, p_identifiers);
     v_updated bigint[] := '{}';
@@ -430,10 +410,9 @@ DECLARE
     v_created bigint[];
 BEGIN
     IF p_update THEN
-        v_updated := taskq_internal.replace_waiting(p_topic.topic_id, v_waiting, p_payloads, p_references,
-                p_available_at, p_delays, p_ttls,
-                                           p_priorities);
-        -- may be due earlier; a task that is created is pushed below
+        v_updated := taskq_internal.replace_waiting(
+            p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities);
+        -- A changed task may be due earlier. For a new task, the push below notifies.
         IF p_topic.notify AND cardinality(v_updated) > 0 THEN
             PERFORM taskq.notify(p_topic.name);
         END IF;
@@ -442,16 +421,14 @@ BEGIN
                        WHERE u.sequence IS NULL ORDER BY u.place);
     IF cardinality(v_missing) = cardinality(p_identifiers) THEN
         v_created := taskq.push(p_topic.name, 'APPEND', p_identifiers, p_payloads, p_references, NULL, p_available_at,
-                                p_delays,
-                                p_ttls, p_priorities);
+                                p_delays, p_ttls, p_priorities);
     ELSIF cardinality(v_missing) > 0 THEN
         v_created := taskq.push(
             p_topic.name, 'APPEND', taskq_internal.pick_elements(p_identifiers, v_missing),
-                taskq_internal.pick_elements(p_payloads, v_missing),
-            taskq_internal.pick_elements(p_references, v_missing), NULL,
-                taskq_internal.pick_elements(p_available_at, v_missing),
+            taskq_internal.pick_elements(p_payloads, v_missing), taskq_internal.pick_elements(p_references, v_missing),
+            NULL, taskq_internal.pick_elements(p_available_at, v_missing),
             taskq_internal.pick_elements(p_delays, v_missing), taskq_internal.pick_elements(p_ttls, v_missing),
-                taskq_internal.pick_elements(p_priorities, v_missing));
+            taskq_internal.pick_elements(p_priorities, v_missing));
     END IF;
     SELECT array_agg(CASE WHEN w.sequence IS NULL THEN 'CREATED' WHEN w.sequence = ANY (v_updated) THEN 'UPDATED'
                      ELSE 'IGNORED' END
@@ -470,11 +447,9 @@ END $$;
 -- changes when they are due then. Attempts and the last error stay.
 CREATE FUNCTION taskq_internal.replace_waiting(
     p_topic_id int, p_sequences bigint[], p_payloads text[], p_references text[], p_available_at timestamptz[],
-        p_delays interval[],
-    p_ttls interval[], p_priorities int[]
-) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off
-    AS $$
+    p_delays interval[], p_ttls interval[], p_priorities int[]
+) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now     timestamptz := clock_timestamp();
     v_changed bigint[];

@@ -39,8 +39,8 @@ COMMENT ON VIEW taskq.task_info IS
 descent are numbers (taskq.state_name); status is ready, scheduled, retrying, blocked, paused, running, exhausted, or
 the name of the state.';
 
-CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
@@ -49,8 +49,8 @@ END $$;
 COMMENT ON FUNCTION taskq.task IS
 'One task with all its columns but its history; no row if the topic does not have it. Errors: TQ001.';
 
-CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_sequences bigint[];
@@ -70,8 +70,7 @@ COMMENT ON FUNCTION taskq.latest IS
 CREATE FUNCTION taskq.page(
     p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text,
     p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL
-) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) RETURNS SETOF taskq.task_info LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_direction text := CASE WHEN p_before IS NOT NULL THEN 'DESC' ELSE 'ASC' END;
@@ -149,7 +148,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.count IS
 'How many tasks of a topic (NULL: of each) are in each state, with the highest sequence of each count; NULL leaves a
-filter out. p_recent: only the newest task of each identifier in the range. Errors: TQ001.';
+filter out. p_recent: only the newest task of each identifier in the range. No row for an unknown topic.';
 
 CREATE FUNCTION taskq.results(p_since timestamptz, p_until timestamptz)
 RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS $$
@@ -167,8 +166,8 @@ A topic without any has one row with NULLs.';
 
 -- Concurrent calls of push may draw sequences in another order than their times. So everything created within ten
 -- seconds of the nearest task is compared: no call takes longer between the two.
-CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS bigint LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
+CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS bigint
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
     v_slack   interval := '10 seconds';
     v_range   record := taskq_internal.created_range();
@@ -188,9 +187,8 @@ NULL if there is none.';
 
 CREATE FUNCTION taskq.task_bounds(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,
-        p_until timestamptz, p_parts int
-) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+    p_until timestamptz, p_parts int
+) RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_low      bigint := greatest(p_low, 0);
@@ -216,13 +214,11 @@ filter out. Errors: TQ001.';
 -- One snapshot for each range: tasks may change between the reads of two ranges.
 CREATE FUNCTION taskq.task_slice(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,
-        p_until timestamptz,
-    p_bulky boolean
+    p_until timestamptz, p_bulky boolean
 ) RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
-                 redelivered boolean,
-                 state text, descent text, status text, owner text, crashes int, priority int, created timestamptz,
-                 available_at timestamptz, completed timestamptz, output text, error text) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET work_mem = '32MB' AS $$
+                 redelivered boolean, state text, descent text, status text, owner text, crashes int, priority int,
+                 created timestamptz, available_at timestamptz, completed timestamptz, output text, error text)
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET work_mem = '32MB' AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
 BEGIN
@@ -244,8 +240,8 @@ COMMENT ON FUNCTION taskq.task_slice IS
 'The tasks that match the filters in one range of sequences, in order; payload and output only with p_bulky. Errors:
 TQ001.';
 
-CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
     v_horizon  bigint;
@@ -269,8 +265,7 @@ COMMENT ON FUNCTION taskq.log_end IS
 none. No later task appears up to there. Errors: TQ001; TQ000 as for taskq.events.';
 
 CREATE FUNCTION taskq.log_bounds(p_topic text, p_after bigint, p_end bigint, p_parts int)
-RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
@@ -288,8 +283,8 @@ TQ001.';
 CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int,
                created timestamptz)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET work_mem = '32MB' AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET work_mem = '32MB' AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
@@ -305,8 +300,8 @@ for purged tasks. Errors: TQ001.';
 
 -- The same by topic number and state, without topics that have none.
 CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)
-RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off AS $$
+RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off
+SET enable_indexscan = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -316,9 +311,9 @@ BEGIN
 END $$;
 
 -- When the first and the last task of all topics were created, by their sequences.
-CREATE FUNCTION taskq_internal.created_range(OUT oldest timestamptz, OUT newest timestamptz) LANGUAGE plpgsql STABLE
-SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.created_range(OUT oldest timestamptz, OUT newest timestamptz)
+LANGUAGE plpgsql STABLE SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     SELECT taskq_internal.clamp_moment(min(low.created)), taskq_internal.clamp_moment(max(high.created)) INTO oldest,
         newest FROM taskq_internal.topic p
@@ -331,8 +326,7 @@ END $$;
 -- A time from p_low on at which a task was created, at most ten seconds after the first such; NULL if there is none
 -- up to p_end. Reads one second, then four times as much each, then halves the range: few block ranges are read.
 CREATE FUNCTION taskq_internal.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
     v_low   timestamptz := p_low;  -- nothing is between p_low and here
     v_span  interval := '1 second';
@@ -358,8 +352,7 @@ END $$;
 -- The same backwards: a time up to p_high, at most ten seconds before the last such; NULL if there is none from
 -- p_end on.
 CREATE FUNCTION taskq_internal.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz
-    LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
     v_high  timestamptz := p_high;  -- nothing is between here and p_high
     v_span  interval := '1 second';
@@ -384,8 +377,8 @@ END $$;
 
 -- The query for the sequences of such tasks, or of some more, from the narrowest table that has them all. $1: the
 -- topic's number; $2 and $3: the range; $4: states; $5: identifiers.
-CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text LANGUAGE sql IMMUTABLE
-    AS $$
+CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN p_identifiers IS NOT NULL
             THEN 'SELECT s.sequence FROM taskq_internal.task s WHERE s.identifier = ANY ($5) AND s.topic_id = $1'

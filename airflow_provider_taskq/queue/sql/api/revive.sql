@@ -10,8 +10,8 @@ DECLARE
     v_new      bigint[];
 BEGIN
     IF p_revival IS NULL OR p_revival NOT IN ('RESET', 'APPEND', 'SUPERSEDE', 'REPLACE') THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('revival %L is none of RESET, APPEND, SUPERSEDE, REPLACE', p_revival));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'revival %L is none of RESET, APPEND, SUPERSEDE, REPLACE', p_revival));
     END IF;
     v_old := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to, p_size);
     IF p_revival = 'RESET' THEN
@@ -31,20 +31,19 @@ contradicting arguments.';
 
 CREATE FUNCTION taskq.reassign(
     p_topic text, p_result int, p_sequences bigint[], p_state int, p_from bigint, p_to bigint
-) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_found    bigint[];
 BEGIN
     IF p_result IS NULL OR p_result NOT BETWEEN :FAILURE AND :SUCCESS THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'result %s is none of 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS', p_result));
     END IF;
     v_found := taskq_internal.lock_ended_range(v_topic_id, p_topic, p_sequences, p_state, p_from, p_to,
                                 CASE WHEN p_state = taskq_internal.state_of_result(p_result) THEN 0 END);
-    PERFORM taskq_internal.record_ended_change(v_topic_id, :HISTORY_REASSIGNED, v_found,
-            array_fill((taskq_internal.state_of_result(p_result))::bigint, ARRAY[cardinality(v_found)]));
+    PERFORM taskq_internal.record_ended_change(v_topic_id, :HISTORY_REASSIGNED, v_found, array_fill(
+        (taskq_internal.state_of_result(p_result))::bigint, ARRAY[cardinality(v_found)]));
     UPDATE taskq_internal.ended SET state = taskq_internal.state_of_result(p_result),
         completed = coalesce(completed, clock_timestamp())
     WHERE topic_id = v_topic_id AND sequence = ANY (v_found);
@@ -87,26 +86,25 @@ CREATE FUNCTION taskq_internal.lock_ended_range(
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     IF (p_sequences IS NULL) = (p_state IS NULL) THEN
-        PERFORM taskq_internal.raise_error('TQ003',
-                format('topic %L: name the tasks either by their state or by their sequences', p_topic));
+        PERFORM taskq_internal.raise_error('TQ003', format(
+            'topic %L: name the tasks either by their state or by their sequences', p_topic));
     ELSIF p_sequences IS NOT NULL THEN
         IF coalesce(p_from, 0) <> 0 OR p_to IS NOT NULL OR p_size IS NOT NULL THEN
-            PERFORM taskq_internal.raise_error('TQ003',
-                    format('topic %L: a range and a size go with a state, not with sequences', p_topic));
+            PERFORM taskq_internal.raise_error('TQ003', format(
+                'topic %L: a range and a size go with a state, not with sequences', p_topic));
         END IF;
         RETURN taskq_internal.lock_named_ended(p_topic_id, p_topic, p_sequences);
     ELSIF p_state NOT BETWEEN :EXPIRED AND :SUCCEEDED THEN
-        PERFORM taskq_internal.raise_error('TQ003',
-                format('topic %L: tasks in state %s have not ended; EXPIRED to SUCCEEDED have',
-                                             p_topic, taskq.state_name(p_state)));
+        PERFORM taskq_internal.raise_error('TQ003', format(
+            'topic %L: tasks in state %s have not ended; EXPIRED to SUCCEEDED have', p_topic,
+            taskq.state_name(p_state)));
     END IF;
     RETURN taskq_internal.lock_ended(p_topic_id, p_state, p_state, p_from, p_to, p_size);
 END $$;
 
 -- Locks the named tasks in the order of their sequences, so that two calls never deadlock.
 CREATE FUNCTION taskq_internal.lock_named_ended(p_topic_id int, p_topic text, p_sequences bigint[]) RETURNS bigint[]
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_named   bigint[] := ARRAY(SELECT DISTINCT u.sequence FROM unnest(p_sequences) AS u (sequence) ORDER BY 1);
     v_held    bigint[] := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
@@ -131,10 +129,9 @@ END $$;
 -- Locks the p_size lowest tasks of the states p_low to p_high in a range of sequences, and returns their sequences
 -- in order. Never waits: leaves out tasks that another transaction holds. One of the states EXPIRED, FAILED and
 -- SUSPENDED has an index; other states take a walk over the ended tasks.
-CREATE FUNCTION taskq_internal.lock_ended(p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint,
-        p_size bigint)
-RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.lock_ended(
+    p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_from bigint := coalesce(p_from, 0);
     v_to   bigint := coalesce(p_to, 9223372036854775807);
@@ -143,8 +140,7 @@ BEGIN
     IF p_low = p_high AND p_low <= :SUSPENDED THEN
         RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
                      WHERE e.topic_id::bigint = p_topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-                         AND e.state::int = p_low
-                       AND e.sequence BETWEEN v_from AND v_to
+                       AND e.state::int = p_low AND e.sequence BETWEEN v_from AND v_to
                      ORDER BY e.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
     END IF;
     RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
@@ -155,8 +151,8 @@ END $$;
 
 -- Makes ended tasks, whose rows this transaction holds, READY in their original place, as if they had just been
 -- pushed.
-CREATE FUNCTION taskq_internal.reset_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.reset_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     PERFORM taskq_internal.record_ended_change(p_topic_id, :HISTORY_RESET, p_sequences);
     DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
@@ -165,8 +161,8 @@ END $$;
 
 -- Inserts tasks as READY in their original place. The next poll checks those with dependencies. Sends a notification
 -- if the topic's policy has notify, as a push does.
-CREATE FUNCTION taskq_internal.insert_ready_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.insert_ready_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, waits, identifier)
     SELECT t.sequence, CASE WHEN d.sequence IS NULL THEN t.due ELSE '-infinity' END, t.topic_id, t.priority,
@@ -182,8 +178,7 @@ END $$;
 -- at once: only the last copy of an identifier stands, unless they are appended. The topic's limits hold for new
 -- tasks only. Returns the sequences of the copies.
 CREATE FUNCTION taskq_internal.recreate_tasks(p_topic_id int, p_insertion text, p_sequences bigint[]) RETURNS bigint[]
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now         timestamptz;
     v_identifiers text[];
@@ -206,7 +201,7 @@ BEGIN
     v_states := taskq_internal.push_states(p_insertion, v_identifiers, NULL);
     v_now := clock_timestamp();
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
-                                     payload)
+        payload)
     SELECT n.sequence, v_now, v_now, pg_current_xact_id(), p_topic_id, t.priority, t.identifier, t.reference, t.ttl,
         t.payload
     FROM unnest(v_new, p_sequences) AS n (sequence, old)
@@ -226,15 +221,15 @@ BEGIN
 END $$;
 
 -- Whether any task may wait for one of this topic.
-CREATE FUNCTION taskq_internal.has_dependents(p_topic_id int) RETURNS boolean LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.has_dependents(p_topic_id int) RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting);
 END $$;
 
 -- The name of a task's state, or that the topic does not have the task.
-CREATE FUNCTION taskq_internal.task_state_name(p_topic_id int, p_sequence bigint) RETURNS text LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.task_state_name(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     RETURN coalesce(
         (SELECT CASE WHEN l.holder IS NULL THEN 'READY' ELSE 'ACTIVE' END FROM taskq_internal.live l

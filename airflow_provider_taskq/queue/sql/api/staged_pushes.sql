@@ -16,8 +16,8 @@ BEGIN
     PERFORM FROM taskq_internal.mutex
     WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
-        PERFORM taskq_internal.raise_error('TQ007',
-                format('stage %s was committed or given up: it takes no more tasks', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007', format(
+            'stage %s was committed or abandoned: it accepts no more tasks', p_stage));
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.check_push IS
@@ -37,8 +37,8 @@ BEGIN
     PERFORM taskq_internal.check_staged_tasks(p_stage, p_parts, p_attempts, p_counts);
     v_done := taskq_internal.push_from_stage(p_stage, p_topic, p_insertion, p_parts, p_attempts);
     IF v_done <> (SELECT coalesce(sum(c), 0) FROM unnest(p_counts) AS c) THEN
-        PERFORM taskq_internal.raise_error('TQ007',
-                format('stage %s was forgotten while it was pushed: run the job again', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007', format(
+            'stage %s was removed while it was pushed: run the job again', p_stage));
     END IF;
     UPDATE taskq_internal.stage SET completed = v_done WHERE stage = p_stage;
     RETURN v_done;
@@ -48,8 +48,7 @@ COMMENT ON FUNCTION taskq.push_staged IS
 topic), and returns how many were stored. p_counts: how many tasks each attempt has staged. A repeated call returns
 the same and changes nothing. Errors: TQ007 if the counts differ; those of taskq.push.';
 
-CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count bigint;
 BEGIN
@@ -66,7 +65,7 @@ COMMENT ON FUNCTION taskq.abandon_push IS
 'Removes what was staged, and returns how many tasks. The stage accepts no more; a committed stage stays committed.';
 
 CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_last taskq_internal.stream;
 BEGIN
@@ -80,10 +79,10 @@ BEGIN
     END IF;
     SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
     IF v_last.query <> p_query THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
-                       ' numbers its batches from 0 again, so that they would be taken for replays and lost; name the'
-                       ' stream otherwise, or forget the old one by taskq.forget_stream', p_stream, v_last.batch));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
+            ' numbers its batches from 0 again, so that they would be taken for replays and lost; name the'
+            ' stream otherwise, or forget the old one by taskq.forget_stream', p_stream, v_last.batch));
     END IF;
     RETURN false;
 END $$;
@@ -115,9 +114,7 @@ push its last batch twice.';
 -- Raises TQ007 if a winning attempt has staged more or fewer tasks than it reported: the server crashed and lost
 -- them, or they were removed after a day.
 CREATE FUNCTION taskq_internal.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
-    RETURNS void
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_short record;
 BEGIN
@@ -127,17 +124,17 @@ BEGIN
                         WHERE t.stage = p_stage AND t.part = w.part AND t.attempt = w.attempt) s
     WHERE s.count <> w.count LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ007',
-                format('stage %s has %s of the %s tasks that part %s reported: run the job again',
-            p_stage, v_short.found, v_short.reported, v_short.part));
+        PERFORM taskq_internal.raise_error('TQ007', format(
+            'stage %s has %s of the %s tasks that part %s reported: run the job again', p_stage, v_short.found,
+            v_short.reported, v_short.part));
     END IF;
 END $$;
 
 -- Pushes what these attempts have staged, in chunks that bound the server's memory, and returns how many tasks. An
 -- invalid task is named by its place among all of them, and by its identifier.
-CREATE FUNCTION taskq_internal.push_from_stage(p_stage uuid, p_topic text, p_insertion text, p_parts int[],
-        p_attempts bigint[])
-RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.push_from_stage(
+    p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[]
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_done   bigint := 0;
     v_before bigint;
@@ -163,15 +160,14 @@ BEGIN
     END LOOP;
     RETURN v_done;
 EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception OR statement_too_complex THEN
-    PERFORM taskq_internal.raise_staged_error(SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers,
-            v_chunk.payloads);
+    PERFORM taskq_internal.raise_staged_error(
+        SQLSTATE, SQLERRM, v_before, v_chunk.places, v_chunk.identifiers, v_chunk.payloads);
     RETURN NULL;
 END $$;
 
 -- The last place of the next chunk after p_place: 10,000 tasks, or 8 MB of payload; NULL if there are none.
 CREATE FUNCTION taskq_internal.chunk_end(p_stage uuid, p_part int, p_attempt bigint, p_place bigint) RETURNS bigint
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     RETURN (SELECT max(n.place) FROM (
         SELECT s.place, sum(coalesce(octet_length(s.payload), 0)) OVER (ORDER BY s.place ROWS UNBOUNDED PRECEDING)
@@ -184,12 +180,11 @@ END $$;
 -- A chunk as arrays for taskq.push, one row for each topic. If tasks have dependencies, one row for each run of
 -- tasks of the same topic, so that every task comes after those before it. With p_topic all go to that topic, which
 -- takes half the time.
-CREATE FUNCTION taskq_internal.staged_chunk(p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint,
-        p_topic text)
-RETURNS TABLE (topic text, places bigint[], identifiers text[], payloads text[], refs text[], suspended boolean[],
-               available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[])
-                   LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.staged_chunk(
+    p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint, p_topic text
+) RETURNS TABLE (topic text, places bigint[], identifiers text[], payloads text[], refs text[], suspended boolean[],
+                 available_at timestamptz[], delays interval[], ttls interval[], priorities int[], depends text[])
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_arrays text := 'array_agg(n.place), array_agg(n.identifier),
@@ -221,7 +216,7 @@ END $$;
 
 -- Pushes one row of taskq_internal.staged_chunk, and returns the first sequence of it.
 CREATE FUNCTION taskq_internal.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_places    int[];
     v_topics    text[];
@@ -237,9 +232,8 @@ BEGIN
         CROSS JOIN LATERAL json_array_elements(u.list::json) AS d (pair);
     END IF;
     v_sequences := taskq.push(p_chunk.topic, p_insertion, p_chunk.identifiers, p_chunk.payloads, p_chunk.refs,
-                              p_chunk.suspended,
-                              p_chunk.available_at, p_chunk.delays, p_chunk.ttls, p_chunk.priorities, 0, p_since,
-                              v_places, v_topics, v_names);
+                              p_chunk.suspended, p_chunk.available_at, p_chunk.delays, p_chunk.ttls, p_chunk.priorities,
+                              0, p_since, v_places, v_topics, v_names);
     RETURN (SELECT min(u.sequence) FROM unnest(v_sequences) AS u (sequence));
 END $$;
 
@@ -273,10 +267,10 @@ EXCEPTION WHEN data_exception OR statement_too_complex THEN
 END $$;
 
 -- Removes what dead drivers have staged: under a fence that is gone, or without one more than a day ago. A job that
--- stages for longer than a day fails at its commit. One session does it at a time, and none waits. Returns how many
+-- stages for longer than a day fails at its commit. One session prunes at a time; no other waits. Returns how many
 -- stages. Walks the index from stage to stage, so the cost is that of the stages and not of their tasks.
-CREATE FUNCTION taskq_internal.prune_staged_tasks() RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.prune_staged_tasks() RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_dead uuid[];
 BEGIN

@@ -3,8 +3,7 @@
 CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, ended bigint, succeeded bigint, failed bigint, retried bigint, retries bigint,
                shortest float8, mean float8, longest float8, p50 float8, p90 float8, p95 float8, p99 float8)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_since    timestamptz := clock_timestamp() - taskq_internal.clamp_age(p_within);
@@ -41,7 +40,7 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
 BEGIN
-    -- which each new row needs, by its foreign key
+    -- Each new row locks the topic's row by its foreign key, and would wait for a drop of the topic.
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -128,8 +127,8 @@ COMMENT ON FUNCTION taskq.stuck_owners IS
 
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
 RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
-               last_failed timestamptz,
-               looked_at bigint) LANGUAGE plpgsql STABLE AS $$
+               last_failed timestamptz, looked_at bigint)
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
@@ -148,6 +147,41 @@ COMMENT ON FUNCTION taskq.error_groups IS
 a retry, the number of different summaries, an example, the newest task and the time of the last failure. Reads the
 newest p_budget tasks of each kind; looked_at: how many FAILED ones. Errors: TQ001.';
 
+CREATE FUNCTION taskq.throughput(p_span interval, p_spans int, p_topic text DEFAULT NULL, p_pages int DEFAULT 2000)
+RETURNS TABLE (topic text, span int, state int, count bigint, sampled double precision) LANGUAGE plpgsql
+SET plan_cache_mode = force_custom_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_table record;
+    v_pages bigint;
+    v_share double precision;
+    v_reach interval;
+BEGIN
+    PERFORM taskq_internal.check_duration('throughput: the span', p_span);
+    v_reach := CASE WHEN p_spans * extract(epoch FROM p_span) < 31536000000 THEN p_spans * p_span
+        ELSE interval '365000 days' END;
+    FOR v_table IN SELECT c.oid::regclass AS name, pg_relation_size(c.oid) / current_setting('block_size')::int AS pages
+                   FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
+                       WHERE h.inhparent = 'taskq_internal.ended'::regclass LOOP
+        v_share := least(100, 100.0 * p_pages / greatest(v_table.pages, 1));
+        RETURN QUERY EXECUTE format(
+            'SELECT p.name, n.span, n.state, round(n.count * 100 / $1)::bigint, $1 / 100 FROM (
+                 SELECT e.topic_id, e.state::int, floor(extract(epoch FROM $2 - e.completed) / $3)::int AS span,
+                        count(*) AS count
+                 FROM %s e %s
+                 WHERE e.completed > $2 - $4 AND e.completed <= $2 AND e.state BETWEEN :FAILED AND :SUCCEEDED
+                 GROUP BY 1, 2, 3) n
+             JOIN taskq_internal.topic p ON p.topic_id = n.topic_id WHERE $5 IS NULL OR p.name = $5',
+            v_table.name, CASE WHEN v_share < 100 THEN format('TABLESAMPLE SYSTEM (%s)', v_share) ELSE '' END)
+        USING v_share, v_now, extract(epoch FROM p_span), v_reach, p_topic;
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION taskq.throughput IS
+'How many tasks of each topic ended in each state from FAILED to SUCCEEDED, in p_spans spans of time up to now; span 0
+is the last. Reads at most p_pages pages, a random share of a longer history, and multiplies; sampled is that share.
+p_topic: only this topic. Errors: TQ008 for an invalid p_span.';
+
 -- The bucket of a duration, 5 % wide; below a microsecond all are in one.
 CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
@@ -156,8 +190,8 @@ $$;
 -- The group of an error: its summary with # for what differs from task to task: the task's identifier, a UUID, and a
 -- word with a digit, with further such words after - . : , or /. The type of the exception stays, and so does a
 -- number from 100 to 599 that stands alone: it may be a status code, and to retry a 404 helps less than a 503.
-CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text LANGUAGE plpgsql IMMUTABLE
-    AS $$
+CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_kind    text := coalesce(substring(p_summary FROM '^[[:alpha:]_][[:alnum:]_.]*(?:: |$)'), '');
     v_message text := substr(p_summary, length(v_kind) + 1);
@@ -179,8 +213,7 @@ END $$;
 -- The error groups of the newest p_budget FAILED tasks of a topic, of those that failed since a moment.
 CREATE FUNCTION taskq_internal.failed_groups(p_topic_id int, p_since timestamptz, p_budget int)
 RETURNS TABLE (error_group text, failed bigint, messages bigint, example text, newest bigint, last_failed timestamptz)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN QUERY
     SELECT taskq_internal.error_group(n.error_summary, n.identifier), count(*), count(DISTINCT n.error_summary),

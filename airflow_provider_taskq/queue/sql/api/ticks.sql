@@ -6,10 +6,10 @@
 
 CREATE FUNCTION taskq.install_ticks(
     p_topic text, p_prefix text, p_config_hash text, p_moments timestamptz[], p_payloads text[] DEFAULT NULL,
-    p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL,
-    p_available_at timestamptz[] DEFAULT NULL, p_delays interval[] DEFAULT NULL,
-    p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL, p_offset int DEFAULT 0,
-    p_depend_places int[] DEFAULT NULL, p_depend_topics text[] DEFAULT NULL, p_depend_identifiers text[] DEFAULT NULL
+    p_references text[] DEFAULT NULL, p_suspended boolean[] DEFAULT NULL, p_available_at timestamptz[] DEFAULT NULL,
+    p_delays interval[] DEFAULT NULL, p_ttls interval[] DEFAULT NULL, p_priorities int[] DEFAULT NULL,
+    p_offset int DEFAULT 0, p_depend_places int[] DEFAULT NULL, p_depend_topics text[] DEFAULT NULL,
+    p_depend_identifiers text[] DEFAULT NULL
 ) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_topic       taskq_internal.topic := taskq_internal.lock_topic_for_use(p_topic, 'INSERT');
@@ -22,8 +22,8 @@ BEGIN
     PERFORM taskq_internal.check_moments(v_topic, p_moments, p_offset);
     v_identifiers := ARRAY(SELECT taskq_internal.tick_identifier(p_prefix, p_config_hash, u.moment)
                            FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place) ORDER BY u.place);
-    PERFORM taskq_internal.check_tasks(v_topic, v_identifiers, p_payloads, p_available_at, p_delays, p_ttls,
-            p_priorities, p_offset);
+    PERFORM taskq_internal.check_tasks(
+        v_topic, v_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     PERFORM taskq_internal.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, false);
     v_added := taskq_internal.missing_ticks(v_topic.topic_id, v_identifiers);
     IF cardinality(v_added) = 0 THEN
@@ -38,12 +38,11 @@ BEGIN
     JOIN unnest(v_added) WITH ORDINALITY AS n (place, nth) ON n.place = d.place + 1;
     PERFORM taskq.push(
         p_topic, 'APPEND', taskq_internal.pick_elements(v_identifiers, v_added),
-            taskq_internal.pick_elements(p_payloads, v_added),
-        taskq_internal.pick_elements(p_references, v_added), taskq_internal.pick_elements(p_suspended, v_added),
-            taskq_internal.pick_elements(v_due, v_added),
+        taskq_internal.pick_elements(p_payloads, v_added), taskq_internal.pick_elements(p_references, v_added),
+        taskq_internal.pick_elements(p_suspended, v_added), taskq_internal.pick_elements(v_due, v_added),
         taskq_internal.pick_elements(p_delays, v_added), taskq_internal.pick_elements(p_ttls, v_added),
-            taskq_internal.pick_elements(p_priorities, v_added),
-        p_offset, NULL, v_depending.places, v_depending.topics, v_depending.identifiers);
+        taskq_internal.pick_elements(p_priorities, v_added), p_offset, NULL, v_depending.places, v_depending.topics,
+        v_depending.identifiers);
     RETURN cardinality(v_added);
 END $$;
 COMMENT ON FUNCTION taskq.install_ticks IS
@@ -87,9 +86,8 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ002', format('topic %L: the prefix of ticks is blank', p_topic.name));
     END IF;
     IF p_config_hash IS NULL OR p_config_hash !~ '\S' OR strpos(p_config_hash, '/') > 0 THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-                format('topic %L: the hash %L of ticks is blank or has a slash in it',
-                                             p_topic.name, p_config_hash));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'topic %L: the hash %L of ticks is blank or has a slash in it', p_topic.name, p_config_hash));
     END IF;
     PERFORM FROM taskq_internal.mutex
     WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_TICKS, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
@@ -97,8 +95,7 @@ END $$;
 
 -- Raises TQ002 for a missing moment, or one outside the years 1 to 9999, naming its position.
 CREATE FUNCTION taskq_internal.check_moments(p_topic taskq_internal.topic, p_moments timestamptz[], p_offset int)
-    RETURNS void
-LANGUAGE plpgsql AS $$
+RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_place bigint;
 BEGIN
@@ -107,8 +104,8 @@ BEGIN
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
         PERFORM taskq_internal.raise_error('TQ002', format(
-            'topic %L, task at position %s: its nominal time is outside the years 1 to 9999',
-            p_topic.name, p_offset + v_place - 1));
+            'topic %L, task at position %s: its nominal time is outside the years 1 to 9999', p_topic.name,
+            p_offset + v_place - 1));
     END IF;
 END $$;
 
@@ -116,9 +113,7 @@ END $$;
 -- those pushed SUSPENDED that were never claimed. Held and ended ticks stay: an ended tick tells that it has been
 -- installed.
 CREATE FUNCTION taskq_internal.remove_ticks(p_topic_id int, p_prefix text, p_config_hash text, p_this boolean)
-    RETURNS int
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_waiting   bigint[];
     v_suspended bigint[];
@@ -132,15 +127,15 @@ BEGIN
         SELECT e.sequence FROM taskq_internal.ended e
         WHERE e.topic_id = p_topic_id AND e.identifier >= p_prefix || '/' AND e.identifier < p_prefix || '0'
           AND e.state = :SUSPENDED AND e.attempt = 0
-              AND (taskq_internal.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
+          AND (taskq_internal.tick_hash(e.identifier, p_prefix) = p_config_hash) = p_this
         FOR UPDATE SKIP LOCKED);
     PERFORM taskq_internal.delete_tasks(p_topic_id, v_waiting || v_suspended);
     RETURN cardinality(v_waiting || v_suspended);
 END $$;
 
 -- The places, from 1, of those identifiers that have no task; of equal ones the first.
-CREATE FUNCTION taskq_internal.missing_ticks(p_topic_id int, p_identifiers text[]) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.missing_ticks(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_known text[] := ARRAY(SELECT t.identifier FROM taskq_internal.task t
                             WHERE t.identifier = ANY (p_identifiers) AND t.topic_id = p_topic_id);
@@ -152,7 +147,7 @@ END $$;
 
 -- The values at these places, from 1; NULL for NULL.
 CREATE FUNCTION taskq_internal.pick_elements(p_values anyarray, p_places bigint[]) RETURNS anyarray
-    LANGUAGE sql IMMUTABLE AS $$
+LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_values IS NOT NULL THEN ARRAY(
         SELECT u.value FROM unnest(p_values) WITH ORDINALITY AS u (value, place)
         JOIN unnest(p_places) AS p (place) USING (place) ORDER BY u.place) END

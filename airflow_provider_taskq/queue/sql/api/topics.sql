@@ -5,7 +5,7 @@ BEGIN
     RETURN taskq_internal.accessible_topic(p_topic, 'SELECT, INSERT, UPDATE');
 END $$;
 COMMENT ON FUNCTION taskq.policy IS
-'A topic with its policy. Errors: TQ001.';
+'Returns a topic with its policy, its number, and the pause: paused, paused_by, paused_since. Errors: TQ001.';
 
 CREATE FUNCTION taskq.create_topic(
     p_topic text, p_max_attempts int DEFAULT 1, p_base interval DEFAULT '1 minute', p_factor double precision DEFAULT 2,
@@ -17,7 +17,7 @@ CREATE FUNCTION taskq.create_topic(
 BEGIN
     PERFORM taskq_internal.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
     INSERT INTO taskq_internal.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
-                             on_expiry, max_crashes, max_payload_bytes, ttl, notify)
+        on_expiry, max_crashes, max_payload_bytes, ttl, notify)
     VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
             p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify)
     ON CONFLICT (name) DO NOTHING;
@@ -25,7 +25,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.create_topic IS
 'Creates a topic with a policy: taskq.create_topic(''orders'', p_max_attempts => 3, p_base => ''30 s''). Without a policy,
-a task has one attempt. Returns false, and changes nothing, if it exists. Errors: TQ008 for an invalid name or policy.';
+a task has one attempt. Returns false, and changes nothing, if it exists. Errors: TQ008 for an invalid duration;
+check_violation for another invalid field, or an invalid name.';
 
 CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -38,8 +39,8 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ001', format('topic %L was dropped at this moment', p_topic));
     END IF;
     v_altered := jsonb_populate_record(v_topic, p_changes);
-    PERFORM taskq_internal.check_policy(p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon,
-            v_altered.max_elapsed, v_altered.ttl);
+    PERFORM taskq_internal.check_policy(
+        p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl);
     UPDATE taskq_internal.topic SET
         max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor,
             max_delay = v_altered.max_delay,
@@ -49,7 +50,7 @@ BEGIN
             max_payload_bytes = v_altered.max_payload_bytes,
         ttl = v_altered.ttl, notify = v_altered.notify
     WHERE topic_id = v_topic.topic_id;
-    IF v_altered.probe AND NOT v_topic.probe THEN  -- what waits to be retried now waits for the probe as well
+    IF v_altered.probe AND NOT v_topic.probe THEN  -- tasks that wait for a retry now wait for the probe, too
         UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL
             AND attempt > 0 AND waits <= :WAITS_NOTHING;
     END IF;
@@ -57,7 +58,7 @@ END $$;
 COMMENT ON FUNCTION taskq.alter_topic IS
 'Changes the fields of a topic''s policy that the JSON object names: {"max_attempts": 5, "ttl": "90 s"}. Scheduled
 retries keep their time. Concurrent changes wait for each other. Errors: TQ001; TQ008 for an unknown field or an
-invalid value.';
+invalid duration; check_violation or invalid_text_representation for another invalid value.';
 
 CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -67,8 +68,8 @@ BEGIN
     UPDATE taskq_internal.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
     IF FOUND THEN
         IF p_paused THEN
-            PERFORM taskq_internal.record_pause(v_topic_id, true,
-                    coalesce(taskq_internal.current_actor(), session_user));
+            PERFORM taskq_internal.record_pause(v_topic_id, true, coalesce(
+                taskq_internal.current_actor(), session_user));
         END IF;
         RETURN true;
     END IF;
@@ -102,7 +103,7 @@ BEGIN
     LOOP
         BEGIN
             RETURN taskq_internal.try_drop_topic(p_topic, p_alone, v_until, v_holds);
-        EXCEPTION WHEN lock_not_available THEN  -- nothing is held any more that was not before
+        EXCEPTION WHEN lock_not_available THEN  -- the rollback has released the locks of this try
             IF clock_timestamp() >= v_until OR v_holds AND taskq_internal.blocks_writer('0') THEN
                 PERFORM taskq_internal.raise_topic_in_use(p_topic);
             END IF;
@@ -122,8 +123,8 @@ DECLARE
 BEGIN
     SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ001',
-                format('topic %L is not known; create it with create_topic', p_topic));
+        PERFORM taskq_internal.raise_error('TQ001', format(
+            'topic %L is not known; create it with create_topic', p_topic));
     END IF;
     RETURN v_topic;
 END $$;
@@ -132,8 +133,7 @@ END $$;
 CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter',
-                              'probe', 'on_expiry',
-                              'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
+                              'probe', 'on_expiry', 'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
     v_unknown text;
 BEGIN
     IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN
@@ -142,15 +142,14 @@ BEGIN
     SELECT string_agg(quote_literal(k), ', ' ORDER BY k) INTO v_unknown FROM jsonb_object_keys(p_changes) k
         WHERE k <> ALL (v_fields);
     IF v_unknown IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ008',
-                format('topic %L: a policy has no field %s; it has %s', p_topic, v_unknown,
-                                             array_to_string(v_fields, ', ')));
+        PERFORM taskq_internal.raise_error('TQ008', format(
+            'topic %L: a policy has no field %s; it has %s', p_topic, v_unknown, array_to_string(v_fields, ', ')));
     END IF;
 END $$;
 
 -- Stores whether a topic is paused, since when, and the person or program that paused it.
 CREATE FUNCTION taskq_internal.record_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
                            paused_since = CASE WHEN p_paused THEN clock_timestamp() END
@@ -160,9 +159,7 @@ END $$;
 
 -- One try of taskq.drop_topic. Raises lock_not_available if it has to be repeated.
 CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean)
-    RETURNS boolean
-LANGUAGE plpgsql
-SET lock_timeout = '10ms' AS $$
+RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
     v_pause    double precision := 0.01;
@@ -175,9 +172,9 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_until - clock_timestamp()), true);
     PERFORM taskq_internal.take_topic_lock_exclusive(v_topic_id);
-    PERFORM set_config('lock_timeout', '10ms', true);  -- nothing below should have to wait
+    PERFORM set_config('lock_timeout', '10ms', true);  -- the statements below must not wait
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
-    IF NOT FOUND THEN  -- dropped meanwhile, and perhaps created again
+    IF NOT FOUND THEN  -- another session has dropped it, and perhaps created it again
         RAISE lock_not_available;
     END IF;
     IF p_alone THEN
@@ -198,15 +195,14 @@ END $$;
 
 -- Deletes the rows of a topic that no other transaction holds, and returns whether that was all. Never waits. The
 -- rows of taskq_internal.task stay: a transaction that changes one also holds the task's row in live or ended.
-CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_table text;
     v_left  boolean;
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'group_release', 'handling', 'topic_move', 'progress',
-                                   'consumer_partition',
-                                   'consumer_group'] LOOP
+                                   'consumer_partition', 'consumer_group'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- its rows are in one partition, so a ctid tells one
                        'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
@@ -227,7 +223,7 @@ CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LAN
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
           AND c.oid <> ALL (taskq_internal.lock_only_tables())
-          -- a first verb that waits for the topic's row has that
+          -- A first verb that waits for the topic's row has this lock, and has written nothing.
           AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))
 $$;
 
@@ -244,11 +240,10 @@ DECLARE
           AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq_internal.topic_lock_class()::oid
                AND l.objid = v_topic_id::oid
                OR c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
-                   AND c.oid <> ALL (taskq_internal.lock_only_tables())
-                  AND l.mode <> 'AccessShareLock')
+               AND c.oid <> ALL (taskq_internal.lock_only_tables()) AND l.mode <> 'AccessShareLock')
         ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
 BEGIN
-    PERFORM taskq_internal.raise_error('TQ000',
-            format('topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
+    PERFORM taskq_internal.raise_error('TQ000', format(
+        'topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
         ' and repeat this when they have ended', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;

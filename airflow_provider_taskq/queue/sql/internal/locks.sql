@@ -27,7 +27,7 @@ $$;
 -- next. If the topic was dropped and created again during the wait, the new one. Above READ COMMITTED the snapshot
 -- cannot tell, so there the row is locked as well: a topic that was dropped since is a serialization failure.
 CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text, p_rights text) RETURNS taskq_internal.topic
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_kept  int;
     v_topic taskq_internal.topic;
@@ -36,7 +36,7 @@ BEGIN
         PERFORM taskq_internal.check_access(p_topic, p_rights);
     END IF;
     LOOP
-        -- in place: a call of find_topic costs 2 us
+        -- Inlined: a call of find_topic costs 2 us.
         SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
         IF NOT FOUND THEN
             v_topic := taskq_internal.find_topic(p_topic);
@@ -55,7 +55,7 @@ END $$;
 
 -- The same for a transaction that relies on a topic and may draw no sequences.
 CREATE FUNCTION taskq_internal.lock_topic_for_use(p_topic text, p_rights text) RETURNS taskq_internal.topic
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
     RETURN taskq_internal.lock_topic_shared(p_topic, p_rights);
@@ -125,7 +125,7 @@ BEGIN
     WHILE NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), p_topic_id) LOOP
         v_last := v_stranger;
         v_stranger := taskq_internal.topic_lock_outsider(p_topic_id);
-        -- seen twice: a push takes its two locks one after the other
+        -- Only the second sight counts: a push takes its two locks one after the other.
         IF v_stranger IS NOT NULL AND v_last IS NOT NULL THEN
             PERFORM taskq_internal.raise_error('TQ000',
                     format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'
@@ -142,8 +142,7 @@ END $$;
 -- and not 0; false if it did not become available. The time is longer than the server's usual deadlock_timeout, so
 -- that a deadlock is found.
 CREATE FUNCTION taskq_internal.await_topic_lock(p_topic_id int, p_shared boolean, p_limit interval) RETURNS boolean
-    LANGUAGE plpgsql
-SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 BEGIN
     IF p_limit > interval '0' AND p_limit < interval '2 seconds' THEN
         PERFORM set_config('lock_timeout', ceil(extract(epoch FROM p_limit) * 1000)::text, true);
@@ -159,8 +158,8 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- Ends a wait in several steps as the caller's lock_timeout (0: none) would end a single one.
-CREATE FUNCTION taskq_internal.check_lock_timeout(p_since timestamptz, p_limit interval) RETURNS void LANGUAGE plpgsql
-    AS $$
+CREATE FUNCTION taskq_internal.check_lock_timeout(p_since timestamptz, p_limit interval) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
     IF p_limit > interval '0' AND clock_timestamp() >= p_since + p_limit THEN
         RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
@@ -171,7 +170,7 @@ END $$;
 -- snapshot of statistics first: a transaction sees the same pg_stat_activity from its first read to its end.
 CREATE FUNCTION taskq_internal.topic_lockers(p_topic_id int)
 RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, granted boolean, exclusive boolean)
-    LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE AS $$
     SELECT l.virtualtransaction, l.pid,
            CASE WHEN l.pid IS NULL THEN format('prepared transaction %L', x.gid)
                 ELSE format('session %s of role %L', l.pid, coalesce(a.usename, '')) END,
@@ -182,7 +181,7 @@ RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, gran
         ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
     LEFT JOIN pg_roles r ON r.rolname = x.owner
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid::bigint = taskq_internal.topic_lock_class()
-        AND l.objid::bigint = p_topic_id
+      AND l.objid::bigint = p_topic_id
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 $$;
 

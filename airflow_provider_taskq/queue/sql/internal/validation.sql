@@ -23,29 +23,29 @@ END $$;
 CREATE FUNCTION taskq_internal.require_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM taskq_internal.raise_error('TQ000',
-                format('%s at READ COMMITTED only; this transaction is at %s', p_what,
-                                             upper(current_setting('transaction_isolation'))));
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            '%s at READ COMMITTED only; this transaction is at %s', p_what,
+            upper(current_setting('transaction_isolation'))));
     END IF;
 END $$;
 
 -- Whether a duration can be stored; NULL of NULL. Months and days have bounds of their own, because they may cancel
 -- each other out in a comparison, where a month has 30 days, but not when they are added to a moment.
-CREATE FUNCTION taskq_internal.is_duration(p_duration interval, p_least interval) RETURNS boolean LANGUAGE sql IMMUTABLE
-    AS $$
+CREATE FUNCTION taskq_internal.is_duration(p_duration interval, p_least interval) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
     SELECT p_duration >= p_least AND p_duration <= interval '3650 days'
        AND abs(date_part('year', p_duration) * 12 + date_part('month', p_duration)) <= 121
        AND abs(date_part('day', p_duration)) <= 3650
 $$;
 
 -- Raises TQ008 for a missing duration, and for one that cannot be stored. p_what names it: "owner 'me': its lease".
-CREATE FUNCTION taskq_internal.check_duration(p_what text, p_duration interval,
-        p_least interval DEFAULT '1 microsecond') RETURNS void
-LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION taskq_internal.check_duration(
+    p_what text, p_duration interval, p_least interval DEFAULT '1 microsecond'
+) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF p_duration IS NULL OR NOT taskq_internal.is_duration(p_duration, p_least) THEN
         PERFORM taskq_internal.raise_error('TQ008', format('%s has to be %s and at most 3650 days', p_what,
-                                             CASE WHEN p_least > interval '0' THEN 'more than 0' ELSE '0 or more' END));
+            CASE WHEN p_least > interval '0' THEN 'more than 0' ELSE '0 or more' END));
     END IF;
 END $$;
 
@@ -71,7 +71,7 @@ $$;
 
 -- When a snoozed task is due: no later than the end of the year 9999.
 CREATE FUNCTION taskq_internal.snoozed_until(p_now timestamptz, p_delay interval) RETURNS timestamptz
-    LANGUAGE sql IMMUTABLE AS $$
+LANGUAGE sql IMMUTABLE AS $$
     SELECT least(p_now + CASE WHEN p_delay > interval '3000000 days' THEN interval '3000000 days'
                               WHEN p_delay < interval '-3650 days' THEN interval '-3650 days'
                               ELSE p_delay END, timestamptz '9999-12-31 00:00Z')
@@ -93,8 +93,8 @@ BEGIN
     FOR v_field IN SELECT * FROM (VALUES ('base', p_base), ('max_delay', p_max_delay), ('horizon', p_horizon),
                                          ('max_elapsed', p_max_elapsed), ('ttl', p_ttl)) AS f (name, duration) LOOP
         IF v_field.duration IS NOT NULL OR v_field.name IN ('base', 'max_delay') THEN
-            PERFORM taskq_internal.check_duration(format('policy of topic %L: %s', p_topic, v_field.name),
-                    v_field.duration, interval '0');
+            PERFORM taskq_internal.check_duration(
+                format('policy of topic %L: %s', p_topic, v_field.name), v_field.duration, interval '0');
         END IF;
     END LOOP;
 END $$;
@@ -136,10 +136,9 @@ END $$;
 -- text does not.
 CREATE FUNCTION taskq_internal.has_unstorable_escape(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    v_escapes text := replace(p_json, '\\', '..');  -- what is left of backslashes begins an escape
+    v_escapes text := replace(p_json, '\\', '..');  -- each backslash that is left begins an escape
 BEGIN
-    RETURN strpos(v_escapes, '\u0000') > 0
-        OR v_escapes ~ '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])'
+    RETURN strpos(v_escapes, '\u0000') > 0 OR v_escapes ~ '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])'
                        '|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]';
 END $$;
 
@@ -153,8 +152,8 @@ $$;
 -- Whether a JSON text is nested deeper than p_levels. A bracket that closes next to one that opens changes no depth
 -- and is removed first, so a list of objects seldom needs more; then each round removes the innermost pairs
 -- everywhere.
-CREATE FUNCTION taskq_internal.is_nested_deeper(p_json text, p_levels int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE
-    AS $$
+CREATE FUNCTION taskq_internal.is_nested_deeper(p_json text, p_levels int) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_left text := replace(replace(replace(replace(p_json, '},{', ''), '}, {', ''), '],[', ''), '], [', '');
 BEGIN
@@ -188,7 +187,7 @@ $$;
 
 -- The summaries of errors in their order: the client's, or else the one found in the text.
 CREATE FUNCTION taskq_internal.error_summaries(p_errors text[], p_summaries text[]) RETURNS text[]
-    LANGUAGE sql IMMUTABLE AS $$
+LANGUAGE sql IMMUTABLE AS $$
     SELECT array_agg(coalesce(left(u.summary, 200), taskq_internal.error_summary(u.error)) ORDER BY u.place)
     FROM unnest(p_errors, p_summaries) WITH ORDINALITY AS u (error, summary, place)
 $$;

@@ -26,20 +26,20 @@ CREATE TABLE taskq_internal.consumer_group (
     PRIMARY KEY (group_name, topic_id)
 );
 
--- The leaders of a generation's partitions. Without a fence a partition has no leader; after its lease has lapsed,
--- another program may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds
--- the row until it ends.
+-- The partitions of a generation and their members. A partition without a fence has no member. After its lease has
+-- lapsed, another program may acquire it under a new fence. A transaction that reads, advances or acquires a partition
+-- holds the row until it ends.
 CREATE TABLE taskq_internal.consumer_partition (
     group_name text COLLATE "C" NOT NULL,
     topic_id     int NOT NULL,
     partition    int NOT NULL,
     fence        bigint UNIQUE,
-    leader       text CHECK (leader ~ '\S' AND length(leader) <= 1000),
+    member       text CHECK (member ~ '\S' AND length(member) <= 1000),
     lease        interval CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until  timestamptz,
-    leader_since    timestamptz,
-    reach        bigint NOT NULL,              -- the furthest place that any leader was handed
-    failed       timestamptz,                  -- when a leader gave up, and why, until progress is made
+    member_since timestamptz,
+    reach        bigint NOT NULL,              -- the furthest place that any member has read
+    failed       timestamptz,                  -- when a member gave up, and why, until progress is made
     error        text,
     PRIMARY KEY (group_name, topic_id, partition),
     FOREIGN KEY (group_name, topic_id) REFERENCES taskq_internal.consumer_group ON DELETE CASCADE

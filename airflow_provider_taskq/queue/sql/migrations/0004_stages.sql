@@ -60,7 +60,7 @@ CREATE UNLOGGED TABLE taskq.staged_task (
     parent       bigint,           -- the decided task that this one follows; NULL for a plain push
     priority     int,
     suspended    boolean,
-    staged       timestamptz NOT NULL DEFAULT now(),  -- tells what a dead driver has left
+    staged       timestamptz NOT NULL DEFAULT now(),  -- finds what a dead driver has left
     available_at timestamptz,
     delay        interval,
     ttl          interval,

@@ -3,7 +3,7 @@
 --   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
 --   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
 --   SELECT * FROM taskq.newest('orders', 50);
---   SELECT * FROM taskq.topics_at_a_glance;
+--   SELECT * FROM taskq.topic_summaries;
 --
 -- Payloads are left out (taskq.task has them), outputs and errors are cut to a line. For people only: programs call
 -- functions, and the columns here may change with any release.
@@ -27,7 +27,7 @@ FROM taskq_internal.live l
 JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
 JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
--- as taskq_internal.clamp_moment has them, which a view cannot call: the readers of the view have no right on it
+-- The bounds of taskq_internal.clamp_moment. A view cannot call it, because the view's readers have no right on it.
 CROSS JOIN LATERAL (
     SELECT greatest(least(CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
                           ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
@@ -61,22 +61,20 @@ SELECT v.topic, v.sequence, v.identifier, v.state, v.result, v.why, v.attempt, v
        v.holder, v.lease_until, v.polled, v.completed, v.output, v.error, v.topic_id
 FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq_internal.live_tasks l WHERE NOT l.waiting
       UNION ALL SELECT 'READY', l.* FROM taskq_internal.live_tasks l WHERE l.waiting
-      UNION ALL SELECT 'EXPIRED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 2
-      UNION ALL SELECT 'FAILED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 3
-      UNION ALL SELECT 'SUSPENDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 4
-      UNION ALL SELECT 'FILTERED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 5
-      UNION ALL SELECT 'SUCCEEDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 6
-      UNION ALL SELECT 'RECREATED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 7
-      UNION ALL SELECT 'REDUNDANT', e.* FROM taskq_internal.ended_tasks e WHERE e.number = 8) v;
+      UNION ALL SELECT 'EXPIRED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :EXPIRED
+      UNION ALL SELECT 'FAILED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :FAILED
+      UNION ALL SELECT 'SUSPENDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :SUSPENDED
+      UNION ALL SELECT 'FILTERED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :FILTERED
+      UNION ALL SELECT 'SUCCEEDED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :SUCCEEDED
+      UNION ALL SELECT 'RECREATED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :RECREATED
+      UNION ALL SELECT 'REDUNDANT', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :REDUNDANT) v;
 COMMENT ON VIEW taskq.tasks IS
 'All tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
 Without payloads; outputs and errors are cut to a line. Filter by topic and state. The columns may change with any
 release.';
 
 CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL)
-    RETURNS SETOF taskq.tasks
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS SETOF taskq.tasks LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'SELECT')).topic_id;
     v_sequences bigint[];
@@ -97,7 +95,7 @@ COMMENT ON FUNCTION taskq.newest IS
 fast on any topic. For people; the columns may change. Errors: TQ001.';
 
 -- The counts are those of a topic that is not paused.
-CREATE VIEW taskq.topics_at_a_glance AS
+CREATE VIEW taskq.topic_summaries AS
 SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, coalesce(h.held, 0) AS running,
        statement_timestamp() - (taskq.oldest_due(p.topic_id)).since AS oldest,
        statement_timestamp() - (SELECT CASE WHEN max(n.completed) IS NOT NULL
@@ -105,7 +103,7 @@ SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, c
                                                timestamptz '0001-01-01 00:00Z') END
                                 FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id
                                                               ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
-       -- not by to_regclass: a reader of the view has no right on the schema
+       -- to_regclass would need a right on the schema, which a reader of the view does not have.
        EXISTS (SELECT FROM pg_class c WHERE c.relname = 'live_' || p.topic_id
                AND c.relnamespace = 'taskq_internal'::regnamespace) AS own_partition, p.topic_id
 FROM taskq_internal.topic p
@@ -124,7 +122,7 @@ LEFT JOIN (SELECT l.topic_id, count(*) AS held
            FROM (SELECT n.topic_id FROM taskq_internal.live n WHERE n.holder IS NOT NULL LIMIT 10000) l
            GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
 ORDER BY p.name;
-COMMENT ON VIEW taskq.topics_at_a_glance IS
+COMMENT ON VIEW taskq.topic_summaries IS
 'One line for each topic. ready, scheduled, retrying: of its first 1,000 READY tasks in polled order; blocked: by
 dependencies, up to 1,000; running: of the first 10,000 held tasks; oldest: for how long the oldest task has been due;
 last_end: how long ago the last of its newest 100 ended tasks ended. For people; the columns may change with any

@@ -1,4 +1,4 @@
-"""Workers whose start and stop are stored in the database, and followed by all processes with such a worker."""
+"""Workers whose state, started or stopped, is stored in the database. All processes with such a worker follow it."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ import psycopg
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.worker.connection import DatabaseSession
-from airflow_provider_taskq.worker.notifications import NotificationListener
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 from airflow_provider_taskq.worker.worker import GRACE, Worker
 
@@ -19,10 +19,12 @@ CHANNEL = "taskq_worker"
 
 
 class PersistentWorker:
-    """A worker whose state, on or off, is stored under its name and followed by all processes with such a worker.
+    """A worker whose state, on or off, is stored under its name. All processes with such a worker follow the state.
 
-    `initialize` follows the stored state. `shutdown` stops this process only. `start` and `stop` change the stored
-    state: this process follows at once, other processes after a notification, or within `check_every` without one.
+    `start` and `stop` change the stored state. This process follows at once, other processes after a notification.
+    `initialize` and `shutdown` change nothing in the database: this process starts or stops to follow the state.
+
+    :param check_every: time between two reads of the stored state without a notification.
     """
 
     def __init__(self, worker: Worker, check_every: timedelta = timedelta(seconds=30)) -> None:
@@ -37,25 +39,32 @@ class PersistentWorker:
 
     @property
     def worker(self) -> Worker:
-        """The worker itself."""
+        """The worker that this object starts and stops."""
         return self._worker
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs in this process."""
+        """Whether the worker runs in this process."""
         return self._worker.is_active
 
     def initialize(self) -> bool:
-        """Follows the stored state, and starts if it is on. False if no state is stored."""
+        """Starts to follow the stored state. Starts the worker if it is on. Returns False if no state is stored."""
         with self._lock:
             stored = self._stored_state()
-            self._start_following()
+            if self._thread is None:
+                self._ended.clear()
+                self._notifications = NotificationListener(
+                    self._worker.connect, CHANNEL, self._on_notification, self._changed.set
+                )
+                self._notifications.start()
+                self._thread = threading.Thread(target=self._follow, name="taskq persistent worker", daemon=True)
+                self._thread.start()
             if stored:
                 self._worker.start()
             return stored is not None
 
     def start(self) -> bool:
-        """Starts, here and in the other processes, and stores the state. False if it runs already."""
+        """Starts the worker, here and in the other processes. Returns False if it runs here already."""
         with self._lock:
             if not self._worker.start():
                 return False
@@ -64,7 +73,7 @@ class PersistentWorker:
             return True
 
     def stop(self, timeout: timedelta | None = GRACE) -> bool:
-        """Stops, here and in the other processes, and stores the state. False if it does not run."""
+        """Stops the worker, here and in the other processes. Returns False if it does not run here."""
         with self._lock:
             if not self._worker.is_active:
                 return False
@@ -73,11 +82,11 @@ class PersistentWorker:
             return self._worker.stop(timeout)
 
     def resume(self) -> bool:
-        """Ends the pause between polls. False if it does not run. Stores nothing."""
+        """Lets the worker poll now instead of after its pause. Returns False if it does not run."""
         return self._worker.resume()
 
     def shutdown(self, timeout: timedelta | None = GRACE) -> bool:
-        """Stops in this process only. The stored state stays. False if it does not run."""
+        """Stops the worker in this process only, and keeps the stored state. Returns False if it does not run."""
         self._ended.set()
         self._changed.set()
         if self._notifications is not None:
@@ -90,23 +99,13 @@ class PersistentWorker:
             return self._worker.stop(timeout)
 
     def run(self, grace: timedelta | None = GRACE) -> None:
-        """Follows the stored state until SIGTERM or SIGINT. Starts if no state is stored. For the main thread."""
+        """Follows the stored state until SIGTERM or SIGINT. Starts the worker if no state is stored."""
         with StopSignals(self._worker.hurry) as signals:
             if not self.initialize():
                 self.start()
             while not signals.received and not self._ended.wait(CHECK_SECONDS):
                 pass
             self.shutdown(grace)
-
-    def _start_following(self) -> None:
-        if self._thread is None:
-            self._ended.clear()
-            self._notifications = NotificationListener(
-                self._worker.connect, CHANNEL, self._on_notification, self._changed.set
-            )
-            self._notifications.start()
-            self._thread = threading.Thread(target=self._follow, name="taskq persistent worker", daemon=True)
-            self._thread.start()
 
     def _on_notification(self, name: str) -> None:
         if name == self._worker.name:
@@ -118,22 +117,17 @@ class PersistentWorker:
             self._changed.wait(self._check_seconds)
             self._changed.clear()
             try:
-                self._apply_stored_state()
+                with self._lock:
+                    stored = None if self._ended.is_set() else self._stored_state()
+                    if stored is True:
+                        self._worker.start()
+                    elif stored is False:
+                        self._worker.stop()
                 backoff.reset()
             except (TaskQueueError, psycopg.Error, TimeoutError) as error:
                 log.info("stored state not followed, will retry: worker=%s error=%s", self._worker.name, error)
                 self._ended.wait(backoff.next())
                 self._changed.set()
-
-    def _apply_stored_state(self) -> None:
-        with self._lock:
-            if self._ended.is_set():
-                return
-            stored = self._stored_state()
-            if stored is True:
-                self._worker.start()
-            elif stored is False:
-                self._worker.stop()
 
     def _stored_state(self) -> bool | None:
         with self._session.queue() as queue:

@@ -1,4 +1,4 @@
-"""LISTEN in a thread with a connection of its own. Notifications only save time: nothing depends on them."""
+"""LISTEN in a thread with a connection of its own. Notifications save time; no guarantee depends on them."""
 
 import logging
 import select
@@ -18,28 +18,24 @@ from airflow_provider_taskq.worker.threads import ServiceThread
 
 log = logging.getLogger(__name__)
 
-_ANSWER_SECONDS = 10.0  # that the server may take for an answer
+_ANSWER_SECONDS = 10.0  # time limit of a call
 _SILENCE_SECONDS = 30.0  # without a notification, after which the connection is tested
 
 
 class NotificationListener(ServiceThread):
     """Listens on a channel and calls `on_notification` with each payload. Reconnects after errors.
 
-    Calls `on_connect` when it has connected: notifications may have been missed before.
+    Calls `on_connect` after each connect, because notifications may have been lost before.
     """
 
     def __init__(
-        self,
-        connect: Connect,
-        channel: str,
-        on_notification: Callable[[str], None],
-        on_connect: Callable[[], None],
+        self, connect: Connect, channel: str, on_notification: Callable[[str], None], on_connect: Callable[[], None]
     ) -> None:
         self._connect = connect
         self._channel = channel
         self._on_notification = on_notification
         self._on_connect = on_connect
-        self._sockets: tuple[socket.socket, socket.socket] | None = None  # wake the thread from select()
+        self._sockets: tuple[socket.socket, socket.socket] | None = None  # closing one wakes the thread from select()
         super().__init__(f"taskq listens to {channel}")
 
     def start(self) -> None:
@@ -48,7 +44,7 @@ class NotificationListener(ServiceThread):
         super().start()
 
     def stop(self, timeout: float | None = 5.0) -> None:
-        """Stops the thread. A connection that is being opened is left behind."""
+        """Stops the thread, and waits up to `timeout` seconds for it, as while it opens a connection."""
         if self._sockets is None or self._stopped.is_set():
             return
         self._stopped.set()
@@ -67,7 +63,7 @@ class NotificationListener(ServiceThread):
                     self._listen(conn, hung_up)
             except (psycopg.Error, TaskQueueError, OSError) as error:
                 if not self._stopped.is_set():
-                    log.info("LISTEN failed, the queue is polled: channel=%s error=%s", self._channel, error)
+                    log.info("LISTEN failed, will retry: channel=%s error=%s", self._channel, error)
             self._stopped.wait(backoff.next())
         hung_up.close()
 
@@ -75,7 +71,7 @@ class NotificationListener(ServiceThread):
         while not self._stopped.is_set():
             readable, _, _ = select.select([conn.fileno(), hung_up.fileno()], [], [], _SILENCE_SECONDS)
             if not readable:
-                # A connection that is dead without a sign, or a standby, never notifies.
+                # A dead connection may show no error, and a standby never notifies.
                 conn.execute("SELECT")
                 if is_read_only(conn):
                     raise psycopg.OperationalError("the server has become read-only")

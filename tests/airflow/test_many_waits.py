@@ -1,4 +1,4 @@
-"""A thousand deferred waits in one real triggerer."""
+"""Two hundred deferred waits in one real triggerer."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ import pytest
 
 from demo.airflow_api import until
 from tests.airflow.chaos_site import Installation, installed
-from tests.airflow.dags.thousand import GATES
+from tests.airflow.dags.many import GATES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -24,17 +24,17 @@ SINGLY = range(0, GATES, GATES // 10)
 def airflow(
     server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """Start an Airflow for this test only: other waits would use the triggerer's capacity of a thousand."""
-    home = tmp_path_factory.mktemp("thousand")
-    # Airflow shall not declare a triggerer dead that is busy with a thousand new triggers.
+    """Start an Airflow for this test only: other waits would need connections too."""
+    home = tmp_path_factory.mktemp("many")
+    # Airflow shall not declare a triggerer dead that is busy with hundreds of new triggers.
     patient = {"AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "60"}
-    with installed(server_dsn, template, repository, home, "thousand.py", **patient) as installation:
-        installation.site.wait_dags("thousand")
+    with installed(server_dsn, template, repository, home, "many.py", **patient) as installation:
+        installation.site.wait_dags("many")
         yield installation
 
 
-def test_a_thousand_gates_wait_on_two_connections_and_all_open(airflow: Installation) -> None:
-    """One mapped gate with a thousand instances, a topic for each, in Airflow's own processes.
+def test_two_hundred_gates_wait_on_two_connections_and_all_open(airflow: Installation) -> None:
+    """One mapped gate with two hundred instances, a topic for each, in Airflow's own processes.
 
     The scheduler defers them itself (`start_from_trigger`), so that no worker has to start them. From then on they wait
     like other gates, and their triggers end them. Other tests cover the first check in a worker and its deferral.
@@ -47,24 +47,24 @@ def test_a_thousand_gates_wait_on_two_connections_and_all_open(airflow: Installa
     with airflow.queue() as queue:
         for number in range(GATES):
             queue.create_topic(f"gate-{number}")
-        run = airflow.site.trigger("thousand", "thousand")
+        run = airflow.site.trigger("many", "many")
         until(
             lambda: True if connections.seen() and deferred(airflow) == GATES else None,
             ENDS,
-            lambda: f"{deferred(airflow)} wait; {dict(airflow.states('thousand', run, 'gate'))}",
+            lambda: f"{deferred(airflow)} wait; {dict(airflow.states('many', run, 'gate'))}",
         )
-        assert airflow.states("thousand", run, "gate") == {"deferred": GATES}
+        assert airflow.states("many", run, "gate") == {"deferred": GATES}
         took = []
         for opened, number in enumerate(SINGLY, start=1):
             queue.push(f"gate-{number}", ["task"])
             took.append(succeeded(airflow, run, opened, connections))
-        assert airflow.states("thousand", run, "gate") == {"success": len(SINGLY), "deferred": GATES - len(SINGLY)}
+        assert airflow.states("many", run, "gate") == {"success": len(SINGLY), "deferred": GATES - len(SINGLY)}
         with queue.conn.transaction():
             for number in set(range(GATES)) - set(SINGLY):
                 queue.push(f"gate-{number}", ["task"])
         took.append(succeeded(airflow, run, GATES, connections))
-    assert airflow.site.wait_run("thousand", run, {"success"}, ENDS) == "success"
-    assert airflow.tries("thousand", run, "gate") == {1: GATES}
+    assert airflow.site.wait_run("many", run, {"success"}, ENDS) == "success"
+    assert airflow.tries("many", run, "gate") == {1: GATES}
     assert 1 <= connections.most <= 2
     log.info("One after the other, gates were open after %s s, the rest after %.1f s", took[:-1], took[-1])
     log.info("The triggerer had %d connections at most", connections.most)
@@ -98,9 +98,9 @@ def succeeded(airflow: Installation, run: str, count: int, connections: Connecti
     """Wait until this many gates have succeeded; return the seconds."""
     began = time.monotonic()
     until(
-        lambda: True if connections.seen() and airflow.states("thousand", run, "gate")["success"] == count else None,
+        lambda: True if connections.seen() and airflow.states("many", run, "gate")["success"] == count else None,
         ENDS,
-        lambda: f"{dict(airflow.states('thousand', run, 'gate'))}, not {count} success",
+        lambda: f"{dict(airflow.states('many', run, 'gate'))}, not {count} success",
         pause=0.1,
     )
     return round(time.monotonic() - began, 2)

@@ -1,15 +1,15 @@
-"""A DAG with a thousand gates, which Airflow's scheduler defers without a worker."""
+"""A DAG with many gates, which Airflow's scheduler defers without a worker."""
 
 from airflow.sdk import DAG
 from airflow.triggers.base import StartTriggerArgs
 
 from airflow_provider_taskq.sensors import TaskQSensor
 
-GATES = 1000
+GATES = 200
 
 
 class WaitsAtOnce(TaskQSensor):
-    """A gate without a first check, because workers would need many minutes for a thousand of them."""
+    """A gate without a first check, because workers would need minutes for hundreds of them."""
 
     start_from_trigger = True
     start_trigger_args = StartTriggerArgs(
@@ -19,5 +19,5 @@ class WaitsAtOnce(TaskQSensor):
     )
 
 
-with DAG("thousand", schedule=None):
+with DAG("many", schedule=None):
     WaitsAtOnce.partial(task_id="gate", topic="", do_xcom_push=False).expand(poke_interval=[1.0] * GATES)

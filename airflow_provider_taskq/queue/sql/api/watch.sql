@@ -1,11 +1,10 @@
--- Waits: one call for many waits, junctions of groups, and what keeps a topic's tasks from being polled.
+-- Watch: one call for many waits, junctions of groups, and what keeps a topic's tasks from being polled.
 
 CREATE FUNCTION taskq.watch(
-    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[],
-    p_state_topics text[], p_state_identifiers text[],
-    p_names text[], p_juncture_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
-) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
-AS $$
+    p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
+    p_state_identifiers text[], p_names text[], p_juncture_topics text[], p_junctions text[], p_places int[],
+    p_groups int[], p_identifiers text[]
+) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT w.kind, w."position", w.number, w.waited
@@ -22,10 +21,10 @@ released complete ones. -1 for an unknown topic.';
 
 CREATE FUNCTION taskq.watch_tasks(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
-        p_state_identifiers text[]
+    p_state_identifiers text[]
 ) RETURNS TABLE (kind text, "position" int, number int, waited double precision) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-    AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
 BEGIN
     RETURN QUERY
     SELECT 'ready', u.place::int, n.number, CASE WHEN u.aged AND n.number > 0
@@ -74,9 +73,9 @@ number of its group. A group is released if each of its identifiers has a SUSPEN
 state but REDUNDANT (ETERNAL), before the call. Returns the identifiers of the released tasks. Never waits: a group
 with a task that another transaction holds stays for a later call. Errors: TQ001; TQ000 for an unknown junction.';
 
-CREATE FUNCTION taskq.release_groups_once(p_name text, p_topic text, p_identifiers text[], p_groups int[],
-        p_junction text) RETURNS int[]
-LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.release_groups_once(
+    p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text
+) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id;
     v_open     int[];
@@ -117,11 +116,9 @@ COMMENT ON FUNCTION taskq.purge_group_releases IS
 
 CREATE FUNCTION taskq.topic_status(p_topics text[], p_conditions text[], p_cap int)
 RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint,
-               running bigint,
-               topic_paused boolean, paused_by text, paused_since timestamptz)
-LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-    AS $$
+               running bigint, topic_paused boolean, paused_by text, paused_since timestamptz)
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -145,10 +142,10 @@ paused; and running. Each count stops at p_cap. position: in the arrays, from 1;
 
 -- The group waits of taskq.watch: how many groups each wait still waits for, -1 for an unknown topic. Never waits:
 -- while the topic's tables are moved, number is NULL, and the next call returns it.
-CREATE FUNCTION taskq_internal.watch_groups(p_names text[], p_topics text[], p_junctions text[], p_places int[],
-        p_groups int[], p_identifiers text[])
-RETURNS TABLE (place int, number int) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.watch_groups(
+    p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
+) RETURNS TABLE (place int, number int) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
+SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_wait record;
 BEGIN
@@ -176,8 +173,8 @@ BEGIN
 END $$;
 
 -- The state of the newest task of an identifier; NULL without a task.
-CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_sequence bigint;
     v_state    int;
@@ -194,8 +191,7 @@ END $$;
 
 -- The key by which each group is recognized.
 CREATE FUNCTION taskq_internal.group_keys(p_identifiers text[], p_groups int[], p_junction text)
-    RETURNS TABLE (number int, key uuid)
-LANGUAGE sql IMMUTABLE AS $$
+RETURNS TABLE (number int, key uuid) LANGUAGE sql IMMUTABLE AS $$
     SELECT m.number, md5(p_junction || jsonb_agg(DISTINCT m.identifier))::uuid
     FROM unnest(p_identifiers, p_groups) AS m (identifier, number) GROUP BY m.number
 $$;
@@ -212,8 +208,7 @@ END $$;
 -- tasks.
 CREATE FUNCTION taskq_internal.release_groups(
     p_topic_id int, p_identifiers text[], p_groups int[], p_junction text, OUT identifiers text[], OUT numbers int[]
-) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_suspended bigint[];
     v_of        text[];  -- their identifiers
@@ -252,8 +247,7 @@ END $$;
 
 -- The identifiers of the groups whose every identifier is in p_present.
 CREATE FUNCTION taskq_internal.identifiers_of_complete_groups(p_identifiers text[], p_groups int[], p_present text[])
-    RETURNS text[] LANGUAGE plpgsql
-SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS text[] LANGUAGE plpgsql SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
         SELECT DISTINCT m.identifier FROM unnest(p_identifiers, p_groups) AS m (identifier, number)
@@ -278,8 +272,8 @@ BEGIN
 END $$;
 
 -- Locks SUSPENDED tasks, and returns those that no other transaction holds.
-CREATE FUNCTION taskq_internal.lock_suspended(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.lock_suspended(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
                  WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = :SUSPENDED
@@ -290,9 +284,8 @@ END $$;
 -- probe; blocked: wait for one. Reads priority by priority, as times are in order only within a priority.
 CREATE FUNCTION taskq_internal.count_ready_by_reason(
     p_topic_id int, p_cap int, OUT due bigint, OUT scheduled bigint, OUT retrying bigint, OUT paused bigint,
-        OUT blocked bigint
-) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+    OUT blocked bigint
+) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_priority smallint := 101;
@@ -307,8 +300,7 @@ BEGIN
         EXIT WHEN v_priority IS NULL;
         due := due + (SELECT count(*) FROM (
             SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
-                AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority
-                                       AND l.available_at <= v_now
+              AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
             ORDER BY l.available_at, l.sequence LIMIT p_cap - due) n);
         SELECT count(*) FILTER (WHERE n.attempt = 0) AS scheduled, count(*) FILTER (WHERE n.attempt > 0) AS retrying
             INTO v_later

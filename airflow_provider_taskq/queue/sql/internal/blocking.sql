@@ -1,4 +1,4 @@
--- Waiting: what keeps a READY task out of the indexes that a poll walks: its dependencies (live.waits =
+-- Blocking: what keeps a READY task out of the indexes that a poll walks: its dependencies (live.waits =
 -- DEPENDENCIES), the probe of its topic (PROBE), or a person that resumes it (RESUME).
 --
 -- A task that waits for dependencies is checked again when it is woken (available_at = -infinity) by the end of one
@@ -8,8 +8,7 @@
 -- Those of the tasks whose dependencies are all fulfilled: of each, the latest task has SUCCEEDED, or there is none
 -- left.
 CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     -- OFFSET 0 keeps the planner from joining the tasks with all dependencies of the topic: each task is looked up.
     RETURN ARRAY(
@@ -33,8 +32,8 @@ END $$;
 
 -- Makes those of the tasks wait whose dependencies are no longer fulfilled, as a newer task of the identifier was
 -- pushed; returns whether there were any. Costs next to nothing if the topic has no dependencies.
-CREATE FUNCTION taskq_internal.park_unfulfilled(p_topic_id int, p_sequences bigint[]) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.park_unfulfilled(p_topic_id int, p_sequences bigint[]) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_doubtful bigint[];
 BEGIN
@@ -43,48 +42,43 @@ BEGIN
     END IF;
     v_doubtful := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-                          AND l.waits + 0 = :WAITS_MET  -- not by live_ready
+                          AND l.waits + 0 = :WAITS_MET  -- + 0 keeps the planner from live_ready
                         FOR UPDATE SKIP LOCKED);
     RETURN cardinality(v_doubtful) > 0
         AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
 
--- When to check a task that waits for dependencies again.
-CREATE FUNCTION taskq_internal.next_dependency_check(p_now timestamptz, p_created timestamptz) RETURNS timestamptz
-    LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_now + least(greatest((p_now - p_created) / 10, interval '1 second'), interval '1 minute')
-$$;
-
 -- Checks READY tasks with dependencies, whose rows this transaction holds: fulfilled ones may be polled at their
 -- place, others wait. Returns the fulfilled ones.
-CREATE FUNCTION taskq_internal.check_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.check_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_now  timestamptz := clock_timestamp();
-    v_free bigint[] := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
-    v_rest bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_free));
+    v_fulfilled bigint[] := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
+    v_rest bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_fulfilled));
 BEGIN
     -- A statement per outcome, and a lookup per task: no row is compared with a whole array, and nothing is joined, as
     -- callers forbid different kinds of joins.
-    IF cardinality(v_free) > 0 THEN
+    IF cardinality(v_fulfilled) > 0 THEN
         UPDATE taskq_internal.live l SET waits = :WAITS_MET, due_again = NULL,
             available_at = CASE WHEN l.waits = :WAITS_MET THEN l.available_at ELSE coalesce(l.due_again, (
                 SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
-        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_free);
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_fulfilled);
         UPDATE taskq_internal.dependency d SET waiting = false
-        -- not by dependency_waiting
-        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_free) AND d.waiting::int = 1;
+        -- The cast keeps the planner from dependency_waiting.
+        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_fulfilled) AND d.waiting::int = 1;
     END IF;
     IF cardinality(v_rest) > 0 THEN
         UPDATE taskq_internal.live l SET waits = :WAITS_DEPENDENCIES, (available_at, due_again) = (
-            SELECT taskq_internal.next_dependency_check(v_now, t.created),
+            -- The next check: after a tenth of the task's age.
+            SELECT v_now + least(greatest((v_now - t.created) / 10, interval '1 second'), interval '1 minute'),
                    CASE WHEN l.waits = :WAITS_MET THEN nullif(l.available_at, t.due) ELSE l.due_again END
             FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_rest);
         UPDATE taskq_internal.dependency d SET waiting = true
         WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_rest) AND NOT d.waiting;
     END IF;
-    RETURN v_free;
+    RETURN v_fulfilled;
 END $$;
 
 -- Stores the dependencies of a push, and makes the tasks wait. The three arrays go together: the place of a task in
@@ -92,9 +86,8 @@ END $$;
 -- a task, and for the task's own, which could never be fulfilled.
 CREATE FUNCTION taskq_internal.add_dependencies(
     p_topic taskq_internal.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[],
-        p_identifiers text[]
-) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+    p_identifiers text[]
+) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_unknown record;
 BEGIN
@@ -107,15 +100,14 @@ BEGIN
     WHERE NOT EXISTS (
         SELECT FROM taskq_internal.task t
         WHERE t.identifier = u.identifier
-            AND t.topic_id = (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = u.topic)
+          AND t.topic_id = (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = u.topic)
           AND t.sequence < p_sequences[u.place + 1]
         OFFSET 0)
     ORDER BY u.place LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ002',
-                format('topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task',
-                                             p_topic.name, p_offset + v_unknown.place, v_unknown.topic,
-                                                 v_unknown.identifier));
+        PERFORM taskq_internal.raise_error('TQ002', format(
+            'topic %L, task at position %s: it depends on topic %L, identifier %L, which has no task', p_topic.name,
+            p_offset + v_unknown.place, v_unknown.topic, v_unknown.identifier));
     END IF;
     INSERT INTO taskq_internal.dependency (topic_id, sequence, on_topic_id, on_identifier)
     SELECT DISTINCT p_topic.topic_id, p_sequences[u.place + 1],
@@ -131,8 +123,8 @@ END $$;
 
 -- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits: a task
 -- that another transaction checks is left to its next check.
-CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_waiting  record;
     v_sleeping bigint[];
@@ -150,7 +142,7 @@ BEGIN
     LOOP
         v_sleeping := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                             WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
-                              -- by sequence alone
+                              -- + 0 keeps the planner from live_waiting.
                               AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES
                                   AND l.available_at <> '-infinity'
                             FOR UPDATE SKIP LOCKED);
@@ -161,9 +153,9 @@ END $$;
 
 -- Promotes tasks that have waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the
 -- retries among them: those that the poll does not claim go back by requeue_waiting.
-CREATE FUNCTION taskq_internal.promote_waiting(p_topic taskq_internal.topic, p_size int, p_lifo boolean,
-        p_condition text) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.promote_waiting(
+    p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
@@ -184,83 +176,82 @@ END $$;
 
 -- Makes retries wait again that were promoted for a poll and not claimed. While retries of the topic fail, those
 -- that were claimed are its probe. Never waits for the row of the probe: a poll that promoted a probe holds it.
-CREATE FUNCTION taskq_internal.requeue_waiting(p_topic_id int, p_retries bigint[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.requeue_waiting(p_topic_id int, p_retries bigint[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_taken bigint[];
+    v_claimed bigint[];
 BEGIN
     IF cardinality(p_retries) = 0 THEN
         RETURN;
     END IF;
-    -- not by live_ready
+    -- + 0 keeps the planner from live_ready.
     UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = p_topic_id AND sequence = ANY (p_retries)
         AND holder IS NULL AND waits + 0 <= :WAITS_NOTHING;
     PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
-        v_taken := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+        v_claimed := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                          WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_retries) AND l.holder IS NOT NULL);
-        IF cardinality(v_taken) > 0 THEN
-            UPDATE taskq_internal.probe SET sequences = v_taken WHERE topic_id = p_topic_id;
+        IF cardinality(v_claimed) > 0 THEN
+            UPDATE taskq_internal.probe SET sequences = v_claimed WHERE topic_id = p_topic_id;
         END IF;
     END IF;
 END $$;
 
 -- Checks woken tasks until p_size of them may be polled (NULL: all), and a hundred of those whose next check is due.
-CREATE FUNCTION taskq_internal.promote_dependents(p_topic_id int, p_size int) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.promote_dependents(p_topic_id int, p_size int) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();  -- a variable, as an index range needs: the function is volatile
-    v_looked bigint[];
+    v_checked bigint[];
     v_after  bigint := 0;
     v_freed  bigint := 0;
 BEGIN
     LOOP
-        v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+        v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
                               AND l.available_at = '-infinity'
                             AND l.sequence > v_after  -- past the dead index entries of those that this call has moved
                           ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
-        EXIT WHEN cardinality(v_looked) = 0;
-        v_after := v_looked[cardinality(v_looked)];
-        v_freed := v_freed + cardinality(taskq_internal.check_dependents(p_topic_id, v_looked));
+        EXIT WHEN cardinality(v_checked) = 0;
+        v_after := v_checked[cardinality(v_checked)];
+        v_freed := v_freed + cardinality(taskq_internal.check_dependents(p_topic_id, v_checked));
         EXIT WHEN v_freed >= p_size;
     END LOOP;
-    v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+    v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
                         AND l.available_at > '-infinity' AND l.available_at <= v_now
                       ORDER BY l.available_at, l.sequence LIMIT 100 FOR UPDATE SKIP LOCKED);
-    IF cardinality(v_looked) > 0 THEN
-        PERFORM taskq_internal.check_dependents(p_topic_id, v_looked);
+    IF cardinality(v_checked) > 0 THEN
+        PERFORM taskq_internal.check_dependents(p_topic_id, v_checked);
     END IF;
 END $$;
 
 -- Promotes retries that wait for the probe of their topic, and returns them: while retries succeed, those that are
 -- due, in polled order; while they fail, the next one in turn (see may_probe). Skips a topic whose probe another
 -- poll is sending.
-CREATE FUNCTION taskq_internal.promote_retries(p_topic taskq_internal.topic, p_size int, p_lifo boolean,
-        p_condition text) RETURNS bigint[]
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.promote_retries(
+    p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_probe taskq_internal.probe;
-    v_free  bigint[];
+    v_retries  bigint[];
 BEGIN
     SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing
         FOR UPDATE SKIP LOCKED;
     IF p_topic.probe AND NOT taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
         RETURN '{}';
     END IF;
-    v_free := taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
-    v_free := ARRAY(SELECT l.sequence FROM taskq_internal.live l
-                    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free) AND l.holder IS NULL
+    v_retries := taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
+    v_retries := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+                    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_retries) AND l.holder IS NULL
                         FOR UPDATE SKIP LOCKED);
     UPDATE taskq_internal.live l SET waits = CASE
         WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
                                                       AND d.sequence = l.sequence) THEN :WAITS_MET
                                                           ELSE :WAITS_NOTHING END
-    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_free);
-    RETURN CASE WHEN p_topic.probe THEN v_free ELSE '{}' END;
+    WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_retries);
+    RETURN CASE WHEN p_topic.probe THEN v_retries ELSE '{}' END;
 END $$;
 
 -- The retries to promote: of up to p_size identifiers for a poll of batches, else up to p_size of them.
@@ -268,22 +259,21 @@ CREATE FUNCTION taskq_internal.retries_to_promote(
     p_topic taskq_internal.topic, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_free bigint[];
+    v_retries bigint[];
 BEGIN
     IF p_topic.probe AND p_failing THEN
-        v_free := taskq_internal.retry_in_turn(p_topic.topic_id, p_now, p_condition);
+        v_retries := taskq_internal.retry_in_turn(p_topic.topic_id, p_now, p_condition);
     ELSE
-        v_free := taskq_internal.due_retries(p_topic.topic_id, p_now, p_size, p_lifo, p_condition);
+        v_retries := taskq_internal.due_retries(p_topic.topic_id, p_now, p_size, p_lifo, p_condition);
     END IF;
-    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic.topic_id, v_free)
-        ELSE v_free END;
+    RETURN CASE WHEN p_condition = 'BATCH' THEN taskq_internal.retries_of_same_groups(p_topic.topic_id, v_retries)
+        ELSE v_retries END;
 END $$;
 
 -- The due retry whose last failure is the longest ago, whatever its priority; under a condition only one that has
 -- the turn of its identifier. At most one. Of retries that failed in one call the first by priority, then sequence.
 CREATE FUNCTION taskq_internal.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[]
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_sequence bigint;
 BEGIN
@@ -301,8 +291,7 @@ END $$;
 
 -- These retries and the others of their identifiers: a batch is handed out whole.
 CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(
         SELECT a.sequence
@@ -317,10 +306,9 @@ END $$;
 
 -- The first p_size due retries that wait for the probe, in polled order; under a condition only those that have the
 -- turn of their identifier, as a probe that cannot be claimed would hold the others back.
-CREATE FUNCTION taskq_internal.due_retries(p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean,
-        p_condition text) RETURNS bigint[]
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.due_retries(
+    p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_priority smallint := 101;
     v_sequence bigint;
@@ -353,8 +341,7 @@ END $$;
 
 -- Whether an attempted task has the turn of its identifier, and nothing blocks the identifier.
 CREATE FUNCTION taskq_internal.has_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
                           AND l.sequence = p_sequence);
@@ -379,8 +366,7 @@ END $$;
 -- first delay has passed. The delay of the failed task does not count: it grows, and the other retries would wait
 -- for it.
 CREATE FUNCTION taskq_internal.may_probe(p_topic taskq_internal.topic, p_probe taskq_internal.probe, p_now timestamptz)
-    RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
     IF p_probe.topic_id IS NULL THEN
         RETURN NOT EXISTS (SELECT FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing);
@@ -398,8 +384,8 @@ BEGIN
 END $$;
 
 -- Whether any task may wait for the end of others.
-CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean LANGUAGE plpgsql STABLE
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE waiting)
         OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
@@ -407,8 +393,7 @@ END $$;
 
 -- Wakes the dependents of tasks that SUCCEEDED in a call of complete, and updates the probe.
 CREATE FUNCTION taskq_internal.update_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_topic taskq_internal.topic;
 BEGIN
@@ -426,8 +411,7 @@ END $$;
 -- (may_probe). Any other decision on a retry ends the failing. Writes only changes, so that completions do not wait
 -- for each other.
 CREATE FUNCTION taskq_internal.update_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[])
-    RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_probe  taskq_internal.probe;
     v_failed bigint[];
@@ -435,7 +419,7 @@ DECLARE
 BEGIN
     v_failed := ARRAY(SELECT l.sequence FROM taskq_internal.live l WHERE l.topic_id = p_topic.topic_id
                       AND l.sequence = ANY (p_sequences)
-                        AND l.waits + 0 = :WAITS_PROBE  -- not by live_waiting
+                        AND l.waits + 0 = :WAITS_PROBE  -- + 0: not by live_waiting
                       UNION ALL
                       SELECT e.sequence FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id
                           AND e.sequence = ANY (p_sequences) AND e.state = :FAILED);
@@ -459,8 +443,8 @@ END $$;
 -- The tasks that a poll would promote now: woken dependents that are fulfilled and due, a hundred of those whose
 -- next check is due (another hundred at each call), and up to p_limit retries. Reads only.
 CREATE FUNCTION taskq_internal.waiting_to_promote(p_topic taskq_internal.topic, p_limit int, p_condition text)
-    RETURNS bigint[] LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_first  timestamptz := (SELECT l.available_at FROM taskq_internal.live l
@@ -469,10 +453,10 @@ DECLARE
                                    LIMIT 1);
     v_middle timestamptz;
     v_aged   bigint[];
-    v_looked bigint[];
+    v_checked bigint[];
     v_probe  taskq_internal.probe;
 BEGIN
-    v_looked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
+    v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                       WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
                           AND l.available_at = '-infinity');
     v_middle := v_first + random() * (v_now - v_first);
@@ -481,22 +465,22 @@ BEGIN
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
             AND l.available_at BETWEEN v_middle AND v_now
         ORDER BY l.available_at LIMIT 100);
-    v_looked := v_looked || v_aged || ARRAY(
+    v_checked := v_checked || v_aged || ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
           AND l.available_at >= v_first AND l.available_at < v_middle
         ORDER BY l.available_at LIMIT 100 - cardinality(v_aged));
-    IF cardinality(v_looked) > 0 THEN
-        v_looked := taskq_internal.fulfilled_dependents(p_topic.topic_id, v_looked);
-        v_looked := ARRAY(SELECT t.sequence FROM taskq_internal.task t JOIN taskq_internal.live l
+    IF cardinality(v_checked) > 0 THEN
+        v_checked := taskq_internal.fulfilled_dependents(p_topic.topic_id, v_checked);
+        v_checked := ARRAY(SELECT t.sequence FROM taskq_internal.task t JOIN taskq_internal.live l
                           USING (topic_id, sequence)
-                          WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_looked)
+                          WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_checked)
                             AND coalesce(l.due_again, t.due) <= v_now);
     END IF;
     SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
     IF NOT p_topic.probe OR taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
-        v_looked := v_looked || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false,
+        v_checked := v_checked || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false,
                 p_condition);
     END IF;
-    RETURN v_looked;
+    RETURN v_checked;
 END $$;

@@ -8,8 +8,8 @@
 -- topic has no more tasks; a row tells when the drain began, and has its report.
 
 CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
-RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off
+SET enable_mergejoin = off AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.find_topic(p_topic)).topic_id END;
@@ -32,10 +32,8 @@ equal size. Leaves out deferred tasks. Errors: TQ005 if the lease is gone; TQ001
 CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
                redelivered boolean, priority int, created timestamptz, available_at timestamptz)
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_hashjoin = off
-    SET enable_sort = off
-SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off
+SET enable_hashjoin = off SET enable_sort = off SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_owner_id bigint;
@@ -72,9 +70,9 @@ COMMENT ON FUNCTION taskq.held_slice IS
 'The tasks that an owner holds in a range of sequences, topic by topic, in order. Every read returns the same until the
 tasks are completed. Leaves out deferred tasks. Errors: TQ005 if the lease is gone; TQ001.';
 
-CREATE FUNCTION taskq.open_stage(p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE',
-                                 p_rounds boolean DEFAULT false)
-RETURNS uuid LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.open_stage(
+    p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false
+) RETURNS uuid LANGUAGE plpgsql AS $$
 DECLARE
     v_stage uuid := gen_random_uuid();
 BEGIN
@@ -92,7 +90,7 @@ within the ttl stays held. Errors: TQ005 if the lease is gone; TQ000 for an unkn
 -- attempts that outlive their job leave nothing behind and are not counted.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    -- of a stream: its driver opens no stages
+    -- The driver of a stream opens no stage, so its first executor does.
     IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
     END IF;
@@ -103,8 +101,8 @@ BEGIN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage AND committed IS NOT NULL) THEN
-        PERFORM taskq_internal.raise_error('TQ007',
-                format('stage %s was committed: it takes no more decisions', p_stage));
+        PERFORM taskq_internal.raise_error('TQ007', format(
+            'stage %s was committed: it accepts no more decisions', p_stage));
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.check_stage IS
@@ -129,7 +127,8 @@ BEGIN
     v_owner_id := taskq_internal.require_lease(p_owner, p_fence);
     PERFORM taskq_internal.check_stage_counts(p_stage, p_parts, p_attempts, p_counts);
     PERFORM taskq_internal.drop_failed_attempts(p_stage, p_parts, p_attempts);
-    v_followed := taskq_internal.has_follow_ups(p_stage);
+    v_followed := EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage)
+        OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage);
     IF v_followed THEN
         PERFORM taskq_internal.drop_not_continued(p_stage);
     END IF;
@@ -162,8 +161,8 @@ $$;
 COMMENT ON FUNCTION taskq.stage_results IS
 'How many tasks a committed stage completed with each result, until the stage is abandoned.';
 
-CREATE FUNCTION taskq.completed_in_stage(p_stage uuid, p_sequences bigint[]) RETURNS bigint[] LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.completed_in_stage(p_stage uuid, p_sequences bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = ANY (p_sequences));
 END $$;
@@ -202,8 +201,7 @@ COMMENT ON FUNCTION taskq.abandon_stage IS
 'Removes what was staged, and returns how many decisions. A committed stage stays committed.';
 
 -- Walks the index from stage to stage, so the cost is that of the stages and not of their decisions.
-CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_dead uuid[];
 BEGIN
@@ -219,7 +217,7 @@ BEGIN
         SELECT k.stage FROM known k JOIN taskq_internal.stage s ON s.stage = k.stage
         WHERE s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence));
     DELETE FROM taskq.staged WHERE stage = ANY (v_dead);
-    -- not at once: an executor that has passed taskq.check_stage may still commit what it staged
+    -- After a day: an executor that has passed taskq.check_stage may still commit what it staged.
     DELETE FROM taskq_internal.stage s
     WHERE coalesce(s.committed, s.opened) < clock_timestamp() - interval '1 day' AND s.fence IS NOT NULL
       AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
@@ -228,10 +226,10 @@ BEGIN
     RETURN cardinality(v_dead);
 END $$;
 COMMENT ON FUNCTION taskq.prune_stages IS
-'Removes the stages whose owner''s lease is gone, and returns how many. One session does it at a time, and none waits.';
+'Removes the stages whose owner''s lease is gone, and returns how many. One session prunes at a time; no other waits.';
 
-CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_count    bigint;
@@ -247,29 +245,28 @@ COMMENT ON FUNCTION taskq.defer_held_tasks IS
 decision comes once in a lease. Returns how many tasks are new. Errors: TQ005 if the lease is gone.';
 
 CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_size int, p_condition text) RETURNS int
-LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_limit    int;
     v_heads    bigint[];
-    v_out      bigint[];
+    v_promoted      bigint[];
     v_all      int := 0;
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     IF v_topic.paused OR v_owner_id IS NULL OR p_condition = 'NONE' THEN
         RETURN 0;
     END IF;
-    PERFORM taskq_internal.require_read_committed('tasks go out one at a time per identifier');
+    PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
     WHILE v_all < p_size LOOP
-        v_limit := least(10000, p_size - v_all);  -- at a time: bounds the server's memory
-        v_out := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
+        v_limit := least(10000, p_size - v_all);  -- chunks bound the server's memory
+        v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
         v_heads := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition) END;
         v_all := v_all + cardinality(v_heads);
         v_all := v_all + taskq_internal.claim_remaining_tasks(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
-        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_out);
+        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
         EXIT WHEN cardinality(v_heads) < v_limit;
     END LOOP;
     RETURN v_all;
@@ -280,8 +277,7 @@ tasks. An identifier with more tasks than that is cut at its end; one with a sec
 alone. Returns how many. Never waits. Errors: TQ001; TQ005 if the lease has lapsed or is gone; TQ000 for an unknown
 condition or above READ COMMITTED.';
 
-CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE
-SET enable_seqscan = off AS $$
+CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     SELECT count(*) FROM taskq.staged WHERE stage = p_stage
 $$;
 COMMENT ON FUNCTION taskq.count_staged IS
@@ -300,9 +296,8 @@ BEGIN
     WHERE taskq_internal.may_access(d.topic, 'UPDATE')
     RETURNING d.began INTO v_began;
     IF NOT FOUND THEN
-        PERFORM taskq_internal.raise_error('42501',
-                format('drain %L is one of another topic, which role %I may not consume', p_name,
-                                                      taskq_internal.acting_role()));
+        PERFORM taskq_internal.raise_error('42501', format(
+            'drain %L is one of another topic, which role %I may not consume', p_name, taskq_internal.acting_role()));
     END IF;
     RETURN v_began;
 END $$;
@@ -313,8 +308,8 @@ name, if that one left no report. p_fence: the fence of its owner; NULL for seve
 CREATE FUNCTION taskq.end_drain(p_name text, p_fence bigint, p_report text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF octet_length(p_report) > 65536 OR taskq_internal.json_defect(p_report) IS NOT NULL THEN
-        PERFORM taskq_internal.raise_error('TQ008',
-                format('the report of drain %L is not JSON of at most 64 KiB', p_name));
+        PERFORM taskq_internal.raise_error('TQ008', format(
+            'the report of drain %L is not JSON of at most 64 KiB', p_name));
     END IF;
     UPDATE taskq_internal.drain SET finished = clock_timestamp(), report = p_report::json
     WHERE name = p_name AND fence IS NOT DISTINCT FROM p_fence AND finished IS NULL
@@ -323,7 +318,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.end_drain IS
 'Stores the report of a drain. Returns false, and stores nothing, if a later drain of this name has started under
-another fence.';
+another fence. Errors: TQ008 for a report that is not JSON or has more than 64 KiB.';
 
 CREATE FUNCTION taskq.find_drain(p_name text)
 RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json) LANGUAGE sql STABLE AS $$
@@ -336,8 +331,8 @@ COMMENT ON FUNCTION taskq.find_drain IS
 -- Reads what has ended since then by the block range index of `completed`. The expressions with `+ 0` keep the planner
 -- from other indexes, by which it would read the whole history of the topic.
 CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timestamptz)
-RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
+RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off
+SET enable_nestloop = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
@@ -352,8 +347,8 @@ COMMENT ON FUNCTION taskq.count_ended_by IS
 for its retry has not ended. Errors: TQ001.';
 
 CREATE FUNCTION taskq.find_failed_by(p_topic text, p_owner text, p_since timestamptz, p_size int)
-RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_indexscan = off SET enable_nestloop = off AS $$
+RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE SET enable_seqscan = off
+SET enable_indexscan = off SET enable_nestloop = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
@@ -369,8 +364,7 @@ COMMENT ON FUNCTION taskq.find_failed_by IS
 
 -- Waits until the executors that have passed taskq.check_stage have committed; later ones wait for the end of this
 -- transaction. Not for long: an executor that hangs holds nothing up, and what it stages is removed with the lease.
-CREATE FUNCTION taskq_internal.await_executors(p_stage uuid) RETURNS void LANGUAGE plpgsql
-SET lock_timeout = '5s' AS $$
+CREATE FUNCTION taskq_internal.await_executors(p_stage uuid) RETURNS void LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM FROM taskq_internal.mutex
     WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
@@ -391,15 +385,15 @@ BEGIN
         USING (part, attempt)
     WHERE coalesce(s.count, 0) <> w.count LIMIT 1;
     IF FOUND THEN
-        PERFORM taskq_internal.raise_error('TQ007',
-                format('stage %s has %s of the %s decisions that part %s reported: run the job again',
-            p_stage, v_short.found, v_short.reported, v_short.part));
+        PERFORM taskq_internal.raise_error('TQ007', format(
+            'stage %s has %s of the %s decisions that part %s reported: run the job again', p_stage, v_short.found,
+            v_short.reported, v_short.part));
     END IF;
 END $$;
 
 -- Deletes what attempts staged that did not win.
 CREATE FUNCTION taskq_internal.drop_failed_attempts(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
         SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
@@ -422,7 +416,7 @@ END $$;
 -- all tasks of the owner ends those that can only end. The rest, and all if any task waits for others, goes through
 -- taskq.complete. Errors: those of taskq.complete.
 CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF taskq_internal.has_waiting_tasks()
         OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
@@ -435,7 +429,7 @@ END $$;
 -- Completes decisions of a stage, all or those that may return their task to READY, in chunks that bound the
 -- server's memory, and returns how many.
 CREATE FUNCTION taskq_internal.complete_in_chunks(p_owner text, p_fence bigint, p_stage uuid, p_all boolean)
-    RETURNS bigint LANGUAGE plpgsql AS $$
+RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_done   bigint := 0;
     v_chunk  record;
@@ -453,7 +447,7 @@ DECLARE
 BEGIN
     OPEN v_chunks;
     LOOP
-        FETCH v_chunks INTO v_chunk;  -- one at a time, where a FOR loop would read fifty ahead
+        FETCH v_chunks INTO v_chunk;  -- one by one: a FOR loop would prefetch fifty
         EXIT WHEN NOT FOUND;
         v_done := v_done + taskq.complete(p_owner, p_fence, v_chunk.sequences, v_chunk.results, v_chunk.outputs,
                                           v_chunk.errors, v_chunk.delays);
@@ -464,7 +458,7 @@ END $$;
 
 -- Whether a decision may return its task to READY. True for an invalid decision, which is then refused.
 CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean
-    LANGUAGE sql IMMUTABLE AS $$
+LANGUAGE sql IMMUTABLE AS $$
     SELECT p_result NOT BETWEEN :SUSPENSION AND :SUCCESS OR p_delay IS NOT NULL
 $$;
 
@@ -472,8 +466,7 @@ $$;
 -- millions: both tables are walked in the order of their sequences and merged, without arrays. Errors: those of
 -- taskq.complete.
 CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
-    LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_began    timestamptz := clock_timestamp();
@@ -494,8 +487,7 @@ BEGIN
         RETURNING l.*, s.result, s.output, s.error AS reason
     ), moved AS (
         INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-                crashes, redelivered,
-                                 identifier, output, error, error_summary)
+            crashes, redelivered, identifier, output, error, error_summary)
         SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
             taskq_internal.state_of_result(g.result), g.crashes,
                g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
@@ -514,16 +506,10 @@ BEGIN
     RETURN v_ended;
 END $$;
 
--- Whether a stage has follow-ups.
-CREATE FUNCTION taskq_internal.has_follow_ups(p_stage uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage)
-        OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage)
-$$;
-
 -- Deletes the follow-ups of tasks that are not continued. Runs before the decisions of a task are merged, as all of
 -- them count.
-CREATE FUNCTION taskq_internal.drop_not_continued(p_stage uuid) RETURNS void LANGUAGE plpgsql
-SET enable_nestloop = off AS $$
+CREATE FUNCTION taskq_internal.drop_not_continued(p_stage uuid) RETURNS void
+LANGUAGE plpgsql SET enable_nestloop = off AS $$
 BEGIN
     WITH said AS (
         SELECT t.parent, count(*) FILTER (WHERE t.suspended) AS yes, count(*) FILTER (WHERE NOT t.suspended) AS no
@@ -544,8 +530,7 @@ END $$;
 
 -- Pushes and releases what follows the completed decisions.
 CREATE FUNCTION taskq_internal.apply_follow_ups(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void
-    LANGUAGE plpgsql
-SET enable_nestloop = off AS $$
+LANGUAGE plpgsql SET enable_nestloop = off AS $$
 BEGIN
     DELETE FROM taskq.staged_task t WHERE t.stage = p_stage
       AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = t.parent);
@@ -575,8 +560,7 @@ END $$;
 
 -- Claims the due tasks behind the first ones of identifiers, which this transaction has locked; returns how many.
 CREATE FUNCTION taskq_internal.claim_remaining_tasks(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int)
-    RETURNS int LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_identifiers text[];
@@ -597,7 +581,7 @@ BEGIN
         v_found := taskq_internal.lock_remaining_tasks(p_topic_id, v_now, v_identifiers, v_chunk);
         v_all := v_all + cardinality(taskq_internal.claim_locked(p_topic_id, p_holder, v_found));
         v_room := p_size - v_all;
-        EXIT WHEN cardinality(v_found) < v_chunk;  -- these were all, or an identifier was cut
+        EXIT WHEN cardinality(v_found) < v_chunk;  -- no more tasks, or an identifier was cut
     END LOOP;
     RETURN v_all;
 END $$;
@@ -605,9 +589,8 @@ END $$;
 -- Locks the first due tasks of identifiers, identifier by identifier, at most p_size in all, and returns their
 -- sequences. If another transaction holds a task of an identifier, only the tasks before it.
 CREATE FUNCTION taskq_internal.lock_remaining_tasks(p_topic_id int, p_now timestamptz, p_identifiers text[], p_size int)
-    RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_found  bigint[];
     v_locked bigint[];
@@ -617,7 +600,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              -- not by live_ready, which has all identifiers
+              -- + 0 keeps the planner from live_ready, which has the tasks of all identifiers.
               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_size) t
         LIMIT p_size);
@@ -638,8 +621,8 @@ BEGIN
 END $$;
 
 -- Deletes the deferred tasks of owners whose leases are gone. Walks the index from fence to fence.
-CREATE FUNCTION taskq_internal.prune_deferred_tasks() RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.prune_deferred_tasks() RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     DELETE FROM taskq_internal.deferred_task WHERE fence = ANY (ARRAY(
         WITH RECURSIVE known AS (
@@ -653,8 +636,8 @@ END $$;
 
 -- Deletes from a stage of rounds the failures within the ttl, which are not recorded: their tasks would be READY at
 -- once, and the next round would claim them before everything pushed later. They stay held until the lease ends.
-CREATE FUNCTION taskq_internal.skip_unrecorded_failures(p_owner_id bigint, p_stage uuid) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.skip_unrecorded_failures(p_owner_id bigint, p_stage uuid) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_failed bigint[];
@@ -679,8 +662,7 @@ END $$;
 -- behind the first task that failed, is snoozed, has no decision, or is suspended under a condition that blocks.
 -- Their tasks are given back.
 CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text)
-    RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_count bigint;
 BEGIN

@@ -34,9 +34,8 @@ $$;
 CREATE FUNCTION taskq_internal.turns_among_first(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_window int, p_size int, p_missed text[],
     OUT sequences bigint[], OUT identifiers text[], OUT seen int, OUT identifier_count int, OUT seen_at text
-) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
 BEGIN
@@ -78,9 +77,8 @@ BEGIN
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed)
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier
-                  AND e.topic_id = p_topic_id
-                                                     AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
-                                                         AND e.state = ANY (v_blocking)
+                AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                AND e.state = ANY (v_blocking)
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(((SELECT p.sequences FROM places p))[c.place] ORDER BY c.place), '{}'),
@@ -94,10 +92,9 @@ END $$;
 -- here, at a third of the price of looking at several. Empty arrays tell nothing about the tasks behind it.
 CREATE FUNCTION taskq_internal.first_turn(
     p_topic_id int, p_now timestamptz, p_condition text, OUT sequences bigint[], OUT identifiers text[],
-        OUT seen_at text
-) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    AS $$
+    OUT seen_at text
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_sort = off AS $$
 BEGIN
     SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
     FROM (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
@@ -108,8 +105,8 @@ BEGIN
            AND a.attempt > 0
            ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
       AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = f.identifier AND e.topic_id = p_topic_id
-                                                  AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
-                                                      AND e.state = ANY (taskq_internal.blocking_states(p_condition))
+           AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+           AND e.state = ANY (taskq_internal.blocking_states(p_condition))
            ORDER BY e.state, e.sequence LIMIT 1) IS NULL;
     sequences := coalesce(sequences, '{}');
     identifiers := coalesce(identifiers, '{}');
@@ -118,19 +115,17 @@ END $$;
 -- Whether an identifier has an attempted task that is not due or waits. Such a task keeps the identifier's batch
 -- back.
 CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean
-    LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id
-                   AND a.attempt > 0
-                                              AND a.holder IS NULL AND (a.available_at > p_now
-                                                      OR a.waits > :WAITS_NOTHING));
+                   AND a.attempt > 0 AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > :WAITS_NOTHING));
 END $$;
 
 -- The first due task of an identifier in polled order, priority by priority; NULL if none is due.
-CREATE FUNCTION taskq_internal.first_due_of_identifier(p_topic_id int, p_identifier text, p_now timestamptz,
-        p_lifo boolean) RETURNS bigint
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.first_due_of_identifier(
+    p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean
+) RETURNS bigint LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_sort = off AS $$
 DECLARE
     v_priority smallint := 101;
     v_head     bigint;
@@ -166,8 +161,8 @@ END $$;
 -- identifiers with few. hop: which way suits the next call.
 CREATE FUNCTION taskq_internal.turns_beyond(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_hop boolean,
-        p_size int,
-    p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT hop boolean, OUT seen_at text
+    p_size int, p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT hop boolean,
+    OUT seen_at text
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_identifiers text[];
@@ -203,9 +198,8 @@ END $$;
 CREATE FUNCTION taskq_internal.open_identifiers(
     p_topic_id int, p_now timestamptz, p_condition text, p_after text, p_until text, p_tasks int,
     OUT identifiers text[], OUT last text, OUT identifier_count int
-) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
-    AS $$
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_sort = off AS $$
 DECLARE
     v_most     int := 4 * p_tasks;
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
@@ -259,11 +253,10 @@ END $$;
 -- more.
 CREATE FUNCTION taskq_internal.turns_of_identifiers(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text,
-        p_identifiers text[], p_size int,
-    p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT seen_at text
-) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+    p_identifiers text[], p_size int, p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text,
+    OUT seen_at text
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
     v_sign     int := CASE WHEN p_lifo THEN -1 ELSE 1 END;
@@ -302,9 +295,8 @@ BEGIN
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed) AND (p_until IS NULL OR n.identifier <= p_until)
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier
-                  AND e.topic_id = p_topic_id
-                                                     AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
-                                                         AND e.state = ANY (v_blocking)
+                AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                AND e.state = ANY (v_blocking)
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'),
@@ -322,8 +314,8 @@ END $$;
 -- A random text between the first and the last identifier, at which a poll starts to go from identifier to
 -- identifier. Otherwise polls that find enough on the way would always serve the same identifiers. After the common
 -- prefix, two letters are drawn.
-CREATE FUNCTION taskq_internal.random_identifier(p_topic_id int) RETURNS text LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE FUNCTION taskq_internal.random_identifier(p_topic_id int) RETURNS text
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_first  text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id
                       AND l.holder IS NULL
@@ -346,12 +338,11 @@ BEGIN
 END $$;
 
 -- Locks the identifiers of turns that were found in a snapshot, checks the turns again, and claims those that
--- remain. taken: their sequences in the order given; identifier_count: the number of their identifiers; missed: the
+-- remain. claimed: their sequences in the order given; identifier_count: the number of their identifiers; missed: the
 -- identifiers that other transactions hold or have changed.
 CREATE FUNCTION taskq_internal.claim_identifiers(
-    p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text,
-    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT identifier_count int,
-        OUT missed text[]
+    p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_sequences bigint[],
+    p_identifiers text[], p_seen_at text, OUT claimed bigint[], OUT identifier_count int, OUT missed text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_mine  bigint[] := taskq_internal.lock_identifiers(p_topic_id, p_sequences, p_identifiers);
@@ -366,16 +357,15 @@ BEGIN
     ELSE
         v_found := p_sequences;
     END IF;
-    taken := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
-    identifier_count := cardinality(taken);
+    claimed := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
+    identifier_count := cardinality(claimed);
 END $$;
 
 -- The same for batches: claims all due tasks, up to p_each, of each identifier that still has the turn.
 CREATE FUNCTION taskq_internal.claim_groups(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_each int, p_sequences bigint[], p_identifiers text[],
-    OUT taken bigint[], OUT identifier_count int, OUT missed text[]
-) LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+    OUT claimed bigint[], OUT identifier_count int, OUT missed text[]
+) LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_mine  bigint[] := taskq_internal.lock_identifiers(p_topic_id, p_sequences, p_identifiers);
     v_found bigint[];
@@ -386,28 +376,28 @@ BEGIN
             SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY
                 AS u (sequence, identifier, place)
             WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
-        -- else the place of what has to wait goes to others
+        -- Tasks that have to wait leave room for others.
         EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);
     END LOOP;
     v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
                   AND l.sequence = ANY (v_found));
     missed := ARRAY(SELECT u.identifier FROM unnest(p_identifiers) AS u (identifier) WHERE u.identifier <> ALL (v_of));
-    taken := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
+    claimed := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
     identifier_count := (SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
-                         AND l.sequence = ANY (taken));
+                         AND l.sequence = ANY (claimed));
 END $$;
 
 -- Locks identifiers until the transaction ends, and returns the sequences that belong to those it could lock.
 CREATE FUNCTION taskq_internal.lock_identifiers(p_topic_id int, p_sequences bigint[], p_identifiers text[])
-    RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_bitmapscan = off AS $$
 DECLARE
     v_buckets int[] := ARRAY(SELECT taskq_internal.identifier_bucket(p_topic_id, u.identifier)
                              FROM unnest(p_identifiers) AS u (identifier));
     v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets)
                              FOR UPDATE SKIP LOCKED);
 BEGIN
-    IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- so no two share one either
+    IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- all are locked, and no two share a bucket
         RETURN p_sequences;
     END IF;
     RETURN ARRAY(SELECT u.sequence FROM unnest(p_sequences, v_buckets) AS u (sequence, bucket)
@@ -418,15 +408,14 @@ END $$;
 -- locked. If no transaction has committed since the snapshot p_seen_at, all of them have.
 CREATE FUNCTION taskq_internal.recheck_turns(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_sequences bigint[], p_seen_at text
-) RETURNS bigint[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
 BEGIN
     RETURN ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        -- not by live_ready
+        -- + 0 keeps the planner from live_ready.
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
             AND l.waits + 0 <= :WAITS_NOTHING
           AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
@@ -441,9 +430,8 @@ BEGIN
                   ELSE l.sequence = taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, p_now, p_lifo) END
               AND (cardinality(v_blocking) = 0 OR (
                   SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier
-                      AND e.topic_id = p_topic_id
-                                                         AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
-                                                             AND e.state = ANY (v_blocking)
+                    AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                    AND e.state = ANY (v_blocking)
                   ORDER BY e.state, e.sequence LIMIT 1) IS NULL)))
         FOR UPDATE OF l SKIP LOCKED);
 END $$;
@@ -462,26 +450,26 @@ DECLARE
     v_turns  record;
     v_few    record;
     v_got    record;
-    v_taken  bigint[] := '{}';
+    v_claimed  bigint[] := '{}';
     v_missed text[] := '{}';
 BEGIN
     IF p_size = 1 AND NOT p_lifo AND p_condition <> 'BATCH' THEN
         v_turns := taskq_internal.first_turn(p_topic_id, v_now, p_condition);
         v_got := taskq_internal.claim_found_turns(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
-                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
+                                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         IF v_got.identifier_count = 1 THEN
-            RETURN v_got.taken;
+            RETURN v_got.claimed;
         END IF;
     END IF;
     LOOP
-        v_turns := taskq_internal.turns_among_first(p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted,
-                v_missed);
+        v_turns := taskq_internal.turns_among_first(
+            p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
         IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window
             AND v_turns.identifier_count * 4 < v_turns.seen
-           -- the identifiers ahead are long: where there are few of them, they are all looked at
+           -- The first identifiers have many tasks. If there are few identifiers, look at all of them.
            AND v_window < v_widest THEN
-            v_few := taskq_internal.turns_beyond(p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted,
-                    v_missed);
+            v_few := taskq_internal.turns_beyond(
+                p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
             IF v_few.last IS NULL THEN
                 v_turns.sequences := v_few.sequences;
                 v_turns.identifiers := v_few.identifiers;
@@ -491,15 +479,15 @@ BEGIN
         END IF;
         CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
         v_got := taskq_internal.claim_found_turns(p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each,
-                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
-        v_taken := v_taken || v_got.taken;
+                                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
+        v_claimed := v_claimed || v_got.claimed;
         v_missed := v_missed || v_got.missed;
         EXIT WHEN v_got.identifier_count >= v_wanted;
         IF cardinality(v_turns.sequences) < v_wanted THEN
-            IF v_turns.seen < v_window THEN  -- these were all; what was left out may have made room
+            IF v_turns.seen < v_window THEN  -- the window has all due tasks; a parked task may have given its turn away
                 EXIT WHEN v_got.identifier_count = cardinality(v_turns.sequences);
             ELSIF v_window >= v_widest THEN
-                RETURN v_taken || taskq_internal.claim_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition,
+                RETURN v_claimed || taskq_internal.claim_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition,
                         p_each,
                                                           v_wanted - v_got.identifier_count, v_missed);
             ELSE
@@ -509,23 +497,23 @@ BEGIN
         END IF;
         v_wanted := v_wanted - v_got.identifier_count;
     END LOOP;
-    RETURN v_taken;
+    RETURN v_claimed;
 END $$;
 
 -- Claims the turns that were found: one task for each identifier, or groups.
 CREATE FUNCTION taskq_internal.claim_found_turns(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int,
-    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT taken bigint[], OUT identifier_count int,
-        OUT missed text[]
+    p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT claimed bigint[], OUT identifier_count int,
+    OUT missed text[]
 ) LANGUAGE plpgsql AS $$
 BEGIN
     IF cardinality(p_sequences) = 0 THEN
-        taken := '{}'; identifier_count := 0; missed := '{}';
+        claimed := '{}'; identifier_count := 0; missed := '{}';
     ELSIF p_condition = 'BATCH' THEN
-        SELECT * INTO taken, identifier_count, missed
+        SELECT * INTO claimed, identifier_count, missed
         FROM taskq_internal.claim_groups(p_topic_id, p_holder, p_now, p_each, p_sequences, p_identifiers);
     ELSE
-        SELECT * INTO taken, identifier_count, missed
+        SELECT * INTO claimed, identifier_count, missed
         FROM taskq_internal.claim_identifiers(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_sequences,
                 p_identifiers, p_seen_at);
     END IF;
@@ -535,7 +523,7 @@ END $$;
 -- claimed in polled order. Else it starts at a random identifier and goes around once, until it has enough.
 CREATE FUNCTION taskq_internal.claim_turns_beyond(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int, p_size int,
-        p_missed text[]
+    p_missed text[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_start text;
@@ -544,11 +532,11 @@ DECLARE
     v_hop   boolean := true;
     v_turns record;
     v_got   record;
-    v_taken bigint[] := '{}';
+    v_claimed bigint[] := '{}';
 BEGIN
     LOOP
-        v_turns := taskq_internal.turns_beyond(p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, v_hop, p_size,
-                p_missed);
+        v_turns := taskq_internal.turns_beyond(
+            p_topic_id, p_now, p_lifo, p_condition, v_after, v_until, v_hop, p_size, p_missed);
         v_hop := v_turns.hop;
         IF v_start IS NULL AND v_turns.last IS NOT NULL THEN
             v_start := taskq_internal.random_identifier(p_topic_id);
@@ -557,12 +545,12 @@ BEGIN
         END IF;
         CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
         v_got := taskq_internal.claim_found_turns(p_topic_id, p_holder, p_now, p_lifo, p_condition, p_each,
-                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
+                                                  v_turns.sequences, v_turns.identifiers, v_turns.seen_at);
         p_missed := p_missed || v_got.missed;
-        v_taken := v_taken || v_got.taken;
+        v_claimed := v_claimed || v_got.claimed;
         p_size := p_size - v_got.identifier_count;
         EXIT WHEN p_size <= 0;
-        CONTINUE WHEN v_got.identifier_count < cardinality(v_turns.sequences);  -- what was left out may have made room
+        CONTINUE WHEN v_got.identifier_count < cardinality(v_turns.sequences);  -- another task may have the turn
         IF v_turns.last IS NOT NULL THEN
             v_after := v_turns.last;
         ELSE
@@ -571,13 +559,13 @@ BEGIN
             v_until := v_start;
         END IF;
     END LOOP;
-    RETURN v_taken;
+    RETURN v_claimed;
 END $$;
 
 -- The number of turns that a poll could hand out now, counted up to p_limit. It leaves out turns whose row another
 -- transaction holds and, unless p_locked, those whose identifier is locked.
 CREATE FUNCTION taskq_internal.count_turns(p_topic_id int, p_limit int, p_condition text, p_locked boolean) RETURNS int
-    LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_window int := p_limit + 16;
@@ -611,10 +599,9 @@ END $$;
 -- The number of identifiers that would hand out one of these tasks, which are about to be promoted: the identifier
 -- has no other due task or the task is an attempted one, nothing blocks the identifier, and no other task has its
 -- turn.
-CREATE FUNCTION taskq_internal.count_turns_among(p_topic_id int, p_sequences bigint[], p_condition text,
-        p_locked boolean) RETURNS int
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.count_turns_among(
+    p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean
+) RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
@@ -633,9 +620,7 @@ BEGIN
                         WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
                         ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
           AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier
-               AND e.topic_id = p_topic_id
-                                                      AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
-                                                          AND e.state = ANY (v_blocking)
+               AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
@@ -643,8 +628,7 @@ END $$;
 -- p_identifiers. Takes no lock. A task whose dependencies are no longer fulfilled gives the turn to the next task of
 -- its identifier, unless it was attempted.
 CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int
-    LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     v_locked text[] := taskq_internal.locked_identifiers(p_topic_id, p_identifiers);
@@ -660,9 +644,9 @@ END $$;
 -- Those of the identifiers that another open transaction has locked: a poll would leave them out. Takes no lock.
 -- Rows of identifier_lock are only locked, never changed, so xmax is the transaction that locked the row last. For
 -- most rows it is older than every open transaction.
-CREATE FUNCTION taskq_internal.locked_identifiers(p_topic_id int, p_identifiers text[]) RETURNS text[] LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-SET enable_mergejoin = off AS $$
+CREATE FUNCTION taskq_internal.locked_identifiers(p_topic_id int, p_identifiers text[]) RETURNS text[]
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_next   bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     v_oldest int := age(pg_snapshot_xmin(pg_current_snapshot())::xid);
@@ -683,19 +667,18 @@ BEGIN
     END IF;
     RETURN pg_current_xact_id_if_assigned() IS NULL OR EXISTS (
         SELECT FROM pg_locks k WHERE k.locktype = 'transactionid' AND k.transactionid = p_locker
-            AND k.mode = 'ExclusiveLock'
-                                 AND k.pid IS DISTINCT FROM pg_backend_pid());
+          AND k.mode = 'ExclusiveLock' AND k.pid IS DISTINCT FROM pg_backend_pid());
 END $$;
 
 -- The row of taskq_internal.identifier_lock that is locked for an identifier.
-CREATE FUNCTION taskq_internal.identifier_bucket(p_topic_id int, p_identifier text) RETURNS int LANGUAGE sql IMMUTABLE
-    AS $$
+CREATE FUNCTION taskq_internal.identifier_bucket(p_topic_id int, p_identifier text) RETURNS int
+LANGUAGE sql IMMUTABLE AS $$
     SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int
 $$;
 
 -- Whether an identifier has a due task that waits for no dependency.
-CREATE FUNCTION taskq_internal.has_due_task(p_topic_id int, p_identifier text) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+CREATE FUNCTION taskq_internal.has_due_task(p_topic_id int, p_identifier text) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live b
                    WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL

@@ -1,5 +1,3 @@
--- Schema: settings that an installation makes after it has created all functions.
-
 -- Sets planner costs on servers before PostgreSQL 17. They plan topic_id = x AND sequence = ANY (array) in two ways:
 -- by both conditions or, if they estimate a small topic, by the topic alone, which reads all of it for a few rows.
 -- They underestimate a busy topic while the table is not analyzed, or if thousands of other topics are small. With
