@@ -95,7 +95,7 @@ class Servers:
         cwd: Path,
         account: tuple[int, int] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
-    ) -> None:
+    ) -> subprocess.Popen[bytes]:
         """Start one process; `account` is a user and group id to run it under."""
         user, group = account or (None, None)
         with log.open("ab") as output:
@@ -113,6 +113,7 @@ class Servers:
             )
         self._running[name], self._signals[name] = process, stop_signal
         self._order(watch=process.pid, signal=int(stop_signal))
+        return process
 
     def exit_code(self, name: str) -> int | None:
         """The exit code of the process, negative for a signal; None while it runs."""
