@@ -64,7 +64,6 @@ class _Until(WorkerListener):
         self._empty = empty
 
     def on_empty(self) -> None:
-        """Sets the event."""
         self._empty.set()
 
 

@@ -26,19 +26,14 @@ def free_port() -> int:
     """
     while True:
         port = secrets.choice(PORTS)
-        if _is_free(port):
+        try:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
             return port
-
-
-def _is_free(port: int) -> bool:
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return False
-    return True
 
 
 def tail(log: Path, lines: int = 20) -> str:

@@ -153,7 +153,7 @@ class Topic(Text):
         from click.shell_completion import CompletionItem
 
         try:
-            with (ctx.find_object(Session) or Session()).looking() as queue:
+            with (ctx.find_object(Session) or Session()).read_only() as queue:
                 return [CompletionItem(name) for name in queue.topics() if name.startswith(incomplete)]
         except Exception:  # noqa: BLE001  the shell would print an error into the half-typed line
             return []

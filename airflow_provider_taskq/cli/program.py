@@ -4,7 +4,6 @@
 """
 
 import copy
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -79,6 +78,35 @@ SYNONYMS = {
 }
 
 
+def _set_database(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Session).name = value
+
+
+def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Session).json = True
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"taskq {__version__}")
+        ctx.exit()
+
+
+_JSON = click.Option(
+    ["--json"], callback=_set_json, expose_value=False, is_flag=True, help="Answer with one JSON document."
+)
+_VERSION = click.Option(
+    ["--version"],
+    callback=_show_version,
+    expose_value=False,
+    is_flag=True,
+    is_eager=True,
+    help="Print the version.",
+)
+
+
 class Program(CommandGroup):
     """All commands. `database` is the option that names the database."""
 
@@ -86,7 +114,7 @@ class Program(CommandGroup):
         super().__init__(
             name="taskq",
             help=description,
-            params=[database, _json_option(), _version_option()],
+            params=[database, _JSON, _VERSION],
             context_settings={"help_option_names": ["-h", "--help"]},
             synonyms=SYNONYMS,
         )
@@ -117,7 +145,7 @@ class Program(CommandGroup):
     def _with_common_options(self, command: click.Command) -> click.Command:
         """A copy of a command with the common options, subcommands included."""
         completed = copy.copy(command)
-        completed.params = [*map(storable, command.params), self.database, _json_option()]
+        completed.params = [*map(storable, command.params), self.database, _JSON]
         if isinstance(completed, click.Group):
             completed.commands = {name: self._with_common_options(sub) for name, sub in completed.commands.items()}
         return completed
@@ -125,9 +153,10 @@ class Program(CommandGroup):
 
 def standalone() -> Program:
     """`taskq`, on the database of a DSN or of libpq's environment."""
-    database = _common_option(
+    database = click.Option(
         ["--dsn"],
-        _set_database,
+        callback=_set_database,
+        expose_value=False,
         metavar="DSN",
         allow_from_autoenv=False,
         help="The database, without a password. Else TASKQ_DSN, TASKQ_DSN_FILE, or libpq's PGHOST, PGSERVICE, ...",
@@ -137,39 +166,14 @@ def standalone() -> Program:
 
 def airflow_program() -> Program:
     """`airflow taskq`, on an Airflow connection."""
-    database = _common_option(
-        ["--conn-id"], _set_database, metavar="ID", help="The Airflow connection, by default taskq_default."
+    database = click.Option(
+        ["--conn-id"],
+        callback=_set_database,
+        expose_value=False,
+        metavar="ID",
+        help="The Airflow connection, by default taskq_default.",
     )
     return Program(database, "The work queue behind an Airflow connection: look at it, act on it, keep its schema.")
-
-
-def _common_option(names: list[str], callback: Callable[..., object], **settings: Any) -> click.Option:
-    """An option of the program and of each command; its callback stores the value in the session."""
-    return click.Option(names, callback=callback, expose_value=False, **settings)
-
-
-def _json_option() -> click.Option:
-    return _common_option(["--json"], _set_json, is_flag=True, help="Answer with one JSON document.")
-
-
-def _version_option() -> click.Option:
-    return _common_option(["--version"], _show_version, is_flag=True, is_eager=True, help="Print the version.")
-
-
-def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        click.echo(f"taskq {__version__}")
-        ctx.exit()
-
-
-def _set_database(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        ctx.ensure_object(Session).name = value
-
-
-def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(Session).json = True
 
 
 _COMPLETIONS = {

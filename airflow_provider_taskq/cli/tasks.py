@@ -90,7 +90,7 @@ def ls(
     oldest: bool,
 ) -> None:
     wanted = None if state is None else State[state]
-    with session.looking() as queue:
+    with session.read_only() as queue:
         now = queue.now()
         span = (moment_at(since, now), moment_at(until, now))
         given = TaskFilter(wanted, status, identifier, reference, *span, error, error_group)
@@ -120,7 +120,7 @@ _task_arguments = combine_options(
 @click.option("--payload", is_flag=True, help="Show payload and output, which may be private.")
 @click.pass_obj
 def show(session: Session, topic: str, named: str | None, identifier: str | None, payload: bool) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         now = queue.now()
         task = _find_task(queue, topic, named, identifier)
         reason = _reason(queue, task)
@@ -149,7 +149,7 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
 @_task_arguments
 @click.pass_obj
 def why(session: Session, topic: str, named: str | None, identifier: str | None) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         task = _find_task(queue, topic, named, identifier)
         reason = _reason(queue, task)
     document = {"topic": topic, "sequence": task.sequence, "identifier": task.identifier, "state": task.state.name}

@@ -62,13 +62,12 @@ def row(found: Any) -> Document:
 
 def topic(summary: TopicSummary, cap: int) -> Document:
     """A topic with its counts."""
-    names = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "failed", "suspended", "expired")
-    counts = {name: count(getattr(summary, name), cap) for name in names}
+    counts = {name: count(getattr(summary, name), cap) for name in COUNTS}
     return {
         "topic": summary.topic,
         "paused": summary.paused,
         **counts,
-        "running": {"count": summary.running, "capped": summary.running_capped},
+        "running": {"count": summary.running, "capped": summary.running_capped},  # has a cap of its own
         "consumers": summary.consumers,
         "oldest_seconds": summary.oldest_seconds,
         "last_end_seconds": summary.last_end_seconds,

@@ -1,4 +1,4 @@
-"""Health of a program: old errors, lapsed leases, partitions that an error ended, and a signal for lasting errors."""
+"""Health of a program: old errors, lapsed leases, partitions that an error ended; a signal for lasting errors."""
 
 import time
 from collections import deque
