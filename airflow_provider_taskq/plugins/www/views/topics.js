@@ -1,10 +1,10 @@
 /** All topics at a glance. */
 import { Spark } from "../chart.js";
 import { h, Link, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Empty, Shown, State, Title } from "../components.js";
-import { Search } from "../search.js";
-import { Pages, Rows } from "../table.js";
+import { useView } from "../polling.js";
+import { Empty, Loaded, State, Title } from "../components.js";
+import { Search } from "../text_input.js";
+import { Pages, Rows, turns } from "../table.js";
 import { atLeast, count, duration, plural } from "../format.js";
 
 /** A count with a link to its tasks. */
@@ -75,12 +75,11 @@ function Choices({ place, sorting, sorts }) {
 
 /** The list of topics, with the totals of all that match. */
 export function Topics({ conn, place, focus }) {
-  const path = encodeURIComponent(conn.conn_id);
   const sorting = sortingOf(place);
   const { search, trouble, after } = place;
-  const topics = useLive(`${path}/topics`, { search, trouble, after, sort: sorting.key, order: sorting.order });
+  const topics = useView(conn, "topics", { search, trouble, after, sort: sorting.key, order: sorting.order });
   const names = (topics.data?.topics ?? []).map(({ topic }) => topic).sort(); // the same request for each sort order
-  const throughput = useLive(names.length ? `${path}/throughput` : null, { topic: names });
+  const throughput = useView(conn, names.length ? "throughput" : null, { topic: names });
   const look = (now) => place.go({ search: now, after: null }, { ifHere: true });
   const shown = columns(place, throughput.data);
   const sorts = shown.filter((column) => column.sort).map((column) => [column.sort, column.title]);
@@ -92,15 +91,14 @@ export function Topics({ conn, place, focus }) {
     UI.Stack,
     { gap: 3 },
     h(Title, { focus, aside }, "Topics"),
-    h(Shown, { of: topics }, ({ topics: rows, totals, next, capped }) => [
+    h(Loaded, { of: topics }, ({ topics: rows, totals, next, capped }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Topics", testid: "topics", rows, keyOf: (row) => row.topic, columns: shown, sorting, foot: { ...totals, total: true } })
         : h(None, { key: "none", search, trouble }),
       h(Pages, {
         key: "pages",
         note: capped ? "Only the first 1,000 topics by name are sorted and totaled: search for a part of the name." : null,
-        first: after ? () => place.go({ after: null }) : null,
-        next: next ? () => place.go({ after: next }) : null,
+        ...turns(place, next),
       }),
     ]),
   );
