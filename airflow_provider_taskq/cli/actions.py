@@ -25,14 +25,7 @@ from airflow_provider_taskq.cli._session import Session, actor
 from airflow_provider_taskq.cli._times import moment_at
 from airflow_provider_taskq.queue import Result, Revival, State, TaskQueue, selection
 from airflow_provider_taskq.queue.reports import TaskFilter
-from airflow_provider_taskq.queue.selection import (
-    MAX_TASKS,
-    PURGEABLE,
-    WAKING_ACTIONS,
-    Action,
-    ActionResult,
-    Selection,
-)
+from airflow_provider_taskq.queue.selection import MAX_TASKS, PURGEABLE, WAKING_ACTIONS, Action, ActionResult, Selection
 
 REVIVALS = tuple(Revival)
 RESULTS = tuple(result.name for result in Result)
@@ -146,12 +139,7 @@ def _change_waiting(
 
 
 def _select_ended(
-    session: Session,
-    topic: str,
-    named: Sequence[int],
-    state: str | None,
-    size: int | None,
-    **given: Any,
+    session: Session, topic: str, named: Sequence[int], state: str | None, size: int | None, **given: Any
 ) -> Selection:
     """The ended tasks that arguments and options select."""
     is_filtered = _is_filtered(given)

@@ -98,12 +98,7 @@ _JSON = click.Option(
     ["--json"], callback=_set_json, expose_value=False, is_flag=True, help="Answer with one JSON document."
 )
 _VERSION = click.Option(
-    ["--version"],
-    callback=_show_version,
-    expose_value=False,
-    is_flag=True,
-    is_eager=True,
-    help="Print the version.",
+    ["--version"], callback=_show_version, expose_value=False, is_flag=True, is_eager=True, help="Print the version."
 )
 
 

@@ -140,12 +140,7 @@ def use(each: TopicUse) -> Document:
     """A task of a DAG, or a DAG's schedule, that uses a topic."""
     dag = f"dags/{quote(each.dag_id, safe='')}"
     task = None if each.task_id is None else f"{dag}/tasks/{quote(each.task_id, safe='')}"
-    return {
-        "dag_id": each.dag_id,
-        "task_id": each.task_id,
-        "role": each.role,
-        "links": {"dag": dag, "task": task},
-    }
+    return {"dag_id": each.dag_id, "task_id": each.task_id, "role": each.role, "links": {"dag": dag, "task": task}}
 
 
 def links(name: str | None) -> Mapping[str, str] | None:
