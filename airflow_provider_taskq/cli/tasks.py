@@ -101,7 +101,7 @@ def ls(
     stopped = following is not None and not is_full
     rest = [] if tasks else ["No task matches."]
     if following is not None:
-        reason = "Looked no further than" if stopped else "More tasks follow"
+        reason = "The search stopped at" if stopped else "More tasks follow"
         rest = [f"{reason} {following}: repeat with --after {following}."]
     document = {"tasks": [task_document(task) for task in tasks], "next": following, "stopped": stopped}
     rows = [task_row(task, now) for task in tasks]

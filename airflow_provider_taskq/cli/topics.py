@@ -223,7 +223,8 @@ def partition() -> None:
 
 
 @partition.command(
-    help="Move TOPIC to tables of its own. The topic is paused during the move. Finishes an interrupted move."
+    help="Move TOPIC to tables of its own. The topic is paused during the move. Repeat the command to finish an "
+    "interrupted move."
 )
 @topic_argument
 @_patience_option
@@ -240,7 +241,8 @@ def own(session: Session, topic: str, patience: timedelta, dry_run: bool) -> Non
 
 
 @partition.command(
-    help="Move TOPIC back to the shared tables. All topics wait during the move. Undoes an interrupted move."
+    help="Move TOPIC back to the shared tables. All topics wait during the move. The command also undoes an "
+    "interrupted move."
 )
 @topic_argument
 @click.option("--most", type=click.IntRange(min=0), default=1000, help="Refuse a topic with more tasks than this.")

@@ -53,7 +53,7 @@ async def _request_text(
     async for part in request.stream():
         text += part
         if len(text) > MAX_REQUEST_BYTES:
-            raise HTTPException(400, "The request is too large.")
+            raise HTTPException(400, f"The request is larger than {MAX_REQUEST_BYTES:,} bytes.")
     return text
 
 
@@ -89,7 +89,7 @@ def act(conn_id: str, text: RequestText, user: Actor) -> Document:
 def _check_expected(count: int, expected: int | None) -> None:
     """Refuses to change more tasks than the preview showed."""
     if expected is not None and count > expected:
-        raise HTTPException(409, f"{count} tasks match now, but the preview showed {expected}: look again.")
+        raise HTTPException(409, f"{count} tasks match now, but the preview showed {expected}: preview again.")
 
 
 @router.post("/{conn_id}/reveal")
@@ -233,7 +233,7 @@ def _release(queue: TaskQueue, request: ActionRequest) -> PageResult:
     if owner is None:
         raise HTTPException(409, f"{name} has no lease. It ended, or the name was never registered.")
     if request.confirm and request.token not in (None, owner.fence):
-        raise HTTPException(409, f"{name} has registered again since the preview: look again.")
+        raise HTTPException(409, f"{name} has registered again since the preview: preview again.")
     count = AuditedQueue(queue).release(owner)
     sentence = f"End the lease of {name} and hand out its {_count_tasks(count)} to other owners"
     return PageResult(count, sentence, token=owner.fence)

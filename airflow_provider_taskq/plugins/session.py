@@ -113,7 +113,9 @@ def _translated_errors(conn_id: str) -> Iterator[None]:
     except psycopg.errors.QueryCanceled:
         raise HTTPException(503, "The query took too long and was canceled; narrow the filter, or try again.") from None
     except psycopg.errors.InsufficientPrivilege:
-        raise HTTPException(503, f"The database role of {conn_id} lacks the right; see taskq.grant_access.") from None
+        raise HTTPException(
+            503, f"The database role of {conn_id} lacks a right that taskq.grant_access grants."
+        ) from None
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
         raise HTTPException(409, "Another session changed the same tasks at the same time; try again.") from None
     except (psycopg.Error, AirflowException) as error:

@@ -138,12 +138,12 @@ def _claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: dateti
     if rest > 0:
         parts.append(f"{rest:,} given back to the topic, to be tried again, or removed")
     elif rest < 0:
-        parts.append("some by a later claim of that name")
+        parts.append("with tasks of a later claim of the same owner")
     tasks = queue.browse_tasks(topic, [sequence for sequence, _ in found[:MAX_CLAIMED_TASKS]])
     return {
         "owner": owner,
         "claimed": claimed,
         "states": [{"state": state.name, "count": counts[state]} for state in ordered],
-        "sentence": f"Claimed {claimed:,}: {', '.join(parts) or 'their states are unknown by now'}.",
+        "sentence": f"Claimed {claimed:,}: {', '.join(parts) or 'their states are not known'}.",
         "tasks": [serializers.task(line) for line in tasks],
     }

@@ -156,7 +156,7 @@ def test_a_reassign_gives_ended_tasks_another_result(client: Client, acts: TaskQ
 def test_an_action_changes_no_more_tasks_than_the_preview_counted(client: Client, acts: TaskQueue) -> None:
     ended(acts, Result.FAILURE, 3)
     refused = post(client, "retry", filter={"state": "FAILED"}, confirm=True, expected=2)
-    assert (refused.status_code, "look again" in refused.json()["error"]) == (409, True)
+    assert (refused.status_code, "preview again" in refused.json()["error"]) == (409, True)
     assert post(client, "retry", filter={"state": "FAILED"}, confirm=True).status_code == 400
     assert states(acts) == {State.FAILED: 3}
 

@@ -7,10 +7,10 @@ import { number, person } from "../format.js";
 
 const columns = (place, asOf) => [
   { title: "When", show: (row) => h(When, { at: row.happened, from: asOf }) },
-  { title: "Person", show: (row) => person(row.actor, row.role) },
+  { title: "By", show: (row) => person(row.actor, row.role) },
   { title: "Action", look: { fontWeight: "semibold" }, show: (row) => row.action },
   { title: "Topic", show: (row) => (row.topic ? h(To, { to: place.at({ topic: row.topic }) }, row.topic) : "–") },
-  { title: "Which", show: (row) => row.what || "–" },
+  { title: "Details", show: (row) => row.what || "–" },
   { title: "Tasks", number: true, show: (row) => (row.count === null ? "–" : number(row.count)) },
 ];
 

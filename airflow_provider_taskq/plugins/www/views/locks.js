@@ -7,7 +7,7 @@ import { duration } from "../format.js";
 
 const columns = (asOf) => [
   { title: "Name", look: { fontWeight: "semibold" }, show: (row) => row.name },
-  { title: "Held by", show: (row) => row.held_by || h(UI.Text, { as: "span", color: "fg.muted" }, "no owner: released, but locked until then") },
+  { title: "Held by", show: (row) => row.held_by || h(UI.Text, { as: "span", color: "fg.muted" }, "no owner: the lock was released, and stays locked until then") },
   { title: "Since", show: (row) => h(When, { at: row.locked, from: asOf }) },
   { title: "Until", show: (row) => h(When, { at: row.until }) },
   { title: "Left", number: true, show: (row) => duration(row.seconds_left) },

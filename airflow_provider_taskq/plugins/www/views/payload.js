@@ -26,7 +26,7 @@ export function Payload({ conn, task }) {
   }
 
   if (!state.texts) {
-    const note = mayAct ? "Revealing it writes an audit line with your name." : "To see it, you need the right to edit this connection.";
+    const note = mayAct ? "Reveal shows the text and writes an audit line with your name." : "You need the right to edit this connection to see the text.";
     return h(
       UI.Stack,
       { gap: 3, "data-testid": "masked" },

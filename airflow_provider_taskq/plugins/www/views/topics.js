@@ -68,7 +68,7 @@ function Choices({ place, sorting, sorts }) {
     { size: "sm", checked: place.trouble === "true", onCheckedChange: ({ checked }) => place.go({ trouble: checked ? "true" : null, after: null }), colorPalette: "brand" },
     h(UI.Switch.HiddenInput),
     h(UI.Switch.Control),
-    h(UI.Switch.Label, { fontWeight: "normal" }, "Only trouble"),
+    h(UI.Switch.Label, { fontWeight: "normal" }, "Only topics in trouble"),
   );
   return h(UI.HStack, { gap: 4, wrap: "wrap" }, trouble, sort);
 }
