@@ -34,7 +34,7 @@ def run(rig: Rig) -> None:
     for size, number in SHAPES.items():
         works = {name: partial(_drain, rig, size, number, condition) for name, condition in CONDITIONS.items()}
         rates(f"Drain of {number:,} tasks by {size:,} under conditions, identifiers distinct", in_turn(works), "NONE")
-    print(f"\nClaim of {SIZE} at {PENDING:,} pending, median ms over {REPETITIONS}, tasks got; aim: <= {MOST}x NONE")
+    print(f"\nClaim of {SIZE} at {PENDING:,} pending, median ms over {REPETITIONS}, tasks polled; aim: <= {MOST}x NONE")
     for name in DISTRIBUTIONS:
         with _backlog(rig, name) as (queue, owner):
             _show(queue, name)

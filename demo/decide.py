@@ -17,7 +17,7 @@ def decide(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:  # noqa: 
     """Joins each flight with its aircraft and the weather of its hour, and decides it.
 
     FAILURE if the tail number is missing or names no known aircraft, SUSPENSION if the weather of the hour has not been
-    loaded, FILTER for a cancelled flight, else SUCCESS with a small result. The first of these that holds wins.
+    loaded, FILTER for a cancelled flight, else SUCCESS with a small result. The first condition that holds decides.
     """
     spark = tasks.sparkSession
     flights = tasks.select("sequence", F.col("identifier").alias("tailnum"), F.from_json("payload", FLIGHT).alias("f"))

@@ -61,7 +61,7 @@ class Limits(Peer):
                 conn.execute(FINISH, ([row[0] for row in found], outputs))
 
     async def work(self, _meter: Meter) -> None:
-        """Bare statements have no idle worker: the measure of delays leaves the limits out."""
+        """Raises TypeError: bare statements have no idle worker."""
         raise TypeError("bare statements have no idle worker: delays are measured without them")
 
     async def claim(self, size: int) -> int:

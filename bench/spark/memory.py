@@ -57,7 +57,7 @@ def run(rig: Rig, scale: Scale) -> None:
 
 
 def _fill(dsn: str, count: int) -> None:
-    """Tasks that the server makes up itself."""
+    """Pushes tasks that the server generates."""
     with connect(dsn, autocommit=True) as conn:
         TaskQueue(conn).create_topic(TOPIC)
         for first in range(0, count, CHUNK):
