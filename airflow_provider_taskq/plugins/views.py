@@ -123,16 +123,16 @@ def tasks(
         shown = found.sequences[:size]
         beyond = shown[-1] if len(found.sequences) > size else found.looked_to
         lines = queue.browse_tasks(topic, shown[::-1] if back else shown)
-        ways = _ways([line.sequence for line in lines], after, before, newest, beyond)
+        places = _page_places([line.sequence for line in lines], after, before, newest, beyond)
         return {
             "tasks": [serializers.task(line) for line in lines],
-            **ways,
+            **places,
             "looked_to": found.looked_to,
             **serializers.stamp(queue),
         }
 
 
-def _ways(shown: Sequence[int], after: int | None, before: int | None, newest: bool, beyond: int | None) -> Document:
+def _page_places(shown: Sequence[int], after: int | None, before: int | None, newest: bool, beyond: int | None) -> Document:
     """The places of the previous and the next page. An empty page leads back to the page that it came from."""
     step = 1 if newest else -1
     if before is not None:

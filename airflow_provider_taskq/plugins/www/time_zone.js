@@ -3,11 +3,16 @@ import { timeZone } from "./airflow_globals.js";
 
 const FIELDS = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" };
 
+/** The local time of a moment as texts: {year, month, day, hour, minute, second}. */
+export function localParts(moment) {
+  const made = new Intl.DateTimeFormat("en", { ...FIELDS, hourCycle: "h23", timeZone: timeZone() }).formatToParts(new Date(moment));
+  return Object.fromEntries(made.map(({ type, value }) => [type, value]));
+}
+
 /** The local time of a moment (ms), as if it were UTC (ms). */
 function localTime(at) {
-  const made = new Intl.DateTimeFormat("en", { ...FIELDS, hourCycle: "h23", timeZone: timeZone() }).formatToParts(at);
-  const part = Object.fromEntries(made.map(({ type, value }) => [type, Number(value)]));
-  return Date.UTC(part.year, part.month - 1, part.day, part.hour, part.minute, part.second);
+  const { year, month, day, hour, minute, second } = localParts(at);
+  return Date.UTC(year, month - 1, day, hour, minute, second);
 }
 
 /** A moment (ISO 8601) as the value of a datetime-local field; "" for none. */

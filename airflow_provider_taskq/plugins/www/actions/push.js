@@ -3,7 +3,7 @@ import { h, UI, useEffect, useRef, useState } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
 import { jsonError } from "../json.js";
 import { post } from "../api.js";
-import { Choice, Labelled } from "../views/filter.js";
+import { Choice, Labelled, option } from "../views/filter.js";
 import { bytes } from "../format.js";
 import { fromLocal } from "../time_zone.js";
 import { Frame, Message } from "./dialog_frame.js";
@@ -69,7 +69,6 @@ function Payload({ value, onChange }) {
 }
 
 function Fields({ form, set }) {
-  const option = ([value, text]) => h("option", { key: value, value }, text);
   const columns = { gridTemplateColumns: "repeat(auto-fit, minmax(min(100%, 12rem), 1fr))", gap: 4 };
   return h(
     UI.Stack,

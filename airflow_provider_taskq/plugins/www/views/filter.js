@@ -18,7 +18,7 @@ const STATES = [
 const statusOf = (state) => (state === "ACTIVE" ? "running" : state === "READY" ? "READY" : (state ?? "").toLowerCase());
 
 const word = (value) => h("option", { key: value, value }, value);
-const option = ([value, text]) => h("option", { key: value, value }, text);
+export const option = ([value, text]) => h("option", { key: value, value }, text);
 
 /** A field with its label above it. */
 export function Labelled({ label, children, ...props }) {

@@ -6,6 +6,7 @@ import { Empty, Loaded, State, Title } from "../components.js";
 import { Search } from "../text_input.js";
 import { Pages, Rows, turns } from "../table.js";
 import { atLeast, count, duration, plural } from "../format.js";
+import { option } from "./filter.js";
 
 /** A count with a link to its tasks. */
 function Counted({ of, to, palette }) {
@@ -60,7 +61,6 @@ function sortingOf(place) {
 
 /** The sort field of narrow tables, and the switch to topics in trouble. */
 function Choices({ place, sorting, sorts }) {
-  const option = ([value, text]) => h("option", { key: value, value }, text);
   const field = { "aria-label": "Sort by", value: sorting.key, onChange: ({ target }) => place.go({ sort: target.value, order: null, after: null }) };
   const sort = h(UI.NativeSelect.Root, { size: "sm", width: "9rem", hideFrom: "md" }, h(UI.NativeSelect.Field, field, sorts.map(option)), h(UI.NativeSelect.Indicator));
   const trouble = h(
