@@ -18,7 +18,7 @@ FINISH = (
     " WHERE topic_id = 1 AND state = 0 AND holder = 1 AND sequence = ANY (%b::bigint[])"
 )
 
-_meeting: list[Barrier] = []  # set in each process of the pool
+_barriers: list[Barrier] = []  # set in each process of the pool
 
 
 def run(rig: Rig) -> None:
@@ -44,8 +44,8 @@ def _measure(rig: Rig, drain: Callable[[str, int], int], size: int, count: int, 
         else:
             context = get_context("spawn")
             together = (context.Barrier(consumers),)
-            with ProcessPoolExecutor(consumers, context, initializer=_meet_at, initargs=together) as pool:
-                list(pool.map(_meet, range(consumers)))
+            with ProcessPoolExecutor(consumers, context, initializer=_set_barrier, initargs=together) as pool:
+                list(pool.map(_wait_for_all, range(consumers)))
                 start = time.perf_counter()
                 done = list(pool.map(drain, [dsn] * consumers, [size] * consumers))
         elapsed = time.perf_counter() - start
@@ -88,12 +88,12 @@ def ours(dsn: str, size: int) -> int:
     return done
 
 
-def _meet_at(barrier: Barrier) -> None:
+def _set_barrier(barrier: Barrier) -> None:
     """Gives a process of the pool the barrier that all processes share."""
-    _meeting.append(barrier)
+    _barriers.append(barrier)
 
 
-def _meet(number: int) -> int:
+def _wait_for_all(number: int) -> int:
     """Returns when all processes of the pool run and have imported their modules, so that the clock may start."""
-    _meeting[0].wait(60)
+    _barriers[0].wait(60)
     return number

@@ -91,7 +91,6 @@ def _airflow(rig: Rig) -> Iterator[tuple[AirflowSite, TaskQueue, psycopg.Connect
 def _measure(
     site: AirflowSite, queue: TaskQueue, metadata: psycopg.Connection, name: str, dag_ids: list[str], count: int
 ) -> None:
-    """One row of the table."""
     began = time.monotonic()
     for dag_id in dag_ids:
         site.trigger(dag_id, "bench")

@@ -44,7 +44,6 @@ def run(rig: Rig) -> None:
 
 
 def _show(queue: TaskQueue, name: str) -> None:
-    """A line of the table: the cost under each condition."""
     costs = {label: _claim(queue, condition) for label, condition in CONDITIONS.items()}
     shown = "   ".join(
         f"{label} {cost:7.2f} ms {cost / costs['NONE'][0]:5.2f}x ({got})" for label, (cost, got) in costs.items()

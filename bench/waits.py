@@ -222,7 +222,6 @@ async def _lag() -> AsyncIterator[list[tuple[float, float]]]:
 
 @contextmanager
 def _airflow(dsn: str, *, listen: bool) -> Iterator[None]:
-    """An Airflow connection to a database, in the environment."""
     name = f"AIRFLOW_CONN_{CONN_ID.upper()}"
     os.environ[name] = connection_json(dsn, extra={"listen": listen})
     try:

@@ -141,7 +141,6 @@ def _change_waiting(
 def _select_ended(
     session: Session, topic: str, named: Sequence[int], state: str | None, size: int | None, **given: Any
 ) -> Selection:
-    """The ended tasks that arguments and options select."""
     is_filtered = _is_filtered(given)
     if named:
         if state is not None or size is not None or is_filtered:
@@ -160,7 +159,6 @@ def _select_ended(
 def _select_waiting(
     session: Session, topic: str, named: Sequence[int], status: str | None, size: int | None, **given: Any
 ) -> Selection:
-    """The waiting tasks that arguments and options select."""
     is_filtered = status is not None or size is not None or _is_filtered(given)
     if named:
         if is_filtered:
@@ -214,7 +212,6 @@ def _apply(session: Session, action: Action, tasks: Selection, dry_run: bool) ->
 
 
 def _answer(session: Session, tasks: Selection, document: dict[str, Any], sentence: str) -> None:
-    """Answers, and says whether further tasks match."""
     more = tasks.more and tasks.count >= MAX_TASKS
     rest = [f"More tasks match than the {tasks.count:,} of one call: repeat the command."] if more else []
     session.answer({**document, "more": more}, sentence, *rest)

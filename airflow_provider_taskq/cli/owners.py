@@ -153,7 +153,6 @@ def _lease(owner: OwnerSummary, now: datetime) -> str:
 
 
 def _owner_document(owner: OwnerSummary) -> dict[str, Any]:
-    """An owner as a document, the lease in seconds."""
     fields = asdict(owner)
     lease: timedelta = fields.pop("lease")
     return {"owner": fields.pop("name"), "lease_seconds": lease.total_seconds(), **fields, "held_capped_at": HELD_CAP}

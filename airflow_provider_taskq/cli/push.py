@@ -184,7 +184,6 @@ def _store_and_wake(session: Session, topic: str, store: Callable[[TaskQueue], S
 
 
 def _given_tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dict[str, Any]) -> Iterable[NewTask]:
-    """The tasks of the arguments, or those of the file."""
     if file is not None:
         if identifiers or any(fields.values()):
             raise click.UsageError("--file names the tasks with all their fields: give no identifier or task option")

@@ -209,7 +209,6 @@ def _select(queue: TaskQueue, request: ActionRequest, action: Action) -> Selecti
 
 
 def _filtered_states(given: TaskFilter, action: Action) -> Sequence[State]:
-    """The states in which the filter looks for tasks."""
     state = given.state
     if state is None and given.status is not None:
         state = STATE_OF_STATUS.get(given.status, State.READY)

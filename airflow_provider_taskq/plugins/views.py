@@ -132,7 +132,9 @@ def tasks(
         }
 
 
-def _page_places(shown: Sequence[int], after: int | None, before: int | None, newest: bool, beyond: int | None) -> Document:
+def _page_places(
+    shown: Sequence[int], after: int | None, before: int | None, newest: bool, beyond: int | None
+) -> Document:
     """The places of the previous and the next page. An empty page leads back to the page that it came from."""
     step = 1 if newest else -1
     if before is not None:

@@ -51,7 +51,6 @@ def environment(folder: Path, base: str, requires: Sequence[str]) -> Path:
 
 
 def _node_modules(cache: Path) -> Path:
-    """The node_modules with all peers that run on Node."""
     folder = cache / "node"
     copy = folder / "package.json"
     stamp = folder / "complete"

@@ -52,7 +52,6 @@ class Oban(Peer):
 
 
 def _worker_class(peer: Oban) -> type:
-    """A worker class whose jobs go to that peer's meter."""
 
     class Bench:
         async def process(self, job: Any) -> None:

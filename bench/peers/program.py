@@ -186,7 +186,6 @@ def _read(requests: Queue[str]) -> None:
 
 
 def _jobs_in(file: Path) -> list[Job]:
-    """The jobs of a file, a line each."""
     return [Job(*json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 

@@ -73,6 +73,5 @@ def _rows_in(spark: SparkSession, dsn: str, state: str, low: int, high: int) -> 
 
 
 def _update(dsn: str, rows: Iterable[Row]) -> None:
-    """Stores the decisions on the rows of a partition."""
     with psycopg.connect(dsn) as conn:
         conn.cursor().executemany(_UPDATE, ((row.result, row.message, row.sequence) for row in rows))
