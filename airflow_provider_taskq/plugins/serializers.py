@@ -62,7 +62,7 @@ def row(found: Any) -> Document:
 
 def topic(summary: TopicSummary, cap: int) -> Document:
     """A topic with its counts."""
-    counts = {name: count(getattr(summary, name), cap) for name in COUNTS}
+    counts: Document = {name: count(getattr(summary, name), cap) for name in COUNTS}
     return {
         "topic": summary.topic,
         "paused": summary.paused,
