@@ -105,7 +105,7 @@ def _alive(page: int) -> int:
     try:
         with urllib.request.urlopen(f"http://{HOST}:{page}/json/", timeout=10) as answer:
             return int(json.load(answer)["aliveworkers"])
-    except OSError:
+    except (OSError, ValueError):  # ValueError: Spark's page answers before it has its JSON
         return -1
 
 

@@ -179,7 +179,7 @@ def test_a_cluster_ends_with_the_program_that_started_it(
             started = psutil.Process(process.pid).children(recursive=True)
         finally:
             process.send_signal(number)
-    assert len(started) == 4, "a guardian, a master and two workers"
+    assert len(started) >= 4, "a guardian, a master and two workers"
     assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
