@@ -3,8 +3,8 @@
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
 at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. Any other argument is a
-folder of PostgreSQL's programs: the tests of the queue run on that server, too. An interrupt of this
-program interrupts each pytest, so that they stop their servers.
+folder of PostgreSQL's programs: the tests of the queue run on that server, too. A signal to this program interrupts
+each pytest, so that it stops its servers. A second signal kills them.
 """
 
 from __future__ import annotations
@@ -146,13 +146,13 @@ def finish(lanes: list[Lane]) -> None:
         for lane in lanes:
             follow(lane)
     finally:
-        for lane in lanes:
-            lane.end()
         try:
+            for lane in lanes:
+                lane.end()
             for lane in lanes:
                 if lane.ident is not None:
                     lane.join(PATIENCE)
-        finally:
+        finally:  # also after a second signal; the guardians (demo/guardian.py) then end the servers
             for lane in lanes:
                 lane.kill()
 

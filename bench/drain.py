@@ -6,26 +6,19 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 
 from airflow_provider_taskq.queue import Result, TaskQueue, connect
+from bench import raw
 from bench.rig import Rig, in_turn, rates, tasks, texts
 
-RAW = (Path(__file__).parent / "raw.sql").read_bytes()
 SHAPES = {1: 3_000, 100: 60_000, 1_000: 100_000}  # batch size: tasks
 
-CLAIM = (
-    "WITH found AS MATERIALIZED (SELECT sequence FROM raw.wide WHERE topic_id = 1 AND state = 1 AND priority = 0"
-    " AND available_at <= now() ORDER BY available_at, sequence LIMIT %s FOR UPDATE SKIP LOCKED)"
-    " UPDATE raw.wide SET state = 0, holder = 1, attempt = attempt + 1"
-    " WHERE topic_id = 1 AND sequence = ANY (ARRAY(SELECT sequence FROM found)) RETURNING sequence, identifier, payload"
-)
 FINISH = (
     "UPDATE raw.wide SET state = 6, completed = now()"
     " WHERE topic_id = 1 AND state = 0 AND holder = 1 AND sequence = ANY (%b::bigint[])"
 )
 
-_meeting: list[Barrier] = []  # set in each process of the pool
+_barriers: list[Barrier] = []  # set in each process of the pool
 
 
 def run(rig: Rig) -> None:
@@ -51,8 +44,8 @@ def _measure(rig: Rig, drain: Callable[[str, int], int], size: int, count: int, 
         else:
             context = get_context("spawn")
             together = (context.Barrier(consumers),)
-            with ProcessPoolExecutor(consumers, context, initializer=_meet_at, initargs=together) as pool:
-                list(pool.map(_meet, range(consumers)))
+            with ProcessPoolExecutor(consumers, context, initializer=_set_barrier, initargs=together) as pool:
+                list(pool.map(_wait_for_all, range(consumers)))
                 start = time.perf_counter()
                 done = list(pool.map(drain, [dsn] * consumers, [size] * consumers))
         elapsed = time.perf_counter() - start
@@ -64,16 +57,12 @@ def _measure(rig: Rig, drain: Callable[[str, int], int], size: int, count: int, 
 def _fill(dsn: str, count: int) -> None:
     """Fills both tables with the same tasks, and updates the statistics."""
     with connect(dsn, autocommit=True) as conn:
-        conn.execute(RAW)
+        conn.execute(raw.TABLES)
         queue = TaskQueue(conn)
         queue.create_topic("bench")
         queue.push_stream("bench", iter(tasks(count)))
         for start in range(0, count, 10_000):
-            conn.execute(
-                "INSERT INTO raw.wide (identifier, payload)"
-                " SELECT i, p::json FROM unnest(%b::text[], %b::text[]) AS u (i, p)",
-                tuple(column[start : start + 10_000] for column in texts(count)),
-            )
+            conn.execute(raw.WIDE, tuple(column[start : start + 10_000] for column in texts(count)))
         conn.execute("VACUUM ANALYZE")
 
 
@@ -81,7 +70,7 @@ def bare(dsn: str, size: int) -> int:
     """The limit: claim and finish as two updates of one table, with a fetch of the claimed rows."""
     done = 0
     with connect(dsn, autocommit=True) as conn:
-        while found := conn.execute(CLAIM, (size,)).fetchall():
+        while found := conn.execute(raw.CLAIM, (size,)).fetchall():
             conn.execute(FINISH, ([row[0] for row in found],))
             done += len(found)
     return done
@@ -99,12 +88,12 @@ def ours(dsn: str, size: int) -> int:
     return done
 
 
-def _meet_at(barrier: Barrier) -> None:
+def _set_barrier(barrier: Barrier) -> None:
     """Gives a process of the pool the barrier that all processes share."""
-    _meeting.append(barrier)
+    _barriers.append(barrier)
 
 
-def _meet(number: int) -> int:
+def _wait_for_all(number: int) -> int:
     """Returns when all processes of the pool run and have imported their modules, so that the clock may start."""
-    _meeting[0].wait(60)
+    _barriers[0].wait(60)
     return number

@@ -8,21 +8,18 @@ task instances that Airflow has given to a worker, by its own account. "open" is
 which Airflow has stored that the gate succeeded. 50 gates that start in a worker are measured as well.
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import quote
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import TaskQueue, connect
-from bench.rig import Rig
-from demo.airflow_site import AirflowSite
+from bench.rig import Rig, url
+from demo.airflow_site import AirflowSite, connection_json
 
 GATES, DAGS = 500, 10
 IN_WORKERS = 50
@@ -75,9 +72,9 @@ def _airflow(rig: Rig) -> Iterator[tuple[AirflowSite, TaskQueue, psycopg.Connect
         dags = Path(home) / "dags"
         dags.mkdir()
         (dags / "gates.py").write_text(DAG_FILE.format(dags=DAGS, each=GATES // DAGS, in_workers=IN_WORKERS))
-        env = {"AIRFLOW_CONN_TASKQ_DEFAULT": _airflow_connection(dsn), "PYTHONPATH": str(Path(__file__).parents[1])}
+        env = {"AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsn), "PYTHONPATH": str(Path(__file__).parents[1])}
         with (
-            AirflowSite(Path(home) / "airflow", dags, env=env, metadata_dsn=_url(metadata_dsn)) as site,
+            AirflowSite(Path(home) / "airflow", dags, env=env, metadata_dsn=url(metadata_dsn)) as site,
             connect(dsn, autocommit=True) as connection,
             psycopg.connect(metadata_dsn, autocommit=True) as metadata,
         ):
@@ -91,23 +88,9 @@ def _airflow(rig: Rig) -> Iterator[tuple[AirflowSite, TaskQueue, psycopg.Connect
             yield site, queue, metadata
 
 
-def _airflow_connection(dsn: str) -> str:
-    parts = conninfo_to_dict(dsn)
-    names = {"host": "host", "port": "port", "login": "user", "password": "password", "schema": "dbname"}
-    return json.dumps({"conn_type": "taskq", **{name: parts.get(part) for name, part in names.items()}})
-
-
-def _url(dsn: str) -> str:
-    parts = {"password": "", "port": 5432, **conninfo_to_dict(dsn)}
-    return "postgresql://{user}:{password}@{host}:{port}/{dbname}".format(
-        **{name: quote(str(value), safe="") for name, value in parts.items()}
-    )
-
-
 def _measure(
     site: AirflowSite, queue: TaskQueue, metadata: psycopg.Connection, name: str, dag_ids: list[str], count: int
 ) -> None:
-    """One row of the table."""
     began = time.monotonic()
     for dag_id in dag_ids:
         site.trigger(dag_id, "bench")

@@ -3,34 +3,23 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueue, connect
+from bench import raw
 from bench.rig import Rig, in_turn, rates, tasks, texts
 
 BATCH = 100_000
 SINGLES = 2_000
 CLIENTS = (1, 4, 16)
 CHUNK = 10_000
-RAW = (Path(__file__).parent / "raw.sql").read_bytes()
-
-TASK = (
-    "INSERT INTO raw.task (sequence, created, due, pushed_in, topic_id, priority, identifier, payload)"
-    " SELECT n, now(), now(), pg_current_xact_id(), 1, 0, i, p::json"
-    " FROM unnest(%b::bigint[], %b::text[], %b::text[]) AS u (n, i, p)"
-)
-LIVE = (
-    "INSERT INTO raw.live (sequence, available_at, topic_id, priority, identifier)"
-    " SELECT n, now(), 1, 0, i FROM unnest(%b::bigint[], %b::text[]) AS u (n, i)"
-)
 
 
 def run(rig: Rig) -> None:
     """Measures push."""
     with rig.database() as dsn, connect(dsn) as conn:
-        conn.execute(RAW)
+        conn.execute(raw.TABLES)
         queue = TaskQueue(conn)
         queue.create_topic("bench")
         conn.commit()
@@ -60,7 +49,7 @@ def run(rig: Rig) -> None:
         )
     with rig.database() as dsn:
         with connect(dsn) as conn:
-            conn.execute(RAW)
+            conn.execute(raw.TABLES)
         for clients in CLIENTS:
             _notifications(dsn, clients)
 
@@ -128,8 +117,8 @@ def _unnest(conn: psycopg.Connection, count: int, first: int = 0) -> None:
     for start in range(first, first + count, CHUNK):
         stop = min(start + CHUNK, first + count)
         numbers = list(range(start, stop))
-        conn.execute(TASK, (numbers, identifiers[start:stop], payloads[start:stop]))
-        conn.execute(LIVE, (numbers, identifiers[start:stop]))
+        conn.execute(raw.TASK, (numbers, identifiers[start:stop], payloads[start:stop]))
+        conn.execute(raw.LIVE, (numbers, identifiers[start:stop]))
 
 
 def _copy(conn: psycopg.Connection) -> None:

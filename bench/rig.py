@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
 from statistics import median
+from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.queue import NewTask, connect, install
 from demo.flights import flights
@@ -44,6 +45,13 @@ class Rig:
                 yield make_conninfo(self.server_dsn, dbname=name)
             finally:
                 admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def url(dsn: str) -> str:
+    """A DSN as a URL, which every client reads."""
+    given = {"password": "", "port": 5432, **conninfo_to_dict(dsn)}
+    part = {name: quote(str(value), safe="") for name, value in given.items()}
+    return f"postgresql://{part['user']}:{part['password']}@{part['host']}:{part['port']}/{part['dbname']}"
 
 
 @cache

@@ -34,7 +34,7 @@ def run(rig: Rig) -> None:
     for size, number in SHAPES.items():
         works = {name: partial(_drain, rig, size, number, condition) for name, condition in CONDITIONS.items()}
         rates(f"Drain of {number:,} tasks by {size:,} under conditions, identifiers distinct", in_turn(works), "NONE")
-    print(f"\nClaim of {SIZE} at {PENDING:,} pending, median ms over {REPETITIONS}, tasks got; aim: <= {MOST}x NONE")
+    print(f"\nClaim of {SIZE} at {PENDING:,} pending, median ms over {REPETITIONS}, tasks polled; aim: <= {MOST}x NONE")
     for name in DISTRIBUTIONS:
         with _backlog(rig, name) as (queue, owner):
             _show(queue, name)
@@ -44,7 +44,6 @@ def run(rig: Rig) -> None:
 
 
 def _show(queue: TaskQueue, name: str) -> None:
-    """A line of the table: the cost under each condition."""
     costs = {label: _claim(queue, condition) for label, condition in CONDITIONS.items()}
     shown = "   ".join(
         f"{label} {cost:7.2f} ms {cost / costs['NONE'][0]:5.2f}x ({got})" for label, (cost, got) in costs.items()

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -14,12 +13,12 @@ from typing import LiteralString
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
 from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait
 from airflow_provider_taskq.triggers.watcher import get_watcher
 from bench.rig import Rig
+from demo.airflow_site import connection_json
 
 CONN_ID = "taskq_bench"
 WAITS = 10_000
@@ -223,14 +222,8 @@ async def _lag() -> AsyncIterator[list[tuple[float, float]]]:
 
 @contextmanager
 def _airflow(dsn: str, *, listen: bool) -> Iterator[None]:
-    """An Airflow connection to a database, in the environment."""
-    parts = conninfo_to_dict(dsn)
-    names = {"host": "host", "port": "port", "login": "user", "password": "password", "schema": "dbname"}
-    given = {name: parts[of] for name, of in names.items() if of in parts}
-    if "port" in given:
-        given["port"] = int(str(given["port"]))
     name = f"AIRFLOW_CONN_{CONN_ID.upper()}"
-    os.environ[name] = json.dumps({"conn_type": "taskq", **given, "extra": {"listen": listen}})
+    os.environ[name] = connection_json(dsn, extra={"listen": listen})
     try:
         yield
     finally:

@@ -7,16 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from bench.peers import measures, table
-from bench.peers.compare import SMALL, _payloads
-from bench.peers.installing import NotInstalledError, command_of
+from bench.peers.compare import SMALL, installed, write_payloads
 from bench.peers.measures import Scale
-from bench.peers.sites import Started
-from bench.peers.specs import OBAN, PGQUEUER, PROCRASTINATE, TASKQ, Spec
+from bench.peers.specs import OBAN, PGQUEUER, PROCRASTINATE, TASKQ
 from bench.rig import Rig
 
 WORKER = replace(
     TASKQ,
     name="TaskQ's worker",
+    script="worker.py",
     one={"size": 1},
     best={"size": 1_000, "workers": 2},
     many={"size": 1_000},
@@ -32,30 +31,13 @@ MANY = {"drain many": "four processes, jobs/s"}
 
 def run(rig: Rig, options: argparse.Namespace) -> None:
     """Measures drains in the best mode, one at a time and by four processes, and the delay of an idle worker."""
-    scale = _scale(options)
+    scale = SMALL if options.small else Scale(rounds=options.rounds)
     with tempfile.TemporaryDirectory(prefix="taskq-bench-") as folder:
-        payloads = _payloads(Path(folder), max(scale.jobs, measures.BACKLOG_OF_ONES))
-        peers = [peer for spec in PEERS if (peer := _started(spec, options.cache, payloads))]
+        payloads = write_payloads(Path(folder), max(scale.jobs, measures.BACKLOG_OF_ONES))
+        peers = installed(PEERS, options.cache, payloads)
         figures = measures.rounds(scale, peers, partial(measures.push_and_drain, rig, scale))
         table.rates("Workers with a no-op handler: median [range], times as fast", figures, COLUMNS, WORKER.name)
         figures = measures.rounds(scale, peers, partial(measures.drain_by_many, rig, scale))
         table.rates("The same by four processes", figures, MANY, WORKER.name)
         rows = (row for peer in peers for row in measures.latencies(rig, scale, peer))
         table.percentiles(f"Push to handler start at {scale.rate:.0f}/s, idle worker, ms", rows)
-
-
-def _scale(options: argparse.Namespace) -> Scale:
-    """The scale of the measurement, by the options of `peers`."""
-    return SMALL if options.small else Scale(rounds=options.rounds)
-
-
-def _started(spec: Spec, cache: Path, payloads: Path) -> Started | None:
-    """Returns a peer that can be started; otherwise prints the reason, and returns None."""
-    try:
-        command, environment = command_of(spec, cache)
-    except NotInstalledError as error:
-        print(f"left out: {error}", flush=True)
-        return None
-    if spec is WORKER:
-        command = [command[0], "-m", "bench.worker_peer"]
-    return Started(spec, command, environment, payloads)

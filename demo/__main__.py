@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from airflow_provider_taskq.queue import TaskQueueError, connect
+from airflow_provider_taskq.queue import TaskQueueError
 from demo.airflow_site import AirflowError, AirflowSite
 from demo.flights import data_folder
 from demo.postgres import EmbeddedPostgres
@@ -39,35 +39,23 @@ def _run(stack: ExitStack, limit: int | None, keep: bool) -> None:
     """Starts the servers and runs the tour; the stack stops the servers."""
     _check_requirements()
     stack.callback(_say, "Stopped all servers.")
-    server = _embedded(stack)
-    dsn = os.environ.get("TASKQ_DSN") or server.dsn
+    own = os.environ.get("TASKQ_DSN")
+    contents = "Airflow's own tables" if own else "all (set TASKQ_DSN to have the queue on another server)"
+    _say(f"Starting an embedded PostgreSQL for {contents}.")
+    server = stack.enter_context(EmbeddedPostgres())
+    dsn = own or server.dsn
     _say("Installing the schema taskq, with an empty topic for the flights.")
     prepare(dsn)
     _say("Starting Airflow: api-server, scheduler, dag-processor, triggerer.")
-    home, metadata = stack.enter_context(_home()), _metadata(server)
+    # In PostgreSQL, too: on a busy machine Airflow's processes lock each other out of an SQLite file.
+    metadata = server.create_database("airflow")
+    home = stack.enter_context(_home())
     site = stack.enter_context(AirflowSite(home, DAGS, metadata_dsn=metadata, env=environment(dsn)))
     _say(f"Airflow is up at {site.url} (user {site.username}, password {site.password}).")
     Tour(site, dsn, limit, _say).run()
     if keep:
         _say(f"\nStill running at {site.url} (user {site.username}, password {site.password}). Ctrl-C stops it.")
         signal.pause()
-
-
-def _embedded(stack: ExitStack) -> EmbeddedPostgres:
-    what = (
-        "Airflow's own tables"
-        if "TASKQ_DSN" in os.environ
-        else "all (set TASKQ_DSN to have the queue on another server)"
-    )
-    _say(f"Starting an embedded PostgreSQL for {what}.")
-    return stack.enter_context(EmbeddedPostgres())
-
-
-def _metadata(server: EmbeddedPostgres) -> str:
-    """Makes a database for Airflow's tables: on a busy machine its processes lock each other out of an SQLite file."""
-    with connect(server.dsn, autocommit=True) as conn:
-        conn.execute("CREATE DATABASE airflow")
-    return server.dsn_of("airflow")
 
 
 @contextmanager

@@ -37,7 +37,6 @@ class AirflowApi:
         self.password = password
         single = httpx.Limits(max_keepalive_connections=0)  # nothing stays open, so nothing has to be closed
         self._client = httpx.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False, limits=single)
-        self._token = ""
 
     def get(self, path: str, **query: str | int) -> Any:
         """GET a path below /api/v2."""
@@ -50,6 +49,10 @@ class AirflowApi:
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
         """PATCH a path below /api/v2 with a body."""
         return self._json("PATCH", path, body)
+
+    def delete(self, path: str) -> None:
+        """DELETE a path below /api/v2."""
+        self._json("DELETE", path)
 
     def health(self) -> dict[str, Any]:
         """The answer of /monitor/health: the health of each component."""
@@ -125,7 +128,7 @@ class AirflowApi:
         answer = self._request(method, path, body, query)
         if answer.is_error:
             raise AirflowError(f"{method} {path}: {answer.status_code} {answer.text[:2000]}")
-        return answer.json()
+        return answer.json() if answer.content else None
 
     def _request(
         self,
@@ -134,20 +137,16 @@ class AirflowApi:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str | int] | None = None,
     ) -> httpx.Response:
-        answer = self._send(method, path, body, query)
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
-            self._log_in()
-            answer = self._send(method, path, body, query)
-        return answer
-
-    def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str | int] | None
-    ) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        """Sends a request, and sends it again after a login if Airflow does not accept the token."""
+        url = f"/api/v2/{path.lstrip('/')}"
         try:
-            return self._client.request(method, f"/api/v2/{path.lstrip('/')}", json=body, params=query, headers=headers)
+            answer = self._client.request(method, url, json=body, params=query)
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                self._log_in()
+                answer = self._client.request(method, url, json=body, params=query)
         except httpx.HTTPError as error:
             raise AirflowError(f"{method} {path}: {type(error).__name__} {error}") from error
+        return answer
 
     def _log_in(self) -> None:
         answer = self._client.post("/auth/token", json={"username": self.username, "password": self.password})
@@ -155,7 +154,7 @@ class AirflowApi:
             raise AirflowError(
                 f"Airflow refused the login of {self.username}: {answer.status_code} {answer.text[:500]}"
             )
-        self._token = str(answer.json()["access_token"])
+        self._client.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
 
 
 def _name(task: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+from psycopg.conninfo import conninfo_to_dict
+
 from demo.airflow_api import AirflowApi, AirflowError, until
 from demo.processes import Servers, free_port, tail
 
@@ -101,12 +103,6 @@ class AirflowSite(AirflowApi):
         began = dt.datetime.now(dt.UTC)
         self._launch(name)
         self._wait_until_healthy(began, [name])
-
-    def delete(self, path: str) -> None:
-        """DELETE a path below /api/v2."""
-        answer = self._request("DELETE", path)
-        if answer.is_error:
-            raise AirflowError(f"DELETE {path}: {answer.status_code} {answer.text[:2000]}")
 
     def log_text(self) -> str:
         """The logs of all components and tasks."""
@@ -202,6 +198,14 @@ class AirflowSite(AirflowApi):
             "USAGE_DATA_COLLECTION__ENABLED": False,
         }
         return {"AIRFLOW_HOME": str(self.home)} | {f"AIRFLOW__{key}": str(value) for key, value in options.items()}
+
+
+def connection_json(dsn: str, **fields: object) -> str:
+    """The Airflow connection of the type taskq to a database, as a value of AIRFLOW_CONN_..., with further fields."""
+    parts = conninfo_to_dict(dsn)
+    names = {"host": "host", "login": "user", "password": "password", "schema": "dbname"}
+    found = {name: parts.get(part) for name, part in names.items()}
+    return json.dumps({"conn_type": "taskq", **found, "port": int(parts.get("port") or 5432), **fields})
 
 
 def _executable() -> str:

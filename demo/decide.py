@@ -17,7 +17,7 @@ def decide(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:  # noqa: 
     """Joins each flight with its aircraft and the weather of its hour, and decides it.
 
     FAILURE if the tail number is missing or names no known aircraft, SUSPENSION if the weather of the hour has not been
-    loaded, FILTER for a cancelled flight, else SUCCESS with a small result. The first of these that holds wins.
+    loaded, FILTER for a cancelled flight, else SUCCESS with a small result. The first condition that holds decides.
     """
     spark = tasks.sparkSession
     flights = tasks.select("sequence", F.col("identifier").alias("tailnum"), F.from_json("payload", FLIGHT).alias("f"))
@@ -45,13 +45,11 @@ def decide(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:  # noqa: 
 
 
 def _planes(spark: SparkSession) -> DataFrame:
-    """The known aircraft by tail number."""
     planes = spark.read.csv(str(data_folder() / "planes.csv"), header=True, nullValue=MISSING)
     return planes.selectExpr("tailnum", "concat(manufacturer, ' ', model) AS model", "cast(seats AS int) AS seats")
 
 
 def _weather(spark: SparkSession) -> DataFrame:
-    """The weather that has been loaded, by airport and hour."""
     weather = spark.read.csv(str(data_folder() / "weather.csv"), header=True, nullValue=MISSING)
     return weather.selectExpr("origin", "time_hour", "true AS loaded", "cast(wind_speed AS double) AS wind_speed")
 

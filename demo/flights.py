@@ -37,11 +37,8 @@ def flights(limit: int | None = None) -> Iterator[NewTask]:
         io.TextIOWrapper(file, encoding="utf-8", newline="") as text,
     ):
         for flight in islice(csv.DictReader(text), limit):
-            yield NewTask(flight["tailnum"], _fields(flight), reference=REFERENCE)
-
-
-def _fields(flight: dict[str, str]) -> Json:
-    return {name: _value(name, text) for name, text in flight.items()}
+            payload: Json = {name: _value(name, value) for name, value in flight.items()}
+            yield NewTask(flight["tailnum"], payload, reference=REFERENCE)
 
 
 def _value(name: str, text: str) -> str | int | None:

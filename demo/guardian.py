@@ -77,19 +77,26 @@ def main() -> None:
     """Read orders from standard input until it ends, then end the processes that are still watched."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the end of the pipe ends the guardian
-    watched: dict[int, tuple[psutil.Process, int]] = {}
+    watched: dict[int, tuple[psutil.Process | None, int]] = {}  # pid: None if it has ended already, and its signal
     folders: set[str] = set()
     for line in sys.stdin:
         order = json.loads(line)
         if "watch" in order:
+            watched[order["watch"]] = (None, order["signal"])
             with contextlib.suppress(psutil.NoSuchProcess):
                 watched[order["watch"]] = (psutil.Process(order["watch"]), order["signal"])
         if "forget" in order:
             watched.pop(order["forget"], None)
         if "folder" in order:
             folders.add(order["folder"])
-    # A process object knows its start time: a process that has reused the pid since then is not ended.
-    end_all({pid: number for pid, (process, number) in watched.items() if process.is_running()}, 30)
+    # A process object knows its start time: a process that has reused the pid since then is not ended. No process gets
+    # the pid of a dead leader while its session has processes: they are ended, too.
+    ours = {
+        pid: number
+        for pid, (process, number) in watched.items()
+        if (process and process.is_running()) or not psutil.pid_exists(pid)
+    }
+    end_all(ours, 30)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

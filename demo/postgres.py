@@ -127,7 +127,7 @@ class EmbeddedPostgres:
         self._take_folder()
         programs = self._programs or server_programs(self._account, self.folder)
         if not (self._data / "PG_VERSION").exists():
-            self._initialise(programs)
+            self._initialize(programs)
         self._password = (self.folder / "password").read_text(encoding="utf-8")
         self._end_forgotten_server()
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
@@ -207,7 +207,7 @@ class EmbeddedPostgres:
                 raise EmbeddedPostgresError(f"Another program runs a server in {self.folder} right now.") from None
             self._lock = lock
 
-    def _initialise(self, programs: Path) -> None:
+    def _initialize(self, programs: Path) -> None:
         """Make the cluster, in place of an incomplete one."""
         shutil.rmtree(self._data, ignore_errors=True)
         self._data.mkdir(mode=0o700)

@@ -26,19 +26,14 @@ def free_port() -> int:
     """
     while True:
         port = secrets.choice(PORTS)
-        if _is_free(port):
+        try:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
             return port
-
-
-def _is_free(port: int) -> bool:
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return False
-    return True
 
 
 def tail(log: Path, lines: int = 20) -> str:
@@ -95,7 +90,7 @@ class Servers:
         cwd: Path,
         account: tuple[int, int] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
-    ) -> None:
+    ) -> subprocess.Popen[bytes]:
         """Start one process; `account` is a user and group id to run it under."""
         user, group = account or (None, None)
         with log.open("ab") as output:
@@ -113,6 +108,7 @@ class Servers:
             )
         self._running[name], self._signals[name] = process, stop_signal
         self._order(watch=process.pid, signal=int(stop_signal))
+        return process
 
     def exit_code(self, name: str) -> int | None:
         """The exit code of the process, negative for a signal; None while it runs."""

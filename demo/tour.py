@@ -10,11 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from psycopg.conninfo import conninfo_to_dict
-
 from airflow_provider_taskq.queue import Count, State, TaskQueue, TaskQueueError, connect, install
 from demo import report
-from demo.airflow_site import AirflowError, AirflowSite
+from demo.airflow_site import AirflowError, AirflowSite, connection_json
 from demo.flights import REFERENCE, TOPIC
 
 DAGS = Path(__file__).parents[1] / "example_dags"
@@ -110,17 +108,8 @@ def prepare(dsn: str) -> None:
 
 def environment(dsn: str) -> dict[str, str]:
     """The environment of Airflow and Spark: the connections, and the queue's DSN for the driver."""
-    parts = conninfo_to_dict(dsn)
-    connection = {
-        "conn_type": "taskq",
-        "host": parts.get("host"),
-        "port": int(parts.get("port") or 5432),
-        "login": parts.get("user"),
-        "password": parts.get("password"),
-        "schema": parts.get("dbname"),
-    }
     return {
-        "AIRFLOW_CONN_TASKQ_DEFAULT": json.dumps(connection),
+        "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsn),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         "TASKQ_DSN": dsn,
         "PYSPARK_PYTHON": sys.executable,

@@ -1,10 +1,12 @@
 """One PostgreSQL server a session; on it one database that is emptied for each test, and others for single tests."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from uuid import uuid4
 
 import psycopg
@@ -28,6 +30,15 @@ TEMPLATE = f"taskq_template_{os.getpid()}"
 
 # Tests lose nothing that matters when the machine goes down, and start a database each.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_prepared_transactions": "8"}
+
+
+def pytest_configure() -> None:
+    """Ends pytest on SIGTERM as on Ctrl-C, so that fixtures stop what they started."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ def _answer_error(session: Session, message: str) -> None:
 
 def _message(session: Session, error: Exception) -> str | None:
     """The message for an error that the user can correct; None for a bug."""
-    if "psycopg" not in sys.modules:  # the error comes from neither, and the import would only cost time
+    if "psycopg" not in sys.modules:  # then neither psycopg nor the queue has raised the error
         return None
     import psycopg
 
@@ -72,32 +72,28 @@ def _message(session: Session, error: Exception) -> str | None:
 
 
 def _unknown_topic_message(session: Session, message: str) -> str:
-    """The message with the most similar topic and the command that creates the topic."""
+    """The message with the most similar topic, if the topics can be read, and the command that creates the topic."""
+    import psycopg
+
+    from airflow_provider_taskq.queue import TaskQueueError
+
     named = re.match(r"topic '((?:[^']|'')+)'", message)
     topic = named[1].replace("''", "'") if named else ""
-    near = get_close_matches(topic, _topics(session), n=1)
+    topics: list[str] = []
+    with suppress(psycopg.Error, TaskQueueError), session.read_only() as queue:
+        topics = queue.topics()
+    near = get_close_matches(topic, topics, n=1)
     create = f"create it with: taskq topics create {shlex.quote(topic) if topic else 'TOPIC'}"
     return message.replace(
         "create it with create_topic", f"did you mean {near[0]!r}? If not, {create}" if near else create
     )
 
 
-def _topics(session: Session) -> list[str]:
-    """The names of all topics; none if they cannot be read."""
-    import psycopg
-
-    from airflow_provider_taskq.queue import TaskQueueError
-
-    with suppress(psycopg.Error, TaskQueueError), session.looking() as queue:
-        return queue.topics()
-    return []
-
-
 def _grant_message(session: Session, message: str) -> str:
     """The message about a missing right, with the statement that grants it."""
     context = click.get_current_context(silent=True)
     command = (context.invoked_subcommand if context is not None else None) or ""
-    # The subcommands of these change something. A reader lacks the right to a function, not to a table.
+    # Subcommands of these commands change something. PostgreSQL then refuses a reader a function, not a table.
     changes = command in ("topics", "ticks", "owners") and "function" in message
     kind = _ROLE_KINDS.get(command, "operator" if changes else "reader")
     topics = ""

@@ -53,7 +53,22 @@ class CommandGroup(click.Group):
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx) from error
 
 
-class Duration(ParamType):
+class ParsedType(ParamType):
+    """A type whose method `parse` reads the text of a value; a ValueError becomes a usage error."""
+
+    def parse(self, text: str) -> Any:
+        """The value of a text."""
+        raise NotImplementedError
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value; click also calls this with values that are converted already."""
+        try:
+            return self.parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Duration(ParsedType):
     """A duration of at most `longest`: 90s, 5m, 1h30m, PT5M."""
 
     name = "duration"
@@ -61,41 +76,31 @@ class Duration(ParamType):
     def __init__(self, longest: timedelta = LONGEST_STORED) -> None:
         self.longest = longest
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def parse(self, text: str) -> Any:
         """The text as a timedelta."""
-        if not isinstance(value, str):
-            return value
         from airflow_provider_taskq.queue.durations import parse_duration
 
-        try:
-            return parse_duration(value, self.longest)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+        return parse_duration(text, self.longest)
 
 
 class OptionalDuration(Duration):
     """A duration, or `none`."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def parse(self, text: str) -> Any:
         """The text as a timedelta, or the word `none`."""
-        return value if value == "none" else super().convert(value, param, ctx)
+        return text if text == "none" else super().parse(text)
 
 
-class Moment(ParamType):
+class Moment(ParsedType):
     """A moment: 2026-11-21T09:30, or 2h for two hours ago."""
 
     name = "moment"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def parse(self, text: str) -> Any:
         """The text as a datetime, or as a timedelta before now."""
-        if not isinstance(value, str):
-            return value
         from airflow_provider_taskq.cli._times import parse_moment
 
-        try:
-            return parse_moment(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+        return parse_moment(text)
 
 
 class Text(ParamType):
@@ -126,21 +131,16 @@ class Number(ParamType):
         return number
 
 
-class MaxFailed(ParamType):
+class MaxFailed(ParsedType):
     """The limit of failed tasks in a drain: a count, or a share of the tasks that ended."""
 
     name = "count|share"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def parse(self, text: str) -> Any:
         """The text as a FailureLimit."""
-        if not isinstance(value, str):
-            return value
         from airflow_provider_taskq.queue import FailureLimit
 
-        try:
-            return FailureLimit.of(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+        return FailureLimit.of(text)
 
 
 class Topic(Text):
@@ -153,7 +153,7 @@ class Topic(Text):
         from click.shell_completion import CompletionItem
 
         try:
-            with (ctx.find_object(Session) or Session()).looking() as queue:
+            with (ctx.find_object(Session) or Session()).read_only() as queue:
                 return [CompletionItem(name) for name in queue.topics() if name.startswith(incomplete)]
         except Exception:  # noqa: BLE001  the shell would print an error into the half-typed line
             return []

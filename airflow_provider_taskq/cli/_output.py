@@ -46,6 +46,7 @@ STYLES = {
     "exhausted": "red",
 }
 _UNLIMITED_WIDTH = 10_000
+_CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats, halves of surrogate pairs, line separators
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
@@ -57,12 +58,9 @@ def sanitize(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n\t" if lines else ""
-    return "".join(c if c in kept or not _is_control(c) else _ESCAPES.get(c) or _escaped(c) for c in text)
-
-
-def _is_control(character: str) -> bool:
-    """Whether the character is a control, a format character, a line separator or half of a surrogate pair."""
-    return unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    return "".join(
+        _ESCAPES.get(c) or _escaped(c) if c not in kept and unicodedata.category(c) in _CONTROLS else c for c in text
+    )
 
 
 def _escaped(character: str) -> str:

@@ -33,7 +33,7 @@ class Session:
         return connect(dsn, fallback_application_name="taskq")
 
     @contextmanager
-    def looking(self) -> Iterator[TaskQueue]:
+    def read_only(self) -> Iterator[TaskQueue]:
         """A queue in a read-only transaction."""
         from airflow_provider_taskq.queue import TaskQueue
 
@@ -43,7 +43,7 @@ class Session:
             yield TaskQueue(conn)
 
     @contextmanager
-    def acting(self, *, dry_run: bool = False) -> Iterator[TaskQueue]:
+    def transaction(self, *, dry_run: bool = False) -> Iterator[TaskQueue]:
         """A queue in a transaction under the person's name; it commits at the end, a dry run rolls back."""
         from airflow_provider_taskq.queue import TaskQueue
 
@@ -56,7 +56,7 @@ class Session:
                 conn.rollback()
 
     @contextmanager
-    def alone(self, *, read_only: bool = False) -> Iterator[TaskQueue]:
+    def autocommit(self, *, read_only: bool = False) -> Iterator[TaskQueue]:
         """A queue in autocommit: each call is a transaction of its own."""
         from airflow_provider_taskq.queue import TaskQueue
 
@@ -67,7 +67,7 @@ class Session:
 
     def notify(self, *topics: str) -> None:
         """Wakes the workers of topics. Call it after the commit, so that they see the change."""
-        with self.acting() as queue:
+        with self.transaction() as queue:
             for topic in topics:
                 queue.notify(topic)
 
@@ -101,7 +101,7 @@ def audited(queue: TaskQueue) -> AuditedQueue:
 
 
 def without_password(dsn: str) -> str:
-    """The DSN. Every process of the machine can read an argument, so a password in it is a usage error.
+    """Returns the DSN. A password in it is a usage error, because every process of the machine can read an argument.
 
     The error message quotes no part of the DSN.
     """

@@ -34,10 +34,11 @@ def parse_moment(text: str) -> datetime | timedelta:
 
 
 def _ago(text: str) -> timedelta:
+    """A duration; the error for other texts names a moment, too."""
     try:
         return parse_duration(text)
     except ValueError as error:
-        if "invalid" not in str(error):
+        if "invalid" not in str(error):  # a duration that is too long, for example
             raise
         raise ValueError(
             f"invalid moment {text!r:.50}: expected for example 2026-11-21T09:30, or 2h for two hours ago"
@@ -83,17 +84,13 @@ def format_attempt_times(waited: timedelta | None, ran: timedelta | None, verb: 
     return " · ".join(filter(None, words))
 
 
+_UNITS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}  # in milliseconds
+
+
 def format_exact(duration: timedelta) -> str:
     """A duration to the millisecond, as `parse_duration` reads it: 1h30m."""
     rest, pieces = round(duration / timedelta(milliseconds=1)), []
-    for unit, length in (
-        ("w", 604_800_000),
-        ("d", 86_400_000),
-        ("h", 3_600_000),
-        ("m", 60_000),
-        ("s", 1000),
-        ("ms", 1),
-    ):
+    for unit, length in _UNITS.items():
         count, rest = divmod(rest, length)
         if count:
             pieces.append(f"{count}{unit}")

@@ -22,9 +22,7 @@ def access() -> None:
     pass
 
 
-@access.command(
-    help="Grant ROLE access as KIND, to every topic or to those that --topic names. Grants add up.",
-)
+@access.command(help="Grant ROLE access as KIND, to every topic or to those that --topic names. Grants add up.")
 @click.argument("role")
 @click.argument("kind", type=click.Choice(KINDS))
 @topic_option
@@ -68,11 +66,7 @@ def revoke(session: Session, role: str, kind: str | None, topics: tuple[str, ...
 @access.command(name="list", help="List the roles with their grants.")
 @click.pass_obj
 def list_access(session: Session) -> None:
-    with (
-        session.connection() as conn,
-        translate_errors(),
-        conn.cursor(row_factory=tuple_row) as cursor,
-    ):
+    with session.connection() as conn, translate_errors(), conn.cursor(row_factory=tuple_row) as cursor:
         grants = cursor.execute(
             "SELECT role::text, kind, topic, may_delete FROM taskq_internal.access ORDER BY role, kind, topic"
         ).fetchall()

@@ -25,14 +25,7 @@ from airflow_provider_taskq.cli._session import Session, actor
 from airflow_provider_taskq.cli._times import moment_at
 from airflow_provider_taskq.queue import Result, Revival, State, TaskQueue, selection
 from airflow_provider_taskq.queue.reports import TaskFilter
-from airflow_provider_taskq.queue.selection import (
-    MAX_TASKS,
-    PURGEABLE,
-    WAKING_ACTIONS,
-    Action,
-    ActionResult,
-    Selection,
-)
+from airflow_provider_taskq.queue.selection import MAX_TASKS, PURGEABLE, WAKING_ACTIONS, Action, ActionResult, Selection
 
 REVIVALS = tuple(Revival)
 RESULTS = tuple(result.name for result in Result)
@@ -146,14 +139,8 @@ def _change_waiting(
 
 
 def _select_ended(
-    session: Session,
-    topic: str,
-    named: Sequence[int],
-    state: str | None,
-    size: int | None,
-    **given: Any,
+    session: Session, topic: str, named: Sequence[int], state: str | None, size: int | None, **given: Any
 ) -> Selection:
-    """The ended tasks that arguments and options select."""
     is_filtered = _is_filtered(given)
     if named:
         if state is not None or size is not None or is_filtered:
@@ -163,7 +150,7 @@ def _select_ended(
         state = "FAILED"  # a group of errors is a group of failures
     if state is None:
         raise click.UsageError("name the tasks by their SEQUENCEs, or select them with --state")
-    with session.looking() as queue:
+    with session.read_only() as queue:
         if not is_filtered and size is None:
             return selection.select_state(queue, topic, State[state])
         return _select_filter(queue, topic, TaskFilter(State[state]), [State[state]], size, **given)
@@ -172,7 +159,6 @@ def _select_ended(
 def _select_waiting(
     session: Session, topic: str, named: Sequence[int], status: str | None, size: int | None, **given: Any
 ) -> Selection:
-    """The waiting tasks that arguments and options select."""
     is_filtered = status is not None or size is not None or _is_filtered(given)
     if named:
         if is_filtered:
@@ -182,7 +168,7 @@ def _select_waiting(
         raise click.UsageError(
             "name the tasks by their SEQUENCEs, or select them with --status or other filter options"
         )
-    with session.looking() as queue:
+    with session.read_only() as queue:
         return _select_filter(queue, topic, TaskFilter(State.READY, status), selection.WAITING, size, **given)
 
 
@@ -218,7 +204,7 @@ def _confirm(tasks: Selection, sentence: str, dry_run: bool, yes: bool) -> None:
 
 def _apply(session: Session, action: Action, tasks: Selection, dry_run: bool) -> ActionResult:
     """Applies an action in one transaction, then wakes the workers; a dry run rolls back."""
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         result = action.apply(queue, tasks)
     if action.name in WAKING_ACTIONS and result.count and not dry_run:
         session.notify(tasks.topic)
@@ -226,7 +212,6 @@ def _apply(session: Session, action: Action, tasks: Selection, dry_run: bool) ->
 
 
 def _answer(session: Session, tasks: Selection, document: dict[str, Any], sentence: str) -> None:
-    """Answers, and says whether further tasks match."""
     more = tasks.more and tasks.count >= MAX_TASKS
     rest = [f"More tasks match than the {tasks.count:,} of one call: repeat the command."] if more else []
     session.answer({**document, "more": more}, sentence, *rest)
@@ -260,7 +245,7 @@ def purge(
     if bool(named) + all_ + bool(state or before or from_ or to is not None) > 1:
         raise click.UsageError("give SEQUENCEs, or filter options, or --all: only one of the three")
     wanted = None if state is None else State[state]
-    with session.looking() as queue:
+    with session.read_only() as queue:
         queue.policy(topic)  # raises for an unknown topic, which would look empty
         to = _last_before(queue, before, to)
         count = len(_purgeable(queue, topic, named)) if named else _count(queue, topic, wanted, from_, to, all_=all_)
@@ -314,8 +299,8 @@ def _purge_range(session: Session, topic: str, state: State | None, from_: int, 
 
 def _purge_all(session: Session, topic: str) -> int:
     """Purges every task, instantly if the topic has tables of its own."""
-    with session.alone() as queue:
+    with session.autocommit() as queue:
         removed = queue.purge_all(topic)
-    with session.acting() as queue:
+    with session.transaction() as queue:
         queue.record_action("purge", topic, "every task", removed)
     return removed

@@ -1,5 +1,6 @@
 """taskq health: findings about what slows or threatens the queue."""
 
+from dataclasses import asdict
 from datetime import timedelta
 
 import click
@@ -17,27 +18,14 @@ from airflow_provider_taskq.queue import Severity
 @click.option("--all", "all_", is_flag=True, help="Also list subjects that are FINE.")
 @click.pass_obj
 def health(session: Session, patience: timedelta, all_: bool) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         findings = queue.health(patience)
     worst = max((finding.severity for finding in findings), default=Severity.FINE)
-    document = [
-        {
-            "severity": finding.severity.name,
-            "subject": finding.subject,
-            "detail": finding.detail,
-            "value": finding.value,
-            "pid": finding.pid,
-            "topic": finding.topic,
-            "sequence": finding.sequence,
-            "owner": finding.owner,
-        }
-        for finding in findings
-    ]
+    document = [{**asdict(finding), "severity": finding.severity.name} for finding in findings]
     shown = [finding for finding in findings if all_ or finding.severity > Severity.FINE]
     rows = [(finding.severity, finding.subject, finding.detail, str(finding.pid or "")) for finding in shown]
     parts = [table(["severity", "~subject", "=what", "#pid"], rows)] if rows else []
-    fine = len(findings) - len(shown)
-    rest = [f"{fine} of {len(findings)} subjects are fine." if shown else "All subjects are fine."] if not all_ else []
-    session.answer({"worst": worst.name, "findings": document}, *parts, *rest)
+    fine = f"{len(findings) - len(shown)} of {len(findings)} subjects are fine." if shown else "All subjects are fine."
+    session.answer({"worst": worst.name, "findings": document}, *parts, *([] if all_ else [fine]))
     if worst >= Severity.WARNING:
         raise click.exceptions.Exit(1)

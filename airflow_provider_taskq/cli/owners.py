@@ -40,7 +40,7 @@ def owners(ctx: click.Context, search: str | None, after: int | None, size: int)
     if ctx.invoked_subcommand is not None:
         return
     session = ctx.ensure_object(Session)
-    with session.looking() as queue:
+    with session.read_only() as queue:
         now = queue.now()
         found, looked_to = queue.browse_owners(search, after=after, size=size + 1)
     shown = found[:size]
@@ -70,7 +70,7 @@ def owners(ctx: click.Context, search: str | None, after: int | None, size: int)
 @page_size_option(20)
 @click.pass_obj
 def show(session: Session, owner: str, after: int | None, size: int) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         now = queue.now()
         found = _find_owner(queue, owner)
         tasks = queue.browse_held(owner, after, size + 1)
@@ -95,7 +95,7 @@ def show(session: Session, owner: str, after: int | None, size: int) -> None:
 @dry_run_option
 @click.pass_obj
 def purge(session: Session, older_than: timedelta, dry_run: bool) -> None:
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         count = queue.purge_owners(older_than)
         audited(queue).record("purge owners", None, f"no heartbeat for {format_exact(older_than)}", count)
     sentence = f"{'Would purge' if dry_run else 'Purged'} {plural(count, 'owner')}."
@@ -111,13 +111,13 @@ def purge(session: Session, older_than: timedelta, dry_run: bool) -> None:
 @yes_option
 @click.pass_obj
 def release(session: Session, owner: str, dry_run: bool, yes: bool) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         found = _find_owner(queue, owner)
     if found.fence is None:
         raise click.ClickException(sanitize(f"the lease of owner {owner!r} has ended already: it holds no task"))
     if not dry_run:
         ask(f"This ends the lease of {owner}, which holds {capped(found.held, HELD_CAP)} tasks.", yes=yes)
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         current = queue.owner(owner)
         count = audited(queue).release(current) if current is not None and current.fence == found.fence else 0
     sentence = f"{'Would give' if dry_run else 'Gave'} back {plural(count, 'task')} of {owner}."
@@ -129,7 +129,7 @@ def release(session: Session, owner: str, dry_run: bool, yes: bool) -> None:
 @dry_run_option
 @click.pass_obj
 def expire(session: Session, grace: timedelta, dry_run: bool) -> None:
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         count = audited(queue).expire(grace)
     verb = "would be" if dry_run else "was" if count == 1 else "were"
     session.answer(
@@ -153,7 +153,6 @@ def _lease(owner: OwnerSummary, now: datetime) -> str:
 
 
 def _owner_document(owner: OwnerSummary) -> dict[str, Any]:
-    """An owner as a document, the lease in seconds."""
     fields = asdict(owner)
     lease: timedelta = fields.pop("lease")
     return {"owner": fields.pop("name"), "lease_seconds": lease.total_seconds(), **fields, "held_capped_at": HELD_CAP}

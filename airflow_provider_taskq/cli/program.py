@@ -4,7 +4,6 @@
 """
 
 import copy
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -79,15 +78,56 @@ SYNONYMS = {
 }
 
 
+def _set_database(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Session).name = value
+
+
+def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Session).json = True
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from airflow_provider_taskq.cli._distributions import mixed_installation
+
+        click.echo(f"taskq {__version__}")
+        if problem := mixed_installation():
+            click.echo(f"Warning: {problem}", err=True)
+        ctx.exit()
+
+
+def _airflow_only(fact: str) -> str:
+    """The message about something that needs Airflow, with what to do."""
+    from airflow_provider_taskq.cli._distributions import CORE, FULL, without_airflow
+
+    needed = f" They need {FULL}, and this is {CORE}, which has no Airflow." if without_airflow() else ""
+    return f"{fact}{needed} Name the database of `taskq` by --dsn or TASKQ_DSN."
+
+
+def _refuse_conn_id(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(_airflow_only("--conn-id is for the commands `airflow taskq ...`."))
+
+
+_JSON = click.Option(
+    ["--json"], callback=_set_json, expose_value=False, is_flag=True, help="Answer with one JSON document."
+)
+_VERSION = click.Option(
+    ["--version"], callback=_show_version, expose_value=False, is_flag=True, is_eager=True, help="Print the version."
+)
+
+
 class Program(CommandGroup):
     """All commands. `database` is the option that names the database; `refused` is an option of another program."""
 
     def __init__(self, database: click.Option, description: str, refused: click.Option | None = None) -> None:
-        self.common = [database, _json_option(), *([refused] if refused else [])]
+        self.common = [database, _JSON, *([refused] if refused else [])]
         super().__init__(
             name="taskq",
             help=description,
-            params=[*self.common, _version_option()],
+            params=[*self.common, _VERSION],
             context_settings={"help_option_names": ["-h", "--help"]},
             synonyms=SYNONYMS,
         )
@@ -133,69 +173,29 @@ class Program(CommandGroup):
 
 def standalone() -> Program:
     """`taskq`, on the database of a DSN or of libpq's environment."""
-    database = _common_option(
+    database = click.Option(
         ["--dsn"],
-        _set_database,
+        callback=_set_database,
+        expose_value=False,
         metavar="DSN",
         allow_from_autoenv=False,
         help="The database, without a password. Else TASKQ_DSN, TASKQ_DSN_FILE, or libpq's PGHOST, PGSERVICE, ...",
     )
     description = "A durable work queue in PostgreSQL: look at it, act on it, keep its schema."
-    return Program(database, description, _common_option(["--conn-id"], _refuse_conn_id, hidden=True))
+    refused = click.Option(["--conn-id"], callback=_refuse_conn_id, expose_value=False, hidden=True)
+    return Program(database, description, refused)
 
 
 def airflow_program() -> Program:
     """`airflow taskq`, on an Airflow connection."""
-    database = _common_option(
-        ["--conn-id"], _set_database, metavar="ID", help="The Airflow connection, by default taskq_default."
+    database = click.Option(
+        ["--conn-id"],
+        callback=_set_database,
+        expose_value=False,
+        metavar="ID",
+        help="The Airflow connection, by default taskq_default.",
     )
     return Program(database, "The work queue behind an Airflow connection: look at it, act on it, keep its schema.")
-
-
-def _airflow_only(fact: str) -> str:
-    """The message about something that needs Airflow, with what to do."""
-    from airflow_provider_taskq.cli._distributions import CORE, FULL, without_airflow
-
-    needed = f" They need {FULL}, and this is {CORE}, which has no Airflow." if without_airflow() else ""
-    return f"{fact}{needed} Name the database of `taskq` by --dsn or TASKQ_DSN."
-
-
-def _common_option(names: list[str], callback: Callable[..., object], **settings: Any) -> click.Option:
-    """An option of the program and of each command; its callback stores the value in the session."""
-    return click.Option(names, callback=callback, expose_value=False, **settings)
-
-
-def _json_option() -> click.Option:
-    return _common_option(["--json"], _set_json, is_flag=True, help="Answer with one JSON document.")
-
-
-def _version_option() -> click.Option:
-    return _common_option(["--version"], _show_version, is_flag=True, is_eager=True, help="Print the version.")
-
-
-def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from airflow_provider_taskq.cli._distributions import mixed_installation
-
-        click.echo(f"taskq {__version__}")
-        if problem := mixed_installation():
-            click.echo(f"Warning: {problem}", err=True)
-        ctx.exit()
-
-
-def _set_database(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        ctx.ensure_object(Session).name = value
-
-
-def _refuse_conn_id(_: click.Context, __: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(_airflow_only("--conn-id is for the commands `airflow taskq ...`."))
-
-
-def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(Session).json = True
 
 
 _COMPLETIONS = {

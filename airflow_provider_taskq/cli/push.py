@@ -176,7 +176,7 @@ def offer(
 
 def _store_and_wake(session: Session, topic: str, store: Callable[[TaskQueue], Stored], dry_run: bool) -> Stored:
     """Stores tasks in one transaction, then wakes the workers; a dry run rolls back."""
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         stored = store(queue)
     if not dry_run:
         session.notify(topic)
@@ -184,7 +184,6 @@ def _store_and_wake(session: Session, topic: str, store: Callable[[TaskQueue], S
 
 
 def _given_tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dict[str, Any]) -> Iterable[NewTask]:
-    """The tasks of the arguments, or those of the file."""
     if file is not None:
         if identifiers or any(fields.values()):
             raise click.UsageError("--file names the tasks with all their fields: give no identifier or task option")
@@ -216,7 +215,7 @@ def _tasks_of_lines(lines: Iterable[str]) -> Iterator[NewTask]:
 @dry_run_option
 @click.pass_obj
 def drop(session: Session, /, topic: str, identifier: str, dry_run: bool) -> None:
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         dropped = queue.drop(topic, identifier)
         audited(queue).record("drop", topic, f"identifier {identifier}", int(dropped))
     verb = "Would drop" if dry_run else "Dropped"

@@ -177,22 +177,10 @@ def _bring_up_to_date(
         conn.rollback()
     steps = [step.name for step in migrations() if before is None or step.number > before]
     made = [*steps, "functions and views" if with_views else "functions, no views"] if changes else []
-    document = {
-        "from": before,
-        "to": after,
-        "steps": steps,
-        "functions": changes,
-        "views": with_views,
-        "dry_run": dry_run,
-    }
-    session.answer(document, _describe_install(made, dry_run=dry_run, new=before is None))
-
-
-def _describe_install(made: list[str], *, dry_run: bool, new: bool) -> str:
-    if not made:
-        return "The schema taskq is up to date."
-    done = ("Would create" if new else "Would upgrade") if dry_run else ("Created" if new else "Upgraded")
-    return f"{done} the schema taskq: {', '.join(made)}."
+    document = {"from": before, "to": after, "steps": steps, "functions": changes, "views": with_views}
+    verbs = ("Would create", "Would upgrade") if dry_run else ("Created", "Upgraded")
+    sentence = f"{verbs[before is not None]} the schema taskq: {', '.join(made)}."
+    session.answer({**document, "dry_run": dry_run}, sentence if changes else "The schema taskq is up to date.")
 
 
 def _mismatch(conn: psycopg.Connection[Any]) -> str | None:

@@ -73,7 +73,7 @@ def recent_counts(queue: TaskQueue, span: timedelta, topic: str | None = None) -
 @optional_topic_argument
 @click.pass_obj
 def stats(session: Session, topic: str | None) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         if topic is not None:
             queue.policy(topic)  # raises for an unknown topic, which would look empty
         counts = queue.count(topic)
@@ -123,7 +123,7 @@ def _state_cells(states: Mapping[State, Count], shown: set[State]) -> Iterator[s
 )
 @click.pass_obj
 def errors(session: Session, topic: str | None, size: int) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         now = queue.now()
         topics = [one.topic for one in summaries(queue)] if topic is None else [topic]
         groups = [(name, group) for name in topics for group in queue.error_groups(name, size, budget=ERRORS_BUDGET)]

@@ -1,6 +1,6 @@
 """taskq ls, show, why: tasks, one by one and in pages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,7 +23,7 @@ from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli._times import format_age, format_attempt_times, moment_at
 from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_defect
-from airflow_provider_taskq.queue.reports import STATUSES, Dependency, TaskFilter, TaskSummary, TaskTexts
+from airflow_provider_taskq.queue.reports import STATUSES, Dependency, TaskFilter, TaskSummary
 
 MAX_ERROR = 10_000  # characters, as many as the database stores
 MAX_TEXT = 2**31 - 1
@@ -90,7 +90,7 @@ def ls(
     oldest: bool,
 ) -> None:
     wanted = None if state is None else State[state]
-    with session.looking() as queue:
+    with session.read_only() as queue:
         now = queue.now()
         span = (moment_at(since, now), moment_at(until, now))
         given = TaskFilter(wanted, status, identifier, reference, *span, error, error_group)
@@ -101,7 +101,7 @@ def ls(
     stopped = following is not None and not is_full
     rest = [] if tasks else ["No task matches."]
     if following is not None:
-        reason = "Looked no further than" if stopped else "More tasks follow"
+        reason = "The search stopped at" if stopped else "More tasks follow"
         rest = [f"{reason} {following}: repeat with --after {following}."]
     document = {"tasks": [task_document(task) for task in tasks], "next": following, "stopped": stopped}
     rows = [task_row(task, now) for task in tasks]
@@ -120,13 +120,14 @@ _task_arguments = combine_options(
 @click.option("--payload", is_flag=True, help="Show payload and output, which may be private.")
 @click.pass_obj
 def show(session: Session, topic: str, named: str | None, identifier: str | None, payload: bool) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         now = queue.now()
         task = _find_task(queue, topic, named, identifier)
         reason = _reason(queue, task)
         timeline = queue.timeline(topic, task.sequence)
         depends_on = queue.dependencies(topic, task.sequence)
-        texts = queue.task_texts(topic, task.sequence, MAX_TEXT) if payload else None
+        found = queue.task_texts(topic, task.sequence, MAX_TEXT) if payload else None
+    texts = {} if found is None else {"payload": found.payload, "output": found.output}
     document = {
         "task": {**task_document(task), **_text_values(texts)},
         "why": reason,
@@ -136,12 +137,9 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
     session.answer(
         document,
         facts(_facts(task, reason, depends_on, now)),
-        *_sections(task, texts),
+        *(f"\n{name}\n{text.rstrip()}" for name, text in {"error": task.error, **texts}.items() if text),
         "",
-        table(
-            ["when", "what", "?times", "?#attempt", "~by", "~error"],
-            [_event_row(event, now) for event in timeline],
-        ),
+        table(["when", "what", "?times", "?#attempt", "~by", "~error"], [_event_row(event, now) for event in timeline]),
     )
 
 
@@ -149,7 +147,7 @@ def show(session: Session, topic: str, named: str | None, identifier: str | None
 @_task_arguments
 @click.pass_obj
 def why(session: Session, topic: str, named: str | None, identifier: str | None) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         task = _find_task(queue, topic, named, identifier)
         reason = _reason(queue, task)
     document = {"topic": topic, "sequence": task.sequence, "identifier": task.identifier, "state": task.state.name}
@@ -210,27 +208,17 @@ def _format_moment(moment: datetime, now: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({format_age(moment, now)})"
 
 
-def _sections(task: TaskSummary, texts: TaskTexts | None) -> Iterator[str]:
-    """Error, payload and output, each in full below its name."""
-    private = [] if texts is None else [("payload", texts.payload), ("output", texts.output)]
-    for name, text in [("error", task.error), *private]:
-        if text:
-            yield f"\n{name}\n{text.rstrip()}"
-
-
-def _text_values(texts: TaskTexts | None) -> dict[str, Any]:
-    if texts is None:
-        return {}
-    return {**_text_value("payload", texts.payload), **_text_value("output", texts.output)}
-
-
-def _text_value(name: str, text: str | None) -> dict[str, Any]:
-    """The JSON value by its name. If it is unreadable or outside the limits of a push: the reason and the text."""
-    value = None if text is None else decode_json(text)
-    reason = value.reason if isinstance(value, UnreadablePayload) else None
-    if text is not None and reason is None and (defect := json_defect(text)):
-        reason = f"unreadable JSON: it {defect}"
-    return {name: value} if reason is None else {name: None, f"{name}_unreadable": reason, f"{name}_text": text}
+def _text_values(texts: Mapping[str, str | None]) -> dict[str, Any]:
+    """JSON values by name. For a value that is unreadable or outside the limits of a push: the reason and the text."""
+    document: dict[str, Any] = {}
+    for name, text in texts.items():
+        value = None if text is None else decode_json(text)
+        reason = value.reason if isinstance(value, UnreadablePayload) else None
+        if text is not None and reason is None and (defect := json_defect(text)):
+            reason = f"unreadable JSON: it {defect}"
+        unreadable = {name: None, f"{name}_unreadable": reason, f"{name}_text": text}
+        document |= {name: value} if reason is None else unreadable
+    return document
 
 
 # After a lapsed lease, only the time that the task was held is known.

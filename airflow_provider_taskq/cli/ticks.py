@@ -33,7 +33,7 @@ def ticks(ctx: click.Context, topic: str | None) -> None:
     if ctx.invoked_subcommand is not None:
         return
     session = ctx.ensure_object(Session)
-    with session.looking() as queue:
+    with session.read_only() as queue:
         now = queue.now()
         topics = [one.topic for one in summaries(queue)] if topic is None else [topic]
         found = [(name, *queue.browse_ticks(name)) for name in topics]
@@ -83,7 +83,7 @@ def install(
     payload: Json,
     dry_run: bool,
 ) -> None:
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         moments, schedule_hash = moments_and_hash(
             every, daily, cron, zone, begin=queue.now(), ahead=ahead, payload=payload
         )
@@ -103,7 +103,7 @@ def install(
 @dry_run_option
 @click.pass_obj
 def uninstall(session: Session, topic: str, prefix: str, config_hash: str, dry_run: bool) -> None:
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         count = queue.uninstall_ticks(topic, prefix, config_hash)
         audited(queue).record("uninstall ticks", topic, f"{prefix}/{config_hash}", count)
     sentence = f"{'Would remove' if dry_run else 'Removed'} {plural(count, 'tick')} of {prefix}/{config_hash}."

@@ -130,7 +130,7 @@ def topics(ctx: click.Context, search: str | None) -> None:
     if ctx.invoked_subcommand is not None:
         return
     session = ctx.ensure_object(Session)
-    with session.looking() as queue:
+    with session.read_only() as queue:
         found = list(summaries(queue, search))
     empty = f"No topic contains {search!r}." if search else "There are no topics."
     shown = table(TOPIC_COLUMNS, summary_rows(found)) if found else empty
@@ -145,7 +145,7 @@ def topics(ctx: click.Context, search: str | None) -> None:
 @_policy_options
 @click.pass_obj
 def create(session: Session, /, topic: str, **given: Any) -> None:
-    with session.acting() as queue:
+    with session.transaction() as queue:
         new = queue.create_topic(topic, **_policy_changes(given))
         if new:
             audited(queue).record("create", topic, "the topic", 1)
@@ -162,7 +162,7 @@ def alter(session: Session, /, topic: str, dry_run: bool, **given: Any) -> None:
     changes = _policy_changes(given)
     if not changes:
         raise click.UsageError("give at least one option to change: --max-attempts, --base, ...")
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         queue.alter_topic(topic, **changes)
         policy = queue.policy(topic)
         audited(queue).record("alter", topic, ", ".join(changes), 1)
@@ -175,7 +175,7 @@ def alter(session: Session, /, topic: str, dry_run: bool, **given: Any) -> None:
 @topic_argument
 @click.pass_obj
 def show(session: Session, topic: str) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         policy = queue.policy(topic)
         summary = queue.browse_topic(topic, COUNT_CAP)
         status = queue.topic_status(topic)
@@ -198,15 +198,15 @@ def show(session: Session, topic: str) -> None:
 @yes_option
 @click.pass_obj
 def drop(session: Session, topic: str, dry_run: bool, yes: bool) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         count = queue.count_tasks(topic)
     what = f"topic {topic} with {plural(count, 'task')}"
     if not dry_run:
         ask(f"This removes {what} for good.", yes=yes)
-        with session.alone() as queue:  # in autocommit a topic with tables of its own goes at once
+        with session.autocommit() as queue:  # in autocommit a topic with tables of its own goes at once
             if not queue.drop_topic(topic):
                 raise UnknownTopic(f"topic {topic!r} does not exist any more")
-        with session.acting() as queue:
+        with session.transaction() as queue:
             audited(queue).record("drop", topic, "the topic with its tasks", count)
     sentence = f"{'Would remove' if dry_run else 'Removed'} {what}."
     session.answer({"topic": topic, "dropped": not dry_run, "tasks": count, "dry_run": dry_run}, sentence)
@@ -223,7 +223,8 @@ def partition() -> None:
 
 
 @partition.command(
-    help="Move TOPIC to tables of its own. The topic is paused during the move. Finishes an interrupted move.",
+    help="Move TOPIC to tables of its own. The topic is paused during the move. Repeat the command to finish an "
+    "interrupted move."
 )
 @topic_argument
 @_patience_option
@@ -233,14 +234,15 @@ def own(session: Session, topic: str, patience: timedelta, dry_run: bool) -> Non
     if dry_run:
         _preview_move(session, topic, "its own tables")
         return
-    with session.alone() as queue:
+    with session.autocommit() as queue:
         moved = queue.own_partition(topic, patience)
     sentence = f"Topic {topic} has its own tables{' now' if moved else ' already'}."
     _answer_move(session, topic, "own", moved, sentence)
 
 
 @partition.command(
-    help="Move TOPIC back to the shared tables. All topics wait during the move. Undoes an interrupted move.",
+    help="Move TOPIC back to the shared tables. All topics wait during the move. The command also undoes an "
+    "interrupted move."
 )
 @topic_argument
 @click.option("--most", type=click.IntRange(min=0), default=1000, help="Refuse a topic with more tasks than this.")
@@ -251,7 +253,7 @@ def shared(session: Session, topic: str, most: int, patience: timedelta, dry_run
     if dry_run:
         _preview_move(session, topic, "the shared tables")
         return
-    with session.alone() as queue:
+    with session.autocommit() as queue:
         moved = queue.shared_partition(topic, most, patience)
     sentence = f"Topic {topic} is in the shared tables{' again' if moved else ' already'}."
     _answer_move(session, topic, "shared", moved, sentence)
@@ -265,14 +267,14 @@ def clean(session: Session, patience: timedelta, dry_run: bool) -> None:
     if dry_run:
         session.answer({"cleaned": None, "dry_run": True}, "Would drop the empty tables of dropped topics.")
         return
-    with session.alone() as queue:
+    with session.autocommit() as queue:
         count = queue.drop_vacant_partitions(patience)
     sentence = f"Dropped the empty tables of {plural(count, 'dropped topic')}."
     session.answer({"cleaned": count, "dry_run": False}, sentence)
 
 
 def _preview_move(session: Session, topic: str, target: str) -> None:
-    with session.looking() as queue:
+    with session.read_only() as queue:
         queue.policy(topic)  # raises for an unknown topic
         count = queue.count_tasks(topic)
     sentence = f"Would move topic {topic} with {plural(count, 'task')} to {target}."
@@ -281,7 +283,7 @@ def _preview_move(session: Session, topic: str, target: str) -> None:
 
 def _answer_move(session: Session, topic: str, target: str, moved: bool, sentence: str) -> None:
     if moved:
-        with session.acting() as queue:
+        with session.transaction() as queue:
             audited(queue).record("partition", topic, f"to {target} tables", queue.count_tasks(topic))
     session.answer({"topic": topic, "moved": moved, "dry_run": False}, sentence)
 
@@ -307,7 +309,7 @@ def resume(session: Session, topics: tuple[str, ...], dry_run: bool) -> None:
 
 def _set_paused(session: Session, topics: tuple[str, ...], *, paused: bool, dry_run: bool) -> None:
     """Pauses or resumes all topics, or none."""
-    with session.acting(dry_run=dry_run) as queue:
+    with session.transaction(dry_run=dry_run) as queue:
         change = audited(queue).pause if paused else audited(queue).resume
         changed = {topic: change(topic) for topic in topics}
     if not paused and not dry_run:

@@ -109,7 +109,7 @@ def _snapshots(session: Session, search: str | None) -> Iterator[TopicsSnapshot 
 
 def _snapshots_of_connection(session: Session, search: str | None) -> Iterator[TopicsSnapshot | Failure]:
     """Snapshots until the connection is lost. No transaction stays open in between: it would hold back vacuum."""
-    with session.alone(read_only=True) as queue:
+    with session.autocommit(read_only=True) as queue:
         while True:
             try:
                 snapshot = _snapshot(queue, search)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import ValidationError
 
 from airflow_provider_taskq.plugins import serializers
@@ -25,7 +25,7 @@ from airflow_provider_taskq.plugins.schemas import (
     describe_validation_error,
 )
 from airflow_provider_taskq.plugins.serializers import Document
-from airflow_provider_taskq.plugins.session import ACTION_SECONDS, ApiError, acting
+from airflow_provider_taskq.plugins.session import ACTION_SECONDS, transaction
 from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, selection
 from airflow_provider_taskq.queue.reports import TaskFilter
 from airflow_provider_taskq.queue.selection import MAX_TASKS, WAKING_ACTIONS, Action, AuditedQueue, Selection
@@ -48,12 +48,12 @@ async def _request_text(
     user: Actor,  # noqa: ARG001
     origin: Annotated[None, Depends(same_origin)],  # noqa: ARG001
 ) -> bytes:
-    """The body. The dependencies check the user and the origin before it is read; FastAPI would read it first."""
+    """The body. FastAPI would read it first; this function reads it after the checks of the user and the origin."""
     text = b""
     async for part in request.stream():
         text += part
         if len(text) > MAX_REQUEST_BYTES:
-            raise ApiError(400, "The request is too large.")
+            raise HTTPException(400, f"The request is larger than {MAX_REQUEST_BYTES:,} bytes.")
     return text
 
 
@@ -64,14 +64,14 @@ def _parse(kind: type[Given], text: bytes) -> Given:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise ApiError(400, describe_validation_error(error)) from None
+        raise HTTPException(400, describe_validation_error(error)) from None
 
 
 @router.post("/{conn_id}/actions")
 def act(conn_id: str, text: RequestText, user: Actor) -> Document:
     """Previews an action, or performs it if the request confirms it."""
     request = _parse(ActionRequest, text)
-    with acting(conn_id, user.get_name()) as queue:
+    with transaction(conn_id, user.get_name()) as queue:
         result = ACTIONS[request.action](queue, request)
         stamp = {"action": request.action, **serializers.stamp(queue)}
         if not request.confirm:
@@ -81,7 +81,7 @@ def act(conn_id: str, text: RequestText, user: Actor) -> Document:
         _check_expected(result.count, request.expected)
     if request.topic is not None and request.action in WAKING_ACTIONS and result.count:
         # After the commit, so that the workers see the change. The action has succeeded also if this fails.
-        with suppress(ApiError), acting(conn_id, user.get_name()) as queue:
+        with suppress(HTTPException), transaction(conn_id, user.get_name()) as queue:
             queue.notify(request.topic)
     return {**stamp, "done": result.count, "more": result.more, "sentence": f"{result.sentence}: done."}
 
@@ -89,17 +89,17 @@ def act(conn_id: str, text: RequestText, user: Actor) -> Document:
 def _check_expected(count: int, expected: int | None) -> None:
     """Refuses to change more tasks than the preview showed."""
     if expected is not None and count > expected:
-        raise ApiError(409, f"{count} tasks match now, but the preview showed {expected}: look again.")
+        raise HTTPException(409, f"{count} tasks match now, but the preview showed {expected}: preview again.")
 
 
 @router.post("/{conn_id}/reveal")
 def reveal(conn_id: str, text: RequestText, user: Actor) -> Document:
     """The payload and the output of a task; writes an audit line."""
     request = _parse(RevealRequest, text)
-    with acting(conn_id, user.get_name()) as queue:
+    with transaction(conn_id, user.get_name()) as queue:
         texts = queue.task_texts(request.topic, request.sequence, MAX_TEXT_BYTES)
         if texts is None:
-            raise ApiError(404, f"Topic {request.topic} has no task {request.sequence}. It may have been purged.")
+            raise HTTPException(404, f"Topic {request.topic} has no task {request.sequence}. It may have been purged.")
         queue.record_action("reveal", request.topic, f"sequence {request.sequence}", 1)
         return {
             "payload": _cut(texts.payload),
@@ -135,12 +135,12 @@ def _options(kind: type[Given], request: ActionRequest) -> Given:
     try:
         return kind.model_validate(request.options)
     except ValidationError as error:
-        raise ApiError(400, describe_validation_error(error, f"Option of {request.action}: ")) from None
+        raise HTTPException(400, describe_validation_error(error, f"Option of {request.action}: ")) from None
 
 
 def _topic(request: ActionRequest) -> str:
     if not request.topic:
-        raise ApiError(400, f"The action {request.action} needs a topic.")
+        raise HTTPException(400, f"The action {request.action} needs a topic.")
     return request.topic
 
 
@@ -190,17 +190,17 @@ def _select(queue: TaskQueue, request: ActionRequest, action: Action) -> Selecti
     """The tasks that the request names or that its filter finds now."""
     topic = _topic(request)
     if (request.sequences is None) == (request.filter is None):
-        raise ApiError(400, "Name the tasks either by their sequences or by a filter.")
+        raise HTTPException(400, "Name the tasks either by their sequences or by a filter.")
     if request.filter is None:
         return selection.select_sequences(topic, request.sequences or ())
     if request.confirm and request.expected is None:
-        raise ApiError(400, "Say in `expected` how many tasks the preview showed.")
+        raise HTTPException(400, "Set `expected` to the number of tasks that the preview showed.")
     given = request.filter.for_queue()
     states = _filtered_states(given, action)
     try:
         chosen = selection.select_filter(queue, topic, given, states, timeout=timedelta(seconds=ACTION_SECONDS))
     except TimeoutError:
-        raise ApiError(
+        raise HTTPException(
             503, "The filter takes too long to find its tasks: narrow it by state, since or until."
         ) from None
     if request.confirm:
@@ -209,14 +209,13 @@ def _select(queue: TaskQueue, request: ActionRequest, action: Action) -> Selecti
 
 
 def _filtered_states(given: TaskFilter, action: Action) -> Sequence[State]:
-    """The states in which the filter looks for tasks."""
     state = given.state
     if state is None and given.status is not None:
         state = STATE_OF_STATUS.get(given.status, State.READY)
     if state is not None:
         if state not in action.states:
             allowed = ", ".join(each.name for each in action.states)
-            raise ApiError(400, f"The action {action.name} applies to tasks in {allowed}, not in {state.name}.")
+            raise HTTPException(400, f"The action {action.name} applies to tasks in {allowed}, not in {state.name}.")
         return [state]
     if action.name == "purge":
         return selection.PURGED_BY_DEFAULT
@@ -224,16 +223,16 @@ def _filtered_states(given: TaskFilter, action: Action) -> Sequence[State]:
         return selection.WAITING
     if given.error is not None or given.error_group is not None:
         return TROUBLED
-    raise ApiError(400, f"The action {action.name} on all tasks that match needs a filter with a state.")
+    raise HTTPException(400, f"The action {action.name} on all tasks that match needs a filter with a state.")
 
 
 def _release(queue: TaskQueue, request: ActionRequest) -> PageResult:
     name = _options(ReleaseOptions, request).owner
     owner = queue.owner(name)
     if owner is None:
-        raise ApiError(409, f"{name} has no lease. It ended, or the name was never registered.")
+        raise HTTPException(409, f"{name} has no lease. It ended, or the name was never registered.")
     if request.confirm and request.token not in (None, owner.fence):
-        raise ApiError(409, f"{name} has registered again since the preview: look again.")
+        raise HTTPException(409, f"{name} has registered again since the preview: preview again.")
     count = AuditedQueue(queue).release(owner)
     sentence = f"End the lease of {name} and hand out its {_count_tasks(count)} to other owners"
     return PageResult(count, sentence, token=owner.fence)

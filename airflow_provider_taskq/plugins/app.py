@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_provider_taskq.plugins import actions, task_instances, views
 from airflow_provider_taskq.plugins.auth import viewer
-from airflow_provider_taskq.plugins.session import ApiError
 
 # An answer is data, a script, a style or an image, and never a page of its own.
 _CONTENT_POLICY = (
@@ -66,25 +65,19 @@ def make_app() -> FastAPI:
     app.include_router(task_instances.router)
     app.include_router(actions.router)
     # A user without the right to view gets 403 for any other path, not 404.
-    app.add_api_route("/{path:path}", _nothing, methods=METHODS, dependencies=[Depends(viewer)])
-    app.add_exception_handler(ApiError, _api_error)
+    app.add_api_route("/{path:path}", _unknown_path, methods=METHODS, dependencies=[Depends(viewer)])
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ValidationError, _invalid)
     return app
 
 
-def _nothing(path: str) -> None:
+def _unknown_path(path: str) -> None:
     raise HTTPException(404, f"The path /{path} does not exist.")
 
 
 def _error(status: int, message: str, headers: Any = None) -> JSONResponse:
     return JSONResponse({"error": message}, status, headers)
-
-
-def _api_error(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001  Starlette's signature
-    assert isinstance(error, ApiError)  # noqa: S101  for the type checker
-    return _error(error.status, error.message)
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001  Starlette's signature

@@ -46,15 +46,12 @@ ConnId = Annotated[str, Depends(listed)]
 
 def may_act(user: BaseUser, conn_id: str) -> bool:
     """Whether a user may edit a connection, and so act on its queue and see its payloads."""
-    team = {"team_name": _team_of(conn_id)} if conf.getboolean("core", "multi_team", fallback=False) else {}
-    details = ConnectionDetails(conn_id=conn_id, **team)
+    details = ConnectionDetails(conn_id=conn_id)
+    if conf.getboolean("core", "multi_team", fallback=False):
+        from airflow.models import Connection
+
+        details.team_name = Connection.get_team_name(conn_id)  # noqa: AIR311  the SDK's own has no teams
     return bool(get_auth_manager().is_authorized_connection(method="PUT", details=details, user=user))
-
-
-def _team_of(conn_id: str) -> str | None:
-    from airflow.models import Connection
-
-    return Connection.get_team_name(conn_id)  # noqa: AIR311  the SDK's own has no teams
 
 
 def actor(user: Viewer, conn_id: ConnId) -> BaseUser:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from fastapi import HTTPException, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from airflow_provider_taskq.plugins.session import ApiError
 from airflow_provider_taskq.queue import NewTask, State
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.queue.reports import TaskFilter
@@ -172,24 +171,24 @@ def _parse_payload(text: str | None) -> Any:
         return json.loads(text, parse_float=_exact_float)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise ApiError(400, f"The payload is not JSON: {error.msg} ({place}).") from None
+        raise HTTPException(400, f"The payload is not JSON: {error.msg} ({place}).") from None
     except RecursionError:
-        raise ApiError(400, "The payload is nested deeper than 100 levels.") from None
+        raise HTTPException(400, "The payload is nested deeper than 100 levels.") from None
     except ValueError:  # an integer of more digits than Python converts
-        raise ApiError(400, _OUT_OF_RANGE) from None
+        raise HTTPException(400, _OUT_OF_RANGE) from None
 
 
 def _exact_float(text: str) -> float:
     """The number as typed. A number that would be rounded is an error."""
     value = float(text)
     if math.isinf(value):
-        raise ApiError(400, _OUT_OF_RANGE)
+        raise HTTPException(400, _OUT_OF_RANGE)
     try:
         exact = Decimal(repr(value)) == Decimal(text)
     except ArithmeticError:  # the exponent is too large even for Decimal
         exact = False
     if not exact:
-        raise ApiError(400, "The payload has a number that would be rounded: write it as a text.")
+        raise HTTPException(400, "The payload has a number that would be rounded: write it as a text.")
     return value
 
 

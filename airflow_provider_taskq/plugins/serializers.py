@@ -62,13 +62,12 @@ def row(found: Any) -> Document:
 
 def topic(summary: TopicSummary, cap: int) -> Document:
     """A topic with its counts."""
-    names = ("ready", "scheduled", "retrying", "blocked", "paused_tasks", "failed", "suspended", "expired")
-    counts = {name: count(getattr(summary, name), cap) for name in names}
+    counts: Document = {name: count(getattr(summary, name), cap) for name in COUNTS}
     return {
         "topic": summary.topic,
         "paused": summary.paused,
         **counts,
-        "running": {"count": summary.running, "capped": summary.running_capped},
+        "running": {"count": summary.running, "capped": summary.running_capped},  # has a cap of its own
         "consumers": summary.consumers,
         "oldest_seconds": summary.oldest_seconds,
         "last_end_seconds": summary.last_end_seconds,
@@ -141,12 +140,7 @@ def use(each: TopicUse) -> Document:
     """A task of a DAG, or a DAG's schedule, that uses a topic."""
     dag = f"dags/{quote(each.dag_id, safe='')}"
     task = None if each.task_id is None else f"{dag}/tasks/{quote(each.task_id, safe='')}"
-    return {
-        "dag_id": each.dag_id,
-        "task_id": each.task_id,
-        "role": each.role,
-        "links": {"dag": dag, "task": task},
-    }
+    return {"dag_id": each.dag_id, "task_id": each.task_id, "role": each.role, "links": {"dag": dag, "task": task}}
 
 
 def links(name: str | None) -> Mapping[str, str] | None:

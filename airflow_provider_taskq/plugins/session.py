@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 from airflow.providers.common.compat.sdk import AirflowException, AirflowNotFoundException
+from fastapi import HTTPException
 
 from airflow_provider_taskq.hooks.taskq import TaskQConnectionError, TaskQHook
 from airflow_provider_taskq.queue import (
@@ -36,15 +37,6 @@ _STATUS: dict[type[TaskQueueError], int] = {
 }
 
 
-class ApiError(Exception):
-    """An error that the API answers with a status and a message."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-
-
 # A connection to a server that has vanished ends within seconds, and another request can use its place.
 _KEEPALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
@@ -59,7 +51,7 @@ class _PageHook(TaskQHook):
 
 
 @contextmanager
-def looking(conn_id: str) -> Iterator[TaskQueue]:
+def read_only(conn_id: str) -> Iterator[TaskQueue]:
     """A queue in a read-only transaction with a statement timeout of VIEW_SECONDS."""
     with _connected(conn_id) as connection:
         connection.read_only = True
@@ -69,7 +61,7 @@ def looking(conn_id: str) -> Iterator[TaskQueue]:
 
 
 @contextmanager
-def acting(conn_id: str, user: str) -> Iterator[TaskQueue]:
+def transaction(conn_id: str, user: str) -> Iterator[TaskQueue]:
     """A queue in a transaction under the user's name, committed at the end."""
     with _connected(conn_id) as connection:
         _limit(connection, ACTION_SECONDS)
@@ -85,9 +77,9 @@ def _limit(connection: psycopg.Connection[Any], seconds: float) -> None:
 
 @contextmanager
 def _connected(conn_id: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection that is closed at the end; its errors become an ApiError."""
+    """A connection that is closed at the end; its errors become an HTTPException with a message for the user."""
     if not _free.acquire(timeout=CONNECT_SECONDS):
-        raise ApiError(503, "The page has too many requests at once; try again.")
+        raise HTTPException(503, "The page has too many requests at once; try again.")
     try:
         with _translated_errors(conn_id):
             connection = _PageHook(taskq_conn_id=conn_id).get_conn()
@@ -106,26 +98,28 @@ def _translated_errors(conn_id: str) -> Iterator[None]:
     """Translates errors to messages without parts of the DSN: host and user appear in the server's log only."""
     try:
         yield
-    except ApiError:
+    except HTTPException:
         raise
     except TaskQueueError as error:
         status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 409)
-        raise ApiError(status, str(error)) from None
+        raise HTTPException(status, str(error)) from None
     except AirflowNotFoundException:
-        raise ApiError(503, f"[taskq] conn_ids lists {conn_id}, but Airflow has no such connection.") from None
+        raise HTTPException(503, f"[taskq] conn_ids lists {conn_id}, but Airflow has no such connection.") from None
     except TaskQConnectionError as error:
         _log.warning("TaskQ page: no connection: conn_id=%s error=%s", conn_id, error)
-        raise ApiError(
+        raise HTTPException(
             503, f"The page cannot connect to the database of {conn_id}; the log of the API server has the reason."
         ) from None
     except psycopg.errors.QueryCanceled:
-        raise ApiError(503, "The query took too long and was canceled; narrow the filter, or try again.") from None
+        raise HTTPException(503, "The query took too long and was canceled; narrow the filter, or try again.") from None
     except psycopg.errors.InsufficientPrivilege:
-        raise ApiError(503, f"The database role of {conn_id} lacks the right; see taskq.grant_access.") from None
+        raise HTTPException(
+            503, f"The database role of {conn_id} lacks a right that taskq.grant_access grants."
+        ) from None
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
-        raise ApiError(409, "Another session changed the same tasks at the same time; try again.") from None
+        raise HTTPException(409, "Another session changed the same tasks at the same time; try again.") from None
     except (psycopg.Error, AirflowException) as error:
         _log.warning("TaskQ page: request failed: conn_id=%s error=%s", conn_id, type(error).__name__, exc_info=True)
-        raise ApiError(
+        raise HTTPException(
             503, f"The database of {conn_id} answered with an error; the log of the API server has the details."
         ) from None

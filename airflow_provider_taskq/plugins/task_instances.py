@@ -12,7 +12,7 @@ from airflow_provider_taskq.plugins import serializers
 from airflow_provider_taskq.plugins.auth import ConnId, viewer
 from airflow_provider_taskq.plugins.schemas import Name, Place, StateName, Text, require_zone
 from airflow_provider_taskq.plugins.serializers import Document
-from airflow_provider_taskq.plugins.session import looking
+from airflow_provider_taskq.plugins.session import read_only
 from airflow_provider_taskq.queue import Condition, State, TaskQueue
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.queue.topic_status import describe_group_wait, describe_ready_wait, describe_state_wait
@@ -75,7 +75,7 @@ def instance(
     """
     owner = claimed_as or str(named)
     names = (identifier or [])[:MAX_IDENTIFIERS]
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         shown: Document = {"pushed": [], "waits_for": [], "topic": None, "waits": None, "claim": None}
         counts = queue.browse_topic(topic, COUNT_CAP) if topic else None
         if topic and counts:
@@ -138,12 +138,12 @@ def _claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: dateti
     if rest > 0:
         parts.append(f"{rest:,} given back to the topic, to be tried again, or removed")
     elif rest < 0:
-        parts.append("some by a later claim of that name")
+        parts.append("with tasks of a later claim of the same owner")
     tasks = queue.browse_tasks(topic, [sequence for sequence, _ in found[:MAX_CLAIMED_TASKS]])
     return {
         "owner": owner,
         "claimed": claimed,
         "states": [{"state": state.name, "count": counts[state]} for state in ordered],
-        "sentence": f"Claimed {claimed:,}: {', '.join(parts) or 'their states are unknown by now'}.",
+        "sentence": f"Claimed {claimed:,}: {', '.join(parts) or 'their states are not known'}.",
         "tasks": [serializers.task(line) for line in tasks],
     }

@@ -11,7 +11,7 @@ from airflow_provider_taskq.plugins.auth import ConnId, Viewer, listed_conn_ids,
 from airflow_provider_taskq.plugins.dags import uses_of
 from airflow_provider_taskq.plugins.schemas import Filter, Name, Place, Size, StateName, Text
 from airflow_provider_taskq.plugins.serializers import Document, SortKey, topic_list
-from airflow_provider_taskq.plugins.session import looking
+from airflow_provider_taskq.plugins.session import read_only
 from airflow_provider_taskq.queue import Throughput
 
 BARS, MINUTES, HOURS = (timedelta(minutes=3), 20), (timedelta(minutes=1), 60), (timedelta(hours=1), 24)
@@ -41,7 +41,7 @@ def topics(
     size: Size = 25,
 ) -> Document:
     """Sorted topics with capped counts. Reads the first 1,000 names that match."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         found = queue.browse_topics(search or None, size=MAX_TOPICS + 1, cap=CAP)
         shown = topic_list(
             found[:MAX_TOPICS], sort=sort, descending=order == "desc", trouble=trouble, offset=after, size=size, cap=CAP
@@ -52,7 +52,7 @@ def topics(
 @router.get("/{conn_id}/throughput")
 def throughput(conn_id: ConnId, topic: Annotated[list[str], Query(max_length=200)]) -> Document:
     """The tasks of these topics that ended in the last hour, for the charts in the list of topics."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         ended = queue.throughput(*BARS)
         wanted = {each.topic for each in ended}.intersection(topic)
         bars = {
@@ -64,7 +64,7 @@ def throughput(conn_id: ConnId, topic: Annotated[list[str], Query(max_length=200
 @router.get("/{conn_id}/topic")
 def one_topic(conn_id: ConnId, topic: Name) -> Document:
     """A topic with its policy, its charts and its owners."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         summary = queue.browse_topic(topic, TOPIC_CAP)
         if summary is None:
             raise HTTPException(404, f"Topic {topic} does not exist.")
@@ -116,23 +116,25 @@ def tasks(
     if after is not None and before is not None:
         raise HTTPException(400, "Give either after or before, not both.")
     newest, back = order == "newest", before is not None
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         found = queue.find_tasks(
             topic, given.for_queue(), after=before if back else after, newest=newest != back, size=size + 1
         )
         shown = found.sequences[:size]
         beyond = shown[-1] if len(found.sequences) > size else found.looked_to
         lines = queue.browse_tasks(topic, shown[::-1] if back else shown)
-        ways = _ways([line.sequence for line in lines], after, before, newest, beyond)
+        places = _page_places([line.sequence for line in lines], after, before, newest, beyond)
         return {
             "tasks": [serializers.task(line) for line in lines],
-            **ways,
+            **places,
             "looked_to": found.looked_to,
             **serializers.stamp(queue),
         }
 
 
-def _ways(shown: Sequence[int], after: int | None, before: int | None, newest: bool, beyond: int | None) -> Document:
+def _page_places(
+    shown: Sequence[int], after: int | None, before: int | None, newest: bool, beyond: int | None
+) -> Document:
     """The places of the previous and the next page. An empty page leads back to the page that it came from."""
     step = 1 if newest else -1
     if before is not None:
@@ -144,7 +146,7 @@ def _ways(shown: Sequence[int], after: int | None, before: int | None, newest: b
 @router.get("/{conn_id}/search")
 def search(conn_id: ConnId, text: Name, size: Size = 50) -> Document:
     """The newest tasks of all topics whose sequence, identifier or reference equals a text."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         found = queue.search_tasks(text.strip(), size + 1)
         return {
             "tasks": [serializers.task(line) for line in found[:size]],
@@ -156,7 +158,7 @@ def search(conn_id: ConnId, text: Name, size: Size = 50) -> Document:
 @router.get("/{conn_id}/task")
 def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, le=2**63 - 1)]) -> Document:
     """A task with why it is not running, its timeline, and what it depends on."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         lines = queue.browse_tasks(topic, [sequence], error_length=10_000)
         if not lines:
             raise HTTPException(404, f"Topic {topic} has no task {sequence}. It may have been purged.")
@@ -174,7 +176,7 @@ def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, 
 @router.get("/{conn_id}/owners")
 def owners(conn_id: ConnId, search: Text = None, after: Place = None, size: Size = 50) -> Document:
     """Owners with a lease, the newest registration first."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         found, looked_to = queue.browse_owners(search or None, after=after, size=size + 1)
         following = found[size - 1].fence if len(found) > size else looked_to
         return {
@@ -187,7 +189,7 @@ def owners(conn_id: ConnId, search: Text = None, after: Place = None, size: Size
 @router.get("/{conn_id}/owner")
 def one_owner(conn_id: ConnId, owner: Name, after: Place = None, size: Size = 50) -> Document:
     """An owner and the tasks that it holds."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         line = queue.browse_owner(owner)
         held = queue.browse_held(owner, after, size + 1)
         following = held[size - 1].sequence if len(held) > size else None
@@ -201,7 +203,7 @@ def one_owner(conn_id: ConnId, owner: Name, after: Place = None, size: Size = 50
 @router.get("/{conn_id}/locks")
 def locks(conn_id: ConnId, after: Text = None, size: Size = 100) -> Document:
     """Locks by name."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         found = queue.browse_locks(after, size + 1)
         following = found[size - 1].name if len(found) > size else None
         return {
@@ -214,7 +216,7 @@ def locks(conn_id: ConnId, after: Text = None, size: Size = 100) -> Document:
 @router.get("/{conn_id}/consumer_groups")
 def consumer_groups(conn_id: ConnId) -> Document:
     """The progress of consumer groups, and the open transactions that hold back the logs."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         found = queue.browse_groups(100, CAP)
         names = list(dict.fromkeys(each.topic for each in found))
         shown = [
@@ -237,7 +239,7 @@ def consumer_groups(conn_id: ConnId) -> Document:
 @router.get("/{conn_id}/ticks")
 def ticks(conn_id: ConnId, topic: Text = None) -> Document:
     """Waiting ticks by topic, prefix and hash: of one topic in full, or the first of each topic."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         names = [topic] if topic else queue.topics()
         shown, capped = [], len(names) > TICK_TOPICS
         for name in names[:TICK_TOPICS]:
@@ -250,7 +252,7 @@ def ticks(conn_id: ConnId, topic: Text = None) -> Document:
 @router.get("/{conn_id}/health")
 def health(conn_id: ConnId) -> Document:
     """Health findings, the worst first."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         found = [{**serializers.row(each), "severity": each.severity.name.lower()} for each in queue.health()]
         return {"findings": found, **serializers.stamp(queue)}
 
@@ -258,7 +260,7 @@ def health(conn_id: ConnId) -> Document:
 @router.get("/{conn_id}/errors")
 def errors(conn_id: ConnId, topic: Name, size: Size = 20) -> Document:
     """The failures of a topic, grouped by error, the largest group first."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         return {
             "errors": [serializers.row(each) for each in queue.error_groups(topic, size)],
             **serializers.stamp(queue),
@@ -268,7 +270,7 @@ def errors(conn_id: ConnId, topic: Name, size: Size = 20) -> Document:
 @router.get("/{conn_id}/audit")
 def audit(conn_id: ConnId, topic: Text = None, after: Place = None, size: Size = 50) -> Document:
     """The audit log, the newest line first."""
-    with looking(conn_id) as queue:
+    with read_only(conn_id) as queue:
         found = queue.audit_trail(topic or None, after=after, size=size + 1)
         lines = []
         for each in found[:size]:

@@ -1,61 +1,19 @@
-"""Health of a queue: old errors, stuck owners, failed partitions, and a signal for errors that last."""
+"""Health of a program: old errors, lapsed leases, partitions that an error ended; a signal for lasting errors."""
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 
-from airflow_provider_taskq.queue import PartitionState, StuckOwner, TaskQueue, TopicErrors
+from airflow_provider_taskq.queue import HealthFinding, Severity, TopicErrors
 from airflow_provider_taskq.worker.connection import Connect, connection_factory
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
-log = logging.getLogger(__name__)
-
 ERROR_AGE = timedelta(minutes=15)
 GRACE = timedelta(minutes=10)
-
-
-@dataclass(frozen=True, slots=True)
-class HealthReport:
-    """The findings of one check: errors by topic, stuck owners, failed partitions, and a sentence for each problem."""
-
-    errors: list[TopicErrors]
-    stuck: list[StuckOwner]
-    partitions: list[PartitionState]
-    wrong: list[str]
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether the check found nothing wrong."""
-        return not self.wrong
-
-
-def check_health(
-    queue: TaskQueue, error_age: timedelta = ERROR_AGE, patience: timedelta = timedelta(0)
-) -> HealthReport:
-    """Checks the tasks, owners and consumers of a queue.
-
-    :param error_age: reports tasks with an error that were pushed at least this long ago.
-    :param patience: reports owners that hold tasks under a lease that lapsed longer ago than this.
-    """
-    errors, stuck = queue.topic_errors(), queue.stuck_owners(patience)
-    failed = [state for state in queue.partition_states() if state.failed is not None]
-    wrong = [
-        f"topic {each.topic}: sequence {each.sequence} failed, and was pushed {_whole(each.age)} ago"
-        for each in errors
-        if each.age >= error_age
-    ]
-    wrong += [
-        f"owner {each.name} holds {each.held} tasks, its lease lapsed {_whole(each.lapsed)} ago" for each in stuck
-    ]
-    wrong += [f"group {each.group}, topic {each.topic}: an error ended partition {each.partition}" for each in failed]
-    return HealthReport(errors, stuck, failed, wrong)
-
-
-def _whole(age: timedelta) -> timedelta:
-    return age - timedelta(microseconds=age.microseconds)
+# A restart of the program can help against these findings of `queue.health()`. The others concern the server or a
+# backlog.
+SUBJECTS = ("lapsed leases", "ended partitions")
 
 
 class HealthSignal:
@@ -98,12 +56,15 @@ class HealthSignal:
 
 
 class HealthMonitor(PeriodicService):
-    """Checks periodically, keeps the last report, and passes the number of errors to a signal if there is one.
+    """Checks the queue periodically, and passes the number of errors to a signal if there is one.
+
+    `findings` has the problems of the last check: old errors, and what `queue.health()` reports about lapsed leases
+    and partitions that an error has ended.
 
     :param dsn: see `Worker`.
     :param every: time between two checks.
-    :param error_age: see `check_health`.
-    :param patience: see `check_health`.
+    :param error_age: reports tasks with an error that were pushed at least this long ago.
+    :param patience: reports owners that hold tasks under a lease that lapsed longer ago than this.
     :param grace: time after its creation in which `is_healthy` is True: the program may repair the queue.
     """
 
@@ -117,28 +78,43 @@ class HealthMonitor(PeriodicService):
         patience: timedelta = timedelta(0),
         grace: timedelta = GRACE,
     ) -> None:
-        self.report: HealthReport | None = None
+        self.findings: list[HealthFinding] | None = None
         self._signal = signal
         self._every = every.total_seconds()
-        self._bounds = (error_age, patience)
+        self._error_age = error_age
+        self._patience = patience
         self._grace = grace.total_seconds()
         self._started_at = time.monotonic()
         super().__init__("health", connection_factory(dsn), self._every)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the last check found nothing wrong. Also True before the first check and within `grace`."""
-        young = time.monotonic() - self._started_at < self._grace
-        return young or self.report is None or self.report.is_healthy
+        """Whether the last check found no problem. Also True before the first check and within `grace`."""
+        return time.monotonic() - self._started_at < self._grace or not self.findings
 
-    def check(self) -> HealthReport:
-        """Checks now, and returns the report."""
+    def check(self) -> list[HealthFinding]:
+        """Checks now; returns the problems."""
         with self._queue_for_once() as queue:
-            self.report = check_health(queue, *self._bounds)
+            errors, findings = queue.topic_errors(), queue.health(self._patience)
+        problems = [each for each in findings if each.subject in SUBJECTS and each.severity >= Severity.WARNING]
+        self.findings = [_old_error(each) for each in errors if each.age >= self._error_age] + problems
         if self._signal is not None:
-            self._signal.observe(sum(each.failed + each.retrying for each in self.report.errors))
-        return self.report
+            self._signal.observe(sum(each.failed + each.retrying for each in errors))
+        return self.findings
 
     def _run_once(self) -> float:
         self.check()
         return self._every
+
+
+def _old_error(oldest: TopicErrors) -> HealthFinding:
+    age = oldest.age - timedelta(microseconds=oldest.age.microseconds)
+    return HealthFinding(
+        Severity.WARNING,
+        "old errors",
+        f"task {oldest.sequence} of topic {oldest.topic!r} failed, and was pushed {age} ago",
+        int(age.total_seconds()),
+        None,
+        oldest.topic,
+        oldest.sequence,
+    )

@@ -1,4 +1,4 @@
--- Three tables: what was pushed, written once; the hot rows of what waits or is held; and what has ended. Ours.
+-- The queue's design, three tables: pushed tasks, written once; the rows of waiting and held tasks; ended tasks.
 -- PARTITIONED is replaced by nothing, or by PARTITION BY LIST (topic_id).
 CREATE TABLE d.task (
     sequence bigint NOT NULL, created timestamptz NOT NULL, due timestamptz NOT NULL, pushed_in xid8,

@@ -1,4 +1,4 @@
--- Two tables: what was pushed, written once, and its state, updated in place until it has ended and after.
+-- Two tables: pushed tasks, written once, and their states, updated in place.
 CREATE TABLE d.task (
     sequence bigint NOT NULL, created timestamptz NOT NULL, due timestamptz NOT NULL, pushed_in xid8,
     topic_id int NOT NULL, priority smallint NOT NULL DEFAULT 0, identifier text NOT NULL, reference text, ttl interval,

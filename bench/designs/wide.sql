@@ -1,4 +1,4 @@
--- One wide table, updated in place: the obvious design. With toast_tuple_target at its least, its payload lies aside.
+-- One wide table, updated in place: the obvious design. With toast_tuple_target at its minimum, PostgreSQL stores the payloads in the TOAST table.
 CREATE TABLE d.task (
     sequence bigint NOT NULL, available_at timestamptz NOT NULL, created timestamptz NOT NULL, due timestamptz,
     completed timestamptz, pushed_in xid8, holder bigint, topic_id int NOT NULL, attempt int NOT NULL DEFAULT 0,

@@ -4,6 +4,7 @@ import json
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from bench.peers import measures, table
 from bench.peers.installing import NotInstalledError, command_of, default_cache
 from bench.peers.measures import Figures, Scale
 from bench.peers.sites import Started
-from bench.peers.specs import SPECS, TASKQ
+from bench.peers.specs import SPECS, TASKQ, Spec
 from bench.rig import Rig, tasks
 
 MEASURES = ("push-drain", "many", "claims", "latency", "readers")
@@ -33,8 +34,8 @@ def run(rig: Rig, options: Namespace) -> None:
     """Measures the peers."""
     scale = SMALL if options.small else Scale(rounds=options.rounds, load=options.minutes * 60)
     with tempfile.TemporaryDirectory(prefix="taskq-bench-") as folder:
-        payloads = _payloads(Path(folder), max(scale.jobs, measures.BACKLOG_OF_ONES))
-        peers = _installed(options, payloads)
+        payloads = write_payloads(Path(folder), max(scale.jobs, measures.BACKLOG_OF_ONES))
+        peers = installed([SPECS[name] for name in options.only], options.cache, payloads)
         for measure in options.measures:
             start = time.monotonic()
             print(f"\n{measure}:", flush=True)
@@ -42,7 +43,7 @@ def run(rig: Rig, options: Namespace) -> None:
             print(f"  ({time.monotonic() - start:.0f} s)", flush=True)
 
 
-def _payloads(folder: Path, count: int) -> Path:
+def write_payloads(folder: Path, count: int) -> Path:
     """The jobs that every peer pushes, a line each."""
     file = folder / "payloads.jsonl"
     lines = (json.dumps([task.identifier, task.payload]) for task in tasks(count))
@@ -50,16 +51,16 @@ def _payloads(folder: Path, count: int) -> Path:
     return file
 
 
-def _installed(options: Namespace, payloads: Path) -> list[Started]:
+def installed(specs: Iterable[Spec], cache: Path, payloads: Path) -> list[Started]:
     """The peers that can be started; prints the reason for each other one."""
     peers = []
-    for name in options.only:
+    for spec in specs:
         try:
-            command, environment = command_of(SPECS[name], options.cache)
+            command, environment = command_of(spec, cache)
         except NotInstalledError as error:
-            print(f"left out: {error}", flush=True)
+            print(f"left out: {spec.name}: {error}", flush=True)
         else:
-            peers.append(Started(SPECS[name], command, environment, payloads))
+            peers.append(Started(spec, command, environment, payloads))
     return peers
 
 

@@ -41,7 +41,7 @@ const peer = {
     return { preset: { worker: { connectionString: this.dsn, ...mode.worker } }, logger, noHandleSignals: true };
   },
 
-  /** Its worker until nothing is left; where the meter is over before, the worker is stopped gracefully. */
+  /** Runs its worker until no job is left; if the meter ends before, stops the worker gracefully. */
   async drain(meter, mode) {
     if (meter.seconds === Infinity && meter.most === Infinity) {
       await runOnce(this.options(mode), { [TASK]: async (payload) => void meter.handle(payload) });

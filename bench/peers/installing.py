@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.peers.specs import Spec
@@ -28,31 +29,28 @@ def default_cache() -> Path:
 def command_of(spec: Spec, cache: Path) -> tuple[list[str], dict[str, str]]:
     """Installs a peer if necessary; returns the command and the environment of its program."""
     if spec.needs_file and not Path(os.environ.get(spec.needs_file, "")).is_file():
-        raise NotInstalledError(f"{spec.name}: the variable {spec.needs_file} does not name its SQL file.")
+        raise NotInstalledError(f"the variable {spec.needs_file} does not name its SQL file.")
     if spec.script.endswith(".js"):
         return [_node(), str(HERE / spec.script)], {"NODE_PATH": str(_node_modules(cache))}
-    python = _environment(spec, cache)
+    python = environment(cache / spec.package, _python(), spec.requires)
     return [str(python), "-m", f"bench.peers.{Path(spec.script).stem}"], {}
 
 
-def _environment(spec: Spec, cache: Path) -> Path:
-    """The Python of the peer's virtual environment."""
-    folder = cache / spec.package
-    python = folder / "bin" / "python"
-    stamp = folder / "pins.txt"
-    wanted = PINS.read_text(encoding="utf-8") + " ".join(spec.requires)
+def environment(folder: Path, base: str, requires: Sequence[str]) -> Path:
+    """The Python of a virtual environment with packages; makes the environment if it is missing or has others."""
+    python, stamp = folder / "bin" / "python", folder / "pins.txt"
+    wanted = PINS.read_text(encoding="utf-8") + " ".join(requires)
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
     shutil.rmtree(folder, ignore_errors=True)
-    _run([_python(), "-m", "venv", str(folder)], f"{spec.name}: no virtual environment could be made")
+    _run([base, "-m", "venv", str(folder)], f"{folder.name}: no virtual environment could be made")
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", str(PINS)]
-    _run([*install, *spec.requires], f"{spec.name} could not be installed")
+    _run([*install, *requires], f"{folder.name} could not be installed")
     stamp.write_text(wanted, encoding="utf-8")
     return python
 
 
 def _node_modules(cache: Path) -> Path:
-    """The node_modules with all peers that run on Node."""
     folder = cache / "node"
     copy = folder / "package.json"
     stamp = folder / "complete"
@@ -96,4 +94,4 @@ def _run(command: list[str], problem: str, folder: Path | None = None) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise NotInstalledError(f"{problem}: {said[-1] if said else 'it did not say why'}")
+        raise NotInstalledError(f"{problem}: {said[-1] if said else 'no output'}")

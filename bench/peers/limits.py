@@ -2,37 +2,18 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 from airflow_provider_taskq.queue import connect, install
+from bench import raw
 from bench.peers.program import PREPARED, Job, Meter, Peer, in_threads, serve
 
-RAW = Path(__file__).parent.parent / "raw.sql"
 CHUNK = 10_000
 
-# The queue's own tables with their indexes, without a function.
-TASK = (
-    "INSERT INTO raw.task (sequence, created, due, pushed_in, topic_id, priority, identifier, payload)"
-    " SELECT n, now(), now(), pg_current_xact_id(), 1, 0, i, p::json"
-    " FROM unnest(%b::bigint[], %b::text[], %b::text[]) AS u (n, i, p)"
-)
-LIVE = (
-    "INSERT INTO raw.live (sequence, available_at, topic_id, priority, identifier)"
-    " SELECT n, now(), 1, 0, i FROM unnest(%b::bigint[], %b::text[]) AS u (n, i)"
-)
 SINGLE = (
     "WITH task AS (INSERT INTO raw.task (sequence, created, due, pushed_in, topic_id, priority, identifier, payload)"
     " VALUES (%(n)s, now(), now(), pg_current_xact_id(), 1, 0, %(i)s, %(p)s::json))"
     " INSERT INTO raw.live (sequence, available_at, topic_id, priority, identifier)"
     " VALUES (%(n)s, now(), 1, 0, %(i)s)"
-)
-# One table of the same width, updated in place: a claim and a finish.
-WIDE = "INSERT INTO raw.wide (identifier, payload) SELECT i, p::json FROM unnest(%b::text[], %b::text[]) AS u (i, p)"
-CLAIM = (
-    "WITH found AS MATERIALIZED (SELECT sequence FROM raw.wide WHERE topic_id = 1 AND state = 1 AND priority = 0"
-    " AND available_at <= now() ORDER BY available_at, sequence LIMIT %s FOR UPDATE SKIP LOCKED)"
-    " UPDATE raw.wide SET state = 0, holder = 1, attempt = attempt + 1"
-    " WHERE topic_id = 1 AND sequence = ANY (ARRAY(SELECT sequence FROM found)) RETURNING sequence, identifier, payload"
 )
 FINISH = (
     "UPDATE raw.wide w SET state = 6, completed = now(), output = d.output::json"
@@ -45,16 +26,14 @@ class Limits(Peer):
     """Modes: `size` of a claim. A bulk push fills the queue's tables; `wide` fills the one that is drained."""
 
     async def open(self, dsn: str) -> None:
-        """One connection like the queue's."""
         self._dsn = dsn
         self._conn = connect(dsn, autocommit=True, prepare_threshold=PREPARED)
         self._last = 0
 
     async def install(self) -> None:
-        """The queue's schema, and the tables of raw.sql."""
         with connect(self._dsn) as conn:
             install(conn)
-        self._conn.execute(RAW.read_bytes())
+        self._conn.execute(raw.TABLES)
 
     async def push(self, jobs: list[Job]) -> None:
         """INSERT ... unnest, in the queue's chunks, in one transaction."""
@@ -64,11 +43,10 @@ class Limits(Peer):
                 numbers = list(range(self._last + 1, self._last + 1 + len(chunk)))
                 self._last += len(chunk)
                 identifiers = [job.identifier for job in chunk]
-                self._conn.execute(TASK, (numbers, identifiers, [_text(job) for job in chunk]))
-                self._conn.execute(LIVE, (numbers, identifiers))
+                self._conn.execute(raw.TASK, (numbers, identifiers, [_text(job) for job in chunk]))
+                self._conn.execute(raw.LIVE, (numbers, identifiers))
 
     async def push_one(self, job: Job) -> None:
-        """A row into each table, by one statement."""
         self._last += 1
         self._conn.execute(SINGLE, {"n": self._last, "i": job.identifier, "p": _text(job)})
 
@@ -78,31 +56,28 @@ class Limits(Peer):
 
     def _drain(self, meter: Meter) -> None:
         with connect(self._dsn, autocommit=True, prepare_threshold=PREPARED) as conn:
-            while not meter.over.is_set() and (found := conn.execute(CLAIM, (self.mode["size"],)).fetchall()):
+            while not meter.over.is_set() and (found := conn.execute(raw.CLAIM, (self.mode["size"],)).fetchall()):
                 outputs = [json.dumps(meter.handle(row[2])) for row in found]
                 conn.execute(FINISH, ([row[0] for row in found], outputs))
 
     async def work(self, _meter: Meter) -> None:
-        """Bare statements have no idle worker: the measure of delays leaves the limits out."""
+        """Raises TypeError: bare statements have no idle worker."""
         raise TypeError("bare statements have no idle worker: delays are measured without them")
 
     async def claim(self, size: int) -> int:
-        """One claim."""
-        return len(self._conn.execute(CLAIM, (size,)).fetchall())
+        return len(self._conn.execute(raw.CLAIM, (size,)).fetchall())
 
 
 class Wide(Limits):
     """The same with pushes into the table that is drained."""
 
     async def push(self, jobs: list[Job]) -> None:
-        """INSERT ... unnest into one table."""
         with self._conn.transaction():
             for start in range(0, len(jobs), CHUNK):
                 chunk = jobs[start : start + CHUNK]
-                self._conn.execute(WIDE, ([job.identifier for job in chunk], [_text(job) for job in chunk]))
+                self._conn.execute(raw.WIDE, ([job.identifier for job in chunk], [_text(job) for job in chunk]))
 
     async def push_one(self, job: Job) -> None:
-        """One row."""
         self._conn.execute(
             "INSERT INTO raw.wide (identifier, payload) VALUES (%s, %s::json)", (job.identifier, _text(job))
         )

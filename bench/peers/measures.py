@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -158,8 +158,3 @@ def _old_snapshots(dsn: str, readers: int) -> Iterator[None]:
             idle = stack.enter_context(psycopg.connect(dsn))
             idle.execute("CREATE TEMPORARY TABLE aside (n int)")
         yield
-
-
-def by_name(peers: Iterable[Started], figures: Figures) -> list[tuple[Started, dict[str, list[float]]]]:
-    """The figures in the order of the peers, for those that have any."""
-    return [(peer, figures[peer.spec.name]) for peer in peers if peer.spec.name in figures]

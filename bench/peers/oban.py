@@ -24,15 +24,12 @@ class Oban(Peer):
         self._worker = oban.worker(queue=QUEUE)(_worker_class(self))
 
     async def install(self) -> None:
-        """The schema."""
         await oban.schema.install(self._pool)
 
     async def push(self, jobs: list[Job]) -> None:
-        """One enqueue_many."""
         await self._client.enqueue_many([self._worker.new(job.payload) for job in jobs])
 
     async def push_one(self, job: Job) -> None:
-        """One enqueue."""
         await self._client.enqueue(self._worker.new(job.payload))
 
     async def drain(self, meter: Meter) -> None:
@@ -51,12 +48,10 @@ class Oban(Peer):
         return len(await query.fetch_jobs(demand=size, queue=QUEUE, node=self._node, uuid=self._node))
 
     def handle(self, payload: dict[str, Any]) -> None:
-        """Hands a job to the meter."""
         self._meter.handle(payload)
 
 
 def _worker_class(peer: Oban) -> type:
-    """A worker class whose jobs go to that peer's meter."""
 
     class Bench:
         async def process(self, job: Any) -> None:

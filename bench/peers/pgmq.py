@@ -18,7 +18,6 @@ class Pgmq(Peer):
     """Modes: `size` of a read, `threads`; `end`: archive, which keeps, or delete; `interval_ms` of read_with_poll."""
 
     async def open(self, dsn: str) -> None:
-        """One connection."""
         self._dsn = dsn
         self._conn = psycopg.connect(dsn, autocommit=True)
 
@@ -28,16 +27,13 @@ class Pgmq(Peer):
         self._conn.execute("SELECT pgmq.create('bench')")
 
     async def push(self, jobs: list[Job]) -> None:
-        """send_batch."""
         messages = [json.dumps(job.payload) for job in jobs]
         self._conn.execute("SELECT pgmq.send_batch('bench', %b::text[]::jsonb[])", (messages,))
 
     async def push_one(self, job: Job) -> None:
-        """One send."""
         self._conn.execute("SELECT pgmq.send('bench', %s::jsonb)", (json.dumps(job.payload),))
 
     async def drain(self, meter: Meter) -> None:
-        """Reads until no message is left, each thread on its own connection."""
         in_threads(partial(self._drain, meter), self.mode.get("threads", 1))
 
     async def work(self, meter: Meter) -> None:
@@ -47,7 +43,6 @@ class Pgmq(Peer):
             _step(self._conn, function, meter, self.mode)
 
     async def claim(self, size: int) -> int:
-        """One read."""
         return len(self._conn.execute("SELECT * FROM pgmq.read('bench', %s, %s)", (VISIBLE_AFTER, size)).fetchall())
 
     def _drain(self, meter: Meter) -> None:

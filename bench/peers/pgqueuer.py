@@ -32,12 +32,10 @@ class Pgqueuer(Peer):
         await self._queries.optimize_autovacuum()
 
     async def push(self, jobs: list[Job]) -> None:
-        """One enqueue with lists."""
         payloads = [json.dumps(job.payload).encode() for job in jobs]
         await self._queries.enqueue([ENTRYPOINT] * len(jobs), payloads, [0] * len(jobs))
 
     async def push_one(self, job: Job) -> None:
-        """One enqueue."""
         await self._queries.enqueue(ENTRYPOINT, json.dumps(job.payload).encode())
 
     async def drain(self, meter: Meter) -> None:
@@ -49,7 +47,6 @@ class Pgqueuer(Peer):
         await self._run(meter, QueueExecutionMode.continuous)
 
     async def claim(self, size: int) -> int:
-        """One dequeue."""
         found = await self._queries.dequeue(
             batch_size=size,
             entrypoints={ENTRYPOINT: EntrypointExecutionParameter(concurrency_limit=0)},

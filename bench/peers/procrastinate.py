@@ -21,15 +21,12 @@ class Procrastinate(Peer):
         await self._app.open_async()
 
     async def install(self) -> None:
-        """The schema."""
         await self._app.schema_manager.apply_schema_async()
 
     async def push(self, jobs: list[Job]) -> None:
-        """One batch_defer."""
         await self._task.batch_defer_async(*({"payload": job.payload} for job in jobs))
 
     async def push_one(self, job: Job) -> None:
-        """One defer."""
         await self._task.defer_async(payload=job.payload)
 
     async def drain(self, meter: Meter) -> None:

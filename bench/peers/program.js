@@ -73,7 +73,7 @@ class Program {
 
   async drain({ most, seconds, settled, mode }) {
     const meter = new Meter(most, seconds);
-    if (seconds) setTimeout(() => meter.finish(), 2000 * seconds).unref(); // where nothing is left, no handler looks
+    if (seconds) setTimeout(() => meter.finish(), 2000 * seconds).unref(); // if no job is left, no handler reads the clock
     await this.peer.drain(meter, mode);
     return { handled: meter.handled, first: meter.first, last: settled ? now() : meter.last };
   }
@@ -107,9 +107,9 @@ class Program {
 
 async function serve(peer) {
   const program = new Program(peer);
-  console.log = console.error; // what a library prints is no answer
+  console.log = console.error; // the output of a library is not an answer
   const input = readline.createInterface({ input: process.stdin });
-  input.on("close", () => process.exit(0)); // whatever it does then: the benchmark is gone
+  input.on("close", () => process.exit(0)); // the benchmark has ended
   for await (const line of input) {
     const { verb, ...request } = JSON.parse(line);
     let answer;

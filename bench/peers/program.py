@@ -24,7 +24,7 @@ PREPARED = 5  # psycopg's own default, so that all peers that use it prepare the
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is pushed: the same for every peer."""
+    """A job to push, the same for every peer."""
 
     identifier: str
     payload: dict[str, Any]
@@ -102,7 +102,7 @@ class Program:
     async def run(self) -> None:
         """Answers until the input ends: `{"ok": ...}`, or `{"error": ...}` and the end."""
         answers = sys.stdout
-        sys.stdout = sys.stderr  # the output of a library is no answer
+        sys.stdout = sys.stderr  # the output of a library is not an answer
         requests: Queue[str] = Queue()
         Thread(target=_read, args=(requests,), daemon=True).start()
         while True:
@@ -179,14 +179,13 @@ class Program:
 
 
 def _read(requests: Queue[str]) -> None:
-    """Reads requests, and ends the program when its input ends, as the benchmark has ended then."""
+    """Reads requests, and ends the program when its input ends, because the benchmark has ended."""
     for line in sys.stdin:
         requests.put(line)
     os._exit(0)
 
 
 def _jobs_in(file: Path) -> list[Job]:
-    """The jobs of a file, a line each."""
     return [Job(*json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 

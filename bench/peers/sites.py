@@ -5,15 +5,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import connect
 from bench.peers.process import Process
 from bench.peers.specs import Mode, Spec
-from bench.rig import Rig
+from bench.rig import Rig, url
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class Started:
     def site(self, rig: Rig) -> Iterator["Site"]:
         """The peer in a fresh database, its schema made."""
         with rig.empty_database() as dsn, ExitStack() as stack:
-            site = Site(self, _url(dsn), stack)
+            site = Site(self, url(dsn), stack)
             site.first.ask("install")
             yield site
 
@@ -107,12 +105,6 @@ class Site:
                 f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(values)}"
                 f" FROM (SELECT * FROM {table} WHERE {condition} LIMIT 1) s, generate_series(1, {count}) n".encode()
             )
-
-
-def _url(dsn: str) -> str:
-    """The connection string as a URL, which every client reads."""
-    part = {name: quote(str(value), safe="") for name, value in conninfo_to_dict(dsn).items()}
-    return f"postgresql://{part['user']}:{part.get('password', '')}@{part['host']}:{part['port']}/{part['dbname']}"
 
 
 COLUMNS = (

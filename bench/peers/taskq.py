@@ -19,20 +19,17 @@ class TaskQ(Peer):
     """Modes: `size` of a poll, its `condition`, `threads`; an idle worker's `interval`; `notify`, to be woken."""
 
     async def open(self, dsn: str) -> None:
-        """One connection, as every loop has."""
         self._dsn = dsn
         self._conn = connect(dsn, autocommit=True, prepare_threshold=PREPARED)
         self._queue = TaskQueue(self._conn)
         self._owner: Owner | None = None
 
     async def install(self) -> None:
-        """The schema and a topic."""
         with connect(self._dsn) as conn:
             install(conn)
         self._queue.create_topic(TOPIC)
 
     async def push(self, jobs: list[Job]) -> None:
-        """One push."""
         with self._conn.transaction():
             self._queue.push(TOPIC, [NewTask(job.identifier, job.payload) for job in jobs])
 
@@ -43,7 +40,6 @@ class TaskQ(Peer):
             self._conn.execute(WOKEN)
 
     async def drain(self, meter: Meter) -> None:
-        """Polls until no task is left, each thread on its own connection."""
         in_threads(partial(self._drain, meter), self.mode.get("threads", 1))
 
     async def work(self, meter: Meter) -> None:
@@ -61,7 +57,6 @@ class TaskQ(Peer):
                 await asyncio.sleep(self.mode["interval"])
 
     async def claim(self, size: int) -> int:
-        """One poll."""
         self._owner = self._owner or self._queue.register("bench")
         return len(self._queue.poll(TOPIC, self._owner, size))
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from airflow_provider_taskq.queue import connect
+from bench.peers.installing import NotInstalledError, environment
 from bench.rig import Rig
 from bench.spark.section import Scale
 from bench.spark.sites import OWNER, filled
@@ -19,28 +20,12 @@ def run(rig: Rig, scale: Scale) -> None:
     """Measures both in one process of that environment."""
     print(f"\nSpark's transport: {scale.flights:,} rows by adbc and by our COPY, without Spark", flush=True)
     try:
-        python = _environment(scale.cache / "adbc")
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout or "it did not say why").strip().splitlines()
-        print(f"  adbc-driver-postgresql could not be installed: {said[-1]}")
+        python = environment(scale.cache / "adbc", sys.executable, REQUIRES)
+    except NotInstalledError as error:
+        print(f"  {error}")
         return
     with filled(rig, scale.flights, claimed=True) as site, site.copy() as dsn:
         with connect(dsn) as conn:
             fence = conn.execute("SELECT fence FROM taskq_internal.owner WHERE name = %s", (OWNER,)).fetchall()[0][0]
         request = {"dsn": dsn, "owner": OWNER, "fence": fence, "rounds": scale.rounds}
         subprocess.run([str(python), "-m", PROGRAM], input=json.dumps(request), text=True, check=True, cwd=ROOT)
-
-
-def _environment(folder: Path) -> Path:
-    """The Python of that environment; makes the environment if it is missing."""
-    python = folder / "bin" / "python"
-    stamp = folder / "requires.txt"
-    if not (stamp.exists() and stamp.read_text(encoding="utf-8") == "\n".join(REQUIRES)):
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIRES])
-        stamp.write_text("\n".join(REQUIRES), encoding="utf-8")
-    return python
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(command, capture_output=True, text=True, check=True)

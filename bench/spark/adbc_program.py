@@ -32,7 +32,7 @@ LONGEST = 46
 
 
 class Both:
-    """The two ways into one database, each on a connection that stays open."""
+    """Reads and writes of one database by adbc and by our COPY, each on a connection that stays open."""
 
     def __init__(self, dsn: str, owner: str, fence: int) -> None:
         self.held = HELD % (owner, fence)
@@ -41,18 +41,18 @@ class Both:
         self.adbc.cursor().execute("SET client_min_messages = warning")
 
     def read_by_copy(self) -> int:
-        """Into Arrow batches, which are counted and dropped."""
+        """Reads the held tasks into Arrow batches; returns the number of rows."""
         with self.ours.cursor().copy(f"COPY ({self.held}) TO STDOUT (FORMAT binary)".encode()) as copy:
             return sum(batch.num_rows for batch in record_batches(copy, SCHEMA))
 
     def read_by_adbc(self) -> int:
-        """The same."""
+        """Reads the held tasks into Arrow batches; returns the number of rows."""
         with self.adbc.cursor() as cursor:
             cursor.execute(self.held)
             return sum(batch.num_rows for batch in cursor.fetch_record_batch())
 
     def write_by_copy(self, table: str, rows: pa.Table) -> int:
-        """Columns that are the table's, encoded and sent batch by batch."""
+        """Encodes the rows and sends them batch by batch; returns their number."""
         statement = f"COPY taskq.{table} ({', '.join(rows.column_names)}) FROM STDIN (FORMAT binary)"
         with self.ours.cursor().copy(statement.encode()) as copy:
             copy.write(SIGNATURE)
@@ -62,7 +62,7 @@ class Both:
         return int(rows.num_rows)
 
     def write_by_adbc(self, table: str, rows: pa.Table) -> int:
-        """The same."""
+        """Ingests the rows; returns their number."""
         with self.adbc.cursor() as cursor:
             cursor.adbc_ingest(table, rows.to_reader(ROWS), mode="append", db_schema_name="taskq")
         return int(rows.num_rows)

@@ -28,19 +28,19 @@ _UPDATE = "UPDATE status SET state = %s, message = %s, finished = now() WHERE id
 
 
 def drained(spark: SparkSession, dsn: str) -> int:
-    """Works the new rows off; returns how many are done."""
+    """Handles the new rows; returns their number."""
     return _worked(spark, dsn, "new")
 
 
 def drained_without_index(spark: SparkSession, dsn: str) -> int:
-    """The same on a table with its key alone; returns how many are done."""
+    """The same on a table without the index on new rows; returns their number."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("DROP INDEX status_new")
     return _worked(spark, dsn, "new")
 
 
 def claimed_and_drained(spark: SparkSession, dsn: str) -> int:
-    """Claims the new rows, and works those off; returns how many are done."""
+    """Claims the new rows, and handles the claimed ones; returns their number."""
     with psycopg.connect(dsn) as conn:
         conn.execute(_CLAIM)
     return _worked(spark, dsn, "mine")
@@ -54,7 +54,7 @@ def _worked(spark: SparkSession, dsn: str, state: str) -> int:
 
 
 def _rows_in(spark: SparkSession, dsn: str, state: str, low: int, high: int) -> DataFrame:
-    """The rows that are to be worked on, in slices."""
+    """The rows in a state, in slices by their key."""
     parts = conninfo_to_dict(dsn)
     return spark.read.jdbc(
         f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}",
@@ -73,6 +73,5 @@ def _rows_in(spark: SparkSession, dsn: str, state: str, low: int, high: int) -> 
 
 
 def _update(dsn: str, rows: Iterable[Row]) -> None:
-    """Stores the decisions on the rows of a partition."""
     with psycopg.connect(dsn) as conn:
         conn.cursor().executemany(_UPDATE, ((row.result, row.message, row.sequence) for row in rows))

@@ -52,12 +52,12 @@ def run(rig: Rig, scale: Scale) -> None:
             result = drain(spark, TOPIC, "bench", decide, dsn=dsn, rounds=None, size=ROUND, on_progress=note)
         if result.done != scale.tasks:
             raise RuntimeError(f"{result.done} of {scale.tasks} tasks are done")
-    _tell(samples, scale.tasks)
+    _report(samples, scale.tasks)
     print(f"  {result.done:,} in {result.seconds:.0f} s, {result.rate:,.0f} a second, {result.rounds} rounds")
 
 
 def _fill(dsn: str, count: int) -> None:
-    """Tasks that the server makes up itself."""
+    """Pushes tasks that the server generates."""
     with connect(dsn, autocommit=True) as conn:
         TaskQueue(conn).create_topic(TOPIC)
         for first in range(0, count, CHUNK):
@@ -68,7 +68,6 @@ def _fill(dsn: str, count: int) -> None:
 
 @contextmanager
 def _sampled(spark: SparkSession, reached: list[int]) -> Iterator[list[Sample]]:
-    """Samples four times a second."""
     samples: list[Sample] = []
     stopped = threading.Event()
     runtime = spark.sparkContext._jvm.java.lang.Runtime.getRuntime()  # type: ignore[union-attr]  # noqa: SLF001
@@ -96,7 +95,7 @@ def _sampled(spark: SparkSession, reached: list[int]) -> Iterator[list[Sample]]:
         thread.join()
 
 
-def _tell(samples: list[Sample], count: int) -> None:
+def _report(samples: list[Sample], count: int) -> None:
     """The maxima in each tenth of the tasks and overall, and the minimum of the heap, which a collection leaves."""
     print(f"  {'tasks done':>21} {'Python':>8} {'JVM':>8} {'heap':>8} {'at least':>9} {'worker':>8}")
     step = count / LINES

@@ -60,14 +60,14 @@ def _copied_out(statement: str, _: SparkSession, dsn: str) -> None:
 
 
 def _read(spark: SparkSession, dsn: str) -> None:
-    """Everything that is held, as rows of Spark that go nowhere."""
+    """Reads all held tasks into Spark's sink `noop`, which drops them."""
     options = {"mode": "held", "owner": OWNER, "topic": TOPIC, "partitions": str(CORES)}
     frame = spark.read.format(held_source(spark, dsn)).options(**options).load()
     frame.write.format("noop").mode("overwrite").save()
 
 
 def _copied_in(rows: Iterable[bytes], _: SparkSession, dsn: str) -> None:
-    """The same decisions by one session into a table of its own, and one update."""
+    """Copies the same decisions into a temporary table in one session, and updates the status table from it."""
     with connect(dsn) as conn:
         conn.execute(DONE)
         with conn.cursor().copy("COPY done FROM STDIN") as copy:
@@ -78,7 +78,7 @@ def _copied_in(rows: Iterable[bytes], _: SparkSession, dsn: str) -> None:
 
 
 def _completed(spark: SparkSession, dsn: str) -> None:
-    """The decisions out of nowhere: sequences of a topic that was filled at once have no gaps."""
+    """Writes decisions made from a range: the sequences of a topic that one push filled have no gaps."""
     with connect(dsn) as conn:
         low, high = conn.execute("SELECT min(sequence), max(sequence) FROM taskq_internal.live").fetchall()[0]
     message = """concat('{"lost": ', id % 100, '}')"""
@@ -90,13 +90,13 @@ def _completed(spark: SparkSession, dsn: str) -> None:
 
 
 def _rows(count: int) -> list[bytes]:
-    """The decisions as COPY wants them, in chunks, ready before the clock starts."""
+    """The decisions in the text format of COPY, in chunks, made before the clock starts."""
     text = "".join(f'{number}\tSUCCESS\t{{"lost": {number % 100}}}\n' for number in range(1, count + 1)).encode()
     return [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
 
 
 def _on_a_copy(site: Site, spark: SparkSession, work: Mode, scale: Scale, name: str) -> float:
-    """What changes the database gets one of its own, and has to have ended everything."""
+    """The rate of a write on its own copy of the database; fails if the write left tasks over."""
     with site.copy() as dsn:
         rate = _timed(site, spark, dsn, work, scale, name)
         with connect(dsn) as conn:

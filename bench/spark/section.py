@@ -1,4 +1,4 @@
-"""The section `spark` of the benchmarks: which parts of it there are, and with how much of everything."""
+"""The section `spark` of the benchmarks: its parts, its options and its scale."""
 
 import logging
 from argparse import ArgumentParser, Namespace

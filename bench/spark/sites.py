@@ -1,4 +1,4 @@
-"""Where Spark is measured: a database that was filled once and is copied for each figure, and a session."""
+"""Databases and sessions of the Spark benchmarks: one database is filled, and each figure gets a copy of it."""
 
 import os
 import sys

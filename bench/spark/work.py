@@ -1,4 +1,4 @@
-"""What is done with the flights, the same on every side: how late each was, or that it was cancelled."""
+"""The decisions of all Spark benchmarks: the delay that a flight made up, or that it was canceled."""
 
 import json
 from hashlib import sha256
@@ -13,7 +13,7 @@ TURNS = 300  # of a hash: a tenth of a millisecond or so
 
 
 def decide(tasks: DataFrame) -> DataFrame:
-    """Decisions as Spark makes them by itself."""
+    """Decides with functions of Spark."""
     flight = f.from_json("payload", SCHEMA)
     flown = tasks.select("sequence", flight.alias("flight"))
     late = f.struct("flight.tailnum", (f.col("flight.arr_delay") - f.col("flight.dep_delay")).alias("lost"))
@@ -25,7 +25,7 @@ def decide(tasks: DataFrame) -> DataFrame:
 
 
 def decide_one(task: Task) -> Decision:
-    """A decision as a Python function makes it, with some computing that a second core can share."""
+    """Decides one task in Python, after some computing that a second core can share."""
     digest = json.dumps(task.payload).encode()
     for _ in range(TURNS):
         digest = sha256(digest).digest()

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from fastapi import HTTPException
 
 from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue, connect, selection
 from tests.plugin.conftest import Client, patient
@@ -155,7 +156,7 @@ def test_a_reassign_gives_ended_tasks_another_result(client: Client, acts: TaskQ
 def test_an_action_changes_no_more_tasks_than_the_preview_counted(client: Client, acts: TaskQueue) -> None:
     ended(acts, Result.FAILURE, 3)
     refused = post(client, "retry", filter={"state": "FAILED"}, confirm=True, expected=2)
-    assert (refused.status_code, "look again" in refused.json()["error"]) == (409, True)
+    assert (refused.status_code, "preview again" in refused.json()["error"]) == (409, True)
     assert post(client, "retry", filter={"state": "FAILED"}, confirm=True).status_code == 400
     assert states(acts) == {State.FAILED: 3}
 
@@ -215,15 +216,15 @@ def test_a_refused_action_rolls_back_before_it_answers(
     monkeypatch.setenv("AIRFLOW_CONN_TASKQ_ACTS", patient(page_dsns["acts"]))
 
     def refused() -> None:
-        with session.acting("taskq_acts", "op") as queue:
+        with session.transaction("taskq_acts", "op") as queue:
             assert queue.expire() == 2
-            raise session.ApiError(409, "More than was previewed.")
+            raise HTTPException(409, "More than was previewed.")
 
     unheard: list[psycopg.Connection[Any]] = []
     with monkeypatch.context() as server:
         # The server has not read yet that the page closed its connection. No other session waits for that.
         server.setattr(psycopg.Connection, "close", lambda connection: unheard.append(connection))
-        with pytest.raises(session.ApiError, match="More than"):
+        with pytest.raises(HTTPException, match="More than"):
             refused()
         assert acts.expire() == 2
     for connection in unheard:

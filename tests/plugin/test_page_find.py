@@ -32,7 +32,7 @@ def test_only_trouble_lists_topics_in_trouble_with_totals(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view()
     expect(main.get_by_role("link", name="empty", exact=True)).to_be_visible()
-    main.get_by_text("Only trouble").click()
+    main.get_by_text("Only topics in trouble").click()
     expect(main.get_by_role("link", name="empty", exact=True)).to_have_count(0)  # others may have been due for too long
     expect(main.get_by_role("link", name="reports", exact=True)).to_be_visible()
     names = shown(main)

@@ -552,7 +552,7 @@ def test_the_size_of_a_group_is_minus_one_or_more(queue: TaskQueue, owner: Owner
 @pytest.mark.parametrize("size", [0, -1, -(2**70)])
 def test_reading_a_partition_needs_a_size_of_at_least_one(queue: TaskQueue, size: int) -> None:
     world = make_world(queue)
-    with pytest.raises(InvalidArgument, match="1 task or more"):
+    with pytest.raises(InvalidArgument, match="expected at least 1"):
         queue.read_partition(world.partition, size)
 
 

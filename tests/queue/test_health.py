@@ -28,6 +28,7 @@ SUBJECTS = {
     "bloated indexes",
     "dead rows",
     "dependencies",
+    "ended partitions",
     "failures",
     "lapsed leases",
     "left behind",

@@ -1,16 +1,20 @@
-"""A Spark cluster on this machine, from the pip distribution: a master, two workers, a Python without our package."""
+"""A Spark cluster on this machine, from the pip distribution: a master, two workers, a Python without our package.
+
+All processes are under a guardian (demo/guardian.py), which ends them if this program dies, also by `kill -9`.
+"""
 
 import json
 import sys
 import time
 import urllib.request
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -18,7 +22,6 @@ from demo.processes import Servers, free_port, tail
 from tests.spark.session import SHORT_LIVED
 
 HOST = "127.0.0.1"
-WORKERS = 2
 # What executors have to have installed: psycopg and pyarrow, which are compiled, and what these and Spark import.
 NEEDED = (
     "psycopg",
@@ -56,36 +59,37 @@ def is_executor(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def standalone_cluster(folder: Path) -> Iterator[Cluster]:
-    """Two workers with one core and 1 GiB each, on the loopback address; they end with this process."""
-    ports = {"port": free_port(), "page": free_port()}
-    master = f"spark://{HOST}:{ports['port']}"
+def standalone_cluster(
+    folder: Path, hosts: Sequence[str] = (HOST, HOST), environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Cluster]:
+    """A worker with one core and 1 GiB for each of the loopback addresses; executors inherit the environment."""
+    port, page = free_port(), free_port()
+    master = f"spark://{HOST}:{port}"
+    shared = {
+        "PATH": "/usr/bin:/bin",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        **SHORT_LIVED,
+        **environment,
+    }
     servers = Servers()
+
+    def start(name: str, role: str, host: str, *arguments: str) -> None:
+        command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", "--host", host]
+        env = {**shared, "SPARK_LOCAL_IP": host}
+        servers.start(name, [*command, *arguments], log=folder / f"{name}.log", env=env, cwd=folder)
+
     try:
-        _start(servers, folder, "master.Master", "--port", str(ports["port"]), "--webui-port", str(ports["page"]))
-        _until_alive(ports["page"], 0, folder / "master.Master.log")
-        for number in range(WORKERS):
+        start("master", "master.Master", HOST, "--port", str(port), "--webui-port", str(page))
+        _until_alive(page, 0, folder / "master.log")
+        for number, host in enumerate(hosts):
             room = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work-{number}"))
-            _start(servers, folder, "worker.Worker", *room, "--webui-port", "0", master, number=number)
-        _until_alive(ports["page"], WORKERS, folder / "worker.Worker0.log")
+            start(f"worker-{number}", "worker.Worker", host, *room, "--webui-port", "0", master)
+        _until_alive(page, len(hosts), folder / "worker-0.log")
         workers = tuple(pid for name, pid in servers.pids.items() if name.startswith("worker"))
         yield Cluster(master, folder, workers)
     finally:
         servers.close()
-
-
-def _start(servers: Servers, folder: Path, role: str, *arguments: str, number: int | str = "") -> None:
-    """Starts one process of the cluster."""
-    name = f"{role}{number}"
-    command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", "--host", HOST, *arguments]
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "SPARK_LOCAL_IP": HOST,
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_LOCAL_DIRS": str(folder / "local"),
-        **SHORT_LIVED,
-    }
-    servers.start(name, command, log=folder / f"{name}.log", env=environment, cwd=folder)
 
 
 def _until_alive(page: int, workers: int, log: Path) -> None:
@@ -101,7 +105,7 @@ def _alive(page: int) -> int:
     try:
         with urllib.request.urlopen(f"http://{HOST}:{page}/json/", timeout=10) as answer:
             return int(json.load(answer)["aliveworkers"])
-    except OSError:
+    except (OSError, ValueError):  # ValueError: Spark's page answers before it has its JSON
         return -1
 
 

@@ -212,7 +212,7 @@ def test_speculative_executors_without_a_database_in_their_environment_decide_on
     program = Path(__file__).parent / "programs" / "speculation.py"
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "dsn")],
-        env={**python_environment, "SPARK_WORKER_DIR": str(tmp_path / "work")},
+        env=dict(python_environment),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,11 +1,13 @@
 """The drain on a standalone cluster: its executors lack this package, and one of them is killed."""
 
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import psutil
 import psycopg
@@ -13,6 +15,7 @@ import pytest
 
 from airflow_provider_taskq.queue import Json, State, TaskQueue
 from airflow_provider_taskq.spark import application_path
+from demo.processes import Servers
 from tests.spark.cluster import Cluster, is_executor, python_without_us, spark_home, standalone_cluster
 from tests.spark.cluster import submit_environment as environment_of
 
@@ -22,6 +25,18 @@ Push = Callable[[int], list[int]]
 
 PROGRAMS = Path(__file__).parent / "programs"
 COUNT = 40
+
+
+class Program(NamedTuple):
+    """A running program, and the file with its output."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def finish(self) -> str:
+        """Waits until the program has succeeded; returns its output."""
+        assert self.process.wait(600) == 0, self.log.read_text()
+        return self.log.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +57,9 @@ def workers_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def submit(
     cluster: Cluster, workers_python: Path, python_environment: Mapping[str, str], dsn: str, tmp_path: Path
-) -> Callable[..., subprocess.Popen[str]]:
+) -> Iterator[Callable[..., Program]]:
     """Submits a drain to the cluster, with this package as a zip and the functions."""
+    servers, log = Servers(), tmp_path / "driver.log"
     package = shutil.make_archive(str(tmp_path / "package"), "zip", PROGRAMS.parents[2], "airflow_provider_taskq")
     environment = {**environment_of(python_environment, workers_python), "TASKQ_DSN": dsn}
     conf = {
@@ -53,16 +69,15 @@ def submit(
         "spark.ui.enabled": "false",
     }
 
-    def submitted(*work: str) -> subprocess.Popen[str]:
+    def submitted(*work: str) -> Program:
         command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.master]
         command += [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
         command += ["--py-files", f"{package},{PROGRAMS / 'clustered.py'}", application_path()]
         command += ["--topic=work", "--owner=me", "--partitions=4", *work]
-        return subprocess.Popen(
-            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        return Program(servers.start("driver", command, log=log, env=environment, cwd=tmp_path), log)
 
-    return submitted
+    yield submitted
+    servers.close()
 
 
 def test_the_executors_python_has_the_required_libraries_but_not_this_package(workers_python: Path) -> None:
@@ -84,12 +99,10 @@ def test_spark_keeps_python_drivers_out_of_a_standalone_cluster(python_environme
 
 
 def test_executors_drain_with_the_package_that_is_sent_to_them(
-    submit: Callable[..., subprocess.Popen[str]], cluster: Cluster, queue: TaskQueue, push: Push, workers_python: Path
+    submit: Callable[..., Program], cluster: Cluster, queue: TaskQueue, push: Push, workers_python: Path
 ) -> None:
     push(COUNT)
-    process = submit("--each=clustered:tell_where")
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    output = submit("--each=clustered:tell_where").finish()
     outputs = objects(task.output for task in queue.page("work", size=COUNT + 1))
     assert sorted(each["number"] for each in outputs) == list(range(COUNT))
     assert {each["python"] for each in outputs} == {str(workers_python.parents[1])}
@@ -100,7 +113,7 @@ def test_executors_drain_with_the_package_that_is_sent_to_them(
 
 
 def test_killing_an_executor_during_a_task_changes_no_decision(
-    submit: Callable[..., subprocess.Popen[str]],
+    submit: Callable[..., Program],
     cluster: Cluster,
     queue: TaskQueue,
     conn: psycopg.Connection[Any],
@@ -111,22 +124,21 @@ def test_killing_an_executor_during_a_task_changes_no_decision(
     push(COUNT)
     notes = tmp_path / "notes"
     notes.mkdir()
-    process = submit("--transform=clustered:wait_and_note", f"--option=notes={notes}")
+    driver = submit("--transform=clustered:wait_and_note", f"--option=notes={notes}")
 
     def noted(*attempts: str) -> Callable[[], bool]:
         return lambda: all((notes / each).exists() for each in attempts)
 
-    wait_until(noted("0-0", "1-0", "2-0"), process)
-    wait_until(lambda: conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(COUNT // 4,)], process)
+    wait_until(noted("0-0", "1-0", "2-0"), driver)
+    wait_until(lambda: conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(COUNT // 4,)], driver)
     killed = executor_of(notes / "2-0")
     assert killed in cluster.executors()
     killed.kill()
     assert psutil.wait_procs([killed], timeout=600)[1] == []
-    wait_until(noted("2-1"), process)
+    wait_until(noted("2-1"), driver)
     assert executor_of(notes / "2-1") != killed
     (notes / "gate").touch()
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    output = driver.finish()
     assert {state: count.count for state, count in queue.count("work")["work"].items()} == {State.SUCCEEDED: COUNT}
     decided = objects(task.output for task in queue.page("work", size=COUNT + 1))
     followed = objects(task.payload for task in queue.page("next", size=COUNT + 1))
@@ -138,6 +150,37 @@ def test_killing_an_executor_during_a_task_changes_no_decision(
     report = output[output.rindex('"decided":') :]
     assert f'"decided": {COUNT},' in report
     assert f'"completed": {{"SUCCESS": {COUNT}}}, "failed": 0, "pushed": {COUNT}, "undecided": 0,' in report
+
+
+CLUSTER = """
+import time
+from pathlib import Path
+from tests.spark.cluster import standalone_cluster
+
+with standalone_cluster(Path.cwd()):
+    Path("running").touch()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_cluster_ends_with_the_program_that_started_it(
+    python_environment: Mapping[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [sys.executable, "-c", CLUSTER], env=dict(python_environment), cwd=tmp_path, stdout=output, stderr=output
+        ) as process,
+    ):
+        try:
+            wait_until((tmp_path / "running").exists, Program(process, log))
+            started = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.send_signal(number)
+    assert len(started) >= 4, "a guardian, a master and two workers"
+    assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
 def objects(values: Iterable[Json]) -> list[dict[str, Any]]:
@@ -153,10 +196,10 @@ def executor_of(note: Path) -> psutil.Process:
     return found
 
 
-def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Waits until a condition holds."""
+def wait_until(happened: Callable[[], bool], program: Program) -> None:
+    """Waits until a condition holds; fails with the output of the program if that ends before."""
     deadline = time.monotonic() + 600
     while not happened():
-        assert process.poll() is None, process.communicate()[0]
+        assert program.process.poll() is None, program.log.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.05)  # between two checks

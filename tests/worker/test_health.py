@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer, NonTransient
 from airflow_provider_taskq.queue import Decision, Owner, Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy
-from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal, check_health
+from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
 from tests.consumer.consumers import Heard, quick
 from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
 
@@ -83,17 +83,18 @@ def test_health_reports_the_age_of_retried_and_of_final_errors(queue: TaskQueue,
     assert [each.topic for each in queue.topic_errors()] == ["other"]
 
 
-def test_a_queue_is_healthy_until_an_error_is_too_old(queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.FAILED)
-    assert check_health(queue).is_healthy
+def test_a_queue_is_healthy_until_an_error_is_too_old(dsn: str, queue: TaskQueue, owner: Owner) -> None:
+    failed = task_in(queue, owner, State.FAILED)
+    health = HealthMonitor(dsn, grace=SECOND * 0)
+    assert (health.check(), health.is_healthy) == ([], True)
     pass_time(queue, timedelta(minutes=15))
-    report = check_health(queue)
-    assert not report.is_healthy
-    assert "topic work" in report.wrong[0]
-    assert check_health(queue, error_age=HOUR).is_healthy
+    [finding] = health.check()
+    assert not health.is_healthy
+    assert (finding.subject, finding.topic, finding.sequence) == ("old errors", "work", failed.sequence)
+    assert HealthMonitor(dsn, error_age=HOUR).check() == []
 
 
-def test_an_owner_with_tasks_and_a_lapsed_lease_is_stuck(queue: TaskQueue) -> None:
+def test_an_owner_with_tasks_and_a_lapsed_lease_is_stuck(dsn: str, queue: TaskQueue) -> None:
     busy, dead, idle = (queue.register(name) for name in ("busy", "dead", "idle"))
     queue.push("work", ["a", "b", "c"])
     queue.poll("work", busy)
@@ -104,9 +105,11 @@ def test_an_owner_with_tasks_and_a_lapsed_lease_is_stuck(queue: TaskQueue) -> No
     assert (stuck.name, stuck.fence, stuck.held) == ("dead", dead.fence, 2)
     assert MINUTE <= stuck.lapsed < 2 * MINUTE
     assert queue.stuck_owners(HOUR) == []
-    assert "owner dead holds 2 tasks" in check_health(queue).wrong[0]
+    [finding] = HealthMonitor(dsn).check()
+    assert (finding.subject, finding.owner) == ("lapsed leases", "dead")
+    assert HealthMonitor(dsn, patience=HOUR).check() == []
     queue.expire()
-    assert check_health(queue).is_healthy
+    assert HealthMonitor(dsn).check() == []
 
 
 def test_a_partition_that_ended_by_an_error_is_reported(dsn: str, queue: TaskQueue) -> None:
@@ -121,7 +124,9 @@ def test_a_partition_that_ended_by_an_error_is_reported(dsn: str, queue: TaskQue
     consumer.start()
     with pytest.raises(NonTransient):
         consumer.wait(20)
-    assert check_health(queue).wrong == ["group readers, topic work: an error ended partition 0"]
+    [finding] = HealthMonitor(dsn).check()
+    assert (finding.subject, finding.topic) == ("ended partitions", "work")
+    assert finding.detail.startswith("an error ended partition 0 of topic 'work' in group 'readers' ")
 
 
 def test_a_health_monitor_checks_periodically_and_calls_its_signal(dsn: str, queue: TaskQueue, owner: Owner) -> None:
@@ -132,8 +137,7 @@ def test_a_health_monitor_checks_periodically_and_calls_its_signal(dsn: str, que
     assert health.is_healthy, "no check has run yet"
     health.start()
     assert signaled.wait(20)
-    assert health.report is not None
-    assert not health.report.is_healthy
+    assert health.findings
     queue.revive("work", State.FAILED)
     assert recovered.wait(20)
     assert health.is_healthy
@@ -143,7 +147,7 @@ def test_a_health_monitor_checks_periodically_and_calls_its_signal(dsn: str, que
 def test_a_young_program_counts_as_healthy(dsn: str, queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.FAILED)
     young, old = HealthMonitor(dsn, error_age=SECOND * 0), HealthMonitor(dsn, error_age=SECOND * 0, grace=SECOND * 0)
-    assert len(young.check().wrong) == len(old.check().wrong) == 1
+    assert len(young.check()) == len(old.check()) == 1
     assert (young.is_healthy, old.is_healthy) == (True, False)
 
 
@@ -153,11 +157,11 @@ def test_a_health_check_that_fails_is_repeated(dsn: str, queue: TaskQueue) -> No
         dsn, signal=HealthSignal(lambda _: None, found.set, polls=1), every=timedelta(milliseconds=20)
     )
     health.start()
-    until(lambda: health.report is not None)
+    until(lambda: health.findings is not None)
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
     queue.conn.execute(f"{kill} AND pid <> pg_backend_pid()".encode())
-    health.report = None
-    until(lambda: health.report is not None)
+    health.findings = None
+    until(lambda: health.findings is not None)
     assert health.stop(20)
 
 

@@ -44,7 +44,7 @@ const ground = (width, height) =>
   h("line", { x1: 0, x2: width, y1: height, y2: height, style: { stroke: "var(--chakra-colors-border-emphasized)" } });
 
 /** One bar with its tooltip. */
-function drawn(bar, place, places, most, unit) {
+function column(bar, place, places, most, unit) {
   const step = WIDTH / places;
   const back = places - place - 1;
   const when = back ? `${duration(back * unit)} before the last` : "the last";
@@ -67,7 +67,7 @@ export function Chart({ title, bars, unit, sampled }) {
       "aria-label": describe(bars, title),
       style: { width: "100%", height: "4.5rem", display: "block" },
     },
-    bars.map((bar, place) => drawn(bar, place, bars.length, most, unit)),
+    bars.map((bar, place) => column(bar, place, bars.length, most, unit)),
     ground(WIDTH, HEIGHT),
   );
   const line = { justify: "space-between", gap: 3, wrap: "wrap" };
@@ -101,7 +101,7 @@ function Axis({ bars, unit, most }) {
   );
 }
 
-const SPARKS = 20; // bars of three minutes: the last hour
+const SPARK_BARS = 20; // bars of three minutes: the last hour
 
 /** A small chart for a table row, of [[place, succeeded, failed, other]] without empty places. */
 export function Spark({ of }) {
@@ -109,7 +109,7 @@ export function Spark({ of }) {
   const bars = of.map(([place, succeeded, failed, other]) => ({ place, succeeded, failed, other }));
   const most = Math.max(1, ...bars.map(ended));
   const [width, height] = [120, 20];
-  const step = width / SPARKS;
+  const step = width / SPARK_BARS;
   const rate = failureRate(bars);
   const words = describe(bars, "Last hour");
   const picture = { viewBox: `0 0 ${width} ${height + 1}`, role: "img", "aria-label": words, style: { width: "7.5rem", height: "1.3rem" } };

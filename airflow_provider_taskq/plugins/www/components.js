@@ -92,7 +92,7 @@ export function Empty({ title, children }) {
 }
 
 /** One of: loading, an error, or the data, with the error of a failed refresh above it. */
-export function Shown({ of, rows, children }) {
+export function Loaded({ of, rows, children }) {
   if (of.loading) return h(Loading, { rows });
   const failure = of.error ? h(Failure, { error: of.error, again: of.reload }) : null;
   return h(UI.Stack, { gap: 3, minW: 0 }, failure, of.data ? children(of.data) : null);
@@ -108,7 +108,7 @@ export function When({ at, from, only }) {
 }
 
 /** The time of the data, and the switch that stops the refresh. */
-export function Stamp({ asOf, live, onLive }) {
+export function Freshness({ asOf, live, onLive }) {
   return h(
     UI.HStack,
     { gap: 2, color: "fg.muted", fontSize: "sm", whiteSpace: "nowrap" },

@@ -1,5 +1,5 @@
 /** Numbers, durations and moments as people read them. */
-import { timeZone } from "./airflow_globals.js";
+import { localParts } from "./time_zone.js";
 
 const DIGITS = new Intl.NumberFormat("en");
 
@@ -55,26 +55,17 @@ export function bytes(value) {
   return value < 1048576 ? `${(value / 1024).toFixed(1)} KiB` : `${(value / 1048576).toFixed(1)} MiB`;
 }
 
-function parts(moment, options) {
-  const format = { hourCycle: "h23", timeZone: timeZone(), ...options };
-  const made = new Intl.DateTimeFormat("en", format).formatToParts(new Date(moment));
-  return Object.fromEntries(made.map(({ type, value }) => [type, value]));
-}
-
-const DAY = { year: "numeric", month: "2-digit", day: "2-digit" };
-const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit" };
-
 /** A moment in the time zone that Airflow shows: 2026-11-21 10:02:24, as Airflow writes it. */
 export function moment(iso) {
   if (!iso) return "–";
-  const p = parts(iso, { ...DAY, ...CLOCK });
+  const p = localParts(iso);
   return `${p.year}-${p.month}-${p.day} ${p.hour}:${p.minute}:${p.second}`;
 }
 
 /** The time of day of a moment. */
 export function clock(iso) {
   if (!iso) return "–";
-  const p = parts(iso, CLOCK);
+  const p = localParts(iso);
   return `${p.hour}:${p.minute}:${p.second}`;
 }
 

@@ -4,7 +4,7 @@
 const TOKENS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s"{}[\],:]+/g;
 
 /** The browser's message about a text that is not JSON; null if it is JSON or blank. */
-export function fault(text) {
+export function jsonError(text) {
   if (!text.trim()) return null;
   try {
     JSON.parse(text);
@@ -15,8 +15,8 @@ export function fault(text) {
 }
 
 /** The text with lines and indents. It works on tokens: JSON.parse would round 12345678901234567890. */
-export function readable(text) {
-  if (fault(text) !== null) return text;
+export function indent(text) {
+  if (jsonError(text) !== null) return text;
   const tokens = text.match(TOKENS) ?? [];
   let depth = 0;
   // At most as deep as a push allows: the indents of 30,000 levels would take gigabytes.

@@ -3,7 +3,7 @@ import { Acting } from "./actions/context.js";
 import { Fragment, h, Link, UI, useCallback, useEffect, useLocation, useMemo, useNavigate, useRef, useState } from "./airflow_globals.js";
 import { Liveness, useLive } from "./polling.js";
 import { Icon } from "./icons.js";
-import { Empty, Failure, Loading, Stamp } from "./components.js";
+import { Empty, Failure, Freshness, Loading } from "./components.js";
 import { FILTERS, titleOf, usePlace, viewKey } from "./location.js";
 import { Audit } from "./views/audit.js";
 import { Health } from "./views/health.js";
@@ -152,7 +152,7 @@ function Body({ place, connections, asOf, live, setLive }) {
         conn.may_act ? null : h(UI.Badge, { variant: "surface", title: "To act, you need the right to edit this connection" }, "view only"),
       ),
       h(Find, { key: here, value: place.view === "search" ? place.text : "", onFind: (text) => place.go({ ...ALL_PARAMETERS, view: "search", text }) }),
-      h(Stamp, { asOf, live, onLive: setLive }),
+      h(Freshness, { asOf, live, onLive: setLive }),
     ),
     h(Acting, { key: conn.conn_id, conn, here }, h(View, { key: here, conn, place, focus: came.current === null })),
   );
@@ -174,12 +174,12 @@ export function Page() {
     settled = true;
     navigate({ pathname, search }, { replace: true });
   }, [navigate, pathname, search]);
-  return ready || key !== came.current ? h(Whole) : h(Loading);
+  return ready || key !== came.current ? h(PageContent) : h(Loading);
 }
 
 let settled = false;
 
-function Whole() {
+function PageContent() {
   const place = usePlace();
   const [live, setLive] = useState(true);
   const [asOf, report] = useFreshest(place.view);

@@ -2,7 +2,7 @@
 import { h, To, UI, useEffect, useMemo, useState } from "./airflow_globals.js";
 import { loadInstance, named } from "./task_instance.js";
 import { Liveness, useLive } from "./polling.js";
-import { Empty, Failure, Loading, Part, Shown, Stamp, State } from "./components.js";
+import { Empty, Failure, Freshness, Loaded, Loading, Part, State } from "./components.js";
 import { search } from "./location.js";
 import { Rows } from "./table.js";
 import { TaskRows } from "./views/task_rows.js";
@@ -65,7 +65,7 @@ function Claim({ claim, asOf, place }) {
   );
 }
 
-function Found({ data, details, place }) {
+function InstanceTasks({ data, details, place }) {
   const { owner, holds, pushed, waits_for: waits, topic, as_of: asOf } = data;
   const nothing = !owner && !holds.length && !pushed.length && !waits.length && !data.drain;
   if (nothing && !topic) {
@@ -84,12 +84,12 @@ function Found({ data, details, place }) {
   );
 }
 
-function Known({ conn, instance, details }) {
+function InstanceView({ conn, instance, details }) {
   const place = usePage(conn);
   const { topic, first, last, identifiers, claimedAs, claimed, since, wait } = details;
   const query = { ...named(instance), claimed_as: claimedAs, claimed, since, ...wait, topic, first, last, identifier: identifiers };
   const found = useLive(`${encodeURIComponent(conn)}/instance`, query);
-  return h(Shown, { of: found, rows: 4 }, (data) => h(Found, { data, details, place }));
+  return h(Loaded, { of: found, rows: 4 }, (data) => h(InstanceTasks, { data, details, place }));
 }
 
 /** The panel that Airflow shows on the page of a task instance. */
@@ -105,7 +105,7 @@ export function Panel({ dagId, runId, taskId, mapIndex }) {
     if (connections.error) return h(Failure, { error: connections.error, again: connections.reload });
     if (!connections.data || !details) return h(Loading, { rows: 4 });
     if (details.ours === false) return h(Empty, { title: "Not a task of TaskQ" }, "Airflow shows this tab on every task instance. This one runs another operator.");
-    return conn ? h(Known, { conn, instance, details }) : h(Empty, { title: "No connection to show" });
+    return conn ? h(InstanceView, { conn, instance, details }) : h(Empty, { title: "No connection to show" });
   };
   return h(
     Liveness.Provider,
@@ -113,7 +113,7 @@ export function Panel({ dagId, runId, taskId, mapIndex }) {
     h(
       UI.Stack,
       { gap: 3, p: 2, minW: 0, "data-testid": "taskq-panel" },
-      h(UI.Flex, { justify: "flex-end" }, h(Stamp, { asOf, live, onLive: setLive })),
+      h(UI.Flex, { justify: "flex-end" }, h(Freshness, { asOf, live, onLive: setLive })),
       details?.refused ? h(UI.Text, { fontSize: "sm", color: "fg.muted" }, details.refused) : null,
       content(),
     ),

@@ -2,7 +2,7 @@
 import { createContext, useCallback, useContext, useEffect, useRef, useState } from "./airflow_globals.js";
 import { get } from "./api.js";
 
-const EVERY = 5000;
+const EVERY = 5000; // milliseconds
 const AT_MOST = 60000;
 
 /** {live, report(moment)}: whether views refresh, and the function that reports the time of new data. */
@@ -10,6 +10,9 @@ export const Liveness = createContext({ live: true, report: () => {} });
 
 /** The pause is at least ten times as long as the request took, so that no page keeps a slow server busy. */
 const pause = (took, failures) => Math.min(AT_MOST, Math.max(EVERY, 10 * took) * 2 ** Math.min(failures, 4));
+
+/** Loads a view of a connection as `useLive` does; nothing if the name of the view is null. */
+export const useView = (conn, view, query) => useLive(view === null ? null : `${encodeURIComponent(conn.conn_id)}/${view}`, query);
 
 /**
  * Loads a path of the API again and again: {data, error, loading, reload}. If `where` is null it loads nothing.

@@ -104,7 +104,13 @@ export function Rows({ label, columns, rows, keyOf, selection, testid, sorting, 
   );
 }
 
-const turn = (title, onClick, icon) =>
+/** The first and the next page of a list whose pages start `after` a place. */
+export const turns = (place, next) => ({
+  first: place.after ? () => place.go({ after: null }) : null,
+  next: next ? () => place.go({ after: next }) : null,
+});
+
+const pageButton = (title, onClick, icon) =>
   h(UI.Button, { key: title, size: "sm", variant: "outline", disabled: !onClick, onClick: onClick ?? undefined }, title, icon);
 
 /** The buttons for other pages of a list; none if there is one page. */
@@ -114,8 +120,8 @@ export function Pages({ first, previous, next, note }) {
     UI.Flex,
     { as: "nav", "aria-label": "Pages", align: "center", gap: 2, justify: "flex-end", wrap: "wrap" },
     note ? h(UI.Text, { fontSize: "sm", color: "fg.muted", mr: "auto" }, note) : null,
-    turn("First page", first),
-    previous === undefined ? null : turn("Previous", previous),
-    turn("Next", next, h(Icon, { name: "next" })),
+    pageButton("First page", first),
+    previous === undefined ? null : pageButton("Previous", previous),
+    pageButton("Next", next, h(Icon, { name: "next" })),
   );
 }

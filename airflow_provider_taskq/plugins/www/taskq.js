@@ -9,8 +9,8 @@ const TOO_OLD = "The TaskQ page needs the Chakra components that Airflow hands o
 
 async function components() {
   if (!globalThis.ChakraUI || !globalThis.ReactRouterDOM) {
-    const Sorry = () => globalThis.React.createElement("p", { role: "alert" }, TOO_OLD);
-    return { Page: Sorry, Panel: Sorry };
+    const TooOld = () => globalThis.React.createElement("p", { role: "alert" }, TOO_OLD);
+    return { Page: TooOld, Panel: TooOld };
   }
   const [{ Page }, { Panel }] = await Promise.all([import("./page.js"), import("./panel.js")]);
   return { Page, Panel };

@@ -1,5 +1,5 @@
 /** Text that takes effect when the user stops typing or presses Enter. */
-import { useEffect, useRef, useState } from "./airflow_globals.js";
+import { h, UI, useEffect, useRef, useState } from "./airflow_globals.js";
 
 const DELAY = 400; // milliseconds
 
@@ -35,4 +35,15 @@ export function useTyped(value, onChange, echo = (text) => text) {
     timer.current = setTimeout(() => send(now), DELAY);
   };
   return { text, type, submit: () => send(text) };
+}
+
+/** A search field. */
+export function Search({ label, value = "", onSearch }) {
+  const { text, type, submit } = useTyped(value, onSearch);
+  const now = (event) => {
+    event.preventDefault();
+    submit();
+  };
+  const field = { type: "search", size: "sm", width: { base: "full", sm: "18rem" }, "aria-label": label, placeholder: label };
+  return h("form", { role: "search", onSubmit: now }, h(UI.Input, { ...field, value: text, onChange: ({ target }) => type(target.value) }));
 }

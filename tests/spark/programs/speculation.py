@@ -3,22 +3,20 @@
 Spark never speculates on the host where the first try runs, so the two workers live on two loopback addresses.
 """
 
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from socket import create_server
 
 import pyarrow as pa
-import pyspark
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import register_source
+from tests.spark.cluster import standalone_cluster
 
 PARTS = 4
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -47,37 +45,12 @@ def push(spark: SparkSession, dsn: str, count: int) -> None:
     frame.write.format(source).mode("append").options(mode="push", topic="pushed").save()
 
 
-@contextmanager
-def deployed(*arguments: str) -> Iterator[None]:
-    """One process of a standalone cluster."""
-    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-class"), *arguments, "--webui-port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
-
-
-@contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """A master and a worker a host; its address."""
-    with create_server((HOSTS[0], 0)) as free:
-        port = str(free.getsockname()[1])
-    master = f"spark://{HOSTS[0]}:{port}"
-    package = "org.apache.spark.deploy"
-    with ExitStack() as processes:
-        processes.enter_context(deployed(f"{package}.master.Master", "--host", HOSTS[0], "--port", port))
-        for host in HOSTS:
-            options = ["--host", host, "--cores", "1", "--memory", "1g", "--work-dir", str(folder / host)]
-            processes.enter_context(deployed(f"{package}.worker.Worker", *options, master))
-        yield master
-
-
 def main(dsn_file: Path) -> None:
     """The database comes as an argument of the function, from a file that no executor knows."""
-    with cluster(dsn_file.parent) as master:
+    # The executors import this package through PYTHONPATH.
+    with standalone_cluster(dsn_file.parent, HOSTS, {"PYTHONPATH": os.environ["PYTHONPATH"]}) as cluster:
         spark = (
-            SparkSession.builder.master(master)
+            SparkSession.builder.master(cluster.master)
             .config("spark.ui.enabled", "false")
             .config("spark.executor.memory", "512m")
             .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")

@@ -86,7 +86,7 @@ export function ActionDialog({ conn, request, close, done, busy, setBusy }) {
   );
   const more = outcome?.failure || outcome?.result?.more;
   const ended = [
-    more ? h(UI.Button, { key: "again", size: "sm", variant: "outline", onClick: again }, "Look again") : null,
+    more ? h(UI.Button, { key: "again", size: "sm", variant: "outline", onClick: again }, "Preview again") : null,
     h(UI.Button, { key: "done", size: "sm", ref: finish, colorPalette: "brand", onClick: close }, "Close"),
   ];
   return h(

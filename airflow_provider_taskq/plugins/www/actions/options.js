@@ -1,8 +1,6 @@
 /** The options of actions, and their labels. */
 import { h, UI } from "../airflow_globals.js";
-import { Choice, Labelled } from "../views/filter.js";
-
-const option = ([value, text]) => h("option", { key: value, value }, text);
+import { Choice, Labelled, option } from "../views/filter.js";
 
 const REVIVALS = [
   ["RESET", "Reset: the task itself, in its old place"],

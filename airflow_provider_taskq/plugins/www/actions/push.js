@@ -1,11 +1,11 @@
 /** The form that pushes one task. It checks the payload while the user types. */
 import { h, UI, useEffect, useRef, useState } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
-import { fault as jsonFault } from "../json.js";
+import { jsonError } from "../json.js";
 import { post } from "../api.js";
-import { Choice, Labelled } from "../views/filter.js";
+import { Choice, Labelled, option } from "../views/filter.js";
 import { bytes } from "../format.js";
-import { fromWall } from "../time_zone.js";
+import { fromLocal } from "../time_zone.js";
 import { Frame, Message } from "./dialog_frame.js";
 
 const INSERTIONS = [
@@ -33,7 +33,7 @@ function optionsOf(form) {
     priority,
     payload: form.payload.trim() ? form.payload : null,
     reference: form.reference || null,
-    ...(form.available_at ? { available_at: fromWall(form.available_at) } : {}),
+    ...(form.available_at ? { available_at: fromLocal(form.available_at) } : {}),
   };
 }
 
@@ -43,9 +43,9 @@ function Text({ label, note, value, onChange, ...props }) {
 }
 
 function Payload({ value, onChange }) {
-  const fault = jsonFault(value);
+  const error = jsonError(value);
   const size = new TextEncoder().encode(value.trim()).length;
-  const note = fault ?? (value.trim() ? `JSON, ${bytes(size)}` : "no payload");
+  const note = error ?? (value.trim() ? `JSON, ${bytes(size)}` : "no payload");
   const field = (id) => [
     h(UI.Textarea, {
       key: "field",
@@ -55,13 +55,13 @@ function Payload({ value, onChange }) {
       fontFamily: "mono",
       fontSize: "xs",
       spellCheck: false,
-      "aria-invalid": fault !== null,
+      "aria-invalid": error !== null,
       "aria-describedby": `${id}-note`,
       onChange: ({ target }) => onChange(target.value),
     }),
     h(
       UI.Text,
-      { key: "note", id: `${id}-note`, fontSize: "xs", mt: 1, color: fault ? "fg.error" : "fg.muted", overflowWrap: "anywhere", "data-testid": "json" },
+      { key: "note", id: `${id}-note`, fontSize: "xs", mt: 1, color: error ? "fg.error" : "fg.muted", overflowWrap: "anywhere", "data-testid": "json" },
       note,
     ),
   ];
@@ -69,7 +69,6 @@ function Payload({ value, onChange }) {
 }
 
 function Fields({ form, set }) {
-  const option = ([value, text]) => h("option", { key: value, value }, text);
   const columns = { gridTemplateColumns: "repeat(auto-fit, minmax(min(100%, 12rem), 1fr))", gap: 4 };
   return h(
     UI.Stack,
@@ -119,7 +118,7 @@ export function PushDialog({ conn, request, close, done, busy, setBusy }) {
     setBusy(false);
   }
 
-  const ready = form.identifier.trim() !== "" && jsonFault(form.payload) === null;
+  const ready = form.identifier.trim() !== "" && jsonError(form.payload) === null;
   const plain = { variant: "outline", disabled: busy };
   const footers = {
     form: () => [

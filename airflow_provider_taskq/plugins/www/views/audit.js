@@ -1,30 +1,30 @@
 /** The audit log. */
 import { h, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Empty, Shown, Title, When } from "../components.js";
-import { Pages, Rows } from "../table.js";
+import { useView } from "../polling.js";
+import { Empty, Loaded, Title, When } from "../components.js";
+import { Pages, Rows, turns } from "../table.js";
 import { number, person } from "../format.js";
 
 const columns = (place, asOf) => [
   { title: "When", show: (row) => h(When, { at: row.happened, from: asOf }) },
-  { title: "Person", show: (row) => person(row.actor, row.role) },
+  { title: "By", show: (row) => person(row.actor, row.role) },
   { title: "Action", look: { fontWeight: "semibold" }, show: (row) => row.action },
   { title: "Topic", show: (row) => (row.topic ? h(To, { to: place.at({ topic: row.topic }) }, row.topic) : "–") },
-  { title: "Which", show: (row) => row.what || "–" },
+  { title: "Details", show: (row) => row.what || "–" },
   { title: "Tasks", number: true, show: (row) => (row.count === null ? "–" : number(row.count)) },
 ];
 
 export function Audit({ conn, place, focus }) {
-  const audit = useLive(`${encodeURIComponent(conn.conn_id)}/audit`, { topic: place.topic, after: place.after });
+  const audit = useView(conn, "audit", { topic: place.topic, after: place.after });
   return h(
     UI.Stack,
     { gap: 3 },
     h(Title, { focus }, place.topic ? `Audit of ${place.topic}` : "Audit"),
-    h(Shown, { of: audit }, ({ audit: rows, next, as_of: asOf }) => [
+    h(Loaded, { of: audit }, ({ audit: rows, next, as_of: asOf }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Audit", testid: "audit", rows, keyOf: (row) => row.id, columns: columns(place, asOf) })
         : h(Empty, { key: "none", title: "No action yet" }, "Every action of the page and of the command line, and every revealed payload, is listed here."),
-      h(Pages, { key: "pages", first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null }),
+      h(Pages, { key: "pages", ...turns(place, next) }),
     ]),
   );
 }

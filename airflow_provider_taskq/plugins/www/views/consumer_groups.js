@@ -1,7 +1,7 @@
 /** The progress of consumer groups, and the transactions that hold back the logs. */
 import { h, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Empty, Part, Shown, Title, When } from "../components.js";
+import { useView } from "../polling.js";
+import { Empty, Loaded, Part, Title, When } from "../components.js";
 import { Rows } from "../table.js";
 import { count, number } from "../format.js";
 
@@ -31,12 +31,12 @@ function Holders({ holders, asOf, place }) {
 }
 
 export function ConsumerGroups({ conn, place, focus }) {
-  const groups = useLive(`${encodeURIComponent(conn.conn_id)}/consumer_groups`);
+  const groups = useView(conn, "consumer_groups");
   return h(
     UI.Stack,
     { gap: 3 },
     h(Title, { focus }, "Consumer groups"),
-    h(Shown, { of: groups }, ({ consumer_groups: rows, holders, capped, as_of: asOf }) => [
+    h(Loaded, { of: groups }, ({ consumer_groups: rows, holders, capped, as_of: asOf }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Consumer groups", testid: "consumer_groups", rows, keyOf: (row) => `${row.group}/${row.topic}/${row.partition}`, columns: progress(place, asOf) })
         : h(Empty, { key: "none", title: "No consumer group yet" }, "A consumer group appears once it has stored a cursor."),

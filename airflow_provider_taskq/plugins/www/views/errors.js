@@ -1,7 +1,7 @@
 /** The failures of a topic, grouped by error: a count, a link to the tasks, and a retry for the whole group. */
 import { useActing } from "../actions/context.js";
 import { h, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
+import { useView } from "../polling.js";
 import { ActionButton, Part } from "../components.js";
 import { Rows } from "../table.js";
 import { distance, moment, number, plural } from "../format.js";
@@ -38,7 +38,7 @@ function columns(topic, place, asOf, onDone) {
 
 /** The groups of errors; nothing if no task has failed. */
 export function Errors({ conn, place, topic }) {
-  const found = useLive(`${encodeURIComponent(conn.conn_id)}/errors`, { topic });
+  const found = useView(conn, "errors", { topic });
   const groups = found.data?.errors ?? [];
   if (!groups.length) return null;
   const all = groups[0].looked_at;

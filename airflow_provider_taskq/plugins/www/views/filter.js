@@ -3,7 +3,7 @@ import { h, UI, useId, useState } from "../airflow_globals.js";
 import { Icon } from "../icons.js";
 import { FILTERS } from "../location.js";
 import { useTyped } from "../text_input.js";
-import { fromWall, toWall } from "../time_zone.js";
+import { fromLocal, toLocal } from "../time_zone.js";
 
 const MORE = ["reference", "since", "until", "error", "error_group"];
 
@@ -18,7 +18,7 @@ const STATES = [
 const statusOf = (state) => (state === "ACTIVE" ? "running" : state === "READY" ? "READY" : (state ?? "").toLowerCase());
 
 const word = (value) => h("option", { key: value, value }, value);
-const option = ([value, text]) => h("option", { key: value, value }, text);
+export const option = ([value, text]) => h("option", { key: value, value }, text);
 
 /** A field with its label above it. */
 export function Labelled({ label, children, ...props }) {
@@ -48,7 +48,7 @@ function Typed({ label, value = "", onChange, echo, wide, ...props }) {
 }
 
 function Moment({ value, onChange, ...props }) {
-  const address = { value: toWall(value), onChange: (text) => onChange(fromWall(text)), echo: (text) => toWall(fromWall(text)) };
+  const address = { value: toLocal(value), onChange: (text) => onChange(fromLocal(text)), echo: (text) => toLocal(fromLocal(text)) };
   return h(Typed, { ...props, ...address, type: "datetime-local", wide: true, step: 1 });
 }
 

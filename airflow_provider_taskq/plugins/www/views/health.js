@@ -1,12 +1,12 @@
 /** Health findings by subject, the worst first. */
 import { h, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Empty, Shown, State, Title } from "../components.js";
+import { useView } from "../polling.js";
+import { Empty, Loaded, State, Title } from "../components.js";
 import { Rows } from "../table.js";
 import { plural, sentence } from "../format.js";
 
 /** Links to the topic, task and owner of a finding. */
-function About({ finding, place }) {
+function FindingLinks({ finding, place }) {
   const { topic, sequence, owner } = finding;
   const links = [
     topic && h(To, { key: "topic", to: place.at({ topic }) }, topic),
@@ -16,14 +16,14 @@ function About({ finding, place }) {
   return links.length ? h(UI.HStack, { as: "span", gap: 2, wrap: "wrap", display: "inline-flex", ml: 2 }, links) : null;
 }
 
-function Found({ findings, place }) {
+function FindingList({ findings, place }) {
   const line = (finding) =>
     h(
       UI.Box,
       { as: "li", key: finding.detail },
       sentence(finding.detail),
       finding.pid === null ? null : h(UI.Text, { as: "span", color: "fg.muted" }, ` Process ${finding.pid}.`),
-      h(About, { finding, place }),
+      h(FindingLinks, { finding, place }),
     );
   return h(UI.Stack, { as: "ul", gap: 1.5, listStyleType: "none" }, findings.map(line));
 }
@@ -31,7 +31,7 @@ function Found({ findings, place }) {
 const columns = (place) => [
   { title: "Subject", look: { fontWeight: "semibold" }, show: (row) => row.subject },
   { title: "Severity", show: (row) => h(State, { name: row.severity }) },
-  { title: "Findings", show: (row) => h(Found, { findings: row.findings, place }) },
+  { title: "Findings", show: (row) => h(FindingList, { findings: row.findings, place }) },
 ];
 
 /** Findings by subject, ordered by the worst of each. A fine finding is left out if its subject has a worse one. */
@@ -54,12 +54,12 @@ function verdict(subjects) {
 }
 
 export function Health({ conn, place, focus }) {
-  const health = useLive(`${encodeURIComponent(conn.conn_id)}/health`);
+  const health = useView(conn, "health");
   return h(
     UI.Stack,
     { gap: 3 },
     h(Title, { focus }, "Health"),
-    h(Shown, { of: health }, ({ findings }) => {
+    h(Loaded, { of: health }, ({ findings }) => {
       const subjects = bySubject(findings);
       return subjects.length
         ? [

@@ -1,10 +1,10 @@
 /** Owners, and the tasks that they hold. */
 import { useActing } from "../actions/context.js";
 import { h, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { ActionButton, Empty, Facts, Part, Shown, State, Title, When } from "../components.js";
-import { Search } from "../search.js";
-import { Pages, Rows } from "../table.js";
+import { useView } from "../polling.js";
+import { ActionButton, Empty, Facts, Loaded, Part, State, Title, When } from "../components.js";
+import { Search } from "../text_input.js";
+import { Pages, Rows, turns } from "../table.js";
 import { count, distance, duration, moment } from "../format.js";
 import { InAirflow } from "./in_airflow.js";
 import { TaskRows } from "./task_rows.js";
@@ -29,7 +29,7 @@ function columns(place, asOf) {
 
 export function Owners({ conn, place, focus }) {
   const { mayAct, act } = useActing();
-  const owners = useLive(`${encodeURIComponent(conn.conn_id)}/owners`, { search: place.search, after: place.after });
+  const owners = useView(conn, "owners", { search: place.search, after: place.after });
   const expire = () => act({ action: "expire", subject: "lapsed leases", onDone: owners.reload });
   const look = (search) => place.go({ search, after: null }, { ifHere: true });
   const aside = [
@@ -40,16 +40,16 @@ export function Owners({ conn, place, focus }) {
     UI.Stack,
     { gap: 3 },
     h(Title, { focus, aside }, "Owners"),
-    h(Shown, { of: owners }, ({ owners: rows, next, as_of: asOf }) => [
+    h(Loaded, { of: owners }, ({ owners: rows, next, as_of: asOf }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Owners", testid: "owners", rows, keyOf: (row) => row.owner, columns: columns(place, asOf) })
         : h(Empty, { key: "none", title: place.search ? "No owner contains this text" : "No owner" }, place.search ? null : "No worker has registered."),
-      h(Pages, { key: "pages", first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null }),
+      h(Pages, { key: "pages", ...turns(place, next) }),
     ]),
   );
 }
 
-function Held({ data, place }) {
+function HeldTasks({ data, place }) {
   const { owner, tasks, next, as_of: asOf } = data;
   if (!owner) return h(Empty, { title: "No owner of this name" }, "Its lease has ended, or it never registered.");
   const facts = [
@@ -62,14 +62,13 @@ function Held({ data, place }) {
   const rows = tasks.length
     ? h(TaskRows, { label: "Held tasks", tasks, asOf, place, topics: true, owners: false })
     : h(Empty, { title: "The owner holds no task" });
-  const pages = { first: place.after ? () => place.go({ after: null }) : null, next: next ? () => place.go({ after: next }) : null };
-  return h(UI.Stack, { gap: 3, minW: 0 }, h(Facts, { facts }), h(Part, null, "Held tasks"), rows, h(Pages, pages));
+  return h(UI.Stack, { gap: 3, minW: 0 }, h(Facts, { facts }), h(Part, null, "Held tasks"), rows, h(Pages, turns(place, next)));
 }
 
 export function Owner({ conn, place, focus }) {
   const { mayAct, act } = useActing();
   const name = place.owner;
-  const owner = useLive(`${encodeURIComponent(conn.conn_id)}/owner`, { owner: name, after: place.after });
+  const owner = useView(conn, "owner", { owner: name, after: place.after });
   const release = () => act({ action: "release", options: { owner: name }, subject: `what ${name} holds`, onDone: owner.reload });
   const there = owner.data?.owner;
   const badge = there?.lapsed ? h(State, { name: "expired" }, "lapsed") : null;
@@ -77,6 +76,6 @@ export function Owner({ conn, place, focus }) {
     UI.Stack,
     { gap: 3, minW: 0 },
     h(Title, { focus, badge, aside: mayAct && there ? h(ActionButton, { icon: "release", onClick: release }, "Release") : null }, name),
-    h(Shown, { of: owner }, (data) => h(Held, { data, place })),
+    h(Loaded, { of: owner }, (data) => h(HeldTasks, { data, place })),
   );
 }

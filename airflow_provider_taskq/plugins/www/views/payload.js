@@ -1,7 +1,7 @@
 /** A task's payload and output: their size, and their text after a click on Reveal. */
 import { useActing } from "../actions/context.js";
 import { h, UI, useEffect, useState } from "../airflow_globals.js";
-import { readable } from "../json.js";
+import { indent } from "../json.js";
 import { ActionButton, Failure, Part, Verbatim } from "../components.js";
 import { post } from "../api.js";
 import { bytes } from "../format.js";
@@ -26,7 +26,7 @@ export function Payload({ conn, task }) {
   }
 
   if (!state.texts) {
-    const note = mayAct ? "Revealing it writes an audit line with your name." : "To see it, you need the right to edit this connection.";
+    const note = mayAct ? "Reveal shows the text and writes an audit line with your name." : "You need the right to edit this connection to see the text.";
     return h(
       UI.Stack,
       { gap: 3, "data-testid": "masked" },
@@ -38,7 +38,7 @@ export function Payload({ conn, task }) {
   }
   const { payload, output, cut } = state.texts;
   const shown = (title, text) =>
-    text === null ? null : h(UI.Stack, { key: title, gap: 2 }, h(Part, null, title), h(Verbatim, { label: title, "data-testid": title.toLowerCase() }, readable(text)));
+    text === null ? null : h(UI.Stack, { key: title, gap: 2 }, h(Part, null, title), h(Verbatim, { label: title, "data-testid": title.toLowerCase() }, indent(text)));
   return h(
     UI.Stack,
     { gap: 3, minW: 0, "aria-live": "polite" },

@@ -1,7 +1,7 @@
 /** Tasks of all topics by sequence, identifier or reference. */
 import { Fragment, h, UI, useEffect, useState } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Empty, Shown, Title } from "../components.js";
+import { useView } from "../polling.js";
+import { Empty, Loaded, Title } from "../components.js";
 import { TaskRows } from "./task_rows.js";
 
 /** The search field in the bar of every view: Enter opens the results. */
@@ -19,14 +19,14 @@ export function Find({ value = "", onFind }) {
 
 export function SearchResults({ conn, place, focus }) {
   const text = place.text ?? "";
-  const found = useLive(text ? `${encodeURIComponent(conn.conn_id)}/search` : null, { text });
+  const found = useView(conn, text ? "search" : null, { text });
   const none = h(Empty, { title: "No task matches" }, "The search compares whole sequences, identifiers and references. In a topic, More filters finds tasks by their error.");
   return h(
     UI.Stack,
     { gap: 3, minW: 0 },
     h(Title, { focus }, text ? `Tasks found by ${text}` : "Find a task"),
     text
-      ? h(Shown, { of: found }, ({ tasks, more, as_of: asOf }) => [
+      ? h(Loaded, { of: found }, ({ tasks, more, as_of: asOf }) => [
           tasks.length ? h(TaskRows, { key: "rows", label: "Found tasks", tasks, asOf, place, topics: true, testid: "found" }) : h(Fragment, { key: "none" }, none),
           more ? h(UI.Text, { key: "more", fontSize: "sm", color: "fg.muted" }, "Only the newest tasks are shown; more exist.") : null,
         ])

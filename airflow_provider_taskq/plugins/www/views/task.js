@@ -2,8 +2,8 @@
 import { OF_WAITING, TaskButtons } from "../actions/toolbar.js";
 import { useActing } from "../actions/context.js";
 import { h, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Facts, Part, Shown, State, Title, Verbatim, When } from "../components.js";
+import { useView } from "../polling.js";
+import { Facts, Loaded, Part, State, Title, Verbatim, When } from "../components.js";
 import { attemptTimes, bytes, sentence } from "../format.js";
 import { InAirflow } from "./in_airflow.js";
 import { Payload } from "./payload.js";
@@ -59,7 +59,7 @@ function DependsOn({ dependencies, place }) {
   return [h(Part, { key: "title" }, "Depends on"), h(UI.Stack, { key: "list", as: "ul", gap: 1, listStyleType: "none" }, dependencies.map(one))];
 }
 
-function Everything({ data, conn, place }) {
+function Details({ data, conn, place }) {
   const { task, why, waits_normally: waitsNormally, timeline, as_of: asOf } = data;
   const columns = { gridTemplateColumns: { base: "minmax(0, 1fr)", xl: "minmax(0, 3fr) minmax(20rem, 2fr)" }, gap: 6, alignItems: "start" };
   const left = h(
@@ -92,7 +92,7 @@ function Release({ task, act, reload }) {
 
 export function Task({ conn, place, focus }) {
   const { topic, sequence } = place;
-  const found = useLive(`${encodeURIComponent(conn.conn_id)}/task`, { topic, sequence });
+  const found = useView(conn, "task", { topic, sequence });
   const task = found.data?.task;
   const badge = task ? h(State, { name: task.status }) : null;
   const title = task ? [`#${sequence} `, h(UI.Text, { key: "identifier", as: "span", fontWeight: "normal" }, task.identifier)] : `#${sequence}`;
@@ -102,6 +102,6 @@ export function Task({ conn, place, focus }) {
     { gap: 3, minW: 0 },
     up,
     h(Title, { focus, badge, aside: h(Buttons, { task, reload: found.reload }) }, title),
-    h(Shown, { of: found }, (data) => h(Everything, { data, conn, place })),
+    h(Loaded, { of: found }, (data) => h(Details, { data, conn, place })),
   );
 }

@@ -1,8 +1,8 @@
 /** Tasks of a topic: the filter, a page of the list, and the actions. */
 import { Actions } from "../actions/toolbar.js";
 import { Fragment, h, UI, useMemo, useState } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Empty, Shown, Title } from "../components.js";
+import { useView } from "../polling.js";
+import { Empty, Loaded, Title } from "../components.js";
 import { filterOf } from "../location.js";
 import { Pages } from "../table.js";
 import { number, plural } from "../format.js";
@@ -32,12 +32,12 @@ function useSelection(key) {
   );
 }
 
-const toldOf = (data) =>
+const stopNote = (data) =>
   data.looked_to === null || data.looked_to === undefined
     ? null
     : `The search stopped at #${number(data.looked_to)}: the next page continues from there.`;
 
-function Found({ data, place, filter, selection, reload, topic }) {
+function TaskPage({ data, place, filter, selection, reload, topic }) {
   const filtered = Object.keys(filter).length > 0;
   const none = filtered
     ? h(Empty, { title: "No task matches" }, "Loosen the filter: it compares whole identifiers and references, and a part of the error.")
@@ -51,7 +51,7 @@ function Found({ data, place, filter, selection, reload, topic }) {
     h(Actions, { topic, filter, filtered, chosen: selection, onDone: reload, tasks: data.tasks }),
     data.tasks.length ? h(TaskRows, rows) : none,
     h(Pages, {
-      note: toldOf(data),
+      note: stopNote(data),
       first: place.after || place.before ? () => place.go({ after: null, before: null }) : null,
       previous: turn("before", data.previous),
       next: turn("after", data.next),
@@ -64,10 +64,10 @@ export function TaskList({ conn, place, topic, children }) {
   const filter = filterOf(place);
   const { order, after, before } = place;
   const query = { topic, ...filter, order, after, before, size: SIZE };
-  const tasks = useLive(topic ? `${encodeURIComponent(conn.conn_id)}/tasks` : null, query);
+  const tasks = useView(conn, topic ? "tasks" : null, query);
   const selection = useSelection(JSON.stringify(query));
   const list = topic
-    ? h(Shown, { of: tasks }, (data) => h(Found, { data, place, filter, selection, reload: tasks.reload, topic }))
+    ? h(Loaded, { of: tasks }, (data) => h(TaskPage, { data, place, filter, selection, reload: tasks.reload, topic }))
     : h(Empty, { title: "Choose a topic" }, "Tasks are listed topic by topic.");
   return h(UI.Stack, { gap: 3, minW: 0 }, h(Filter, { place }, children), list);
 }

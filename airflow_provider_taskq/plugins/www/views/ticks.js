@@ -1,7 +1,7 @@
 /** Recurring tasks that wait. */
 import { h, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Empty, Shown, Title, When } from "../components.js";
+import { useView } from "../polling.js";
+import { Empty, Loaded, Title, When } from "../components.js";
 import { Rows } from "../table.js";
 import { number } from "../format.js";
 
@@ -15,12 +15,12 @@ const columns = (place, asOf) => [
 ];
 
 export function Ticks({ conn, place, focus }) {
-  const ticks = useLive(`${encodeURIComponent(conn.conn_id)}/ticks`, { topic: place.topic });
+  const ticks = useView(conn, "ticks", { topic: place.topic });
   return h(
     UI.Stack,
     { gap: 3 },
     h(Title, { focus }, place.topic ? `Ticks of ${place.topic}` : "Ticks"),
-    h(Shown, { of: ticks }, ({ ticks: rows, capped, as_of: asOf }) => [
+    h(Loaded, { of: ticks }, ({ ticks: rows, capped, as_of: asOf }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Ticks", testid: "ticks", rows, keyOf: (row) => `${row.topic}/${row.prefix}/${row.config_hash}`, columns: columns(place, asOf) })
         : h(Empty, { key: "none", title: "No tick waits" }, "`taskq ticks install` or TaskQTicksOperator installs ticks ahead, one task for each moment."),

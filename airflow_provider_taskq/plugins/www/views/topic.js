@@ -2,8 +2,8 @@
 import { useActing } from "../actions/context.js";
 import { Chart } from "../chart.js";
 import { Fragment, h, Link, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { ActionButton, Facts, Part, Shown, State, Title } from "../components.js";
+import { useView } from "../polling.js";
+import { ActionButton, Facts, Loaded, Part, State, Title } from "../components.js";
 import { Rows } from "../table.js";
 import { atLeast, count, distance, duration, moment } from "../format.js";
 import { Dags } from "./dags.js";
@@ -11,7 +11,7 @@ import { Errors } from "./errors.js";
 import { InAirflow } from "./in_airflow.js";
 import { TaskList } from "./tasks.js";
 
-const DEPTHS = [
+const COUNTS = [
   ["Ready", "ready", "ready"],
   ["Scheduled", "scheduled", "scheduled"],
   ["Retrying", "retrying", "retrying"],
@@ -23,7 +23,7 @@ const DEPTHS = [
   ["Expired", "expired", "expired", "failed"],
 ];
 
-function Depth({ title, of, to, palette }) {
+function StatusCount({ title, of, to, palette }) {
   const some = atLeast(of) > 0;
   const color = some && palette ? `${palette}.fg` : some ? "fg" : "fg.subtle";
   return h(
@@ -38,7 +38,7 @@ function Depth({ title, of, to, palette }) {
   );
 }
 
-function Plain({ title, children }) {
+function Figure({ title, children }) {
   return h(
     UI.Box,
     { borderWidth: "1px", borderRadius: "md", px: 3, py: 2, minW: 0 },
@@ -47,12 +47,12 @@ function Plain({ title, children }) {
   );
 }
 
-function Depths({ topic, place }) {
+function StatusCounts({ topic, place }) {
   const grid = { gridTemplateColumns: "repeat(auto-fit, minmax(min(45%, 7rem), 1fr))", gap: 2 };
   const here = { view: null, topic: topic.topic };
-  const depth = ([title, name, status, palette]) =>
-    h(Depth, { key: name, title, of: topic[name], palette, to: place.at({ ...here, status }) });
-  return h(UI.Grid, grid, DEPTHS.map(depth), h(Plain, { title: "Oldest due" }, duration(topic.oldest_seconds)));
+  const figure = ([title, name, status, palette]) =>
+    h(StatusCount, { key: name, title, of: topic[name], palette, to: place.at({ ...here, status }) });
+  return h(UI.Grid, grid, COUNTS.map(figure), h(Figure, { title: "Oldest due" }, duration(topic.oldest_seconds)));
 }
 
 function Consumers({ owners, asOf, place }) {
@@ -86,7 +86,7 @@ function Overview({ data, conn, place }) {
   return h(
     UI.Stack,
     { gap: 3, minW: 0 },
-    h(Depths, { topic, place }),
+    h(StatusCounts, { topic, place }),
     h(
       UI.Grid,
       charts,
@@ -101,7 +101,7 @@ function Overview({ data, conn, place }) {
 }
 
 /** Details below the tasks. */
-function More({ topic, place }) {
+function PolicyAndLinks({ topic, place }) {
   return h(
     UI.Stack,
     { gap: 3, mt: 4 },
@@ -129,7 +129,7 @@ function Buttons({ topic, paused, onDone }) {
 }
 
 export function Topic({ conn, place, focus }) {
-  const topic = useLive(`${encodeURIComponent(conn.conn_id)}/topic`, { topic: place.topic });
+  const topic = useView(conn, "topic", { topic: place.topic });
   const paused = topic.data?.topic.paused;
   const badge = paused ? h(State, { name: "paused" }) : null;
   const aside = h(Buttons, { topic: place.topic, paused, onDone: topic.reload });
@@ -137,9 +137,9 @@ export function Topic({ conn, place, focus }) {
     UI.Stack,
     { gap: 3, minW: 0 },
     h(Title, { focus, badge, aside }, place.topic),
-    h(Shown, { of: topic, rows: 5 }, (data) => h(Overview, { data, conn, place })),
+    h(Loaded, { of: topic, rows: 5 }, (data) => h(Overview, { data, conn, place })),
     topic.data && atLeast(topic.data.topic.failed) ? h(Errors, { conn, place, topic: place.topic }) : null,
     topic.data ? h(Fragment, null, h(Part, null, "Tasks"), h(TaskList, { conn, place, topic: place.topic })) : null,
-    topic.data ? h(More, { topic: topic.data.topic, place }) : null,
+    topic.data ? h(PolicyAndLinks, { topic: topic.data.topic, place }) : null,
   );
 }

@@ -1,6 +1,6 @@
 /** A field for the name of a topic. It suggests the names that contain the text. */
 import { h, UI, useEffect, useId, useRef, useState } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
+import { useView } from "../polling.js";
 import { Labelled } from "./filter.js";
 
 export function TopicField({ conn, value = "", onChoose }) {
@@ -11,7 +11,7 @@ export function TopicField({ conn, value = "", onChoose }) {
     shown.current = value;
   }, [value]);
   const list = useId();
-  const found = useLive(`${encodeURIComponent(conn.conn_id)}/topics`, { search: text === value ? "" : text, size: 100 });
+  const found = useView(conn, "topics", { search: text === value ? "" : text, size: 100 });
   const names = (found.data?.topics ?? []).map(({ topic }) => topic);
   const choose = (name) => {
     shown.current = name;

@@ -1,11 +1,12 @@
 /** All topics at a glance. */
 import { Spark } from "../chart.js";
 import { h, Link, To, UI } from "../airflow_globals.js";
-import { useLive } from "../polling.js";
-import { Empty, Shown, State, Title } from "../components.js";
-import { Search } from "../search.js";
-import { Pages, Rows } from "../table.js";
+import { useView } from "../polling.js";
+import { Empty, Loaded, State, Title } from "../components.js";
+import { Search } from "../text_input.js";
+import { Pages, Rows, turns } from "../table.js";
 import { atLeast, count, duration, plural } from "../format.js";
+import { option } from "./filter.js";
 
 /** A count with a link to its tasks. */
 function Counted({ of, to, palette }) {
@@ -60,7 +61,6 @@ function sortingOf(place) {
 
 /** The sort field of narrow tables, and the switch to topics in trouble. */
 function Choices({ place, sorting, sorts }) {
-  const option = ([value, text]) => h("option", { key: value, value }, text);
   const field = { "aria-label": "Sort by", value: sorting.key, onChange: ({ target }) => place.go({ sort: target.value, order: null, after: null }) };
   const sort = h(UI.NativeSelect.Root, { size: "sm", width: "9rem", hideFrom: "md" }, h(UI.NativeSelect.Field, field, sorts.map(option)), h(UI.NativeSelect.Indicator));
   const trouble = h(
@@ -68,19 +68,18 @@ function Choices({ place, sorting, sorts }) {
     { size: "sm", checked: place.trouble === "true", onCheckedChange: ({ checked }) => place.go({ trouble: checked ? "true" : null, after: null }), colorPalette: "brand" },
     h(UI.Switch.HiddenInput),
     h(UI.Switch.Control),
-    h(UI.Switch.Label, { fontWeight: "normal" }, "Only trouble"),
+    h(UI.Switch.Label, { fontWeight: "normal" }, "Only topics in trouble"),
   );
   return h(UI.HStack, { gap: 4, wrap: "wrap" }, trouble, sort);
 }
 
 /** The list of topics, with the totals of all that match. */
 export function Topics({ conn, place, focus }) {
-  const path = encodeURIComponent(conn.conn_id);
   const sorting = sortingOf(place);
   const { search, trouble, after } = place;
-  const topics = useLive(`${path}/topics`, { search, trouble, after, sort: sorting.key, order: sorting.order });
+  const topics = useView(conn, "topics", { search, trouble, after, sort: sorting.key, order: sorting.order });
   const names = (topics.data?.topics ?? []).map(({ topic }) => topic).sort(); // the same request for each sort order
-  const throughput = useLive(names.length ? `${path}/throughput` : null, { topic: names });
+  const throughput = useView(conn, names.length ? "throughput" : null, { topic: names });
   const look = (now) => place.go({ search: now, after: null }, { ifHere: true });
   const shown = columns(place, throughput.data);
   const sorts = shown.filter((column) => column.sort).map((column) => [column.sort, column.title]);
@@ -92,15 +91,14 @@ export function Topics({ conn, place, focus }) {
     UI.Stack,
     { gap: 3 },
     h(Title, { focus, aside }, "Topics"),
-    h(Shown, { of: topics }, ({ topics: rows, totals, next, capped }) => [
+    h(Loaded, { of: topics }, ({ topics: rows, totals, next, capped }) => [
       rows.length
         ? h(Rows, { key: "rows", label: "Topics", testid: "topics", rows, keyOf: (row) => row.topic, columns: shown, sorting, foot: { ...totals, total: true } })
         : h(None, { key: "none", search, trouble }),
       h(Pages, {
         key: "pages",
         note: capped ? "Only the first 1,000 topics by name are sorted and totaled: search for a part of the name." : null,
-        first: after ? () => place.go({ after: null }) : null,
-        next: next ? () => place.go({ after: next }) : null,
+        ...turns(place, next),
       }),
     ]),
   );

@@ -18,6 +18,7 @@ LANGUAGE sql AS $$
         UNION ALL SELECT * FROM taskq_internal.health_of_dependencies()
         UNION ALL SELECT * FROM taskq_internal.health_of_failures()
         UNION ALL SELECT * FROM taskq_internal.health_of_logs()
+        UNION ALL SELECT * FROM taskq_internal.health_of_partitions()
         UNION ALL SELECT * FROM taskq_internal.health_of_moves()
     ) f (severity, subject, detail, value, pid, topic, sequence, owner)
     ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject,
@@ -449,6 +450,24 @@ BEGIN
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'open pushes', 'no push has been open for a minute', 0::bigint, NULL::int,
             NULL::text, NULL::bigint, NULL::text;
+    END IF;
+END $$;
+
+-- Partitions that an error ended, which their consumer does not retry, and that have made no progress since.
+CREATE FUNCTION taskq_internal.health_of_partitions()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+    LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+    SELECT 'warning', 'ended partitions',
+        format('an error ended partition %s of topic %L in group %L %s ago; taskq.partition_states() shows the error',
+               h.partition, p.name, h.group_name, taskq.format_duration(clock_timestamp() - h.failed)),
+        extract(epoch FROM clock_timestamp() - h.failed)::bigint, NULL::int, p.name, NULL::bigint, NULL::text
+    FROM taskq_internal.consumer_partition h JOIN taskq_internal.topic p USING (topic_id)
+    WHERE h.failed IS NOT NULL ORDER BY h.failed LIMIT 5;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'fine', 'ended partitions', 'no error has ended a partition of a consumer group',
+            0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
     END IF;
 END $$;
 

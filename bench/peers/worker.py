@@ -1,6 +1,6 @@
-"""The worker as a peer of bench.peers, on airflow_provider_taskq.worker.Worker.
+"""TaskQ's worker: airflow_provider_taskq.worker.Worker, which bench/worker.py measures.
 
-It runs in the virtual environment of bench.peers.taskq, which holds psycopg and nothing more.
+It runs in the virtual environment of taskq.py, which holds psycopg and nothing more.
 """
 
 import asyncio
@@ -64,7 +64,6 @@ class _Until(WorkerListener):
         self._empty = empty
 
     def on_empty(self) -> None:
-        """Sets the event."""
         self._empty.set()
 
 
