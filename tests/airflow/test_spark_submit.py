@@ -351,20 +351,13 @@ def test_the_documented_script_reads_the_tasks_of_a_claim_between_the_gate_and_i
     """The script of docs/how-to/gate-spark-job.md runs in Airflow's own SparkSubmitOperator; only the paths differ."""
     page = (EXAMPLES.parent / "docs" / "how-to" / "gate-spark-job.md").read_text()
     section = page.split("## A script of your own from Airflow")[1]
-    dag, script = (part.split("```")[0] for part in section.split("```python\n")[1:3])
+    dag, script = (part.split("```")[0].partition("\n")[2] for part in section.split("```python")[1:3])
     dags, jobs = tmp_path / "dags", tmp_path / "jobs"
     dags.mkdir()
     jobs.mkdir()
     monkeypatch.setenv("TASKQ_DSN", dsn)
     (jobs / "planes.py").write_text(script.replace("/data/planes", str(tmp_path / "planes")))
-    (dags / "own_script.py").write_text(
-        "from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator\n"
-        "from airflow.sdk import DAG\n"
-        "from airflow_provider_taskq.operators import TaskQCompleteOperator, TaskQReleaseOperator\n"
-        "from airflow_provider_taskq.sensors import TaskQSensor\n\n"
-        'with DAG("own_script", schedule=None):\n'
-        + "".join(f"    {line}\n" for line in dag.replace("/opt/jobs", str(jobs)).splitlines())
-    )
+    (dags / "own_script.py").write_text(dag.replace("/opt/jobs", str(jobs)))
     queue.create_topic("planes")
     queue.push("planes", ["N12345", "D-ABCD"])
     log, _ = run_dags(tmp_path, dags, "own_script")

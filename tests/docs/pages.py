@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import psycopg
 import yaml
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ExecStatus
 
 from tests.docs.blocks import Block, BlockError, check_output, read_commands, split_statements
@@ -30,6 +32,8 @@ CONDITION_PATIENCE = 120  # seconds until a condition holds
 TASKQ = '#!/bin/sh\nexec "{python}" -m airflow_provider_taskq.cli "$@"\n'
 PIP = '#!/bin/sh\nexec "{python}" "{pip}" "$@"\n'
 
+# A page writes its database like this.
+PLACEHOLDER = re.compile(r"\b(postgres|postgresql|taskq)://user(?::password)?@host(?::5432)?/database\b")
 _DEFINES_DAG = re.compile(r"\bDAG\(|^@dag\b", re.MULTILINE)
 
 
@@ -38,6 +42,7 @@ class Page:
 
     def __init__(self, folder: Path, dsn: str, environment: Mapping[str, str]) -> None:
         self._folder, self._dsn = folder, dsn
+        self._uri = _uri(dsn)
         self._env = {**environment, **_own_environment(folder, dsn)}
         self._conn = psycopg.connect(dsn, autocommit=True)
         self._python: subprocess.Popen[str] | None = None
@@ -57,7 +62,11 @@ class Page:
         """End all processes."""
         for process in self._behind:
             _end(process)
-        if self._python:
+        if self._python and self._python.stdin:
+            with suppress(OSError):
+                self._python.stdin.close()  # it ends at the end of its input
+            with suppress(subprocess.TimeoutExpired):
+                self._python.wait(10)
             _end(self._python)
         self._conn.close()
 
@@ -72,15 +81,15 @@ class Page:
         }
         for place, block in enumerate(blocks):
             if block.title:
-                self._save(block, blocks[place + 1 :])
+                self._save(block, blocks[:place] + blocks[place + 1 :])
             if block.language in handlers and not (block.title and block.language in ("python", "sql")):
                 handlers[block.language](block)
             else:
                 _parse(block)
         self._parse_dags()
 
-    def _save(self, block: Block, later: list[Block]) -> None:
-        """Save a block as the file of its title. A later block has to use a file of Python that defines no DAG."""
+    def _save(self, block: Block, others: list[Block]) -> None:
+        """Save a block as the file of its title. Another block has to use it, unless it is data or a DAG."""
         file = self._folder / block.title
         if not file.resolve().is_relative_to(self._folder):
             raise BlockError(f"{block.place}: {block.title} is not in the folder of the page")
@@ -88,8 +97,8 @@ class Page:
         file.write_text(block.text, encoding="utf-8")
         if block.language == "python" and _DEFINES_DAG.search(block.text):
             self._keep_dag(block, Path(block.title).name)
-        elif block.language in ("python", "sql") and not any(file.stem in other.text for other in later):
-            raise BlockError(f"{block.place}: no later block uses {block.title}")
+        elif block.language in ("python", "sql") and not any(file.stem in other.text for other in others):
+            raise BlockError(f"{block.place}: no other block uses {block.title}")
 
     def _keep_dag(self, block: Block, name: str) -> None:
         dags = self._folder / "airflow" / "dags"
@@ -172,7 +181,11 @@ class Page:
             f'[ ! -f {state}/exports ] || . {state}/exports; [ ! -f {state}/folder ] || cd "$(cat {state}/folder)"\n'
             f"trap 'export -p >{state}/exports; pwd >{state}/folder' EXIT\nset -e -o pipefail\n"
         )
-        return ["bash", "-c", before + text]
+        return ["bash", "-c", before + self._named(text)]
+
+    def _named(self, text: str) -> str:
+        """The text with the database of the page in the place of the one that pages name."""
+        return PLACEHOLDER.sub(lambda found: found[1] + self._uri, text)
 
     def _process(self) -> dict[str, Any]:
         return {"cwd": self._folder, "env": self._env, "stdin": subprocess.DEVNULL, "start_new_session": True}
@@ -192,7 +205,12 @@ class Page:
             )
         assert self._python.stdin is not None
         assert self._python.stdout is not None
-        request = {"page": block.page, "line": block.line, "text": block.text, "until": bool(block.condition)}
+        request = {
+            "page": block.page,
+            "line": block.line,
+            "text": self._named(block.text),
+            "until": bool(block.condition),
+        }
         self._python.stdin.write(json.dumps(request) + "\n")
         self._python.stdin.flush()
         came_true = True
@@ -239,6 +257,12 @@ class Page:
             _compare(block, done.stdout, "" if done.returncode == 0 else f"exit code {done.returncode}", done.stderr)
         else:
             _compare(Block(block.page, block.line, "java", ""), "", done.stderr if done.returncode else "")
+
+
+def _uri(dsn: str) -> str:
+    """The part of a connection's URI after its scheme."""
+    given = {name: quote(str(value), safe="") for name, value in conninfo_to_dict(dsn).items()}
+    return f"://{given['user']}:{given.get('password', '')}@{given['host']}:{given['port']}/{given['dbname']}"
 
 
 def _own_environment(folder: Path, dsn: str) -> dict[str, str]:

@@ -90,6 +90,7 @@ def test_a_page_runs_in_one_database_one_shell_and_one_namespace(run: Run) -> No
         "```python\nimport os\nfrom airflow_provider_taskq.worker import Worker\nfrom rules import handle\n"
         "Worker(os.environ['TASKQ_DSN'], 'orders', handle).drain()\ndone = 1\n```\n"
         "```python\nprint(done)\n```\n```text\n1\n```\n"
+        "```bash\nTASKQ_DSN=postgresql://user@host/database taskq topics\n```\n```text\n…\norders …\n```\n"
         "```console\n$ taskq stats orders\ntopic … SUCCEEDED …\n…\norders … 1 …\n```\n"
         "```sql\nSELECT identifier, state FROM taskq.tasks;\n```\n\n"
         "```text\n identifier | state\n a | SUCCEEDED\n(1 row)\n```\n"
@@ -109,7 +110,7 @@ def test_a_page_runs_in_one_database_one_shell_and_one_namespace(run: Run) -> No
         ("```python\nprint(1)\n```\n```text\n2\n```", "expected"),
         ("```yaml\na: [\n```", r"page\.md:2"),
         ("```json\n{a}\n```", r"page\.md:2"),
-        ('```python title="unused.py"\na = 1\n```', "no later block uses unused.py"),
+        ('```python title="unused.py"\na = 1\n```', "no other block uses unused.py"),
         ('```python title="../a.py"\na = 1\n```', "is not in the folder"),
         ("```bash\npip install airflow-provider-taskq[nothing]\n```", "has no extra nothing"),
         ("```bash\npip install no-such-package\n```", "no-such-package is not installed"),
