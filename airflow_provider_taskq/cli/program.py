@@ -26,6 +26,7 @@ SECTIONS = {
         "stats": ("stats", "Count tasks by state, and those that ended lately."),
         "errors": ("stats", "Group the failures of a topic by error."),
         "health": ("health", "List what slows or threatens the queue."),
+        "doctor": ("doctor", "Check the installation and the database."),
         "watch": ("watch", "Watch the topics live."),
     },
     "Act": {
@@ -67,7 +68,7 @@ SYNONYMS = {
     **dict.fromkeys(("create", "alter", "queues"), "topics"),
     **dict.fromkeys(("status", "statistics", "count"), "stats"),
     **dict.fromkeys(("failures", "failed"), "errors"),
-    **dict.fromkeys(("check", "doctor"), "health"),
+    **dict.fromkeys(("check", "diagnose"), "doctor"),
     **dict.fromkeys(("monitor", "top"), "watch"),
     **dict.fromkeys(("workers", "leases", "holders"), "owners"),
     **dict.fromkeys(("schedule", "schedules", "cron"), "ticks"),

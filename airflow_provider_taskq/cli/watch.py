@@ -47,7 +47,13 @@ class TopicsSnapshot:
             ],
             "more": self.more,
             "findings": [
-                {"severity": found.severity.name, "subject": found.subject, "detail": found.detail, "pid": found.pid}
+                {
+                    "severity": found.severity.name,
+                    "subject": found.subject,
+                    "detail": found.detail,
+                    "pid": found.pid,
+                    "remedy": found.remedy,
+                }
                 for found in self.findings
             ],
         }

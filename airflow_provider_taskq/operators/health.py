@@ -75,7 +75,8 @@ class TaskQHealthOperator(TaskQBaseOperator):
             if metrics.enabled():
                 self._gauge_topics(queue)
         for finding in findings:
-            self.log.log(_LEVELS[finding.severity], "%s: %s", finding.subject, finding.detail)
+            remedy = f"; remedy: {finding.remedy}" if finding.remedy else ""
+            self.log.log(_LEVELS[finding.severity], "%s: %s%s", finding.subject, finding.detail, remedy)
         self._gauge_findings(findings)
         worst = max((finding.severity for finding in findings), default=Severity.FINE)
         if limit is not None and worst >= limit:

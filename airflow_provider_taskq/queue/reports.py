@@ -367,7 +367,7 @@ class HealthFinding:
 
     `detail` is a sentence. `value` is the measured number of seconds, rows, bytes or transactions that the sentence
     names, and `pid` the server's session in question. `topic`, `sequence` and `owner` are set if the finding is about
-    one.
+    one. `remedy` is a command of `taskq` or an SQL statement that mends it, or shows its cause; None if it is fine.
     """
 
     severity: Severity
@@ -378,3 +378,4 @@ class HealthFinding:
     topic: str | None = None
     sequence: int | None = None
     owner: str | None = None
+    remedy: str | None = None

@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "owners purge": (("owners", "purge", "--older-than"), DURATIONS),
     "expire": (("expire", "--grace"), DURATIONS),
     "health": (("health", "--patience"), DURATIONS),
+    "doctor": (("doctor", "--patience"), DURATIONS),
     "purge --before": (("purge", "work", "--yes", "--state", "READY", "--before"), MOMENTS),
     "purge --from": (("purge", "work", "--yes", "--state", "READY", "--from"), INTEGERS),
     "purge --to": (("purge", "work", "--yes", "--state", "READY", "--to"), INTEGERS),

@@ -22,7 +22,7 @@ VERB_NAMES = [
     *("install", "upgrade", "verify", "uninstall", "sql", "topics", "push", "ls", "show", "why", "retry", "reassign"),
     *("release", "pause", "resume", "purge", "expire", "owners", "ticks", "errors", "health", "stats", "watch"),
     *("worker", "offer", "drop", "run-now", "priority", "cancel", "access"),
-    "completion",
+    *("doctor", "completion"),
 ]
 
 

@@ -96,6 +96,7 @@ def test_a_health_subject_is_listed_once_with_links(tab: OpenTab) -> None:
     expect(main.get_by_test_id("health")).to_be_visible()
     subjects = main.get_by_test_id("health").locator("tbody tr td:first-child").all_inner_texts()
     assert len(subjects) == len(set(subjects)) > 5
+    expect(main.get_by_test_id("health").get_by_test_id("remedy").first).to_contain_text("taskq")
     main.get_by_test_id("health").get_by_role("link", name="worker-that-sleeps").click()
     expect(main.get_by_role("heading", name="worker-that-sleeps")).to_be_visible()
     visit.view("health")

@@ -1,7 +1,9 @@
 """Health: findings name each problem of the queue, and the session that causes it."""
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -26,6 +28,7 @@ from tests.queue.conftest import InBackground, keeps_expired, lapse, numbered, p
 
 SUBJECTS = {
     "bloated indexes",
+    "connections",
     "dead rows",
     "dependencies",
     "ended partitions",
@@ -42,8 +45,10 @@ SUBJECTS = {
 
 
 def found(queue: TaskQueue, subject: str) -> HealthFinding:
-    """The worst finding on a subject."""
-    return next(finding for finding in queue.health() if finding.subject == subject)
+    """The worst finding on a subject. It has a remedy unless it is fine."""
+    finding = next(finding for finding in queue.health() if finding.subject == subject)
+    assert (finding.remedy is None) is (finding.severity is Severity.FINE or "sequence" in finding.detail[:8])
+    return finding
 
 
 def test_health_reports_every_subject_of_an_idle_queue_as_fine(own_queue: TaskQueue) -> None:
@@ -283,6 +288,28 @@ def test_stages_of_dead_jobs_are_reported(queue: TaskQueue, owner: Owner) -> Non
     assert found(queue, "left behind").detail.startswith("1 stages are left")
     queue.conn.execute("SELECT taskq.prune_stages()")
     assert found(queue, "left behind").severity is Severity.FINE
+
+
+def test_many_sessions_are_reported_before_the_limit_of_the_database_refuses_more(own_dsn: str) -> None:
+    with ExitStack() as stack:
+        conn = stack.enter_context(connect(own_dsn, autocommit=True))
+        assert found(TaskQueue(conn), "connections").severity is Severity.FINE
+        conn.execute(sql.SQL("ALTER DATABASE {} CONNECTION LIMIT 10").format(sql.Identifier(conn.info.dbname)))
+        for _ in range(7):
+            stack.enter_context(connect(own_dsn))
+        crowded = found(TaskQueue(conn), "connections")
+        assert (crowded.severity, crowded.value) == (Severity.WARNING, 8)
+        assert crowded.detail == "8 sessions are connected to this database, which accepts 10"
+        assert crowded.remedy is not None
+        assert conn.execute(crowded.remedy.encode()).rowcount
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("a.b/c-1", "a.b/c-1"), ("-x", "'-x'"), ("a b; rm", "'a b; rm'"), ("it's", "'it'\\''s'")]
+)
+def test_a_remedy_quotes_names_for_a_shell(conn: psycopg.Connection, name: str, word: str) -> None:
+    assert conn.execute("SELECT taskq_internal.shell_word(%s)", (name,)).fetchone() == (word,)
+    assert shlex.split(word) == [name]
 
 
 @pytest.fixture

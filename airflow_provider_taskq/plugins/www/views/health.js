@@ -16,6 +16,8 @@ function FindingLinks({ finding, place }) {
   return links.length ? h(UI.HStack, { as: "span", gap: 2, wrap: "wrap", display: "inline-flex", ml: 2 }, links) : null;
 }
 
+const REMEDY = { fontFamily: "mono", fontSize: "xs", color: "fg.muted", whiteSpace: "pre-wrap", overflowWrap: "anywhere" };
+
 function FindingList({ findings, place }) {
   const line = (finding) =>
     h(
@@ -24,6 +26,7 @@ function FindingList({ findings, place }) {
       sentence(finding.detail),
       finding.pid === null ? null : h(UI.Text, { as: "span", color: "fg.muted" }, ` Process ${finding.pid}.`),
       h(FindingLinks, { finding, place }),
+      finding.remedy ? h(UI.Text, { as: "pre", ...REMEDY, "data-testid": "remedy" }, finding.remedy) : null,
     );
   return h(UI.Stack, { as: "ul", gap: 1.5, listStyleType: "none" }, findings.map(line));
 }

@@ -2,16 +2,20 @@
 -- any queue. It needs no rights beyond those on the schema: a finding tells what the role may not see.
 
 CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
 LANGUAGE sql AS $$
-    SELECT f.* FROM (
-        SELECT s.*, NULL::text, NULL::bigint, NULL::text FROM (
+    SELECT f.severity, f.subject, f.detail, f.value, f.pid, f.topic, f.sequence, f.owner,
+        CASE WHEN f.severity <> 'fine' THEN f.remedy END
+    FROM (
+        SELECT s.severity, s.subject, s.detail, s.value, s.pid, NULL::text, NULL::bigint, NULL::text, s.remedy FROM (
         SELECT * FROM taskq_internal.health_of_vacuum()
         UNION ALL SELECT * FROM taskq_internal.health_of_horizon()
         UNION ALL SELECT * FROM taskq_internal.health_of_waits()
         UNION ALL SELECT * FROM taskq_internal.health_of_numbers()
         UNION ALL SELECT * FROM taskq_internal.health_of_indexes()
         UNION ALL SELECT * FROM taskq_internal.health_of_leftovers()
+        UNION ALL SELECT * FROM taskq_internal.health_of_connections()
         ) s
         UNION ALL SELECT * FROM taskq_internal.health_of_leases(taskq_internal.clamp_age(p_patience))
         UNION ALL SELECT * FROM taskq_internal.health_of_topics(taskq_internal.clamp_age(p_patience))
@@ -20,15 +24,15 @@ LANGUAGE sql AS $$
         UNION ALL SELECT * FROM taskq_internal.health_of_logs()
         UNION ALL SELECT * FROM taskq_internal.health_of_partitions()
         UNION ALL SELECT * FROM taskq_internal.health_of_moves()
-    ) f (severity, subject, detail, value, pid, topic, sequence, owner)
+    ) f (severity, subject, detail, value, pid, topic, sequence, owner, remedy)
     ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject,
         f.value DESC NULLS LAST
 $$;
 COMMENT ON FUNCTION taskq.health IS
 'Health findings, the worst first: severity critical, warning, notice or fine; each subject has at least one row.
 value: seconds, rows, bytes or transactions, as detail says; pid, topic, sequence and owner: what the finding is
-about. p_patience: how long a due task or a lapsed lease may wait. Reads bounded samples, so it takes milliseconds on
-any queue.';
+about; remedy: a command of taskq or an SQL statement that mends it, or shows its cause. p_patience: how long a due
+task or a lapsed lease may wait. Reads bounded samples, so it takes milliseconds on any queue.';
 
 CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT CASE WHEN s < 120 THEN s || ' s'
@@ -99,17 +103,24 @@ RETURNS text LANGUAGE sql IMMUTABLE AS $$
                 WHEN p_value >= p_notice THEN 'notice' ELSE 'fine' END
 $$;
 
+-- A name as a word of a shell's command.
+CREATE FUNCTION taskq_internal.shell_word(p_name text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_name ~ '^[A-Za-z0-9_./][A-Za-z0-9_./-]*$' THEN p_name
+                ELSE '''' || replace(p_name, '''', '''\''''') || '''' END
+$$;
+
 -- Dead rows that are not yet vacuumed, by table, against the number at which autovacuum begins.
 CREATE FUNCTION taskq_internal.health_of_vacuum()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 DECLARE
     v_off text := (SELECT string_agg(name || ' is off', ' and ') FROM pg_settings
                    WHERE name IN ('autovacuum', 'track_counts') AND setting = 'off');
 BEGIN
     IF v_off IS NOT NULL THEN
         RETURN QUERY SELECT 'critical', 'autovacuum',
-            format('%s in this server: dead rows stay, and every poll walks over them', v_off),
-                            NULL::bigint, NULL::int;
+            format('%s in this server: dead rows stay, and every poll walks over them', v_off), NULL::bigint, NULL::int,
+            (SELECT string_agg(format('ALTER SYSTEM SET %s = on; ', name), '' ORDER BY name) FROM pg_settings
+             WHERE name IN ('autovacuum', 'track_counts') AND setting = 'off') || 'SELECT pg_reload_conf()';
     END IF;
     RETURN QUERY
     SELECT w.severity, 'dead rows',
@@ -118,7 +129,9 @@ BEGIN
                   CASE WHEN w.disabled THEN 'is switched off for it' ELSE 'begins at ' || round(w.bound) END,
                   coalesce('vacuumed last ' || taskq.format_duration(clock_timestamp() - w.vacuumed) || ' ago',
                            'never vacuumed')),
-           w.dead, NULL::int
+           w.dead, NULL::int,
+           CASE WHEN w.disabled THEN format('ALTER TABLE %s RESET (autovacuum_enabled); ', w.name) ELSE '' END
+           || format('VACUUM %s', w.name)
     FROM (SELECT t.*, row_number() OVER (ORDER BY t.dead >= 1000 DESC, t.dead / t.bound DESC) AS place,
                  CASE WHEN t.dead < 1000 THEN 'fine' WHEN t.disabled THEN 'critical'
                       -- A small table may have a few thousand dead rows.
@@ -148,7 +161,7 @@ $$;
 
 -- What keeps vacuum from removing dead rows: open transactions, standbys, replication slots, prepared transactions.
 CREATE FUNCTION taskq_internal.health_of_horizon()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT CASE WHEN h.since IS NULL THEN taskq_internal.severity(h.age, 100000, 10000000, 500000000)
@@ -158,29 +171,32 @@ BEGIN
            || coalesce('open for ' || taskq.format_duration(clock_timestamp() - h.since) || ', ', '') || h.age
                || ' transactions ago'
            || coalesce(', ' || h.state, ''),
-           coalesce(extract(epoch FROM clock_timestamp() - h.since)::bigint, h.age), h.pid
+           coalesce(extract(epoch FROM clock_timestamp() - h.since)::bigint, h.age), h.pid, h.remedy
     FROM taskq_internal.horizon() h ORDER BY h.age DESC LIMIT 3;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'oldest transaction', 'nothing keeps vacuum from removing dead rows', 0::bigint,
-            NULL::int;
+            NULL::int, NULL::text;
     END IF;
     IF NOT pg_has_role('pg_read_all_stats', 'USAGE') THEN
         RETURN QUERY SELECT 'notice', 'what this role sees',
             format('role %I sees other roles'' sessions by pid, application and age'
             ' only, not since when they are open nor what they do: GRANT pg_read_all_stats TO %1$I', current_user),
-                NULL::bigint, NULL::int;
+                NULL::bigint, NULL::int, format('GRANT pg_read_all_stats TO %I', current_user);
     END IF;
 END $$;
 
 -- Everything that holds back the oldest row version that vacuum may remove from this database's tables.
-CREATE FUNCTION taskq_internal.horizon() RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int)
-LANGUAGE sql AS $$
+CREATE FUNCTION taskq_internal.horizon()
+RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int, remedy text) LANGUAGE sql AS $$
     SELECT CASE WHEN a.backend_type = 'walsender' THEN 'a standby with hot_standby_feedback' ELSE 'a session' END
            || format(' (pid %s, application %s)', a.pid, coalesce(nullif(a.application_name, ''), 'unnamed')),
            greatest(age(a.backend_xmin), age(a.backend_xid))::bigint, a.xact_start,
            a.state || ' since ' || taskq.format_duration(clock_timestamp() - a.state_change)
            || coalesce(', its last statement began ' || taskq.format_duration(clock_timestamp() - a.query_start)
-                       || ' ago', ''), a.pid
+                       || ' ago', ''), a.pid,
+           CASE WHEN a.backend_type = 'walsender'
+               THEN 'SELECT pid, query FROM pg_stat_activity ORDER BY xact_start  -- on the standby: ends the oldest'
+               ELSE format('SELECT pg_terminate_backend(%s)', a.pid) END
     FROM pg_stat_activity a
     WHERE coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL AND a.pid <> pg_backend_pid()
       AND (a.datname IS NULL OR a.datname = current_database())
@@ -190,22 +206,22 @@ LANGUAGE sql AS $$
     UNION ALL
     SELECT format('replication slot %I', s.slot_name), age(s.xmin)::bigint, NULL,
            CASE WHEN s.active THEN 'in use' ELSE 'not in use: pg_drop_replication_slot() if its client is gone' END,
-               s.active_pid
+               s.active_pid, format('SELECT pg_drop_replication_slot(%L)', s.slot_name)
     FROM pg_replication_slots s WHERE s.xmin IS NOT NULL
     UNION ALL
     SELECT format('prepared transaction %L', p.gid), age(p.transaction)::bigint, p.prepared,
-        'COMMIT PREPARED or ROLLBACK PREPARED ends it', NULL
+        'COMMIT PREPARED or ROLLBACK PREPARED ends it', NULL, format('ROLLBACK PREPARED %L', p.gid)
     FROM pg_prepared_xacts p WHERE p.database = current_database()
 $$;
 
 -- Sessions that have waited for a lock of the queue's for a second or more, with the pid of the one that they wait for.
 CREATE FUNCTION taskq_internal.health_of_waits()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT taskq_internal.severity(w.seconds, 1, 10, 60), 'waits for locks',
            format('session %s has waited for %s s for %s, which session %s holds', w.pid, w.seconds, w.what, w.blocker),
-               w.seconds, w.blocker
+               w.seconds, w.blocker, format('SELECT pg_terminate_backend(%s)', w.blocker)
     FROM (SELECT l.pid, extract(epoch FROM clock_timestamp() - s.since)::bigint AS seconds, (pg_blocking_pids(l.pid))[1]
           AS blocker,
                  CASE l.locktype WHEN 'relation' THEN 'the table ' || l.relation::regclass
@@ -224,20 +240,20 @@ BEGIN
           ORDER BY s.since LIMIT 5) w;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'waits for locks', 'no session has waited for a second for a lock of the queue',
-            0::bigint, NULL::int;
+            0::bigint, NULL::int, NULL::text;
     END IF;
 END $$;
 
 -- Numbers that run out: transactions and multixacts until they are frozen, and the values of sequences.
 CREATE FUNCTION taskq_internal.health_of_numbers()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT taskq_internal.severity(n.age, greatest(300000000, 1.5 * n.bound), 1000000000, 1600000000),
         'numbers that run out',
            format('the oldest %s of this database is %s old; autovacuum freezes from %s on, and the server stops'
                   ' taking writes at 2100000000',
-                  n.what, n.age, n.bound), n.age, NULL::int
+                  n.what, n.age, n.bound), n.age, NULL::int, 'VACUUM (FREEZE)'
     FROM (SELECT 'transaction' AS what, age(d.datfrozenxid)::bigint AS age,
           current_setting('autovacuum_freeze_max_age')::bigint AS bound
           FROM pg_database d WHERE d.datname = current_database()
@@ -248,21 +264,41 @@ BEGIN
     RETURN QUERY
     SELECT taskq_internal.severity(s.last_value::numeric / s.max_value, 0.5, 0.8, 0.95), 'numbers that run out',
            format('sequence %I.%I is at %s of %s', s.schemaname, s.sequencename, s.last_value, s.max_value),
-               s.last_value, NULL::int
+               s.last_value, NULL::int, NULL::text
     FROM pg_sequences s WHERE s.schemaname = 'taskq_internal' AND s.last_value IS NOT NULL
     ORDER BY s.last_value::numeric / s.max_value DESC LIMIT 1;
 END $$;
 
+-- Sessions of the server, or of this database if it has a tighter limit, against the number that it accepts.
+CREATE FUNCTION taskq_internal.health_of_connections()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+    SELECT taskq_internal.severity(n.used::numeric / greatest(n.most, 1), 0.7, 0.8, 0.95), 'connections',
+           format('%s sessions are connected to %s, which accepts %s', n.used, n.place, n.most), n.used, NULL::int,
+           'SELECT datname, usename, application_name, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC'
+    FROM (SELECT 'this server' AS place, sum(s.numbackends)::bigint AS used,
+                 (SELECT sum(CASE g.name WHEN 'max_connections' THEN 1 ELSE -1 END * g.setting::bigint)::bigint
+                  FROM pg_settings g WHERE g.name IN (
+                      'max_connections', 'superuser_reserved_connections', 'reserved_connections')) AS most
+          FROM pg_stat_database s
+          UNION ALL
+          SELECT 'this database', s.numbackends, d.datconnlimit
+          FROM pg_database d JOIN pg_stat_database s ON s.datid = d.oid
+          WHERE d.datname = current_database() AND d.datconnlimit >= 0) n
+    ORDER BY n.used::numeric / greatest(n.most, 1) DESC LIMIT 1;
+END $$;
+
 -- Indexes of the hot table that are much larger than their entries need, by the pages that the last vacuum counted.
 CREATE FUNCTION taskq_internal.health_of_indexes()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT 'notice', 'bloated indexes',
            format('index taskq_internal.%I has %s for %s entries, some %s each: REINDEX INDEX CONCURRENTLY'
                   ' taskq_internal.%1$I makes it small again',
                   b.name, pg_size_pretty(b.bytes), b.entries, pg_size_pretty(b.bytes / greatest(b.entries, 1))),
-           b.bytes, NULL::int
+           b.bytes, NULL::int, format('REINDEX INDEX CONCURRENTLY taskq_internal.%I', b.name)
     FROM (SELECT i.relname AS name, i.relpages::bigint * current_setting('block_size')::bigint AS bytes,
           greatest(i.reltuples, 0)::bigint AS entries
           FROM pg_inherits h JOIN pg_index x ON x.indrelid = h.inhrelid JOIN pg_class i ON i.oid = x.indexrelid
@@ -271,13 +307,14 @@ BEGIN
     ORDER BY b.bytes DESC LIMIT 5;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'bloated indexes',
-            'no index of taskq_internal.live is much larger than its entries need', NULL::bigint, NULL::int;
+            'no index of taskq_internal.live is much larger than its entries need', NULL::bigint, NULL::int, NULL::text;
     END IF;
 END $$;
 
 -- Leases that lapsed and that no expire() has taken since.
 CREATE FUNCTION taskq_internal.health_of_leases(p_patience interval)
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count  bigint;
@@ -293,7 +330,7 @@ BEGIN
           FROM taskq_internal.owner n WHERE n.fence IS NOT NULL AND n.lease_until < clock_timestamp() LIMIT 1000) o;
     IF v_count = 0 THEN
         RETURN QUERY SELECT 'fine', 'lapsed leases', 'no lease has lapsed', 0::bigint, NULL::int, NULL::text,
-            NULL::bigint, NULL::text;
+            NULL::bigint, NULL::text, NULL::text;
         RETURN;
     END IF;
     RETURN QUERY
@@ -305,7 +342,7 @@ BEGIN
                   ' taskq.expire() to give them back',
                   CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.format_duration(v_oldest),
                   v_owner, v_held),
-           v_count, NULL::int, NULL::text, NULL::bigint, v_owner;
+           v_count, NULL::int, NULL::text, NULL::bigint, v_owner, 'taskq expire';
 END $$;
 
 -- Topics whose due tasks have waited longer than p_patience, and why: no worker takes them, other tasks of their
@@ -314,7 +351,8 @@ END $$;
 -- A poll leaves no trace of its own, which would be a write. A topic counts as served if a running lease holds some
 -- of its tasks, or if one of its newest tasks has ended within that time.
 CREATE FUNCTION taskq_internal.health_of_topics(p_patience interval)
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -335,6 +373,11 @@ BEGIN
         topic := v_topic.name;
         sequence := v_topic.sequence;
         v_why := taskq.explain_turn(v_topic.topic_id, v_topic.sequence);
+        remedy := CASE WHEN v_topic.paused THEN format('taskq resume %s', taskq_internal.shell_word(v_topic.name))
+                       WHEN v_why IS NOT NULL
+                           THEN format('taskq why %s %s', taskq_internal.shell_word(v_topic.name), v_topic.sequence)
+                       ELSE format('taskq worker MODULE:FUNCTION --topic %s', taskq_internal.shell_word(v_topic.name))
+                       END;
         IF v_topic.paused THEN
             severity := 'notice';
             detail := 'it is paused';
@@ -356,7 +399,8 @@ BEGIN
     RETURN QUERY
     SELECT CASE WHEN v_count = 0 THEN 'fine' ELSE 'notice' END, 'waiting tasks',
            format('%s topics have tasks that have been due for longer than %s', v_count,
-                  taskq.format_duration(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+                  taskq.format_duration(p_patience)), v_count::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text,
+           'taskq topics';
 END $$;
 
 -- The topics of which owners with a running lease hold tasks: of a thousand owners, and of the first and the last
@@ -388,7 +432,8 @@ END $$;
 -- Tasks that wait for a task which has ended without success, until an operator acts. Reads the first two thousand
 -- waiting dependencies.
 CREATE FUNCTION taskq_internal.health_of_dependencies()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_count   bigint;
@@ -406,7 +451,7 @@ BEGIN
     v_count := v_example.count;
     IF v_count = 0 THEN
         RETURN QUERY SELECT 'fine', 'dependencies', 'no task waits for one that has ended otherwise than by success',
-            0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+            0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text, NULL::text;
         RETURN;
     END IF;
     RETURN QUERY
@@ -415,14 +460,16 @@ BEGIN
                   ' have ended: sequence %s of topic %L waits for sequence %s of topic %L, which is %s',
                   v_count, v_example.sequence, a.name, v_example.on_sequence, b.name,
                   taskq.state_name(v_example.state)),
-           v_count, NULL::int, a.name, v_example.sequence, NULL::text
+           v_count, NULL::int, a.name, v_example.sequence, NULL::text,
+           format('taskq retry %s %s', taskq_internal.shell_word(b.name), v_example.on_sequence)
     FROM taskq_internal.topic a, taskq_internal.topic b WHERE a.topic_id = v_example.topic_id
         AND b.topic_id = v_example.on_topic_id;
 END $$;
 
 -- Open pushes, for which the readers of their topics' logs wait (taskq.log_blockers lists those of one topic).
 CREATE FUNCTION taskq_internal.health_of_logs()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
@@ -434,8 +481,10 @@ BEGIN
                            THEN format(' and %s others', h.topics - 1) ELSE '' END END,
                   coalesce('for ' || taskq.format_duration(clock_timestamp() - h.since) || ' now',
                            'the start is not visible to the owner of the schema')),
-           extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid, p.name, NULL::bigint, NULL::text
-    FROM (SELECT o.pid, coalesce(format('session %s (application %s)', o.pid,
+           extract(epoch FROM clock_timestamp() - h.since)::bigint, h.pid, p.name, NULL::bigint, NULL::text,
+           CASE WHEN h.pid IS NULL THEN format('ROLLBACK PREPARED %L', h.gid)
+                ELSE format('SELECT pg_terminate_backend(%s)', h.pid) END
+    FROM (SELECT o.pid, x.gid, coalesce(format('session %s (application %s)', o.pid,
             coalesce(nullif(a.application_name, ''), 'unnamed')),
                                  format('prepared transaction %L', x.gid)) AS holder,
                  coalesce(a.xact_start, x.prepared) AS since, cardinality(o.topics) AS topics, o.everywhere,
@@ -449,31 +498,34 @@ BEGIN
     ORDER BY h.since NULLS LAST LIMIT 3;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'open pushes', 'no push has been open for a minute', 0::bigint, NULL::int,
-            NULL::text, NULL::bigint, NULL::text;
+            NULL::text, NULL::bigint, NULL::text, NULL::text;
     END IF;
 END $$;
 
 -- Partitions that an error ended, which their consumer does not retry, and that have made no progress since.
 CREATE FUNCTION taskq_internal.health_of_partitions()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
-    LANGUAGE plpgsql AS $$
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
     SELECT 'warning', 'ended partitions',
         format('an error ended partition %s of topic %L in group %L %s ago; taskq.partition_states() shows the error',
                h.partition, p.name, h.group_name, taskq.format_duration(clock_timestamp() - h.failed)),
-        extract(epoch FROM clock_timestamp() - h.failed)::bigint, NULL::int, p.name, NULL::bigint, NULL::text
+        extract(epoch FROM clock_timestamp() - h.failed)::bigint, NULL::int, p.name, NULL::bigint, NULL::text,
+        format('SELECT * FROM taskq.partition_states(%L)', p.name)
     FROM taskq_internal.consumer_partition h JOIN taskq_internal.topic p USING (topic_id)
     WHERE h.failed IS NOT NULL ORDER BY h.failed LIMIT 5;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'ended partitions', 'no error has ended a partition of a consumer group',
-            0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text;
+            0::bigint, NULL::int, NULL::text, NULL::bigint, NULL::text, NULL::text;
     END IF;
 END $$;
 
 -- Moves of topics to own tables that have not ended, and tables that dropped topics have left.
 CREATE FUNCTION taskq_internal.health_of_moves()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_vacant bigint := (SELECT count(*) FROM taskq_internal.dropped_topics_with_tables());
@@ -490,25 +542,26 @@ BEGIN
                                CASE n.step WHEN 'the shared tables were closed' THEN ', and refuses pushes' ELSE '' END,
                                CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END,
                                n.name) END,
-           n.seconds, CASE WHEN n.moving THEN n.pid END, n.name, NULL::bigint, NULL::text
+           n.seconds, CASE WHEN n.moving THEN n.pid END, n.name, NULL::bigint, NULL::text,
+           format('taskq topics partition own %s', taskq_internal.shell_word(n.name))
     FROM (SELECT p.name, m.pid, m.step, taskq_internal.is_move_connected(m) AS moving,
           extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
           FROM taskq_internal.topic_move m JOIN taskq_internal.topic p USING (topic_id)) n
     ORDER BY n.seconds DESC LIMIT 5;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint,
-            NULL::int, NULL::text, NULL::bigint, NULL::text;
+            NULL::int, NULL::text, NULL::bigint, NULL::text, NULL::text;
     END IF;
     RETURN QUERY SELECT taskq_internal.severity(v_vacant, 1, 100, 'Infinity'), 'left behind',
         format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions()'
                ' drops these',
                v_vacant),
-        v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text;
+        v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text, 'taskq topics partition clean';
 END $$;
 
 -- What is left of jobs and owners: stages of jobs that died, and rows of owners of long ago.
 CREATE FUNCTION taskq_internal.health_of_leftovers()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int) LANGUAGE plpgsql
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
     v_stages bigint := (
@@ -525,18 +578,19 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT taskq_internal.severity(v_stages, 1, 1000, 'Infinity'), 'left behind',
         format('%s stages are left of jobs whose owner is gone; taskq.prune_stages() removes them', v_stages), v_stages,
-            NULL::int;
+        NULL::int, 'SELECT taskq.prune_stages()';
     RETURN QUERY SELECT taskq_internal.severity(v_owners, 100000, 1000000, 'Infinity'), 'left behind',
         format('some %s owners are stored; taskq.purge_owners() removes those that hold nothing and have sent no'
                ' heartbeat for long', v_owners),
-        v_owners, NULL::int;
+        v_owners, NULL::int, 'taskq owners purge';
 END $$;
 
 -- Tasks that FAILED in the last hour: a row for each of the ten topics with most of them, with their share in what
 -- ended and their error groups. What ended is an estimate for a long history (taskq.throughput); the failures are
 -- those among the topic's newest 1,000. A tenth is a warning, a half critical; fewer than 5 are a notice.
 CREATE FUNCTION taskq_internal.health_of_failures()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_since   timestamptz := clock_timestamp() - interval '1 hour';
@@ -579,11 +633,12 @@ BEGIN
                          v_failed, v_ended, round(100.0 * v_failed / v_ended, 1), v_errors);
         value := v_failed;
         topic := v_topic.name;
+        remedy := format('taskq errors %s', taskq_internal.shell_word(v_topic.name));
         RETURN NEXT;
     END LOOP;
     IF v_topics = 0 THEN
         RETURN QUERY SELECT 'fine', 'failures', 'no task has FAILED in the last hour', 0::bigint, NULL::int, NULL::text,
-            NULL::bigint, NULL::text;
+            NULL::bigint, NULL::text, NULL::text;
     END IF;
 END $$;
 
