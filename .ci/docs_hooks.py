@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the navigation, links to files outside of docs/, and a guard against requests to other hosts."""
+"""Hooks of MkDocs: navigation, links to the repository, diagrams, and a guard against requests to other hosts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^\s*(```+|~~~+)")
+DIAGRAM = re.compile(r'<img [^>]*?src="([^":]+\.svg)"[^>]*>')
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]*)(#[^)\s]*)?(?=\))")
 log = logging.getLogger("mkdocs.hooks.taskq")  # a warning of a logger below `mkdocs` fails a strict build
 
@@ -38,6 +39,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             fence = "" if mark[1] == fence else fence or mark[1]
         lines.append(line if fence else LINK.sub(lambda link: _repository_link(link, page), line))
     return "\n".join(lines) + "\n"
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Put diagrams into the page, so that their colors follow its color scheme (docs/assets/site.css)."""
+    return DIAGRAM.sub(lambda image: _inline_diagram(image, page, Path(config.docs_dir)), html)
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> None:
@@ -91,6 +97,12 @@ def _repository_link(link: re.Match[str], page: Page) -> str:
     if path.startswith("..") or not target.exists():
         log.warning("%s: there is no %s in the repository", page.file.src_uri, path)
     return f"{_source_url()}/{'tree' if target.is_dir() else 'blob'}/main/{path}{link[2] or ''}"
+
+
+def _inline_diagram(image: re.Match[str], page: Page, docs: Path) -> str:
+    """Return the SVG of an image, in a frame that scrolls on a narrow screen."""
+    file = docs / posixpath.normpath(posixpath.join(page.url, image[1]))
+    return f'<span class="diagram-frame">{file.read_text(encoding="utf-8")}</span>'
 
 
 @cache

@@ -1,0 +1,77 @@
+"""The pages of concepts state what the SQL functions do, and the glossary has their words."""
+
+import re
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskq.queue import Condition, Insertion, Junction, NewTask, Order, Result, State, TaskQueue
+from airflow_provider_taskq.queue.models import Revival
+from tests.queue.conftest import everything, task_in
+
+CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts"
+SAME_PUSH = "the same identifier earlier in the same push"
+
+
+def table(page: str, first: str) -> list[list[str]]:
+    """The cells of the table of a page whose head begins with a text, without the head."""
+    text = (CONCEPTS / page).read_text(encoding="utf-8")
+    rows = takewhile(lambda line: line.startswith("|"), text[text.index(f"| {first} |") :].splitlines())
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in list(rows)[2:]]
+
+
+def cells() -> list[tuple[str, Insertion, str]]:
+    """Each cell of the table of insertions, with its row and its column."""
+    rows = table("insertions.md", "older task")
+    return [(row[0], insertion, cell) for row in rows for insertion, cell in zip(Insertion, row[1:], strict=True)]
+
+
+def test_the_table_of_insertions_has_every_state() -> None:
+    text = (CONCEPTS / "insertions.md").read_text(encoding="utf-8")
+    assert f"| older task | {' | '.join(Insertion)} |" in text
+    assert {row for row, _, _ in cells()} == {SAME_PUSH, *State.__members__}
+
+
+@pytest.mark.parametrize(("older", "insertion", "cell"), cells())
+def test_a_push_does_what_the_table_of_insertions_says(
+    queue: TaskQueue, older: str, insertion: Insertion, cell: str
+) -> None:
+    queue.create_topic("work")
+    if older == SAME_PUSH:
+        state = State.READY
+        queue.push("work", ["a", NewTask("a")], insertion)
+    else:
+        state = State[older]
+        task_in(queue, queue.register("worker"), state)
+        queue.push("work", ["a"], insertion)
+    expected = {"kept": state, "REDUNDANT": State.REDUNDANT, "deleted": None, "not stored": None}[cell]
+    *before, after = everything(queue)
+    assert [task.state for task in before] == [state for state in (expected,) if state is not None]
+    assert after.state is State.READY
+
+
+def test_the_page_and_the_diagram_of_states_have_every_state_and_result() -> None:
+    assert [(int(row[0]), row[1]) for row in table("index.md", "| state")] == [(each, each.name) for each in State]
+    assert [(int(row[0]), row[1]) for row in table("index.md", "number | result")] == [
+        (each, each.name) for each in Result
+    ]
+    diagram = (CONCEPTS / "states.svg").read_text(encoding="utf-8")
+    assert {*State.__members__, *Result.__members__} <= set(re.findall(r">([A-Z]+)<", diagram))
+
+
+def test_the_glossary_has_each_name_in_capitals_and_each_word_that_the_concepts_introduce() -> None:
+    words = {row[0].partition("</a>")[2].strip("`") for row in table("glossary.md", "word")}
+    for names in (State, Result, Insertion, Condition, Junction, Order, Revival):
+        assert set(names.__members__) <= words
+    for page in CONCEPTS.glob("*.md"):
+        introduced = re.findall(r"\*\*([a-z ]+)\*\*", page.read_text(encoding="utf-8"))
+        assert [word for word in introduced if not {word, word.removesuffix("s")} & words] == [], page.name
+
+
+def test_the_words_of_the_glossary_are_in_order_with_an_anchor() -> None:
+    rows = [row[0] for row in table("glossary.md", "word")]
+    words = [row.partition("</a>")[2].strip("`") for row in rows]
+    assert words == sorted(words, key=lambda word: (word.casefold().replace("_", " "), word))
+    for row, word in zip(rows, words, strict=True):
+        assert f'id="{word.lower().replace(" ", "-")}"' in row
