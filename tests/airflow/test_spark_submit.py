@@ -29,6 +29,7 @@ from airflow_provider_taskq.spark import application_path
 from tests.airflow.conftest import context_of
 from tests.airflow.serialization import restored
 from tests.airflow.test_metrics import Receiver, receive
+from tests.docs.blocks import read_blocks
 from tests.spark.cluster import python_without_us
 from tests.spark.session import SHORT_LIVED
 
@@ -349,20 +350,19 @@ def test_the_documented_script_reads_the_tasks_of_a_claim_between_the_gate_and_i
     dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script of docs/how-to/gate-spark-job.md runs in Airflow's own SparkSubmitOperator; only the paths differ."""
-    page = (EXAMPLES.parent / "docs" / "how-to" / "gate-spark-job.md").read_text()
-    section = page.split("## A script of your own from Airflow")[1]
-    dag, script = (part.split("```")[0].partition("\n")[2] for part in section.split("```python")[1:3])
+    root = EXAMPLES.parent
+    blocks = {block.title: block.text for block in read_blocks(root / "docs" / "how-to" / "gate-spark-job.md", root)}
     dags, jobs = tmp_path / "dags", tmp_path / "jobs"
     dags.mkdir()
     jobs.mkdir()
     monkeypatch.setenv("TASKQ_DSN", dsn)
-    (jobs / "planes.py").write_text(script.replace("/data/planes", str(tmp_path / "planes")))
-    (dags / "own_script.py").write_text(dag.replace("/opt/jobs", str(jobs)))
+    (jobs / "planes.py").write_text(blocks["planes.py"].replace("/data/planes", str(tmp_path / "planes")))
+    (dags / "planes_dag.py").write_text(blocks["dags/planes_dag.py"].replace("/opt/jobs", str(jobs)))
     queue.create_topic("planes")
     queue.push("planes", ["N12345", "D-ABCD"])
-    log, _ = run_dags(tmp_path, dags, "own_script")
+    log, _ = run_dags(tmp_path, dags, "planes")
     (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
-    assert json.loads(line)["xcoms"]["own_script.complete[-1].return_value"]["completed"] == 2
+    assert json.loads(line)["xcoms"]["planes.complete[-1].return_value"]["completed"] == 2
     assert queue.count_tasks("planes", state=State.SUCCEEDED) == 2
     assert list((tmp_path / "planes").glob("*.parquet"))
 
