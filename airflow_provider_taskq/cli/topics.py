@@ -98,6 +98,12 @@ _policy_options = combine_options(
     click.option("--max-payload-bytes", type=click.IntRange(0, 2**31 - 1), help="The largest payload."),
     click.option("--ttl", type=OPTIONAL_DURATION, help="While a task is younger, failures are not noted; or none."),
     click.option("--notify/--no-notify", default=None, help="A push notifies the workers that listen, at a cost."),
+    click.option(
+        "--keep-succeeded",
+        type=OPTIONAL_DURATION,
+        help="How long to keep tasks that have succeeded, were filtered or are redundant; or none: for ever.",
+    ),
+    click.option("--keep-failed", type=OPTIONAL_DURATION, help="How long to keep failed tasks; or none: for ever."),
 )
 
 

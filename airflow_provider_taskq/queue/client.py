@@ -76,7 +76,8 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         """
         return self._flag(
             "SELECT taskq.create_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
-            " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval, %s::boolean)",
+            " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval, %s::boolean,"
+            " %s::interval, %s::interval)",
             (topic, *map(_sql_value, policy_fields(apply_changes(policy, changes)).values())),
         )
 
@@ -104,7 +105,8 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         rows = self._fetch(
             dict_row,
             "SELECT max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,"
-            " on_expiry, max_crashes, max_payload_bytes, ttl, notify FROM taskq.policy(%s::text)",
+            " on_expiry, max_crashes, max_payload_bytes, ttl, notify, keep_succeeded, keep_failed"
+            " FROM taskq.policy(%s::text)",
             (topic,),
         )
         return apply_changes(TopicPolicy(), rows[0])

@@ -111,6 +111,10 @@ class TopicPolicy:
     :param notify: a push, an offer, a revival or a junction's release notifies listening workers and waits at its
         commit, as `TaskQueue.notify` does. PostgreSQL commits one transaction with notifications at a time in the whole
         server, and cannot prepare one for a two-phase commit. docs/why/performance.md has the cost.
+    :param keep_succeeded: how long the topic keeps tasks that have SUCCEEDED or were FILTERED, from their end. Then
+        `TaskQueue.maintain` removes them. None for ever. No task that is SUSPENDED or EXPIRED is removed.
+    :param keep_failed: the same for tasks that have FAILED. A RECREATED or REDUNDANT task belongs to `keep_failed` if
+        it was FAILED or EXPIRED before, otherwise to `keep_succeeded`.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -119,6 +123,8 @@ class TopicPolicy:
     max_payload_bytes: int = 262_144
     ttl: timedelta | None = None
     notify: bool = False
+    keep_succeeded: timedelta | None = None
+    keep_failed: timedelta | None = None
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -141,12 +147,14 @@ class PolicyChanges(TypedDict, total=False):
     max_payload_bytes: int
     ttl: DurationLike | None
     notify: bool
+    keep_succeeded: DurationLike | None
+    keep_failed: DurationLike | None
 
 
 _RETRY_FIELDS = tuple(each.name for each in fields(RetryPolicy))
 _TOPIC_FIELDS = tuple(each.name for each in fields(TopicPolicy) if each.name != "retry")
-_DURATIONS = {"base", "max_delay", "horizon", "max_elapsed", "ttl"}
-_OPTIONAL = {"horizon", "max_elapsed", "ttl"}
+_OPTIONAL = {"horizon", "max_elapsed", "ttl", "keep_succeeded", "keep_failed"}
+_DURATIONS = {"base", "max_delay", *_OPTIONAL}
 _TYPES: Mapping[str, tuple[type[Any], str]] = {
     "max_attempts": (int, "an integer"),
     "factor": (int | float, "a number"),  # type: ignore[dict-item]  # isinstance() accepts it

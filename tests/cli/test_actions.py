@@ -329,11 +329,14 @@ def test_every_field_of_a_policy_has_an_option(ask: Ask, queue: TaskQueue) -> No
         "max_crashes": 9,
         "max_payload_bytes": 10,
         "ttl": "4h",
+        "keep_succeeded": "7d",
+        "keep_failed": "90d",
     }
     words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
     ask("topics", "create", "full", *words, "--probe", "--notify")
     answer = ask("topics", "show", "full")["policy"]
     seconds = {"base": 1, "max_delay": 3600, "horizon": 7200, "max_elapsed": 10_800, "ttl": 14_400}
+    seconds |= {"keep_succeeded": 604_800, "keep_failed": 7_776_000}
     assert answer == {**given, **seconds, "probe": True, "notify": True}
     assert queue.policy("full") != TopicPolicy()
 

@@ -60,6 +60,22 @@ def test_a_link_of_an_operator_shows_its_topic(tab: OpenTab) -> None:
     expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
 
 
+def test_a_topic_shows_its_policy_with_durations_in_words(tab: OpenTab, page_dsns: dict[str, str]) -> None:
+    visit = tab()
+    with connect(page_dsns["situations"], autocommit=True) as conn:
+        TaskQueue(conn).alter_topic("orders", keep_succeeded="7d", keep_failed=None, ttl="90s")
+    main = visit.view(topic="orders")
+    main.get_by_text("Policy", exact=True).click()
+    for name, shown in (
+        ("Keep succeeded", "7 days"),
+        ("Keep failed", "for ever"),
+        ("Ttl", "90 s"),
+        ("Horizon", "none"),
+    ):
+        expect(main.get_by_role("term").filter(has_text=name)).to_be_visible()
+        expect(main.get_by_role("definition").filter(has_text=re.compile(f"^{shown}$")).first).to_be_visible()
+
+
 def test_the_page_says_why_tasks_are_not_running(tab: OpenTab, page_dsns: dict[str, str]) -> None:
     expected = {
         ("reports", "report-1"): "paused",

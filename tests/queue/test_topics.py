@@ -37,6 +37,8 @@ RICH = TopicPolicy(
     max_payload_bytes=17,
     ttl=timedelta(seconds=10),
     notify=True,
+    keep_succeeded=timedelta(days=7),
+    keep_failed=timedelta(days=90, seconds=1),
 )
 
 
@@ -91,9 +93,10 @@ def test_altering_the_retry_policy_changes_all_of_its_fields_and_no_other(queue:
 
 
 def test_durations_of_a_policy_may_be_texts_and_seconds(queue: TaskQueue) -> None:
-    queue.alter_topic("work", base="90s", ttl=10, horizon=timedelta(days=1))
+    queue.alter_topic("work", base="90s", ttl=10, horizon=timedelta(days=1), keep_failed="36h")
     policy = queue.policy("work")
     assert (policy.retry.base, policy.ttl) == (timedelta(seconds=90), timedelta(seconds=10))
+    assert (policy.keep_succeeded, policy.keep_failed) == (None, timedelta(hours=36))
     assert policy.retry.horizon == timedelta(days=1)
 
 
@@ -139,8 +142,16 @@ def test_a_change_of_an_unknown_field_is_refused(queue: TaskQueue, changes: dict
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_attempts": 0}, {"factor": float("inf")}, {"jitter": 1.5}, {"base": -1}, {"on_expiry": "explode"}],
-    ids=["max_attempts", "factor", "jitter", "base", "on_expiry"],
+    [
+        {"max_attempts": 0},
+        {"factor": float("inf")},
+        {"jitter": 1.5},
+        {"base": -1},
+        {"on_expiry": "explode"},
+        {"keep_succeeded": -1},
+        {"keep_failed": timedelta(days=3651)},
+    ],
+    ids=["max_attempts", "factor", "jitter", "base", "on_expiry", "keep_succeeded", "keep_failed"],
 )
 def test_an_invalid_change_is_refused(queue: TaskQueue, changes: dict[str, Any]) -> None:
     with pytest.raises(TaskQueueError, match=r"out of its range|has to be 0 or more"):

@@ -69,11 +69,14 @@ function Consumers({ owners, asOf, place }) {
   return h(Rows, { label: "Consumers", rows: owners, keyOf: (row) => row.owner, columns, testid: "consumers" });
 }
 
+const DURATIONS = new Set(["base", "max_delay", "horizon", "max_elapsed", "ttl", "keep_succeeded", "keep_failed"]);
+
 /** The fields of a policy in words; unknown ones are shown as they are. */
 function Policy({ policy }) {
   const facts = Object.entries(policy).map(([name, value]) => {
-    const words = name.replace(/_seconds$/, "").replaceAll("_", " ");
-    const shown = value === null ? "none" : name.endsWith("_seconds") ? duration(value) : String(value);
+    const words = name.replaceAll("_", " ");
+    const absent = name.startsWith("keep_") ? "for ever" : "none";
+    const shown = value === null ? absent : DURATIONS.has(name) ? duration(value) : String(value);
     return [words.charAt(0).toUpperCase() + words.slice(1), shown];
   });
   const summary = h(UI.Box, { as: "summary", cursor: "pointer", fontSize: "sm", fontWeight: "semibold", mb: 2 }, "Policy");

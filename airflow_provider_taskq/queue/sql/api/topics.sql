@@ -12,14 +12,15 @@ CREATE FUNCTION taskq.create_topic(
     p_max_delay interval DEFAULT '180 minutes', p_horizon interval DEFAULT NULL, p_max_elapsed interval DEFAULT NULL,
     p_jitter double precision DEFAULT 0, p_probe boolean DEFAULT false, p_on_expiry text DEFAULT 'redeliver',
     p_max_crashes int DEFAULT 3, p_max_payload_bytes int DEFAULT 262144, p_ttl interval DEFAULT NULL,
-    p_notify boolean DEFAULT false
+    p_notify boolean DEFAULT false, p_keep_succeeded interval DEFAULT NULL, p_keep_failed interval DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq_internal.check_policy(p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl);
+    PERFORM taskq_internal.check_policy(
+        p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl, p_keep_succeeded, p_keep_failed);
     INSERT INTO taskq_internal.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
-        on_expiry, max_crashes, max_payload_bytes, ttl, notify)
+        on_expiry, max_crashes, max_payload_bytes, ttl, notify, keep_succeeded, keep_failed)
     VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
-            p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify)
+            p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify, p_keep_succeeded, p_keep_failed)
     ON CONFLICT (name) DO NOTHING;
     RETURN FOUND;
 END $$;
@@ -40,7 +41,8 @@ BEGIN
     END IF;
     v_altered := jsonb_populate_record(v_topic, p_changes);
     PERFORM taskq_internal.check_policy(
-        p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl);
+        p_topic, v_altered.base, v_altered.max_delay, v_altered.horizon, v_altered.max_elapsed, v_altered.ttl,
+        v_altered.keep_succeeded, v_altered.keep_failed);
     UPDATE taskq_internal.topic SET
         max_attempts = v_altered.max_attempts, base = v_altered.base, factor = v_altered.factor,
             max_delay = v_altered.max_delay,
@@ -48,7 +50,8 @@ BEGIN
             probe = v_altered.probe,
         on_expiry = v_altered.on_expiry, max_crashes = v_altered.max_crashes,
             max_payload_bytes = v_altered.max_payload_bytes,
-        ttl = v_altered.ttl, notify = v_altered.notify
+        ttl = v_altered.ttl, notify = v_altered.notify, keep_succeeded = v_altered.keep_succeeded,
+        keep_failed = v_altered.keep_failed
     WHERE topic_id = v_topic.topic_id;
     IF v_altered.probe AND NOT v_topic.probe THEN  -- tasks that wait for a retry now wait for the probe, too
         UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL
@@ -133,7 +136,8 @@ END $$;
 CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter',
-                              'probe', 'on_expiry', 'max_crashes', 'max_payload_bytes', 'ttl', 'notify'];
+                              'probe', 'on_expiry', 'max_crashes', 'max_payload_bytes', 'ttl', 'notify',
+                              'keep_succeeded', 'keep_failed'];
     v_unknown text;
 BEGIN
     IF jsonb_typeof(p_changes) IS DISTINCT FROM 'object' THEN

@@ -85,13 +85,15 @@ $$;
 
 -- Refuses a policy with a duration that cannot be stored (TQ008).
 CREATE FUNCTION taskq_internal.check_policy(
-    p_topic text, p_base interval, p_max_delay interval, p_horizon interval, p_max_elapsed interval, p_ttl interval
+    p_topic text, p_base interval, p_max_delay interval, p_horizon interval, p_max_elapsed interval, p_ttl interval,
+    p_keep_succeeded interval, p_keep_failed interval
 ) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_field record;
 BEGIN
     FOR v_field IN SELECT * FROM (VALUES ('base', p_base), ('max_delay', p_max_delay), ('horizon', p_horizon),
-                                         ('max_elapsed', p_max_elapsed), ('ttl', p_ttl)) AS f (name, duration) LOOP
+                                         ('max_elapsed', p_max_elapsed), ('ttl', p_ttl),
+                                         ('keep_succeeded', p_keep_succeeded), ('keep_failed', p_keep_failed)) AS f (name, duration) LOOP
         IF v_field.duration IS NOT NULL OR v_field.name IN ('base', 'max_delay') THEN
             PERFORM taskq_internal.check_duration(
                 format('policy of topic %L: %s', p_topic, v_field.name), v_field.duration, interval '0');

@@ -21,7 +21,10 @@ CREATE TABLE taskq_internal.topic (
     max_crashes       int NOT NULL CHECK (max_crashes >= 1),
     max_payload_bytes int NOT NULL CHECK (max_payload_bytes >= 0),
     ttl               interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days'),
-    notify            boolean NOT NULL DEFAULT false  -- a push sends a notification (taskq.notify)
+    notify            boolean NOT NULL DEFAULT false, -- a push sends a notification (taskq.notify)
+    -- How long ended tasks are kept (taskq.maintain); NULL: for ever.
+    keep_succeeded    interval CHECK (keep_succeeded BETWEEN interval '0' AND interval '3650 days'),
+    keep_failed       interval CHECK (keep_failed BETWEEN interval '0' AND interval '3650 days')
 );
 CREATE INDEX topic_probe ON taskq_internal.topic (topic_id) WHERE probe;
 
