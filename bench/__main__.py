@@ -2,10 +2,11 @@
 
 `singular`: polls with and without a condition. `topics`: by the number of topics and of their partitions.
 `waits`: ten thousand of Airflow's deferred gates in one event loop. `gates`: 500 gates in a real Airflow.
-`upkeep`: minutes of churn, with long transactions in between (9 minutes). `designs`: the table designs that
-were compared. `peers`: other queues, which are installed when needed. `spark`: drains compared with code
-written by hand, single modes, cores, memory (`--parts` selects parts, `--tasks` sets the tasks of the memory part).
-`worker`: the worker and the workers of the Python peers (`--rounds`, `--small`, `--cache` as for `peers`).
+`upkeep`: minutes of churn, with long transactions in between (9 minutes). `retention`: the removal of a history.
+`designs`: the table designs that were compared. `peers`: other queues, which are installed when needed.
+`spark`: drains compared with code written by hand, single modes, cores, memory (`--parts` selects parts, `--tasks`
+sets the tasks of the memory part). `worker`: the worker and the workers of the Python peers (`--rounds`, `--small`,
+`--cache` as for `peers`).
 """
 
 import argparse
@@ -13,7 +14,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from bench import claim, designs, drain, gates, push, singular, topics, upkeep, waits, worker
+from bench import claim, designs, drain, gates, push, retention, singular, topics, upkeep, waits, worker
 from bench.peers import compare
 from bench.rig import Rig
 from bench.spark import section as spark
@@ -26,6 +27,7 @@ SECTIONS = {
     "singular": singular.run,
     "topics": topics.run,
     "upkeep": upkeep.run,
+    "retention": retention.run,
     "waits": waits.run,
     "gates": gates.run,
     "designs": designs.run,

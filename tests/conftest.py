@@ -207,7 +207,11 @@ _BLOATED = (
     " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind = 'r'"
     " AND relname NOT IN ('identifier_lock', 'offer_lock') AND pg_relation_size(oid) > 1000000"  # made with the schema
 )
-_DELETE_ALL = ";".join(f"DELETE FROM {table}" for table in TABLES).encode()  # of few rows: cheaper than TRUNCATE
+_NO_UPKEEP_YET = (
+    "UPDATE taskq_internal.upkeep SET due = DEFAULT, called = DEFAULT, ended = DEFAULT, topic_id = DEFAULT,"
+    " unfinished_only = DEFAULT WHERE called IS NOT NULL"
+)
+_DELETE_ALL = ";".join([*(f"DELETE FROM {table}" for table in TABLES), _NO_UPKEEP_YET]).encode()  # few rows
 
 
 def _hash_password_cheaply(dsn: str) -> None:

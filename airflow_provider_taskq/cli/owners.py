@@ -1,4 +1,4 @@
-"""taskq owners, release, expire: the owners that hold tasks, and their leases."""
+"""taskq owners, release, expire, maintain: the owners that hold tasks, their leases, and the upkeep of the queue."""
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -135,6 +135,28 @@ def expire(session: Session, grace: timedelta, dry_run: bool) -> None:
     session.answer(
         {"tasks": count, "dry_run": dry_run}, f"{plural(count, 'task')} {verb} taken back from lapsed leases."
     )
+
+
+@click.command(
+    help="Carry out upkeep until none is left: take back the tasks of lapsed leases, and purge ended tasks that are "
+    "older than their topic keeps them. Workers, drains and waiting gates do the same. A purge begins at most once a "
+    "minute."
+)
+@dry_run_option
+@click.pass_obj
+def maintain(session: Session, dry_run: bool) -> None:
+    expired = purged = 0
+    while True:
+        with session.transaction(dry_run=dry_run) as queue:
+            done = queue.maintain()
+        expired, purged = expired + done.expired, purged + done.purged
+        if dry_run or not done.more:
+            break
+    sentence = (
+        f"{'Would take' if dry_run else 'Took'} {plural(expired, 'task')} back from lapsed leases, and "
+        f"{'purge' if dry_run else 'purged'} {plural(purged, 'task')}{' in a first call' if done.more else ''}."
+    )
+    session.answer({"expired": expired, "purged": purged, "more": done.more, "dry_run": dry_run}, sentence)
 
 
 def _find_owner(queue: TaskQueue, owner: str) -> OwnerSummary:

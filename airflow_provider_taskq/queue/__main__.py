@@ -1,4 +1,4 @@
-"""`python -m airflow_provider_taskq.queue install|verify|uninstall|expire|health`: maintenance without Airflow."""
+"""`python -m airflow_provider_taskq.queue install|verify|uninstall|expire|maintain|health`: without Airflow."""
 
 import argparse
 import sys
@@ -16,12 +16,21 @@ def _expire(conn: psycopg.Connection[Any]) -> None:
     sys.stdout.write(f"{TaskQueue(conn).expire()} tasks of owners whose lease had lapsed\n")
 
 
+def _maintain(conn: psycopg.Connection[Any]) -> None:
+    while True:
+        done = TaskQueue(conn).maintain()
+        conn.commit()
+        sys.stdout.write(f"{done.expired} tasks of owners whose lease had lapsed, {done.purged} tasks removed\n")
+        if not done.more:
+            return
+
+
 def _health(conn: psycopg.Connection[Any]) -> None:
     for finding in TaskQueue(conn).health():
         sys.stdout.write(f"{finding.severity.name:<8} {finding.subject}: {finding.detail}\n")
 
 
-_ACTIONS = {"verify": verify, "uninstall": uninstall, "expire": _expire, "health": _health}
+_ACTIONS = {"verify": verify, "uninstall": uninstall, "expire": _expire, "maintain": _maintain, "health": _health}
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from airflow_provider_taskq.queue.models import (
     Decision,
     Insertion,
     Json,
+    MaintenanceResult,
     NewTask,
     Offered,
     Order,
@@ -201,6 +202,22 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return self._number(
             "SELECT taskq.expire(%s::interval, %s::text[])", (interval_text(grace), list(except_owners))
         )
+
+    def maintain(self, *, except_owners: Collection[str] = ()) -> MaintenanceResult:
+        """Keeps the queue healthy: expires lapsed leases, and removes tasks past `keep_succeeded` or `keep_failed`.
+
+        Workers, drains and the waits of Airflow's triggerer call this, so a program needs no call of its own. Each call
+        is short and waits for no other session. It removes tasks at most once a minute, whichever programs call. Commit
+        each call, and call again soon while the result has `more`.
+
+        :param except_owners: names of owners whose leases are left alone, such as the caller's own.
+        :raises TaskQueueError: above READ COMMITTED.
+        """
+        return self._fetch(
+            model_row(MaintenanceResult),
+            "SELECT expired, purged, more FROM taskq.maintain(%s::text[])",
+            (list(except_owners),),
+        )[0]
 
     def held(self, owner: Owner, topic: str | None = None) -> list[Task]:
         """Returns the tasks that an owner holds now, in polled order; none once its lease is gone."""

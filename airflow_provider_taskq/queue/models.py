@@ -308,6 +308,18 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class MaintenanceResult:
+    """What a call of `TaskQueue.maintain` did: tasks given back from lapsed leases, and tasks removed.
+
+    `more`: work is left that the call had no time for.
+    """
+
+    expired: int
+    purged: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pushed:
     """The result of `push_stream`: tasks taken from the iterator, lowest and highest sequence stored."""
 

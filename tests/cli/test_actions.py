@@ -362,6 +362,22 @@ def test_ticks_are_installed_and_uninstalled(ask: Ask, run: Run, queue: TaskQueu
     assert ask("ticks", "install", "work", "y", "--cron", "0 6 * * *")["installed"] >= 1
 
 
+def test_maintain_expires_leases_and_purges_until_nothing_is_left(
+    ask: Ask, run: Run, queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", keep_failed=0)
+    queue.push("work", [f"{number}" for number in range(1_100)])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 1_099), Result.FAILURE))
+    queue.poll("work", owner)
+    lapse(queue, owner)
+    assert "Would take 1 task back from lapsed leases, and purge " in run("maintain", "--dry-run").stdout
+    assert queue.count_tasks("work") == 1_100
+    answer = ask("maintain")
+    assert (answer["expired"], answer["purged"], answer["more"]) == (1, 1_099, False)
+    assert run("maintain").stdout == "Took 0 tasks back from lapsed leases, and purged 0 tasks.\n"
+    assert trail(queue) == []
+
+
 def test_owners_purge_removes_owners_without_a_heartbeat(ask: Ask, queue: TaskQueue) -> None:
     queue.release(queue.register("old"))
     assert ask("owners", "purge", "--older-than", "1h")["owners"] == 0

@@ -20,7 +20,20 @@ from tests.cli.conftest import Ask, Run
 
 VERB_NAMES = [
     *("install", "upgrade", "verify", "uninstall", "sql", "topics", "push", "ls", "show", "why", "retry", "reassign"),
-    *("release", "pause", "resume", "purge", "expire", "owners", "ticks", "errors", "health", "stats", "watch"),
+    *(
+        "release",
+        "pause",
+        "resume",
+        "purge",
+        "expire",
+        "maintain",
+        "owners",
+        "ticks",
+        "errors",
+        "health",
+        "stats",
+        "watch",
+    ),
     *("worker", "offer", "drop", "run-now", "priority", "cancel", "access"),
     *("doctor", "completion"),
 ]

@@ -44,6 +44,7 @@ TABLES = (
     "taskq_internal.audit",
     "taskq_internal.worker",
     "taskq_internal.drain",
+    "taskq_internal.retention_walk",
 )
 
 T = TypeVar("T")

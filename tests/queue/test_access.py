@@ -108,6 +108,7 @@ def verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "release": lambda: queue.release(owner),
         "owners": queue.owners,
         "expire": queue.expire,
+        "maintain": queue.maintain,
         "lock": lambda: queue.lock("name", "me", LEASE),
         "unlock": lambda: queue.unlock("name", "me"),
         "junction": lambda: queue.junction("work", [["a"]]),

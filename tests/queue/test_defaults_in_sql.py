@@ -18,9 +18,17 @@ def test_a_topic_without_a_policy_has_the_default_policy(queue: TaskQueue) -> No
 
 
 def test_fields_of_a_policy_are_given_by_name(queue: TaskQueue) -> None:
-    value(queue, "taskq.create_topic('named', p_max_attempts => 3, p_base => '30 s')")
+    value(queue, "taskq.create_topic('named', p_max_attempts => 3, p_base => '30 s', p_keep_succeeded => '7 d')")
     policy = queue.policy("named")
     assert (policy.retry.max_attempts, policy.retry.base) == (3, timedelta(seconds=30))
+    assert (policy.keep_succeeded, policy.keep_failed) == (timedelta(days=7), None)
+
+
+def test_upkeep_without_arguments_expires_every_lapsed_lease(queue: TaskQueue) -> None:
+    assert queue.poll("work", queue.register("me")) == []
+    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = now() - interval '1 s'")
+    assert value(queue, "(expired, purged, more)::text FROM taskq.maintain()") == "(0,0,f)"
+    assert queue.owners() == []
 
 
 def test_an_owner_is_registered_for_five_minutes(queue: TaskQueue) -> None:

@@ -37,8 +37,10 @@ SUBJECTS = {
     "left behind",
     "numbers that run out",
     "open pushes",
+    "retention",
     "oldest transaction",
     "unfinished moves",
+    "upkeep",
     "waiting tasks",
     "waits for locks",
 }

@@ -22,7 +22,7 @@ UNION ALL SELECT 'consumer', unnest(ARRAY[
     'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once',
     'notify', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage',
     'complete_staged', 'stage_results', 'claim_batch', 'defer_held_tasks', 'count_staged', 'count_stage_pushed',
-    'notify_stage_topics', 'completed_in_stage', 'abandon_stage', 'prune_stages', 'expire', 'events', 'log_end',
+    'notify_stage_topics', 'completed_in_stage', 'abandon_stage', 'prune_stages', 'expire', 'maintain', 'events', 'log_end',
     'log_bounds', 'log_slice', 'progress', 'advance', 'topics', 'policy', 'join_group', 'acquire_partition',
     'renew_partitions', 'read_partition', 'advance_partition', 'release_partition', 'release_tasks',
     'record_handling_times', 'is_worker_active', 'begin_drain', 'end_drain', 'find_drain', 'count_ended_by',

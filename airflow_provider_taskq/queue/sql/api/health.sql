@@ -24,6 +24,8 @@ LANGUAGE sql AS $$
         UNION ALL SELECT * FROM taskq_internal.health_of_logs()
         UNION ALL SELECT * FROM taskq_internal.health_of_partitions()
         UNION ALL SELECT * FROM taskq_internal.health_of_moves()
+        UNION ALL SELECT * FROM taskq_internal.health_of_upkeep(taskq_internal.clamp_age(p_patience))
+        UNION ALL SELECT * FROM taskq_internal.health_of_retention()
     ) f (severity, subject, detail, value, pid, topic, sequence, owner, remedy)
     ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], f.severity), f.subject,
         f.value DESC NULLS LAST
@@ -311,7 +313,7 @@ BEGIN
     END IF;
 END $$;
 
--- Leases that lapsed and that no expire() has taken since.
+-- Leases that lapsed and that no program has ended since.
 CREATE FUNCTION taskq_internal.health_of_leases(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -339,10 +341,10 @@ BEGIN
                 ELSE 'critical' END,
            'lapsed leases',
            format('%s leases have lapsed, the longest %s ago (owner %L); some %s tasks wait under them for'
-                  ' taskq.expire() to give them back',
+                  ' taskq.maintain() to give them back: a worker, a drain, a waiting gate or "taskq maintain" calls it',
                   CASE WHEN v_count >= 1000 THEN '1000 or more' ELSE v_count::text END, taskq.format_duration(v_oldest),
                   v_owner, v_held),
-           v_count, NULL::int, NULL::text, NULL::bigint, v_owner, 'taskq expire';
+           v_count, NULL::int, NULL::text, NULL::bigint, v_owner, 'taskq maintain';
 END $$;
 
 -- Topics whose due tasks have waited longer than p_patience, and why: no worker takes them, other tasks of their
@@ -557,6 +559,89 @@ BEGIN
                ' drops these',
                v_vacant),
         v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text, 'taskq topics partition clean';
+END $$;
+
+-- Topics with tasks that should have been removed a while ago (taskq.maintain), and why they are still there: no program
+-- calls it, a consumer group has not handled them, or there are too many. Looks at a hundred topics with a retention,
+-- and at the hundred tasks of each that are next.
+CREATE FUNCTION taskq_internal.health_of_upkeep(p_patience interval)
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_idle  interval := (SELECT clock_timestamp() - u.called FROM taskq_internal.upkeep u);
+    v_late  interval := p_patience + interval '5 minutes';
+    v_topic record;
+    v_count int := 0;
+BEGIN
+    subject := 'upkeep';
+    value := extract(epoch FROM v_idle);
+    FOR v_topic IN
+        SELECT p.name, w.position, g.group_name, g.handled
+        FROM (SELECT * FROM taskq_internal.topic t WHERE t.keep_succeeded IS NOT NULL OR t.keep_failed IS NOT NULL
+              ORDER BY t.topic_id LIMIT 100) p
+        LEFT JOIN taskq_internal.retention_walk w ON w.topic_id = p.topic_id
+        CROSS JOIN LATERAL taskq_internal.slowest_group(p.topic_id) g
+        WHERE EXISTS (
+            SELECT FROM (SELECT * FROM taskq_internal.ended e
+                         WHERE e.topic_id = p.topic_id AND e.sequence > coalesce(w.position, 0)
+                         ORDER BY e.sequence LIMIT 100) e
+            WHERE e.completed <= taskq_internal.keeps_until(
+                e.state, e.descent, clock_timestamp() - v_late - 1.1 * p.keep_succeeded,
+                clock_timestamp() - v_late - 1.1 * p.keep_failed))
+        ORDER BY p.topic_id LIMIT 5
+    LOOP
+        v_count := v_count + 1;
+        topic := v_topic.name;
+        severity := 'warning';
+        remedy := 'taskq maintain';
+        detail := format('topic %L has tasks that are older than its policy keeps them: ', topic);
+        IF v_idle < p_patience AND v_topic.handled <= v_topic.position THEN
+            detail := detail || format(
+                'consumer group %L has handled the log up to sequence %s, and tasks that it has not handled stay. If the'
+                ' group is out of use, forget_group() removes it', v_topic.group_name, v_topic.handled);
+            remedy := format('SELECT taskq.forget_group(%L, %L)', v_topic.group_name, topic);
+        ELSIF v_idle < p_patience THEN
+            detail := detail || 'taskq.maintain() removes them, but there are many';
+        ELSE
+            detail := detail || format(
+                'no program has called taskq.maintain() %s, as a worker, a drain, a waiting gate or "taskq maintain"'
+                ' does', coalesce('for ' || taskq.format_duration(v_idle), 'so far'));
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+    IF v_count = 0 THEN
+        RETURN QUERY SELECT 'fine', 'upkeep',
+            'no topic has tasks that are older than its policy keeps them; taskq.maintain() removed tasks last '
+            || coalesce(taskq.format_duration(v_idle) || ' ago', 'never'),
+            value, NULL::int, NULL::text, NULL::bigint, NULL::text, NULL::text;
+    END IF;
+END $$;
+
+-- Topics that keep tasks for ever, which matters once there are a million in all, by the estimate of the last vacuum.
+CREATE FUNCTION taskq_internal.health_of_retention()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
+               remedy text)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_stored bigint := (SELECT greatest(sum(c.reltuples), 0) FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
+                        WHERE h.inhparent = 'taskq_internal.ended'::regclass);
+    v_topics record;
+BEGIN
+    SELECT count(*) AS total, min(p.name) FILTER (WHERE p.keep_succeeded IS NULL) AS first,
+           count(*) FILTER (WHERE p.keep_succeeded IS NULL) AS endless
+    INTO v_topics FROM taskq_internal.topic p;
+    severity := CASE WHEN v_topics.endless > 0 THEN taskq_internal.severity(v_stored, 1000000, 'Infinity', 'Infinity')
+                     ELSE 'fine' END;
+    subject := 'retention';
+    detail := format('%s of %s topics keep tasks that have succeeded for ever, as they have no keep_succeeded; some %s'
+                     ' ended tasks are stored', v_topics.endless, v_topics.total, v_stored);
+    value := v_stored;
+    IF severity <> 'fine' THEN
+        topic := v_topics.first;
+        remedy := format('taskq topics alter --keep-succeeded 30d %s', taskq_internal.shell_word(topic));
+    END IF;
+    RETURN NEXT;
 END $$;
 
 -- What is left of jobs and owners: stages of jobs that died, and rows of owners of long ago.

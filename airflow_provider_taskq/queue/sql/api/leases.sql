@@ -127,47 +127,14 @@ COMMENT ON FUNCTION taskq.release IS
 counted. Returns how many; 0 if the lease is gone. Errors: TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.expire(p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}') RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_lapsed bigint[];
-    v_given  bigint;
-    v_ended  bigint;
+    v_count bigint;
 BEGIN
     PERFORM taskq_internal.require_read_committed('leases end');
-    v_lapsed := ARRAY(SELECT owner_id FROM taskq_internal.owner
-                      WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
-                        AND name <> ALL (p_except)
-                      FOR UPDATE SKIP LOCKED);
-    UPDATE taskq_internal.owner SET fence = NULL WHERE owner_id = ANY (v_lapsed);
-    INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
-    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt,
-        o.name
-    FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = ANY (v_lapsed);
-    WITH gone AS (
-        DELETE FROM taskq_internal.live l USING taskq_internal.topic p
-        WHERE l.holder = ANY (v_lapsed) AND p.topic_id = l.topic_id
-          AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
-        RETURNING l.*, p.on_expiry)
-    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-        crashes, redelivered, identifier, error, error_summary)
-    SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
-           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry
-               WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
-           g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
-    FROM gone g
-    CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
-        THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
-        ELSE g.error END AS error) n;
-    GET DIAGNOSTICS v_ended = ROW_COUNT;
-    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1,
-        redelivered = true,
-        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
-            available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
-                            AND t.sequence = l.sequence)
-    WHERE l.holder = ANY (v_lapsed);
-    GET DIAGNOSTICS v_given = ROW_COUNT;
+    v_count := taskq_internal.end_leases(taskq_internal.lock_lapsed_owners(p_grace, p_except));
     PERFORM taskq.prune_stages();
-    RETURN v_given + v_ended;
+    RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.expire IS
 'Ends every lease that lapsed more than p_grace ago, but those of the owners in p_except, and returns how many tasks
@@ -271,6 +238,56 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.forget_worker IS
 'Removes what was set for workers of this name. Returns false if there is nothing.';
+
+-- Locks the owners whose leases lapsed more than p_grace ago, but those in p_except. Never waits: leaves out owners
+-- whose poll, completion or registration is in flight.
+CREATE FUNCTION taskq_internal.lock_lapsed_owners(p_grace interval, p_except text[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    RETURN ARRAY(SELECT owner_id FROM taskq_internal.owner
+                 WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
+                   AND name <> ALL (p_except)
+                 FOR UPDATE SKIP LOCKED);
+END $$;
+
+-- Ends the leases of owners, whose rows this transaction holds, and gives their tasks back by the policies of the
+-- topics. Returns how many tasks.
+CREATE FUNCTION taskq_internal.end_leases(p_owners bigint[]) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_given bigint;
+    v_ended bigint;
+BEGIN
+    UPDATE taskq_internal.owner SET fence = NULL WHERE owner_id = ANY (p_owners);
+    INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
+    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt,
+        o.name
+    FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = ANY (p_owners);
+    WITH gone AS (
+        DELETE FROM taskq_internal.live l USING taskq_internal.topic p
+        WHERE l.holder = ANY (p_owners) AND p.topic_id = l.topic_id
+          AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
+        RETURNING l.*, p.on_expiry)
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
+        crashes, redelivered, identifier, error, error_summary)
+    SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
+           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry
+               WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
+           g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
+    FROM gone g
+    CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
+        THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
+        ELSE g.error END AS error) n;
+    GET DIAGNOSTICS v_ended = ROW_COUNT;
+    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1,
+        redelivered = true,
+        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
+            available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
+                            AND t.sequence = l.sequence)
+    WHERE l.holder = ANY (p_owners);
+    GET DIAGNOSTICS v_given = ROW_COUNT;
+    RETURN v_given + v_ended;
+END $$;
 
 -- Raises TQ005 for an owner whose lease is gone.
 CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$

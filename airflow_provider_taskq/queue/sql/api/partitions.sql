@@ -471,6 +471,7 @@ BEGIN
     PERFORM FROM taskq_internal.handling WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.group_release WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.retention_walk WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
 END $$;
 
 -- Deletes the dependencies and the history of a topic's removed tasks, and wakes the tasks that depend on them.

@@ -177,6 +177,29 @@ CREATE TABLE taskq_internal.history (
 );
 CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happened);
 
+-- Upkeep (api/upkeep.sql): one row, which a session locks while it removes tasks that have been kept long enough. A run
+-- is a pass over all topics with a retention, and then passes over those that the pass before has left unfinished.
+CREATE TABLE taskq_internal.upkeep (
+    one             boolean PRIMARY KEY DEFAULT true CHECK (one),
+    due             timestamptz NOT NULL DEFAULT '-infinity',  -- when the next call may go on
+    called          timestamptz,               -- when the last call went on
+    ended           timestamptz,               -- when the last run ended
+    topic_id        int NOT NULL DEFAULT 0,    -- the last topic of this pass so far
+    unfinished_only boolean NOT NULL DEFAULT false
+) WITH (fillfactor = 50);
+INSERT INTO taskq_internal.upkeep DEFAULT VALUES;
+
+-- The walk over a topic's ended tasks, by sequence, in search of those that have been kept long enough.
+CREATE TABLE taskq_internal.retention_walk (
+    topic_id       int PRIMARY KEY,
+    position       bigint NOT NULL,            -- it has passed the tasks up to this sequence
+    restarts       timestamptz NOT NULL,       -- when it begins again at the first task
+    spent          interval NOT NULL,          -- the time that it has taken so far
+    unfinished     boolean NOT NULL,           -- it has stopped before the tasks that are too young
+    keep_succeeded interval,                   -- the topic's policy at its beginning: another one begins it again
+    keep_failed    interval
+) WITH (fillfactor = 50);
+
 -- Tables that exist only to be locked. No role but the owner has a right on their schema: a role that can name a
 -- table can lock it FOR UPDATE in a statement that it only prepares, and any role can lock any relation in ROW
 -- EXCLUSIVE mode by nextval(oid). So a ROW SHARE lock on one of these proves that a function of the queue took it.

@@ -1,0 +1,253 @@
+-- Upkeep: what keeps a queue healthy, carried out by the programs that use it. Workers, drains and waiting gates call
+-- taskq.maintain. It ends lapsed leases, and removes ended tasks that have been kept as long as the policy of their
+-- topic says. Every call is short, waits for no other session, and leaves the rest to the next call.
+--
+-- keep_succeeded holds for tasks that are SUCCEEDED or FILTERED, keep_failed for FAILED ones. A RECREATED or REDUNDANT
+-- task belongs to keep_failed if it was FAILED or EXPIRED before, else to keep_succeeded. Tasks that are ACTIVE, READY,
+-- EXPIRED or SUSPENDED are never removed: they have not ended, or a person or a junction has to act.
+--
+-- The time counts from the end of the task (ended.completed). A task that was displaced or recreated before it ended
+-- has none: for it the time counts from the next push of its identifier.
+--
+-- No removal changes what is still to come. These tasks stay, however old they are:
+--
+--   - tasks that a consumer group of the topic has not passed yet: no group skips a task;
+--   - tasks for which a dependent waits: it must not start because the failure that holds it back is gone;
+--   - a FAILED task while it may hold back READY tasks of its identifier, as some conditions of a poll do;
+--   - the latest task of an identifier while an older one stays: the older one would count as the latest.
+--
+-- No index has the tasks of a topic in order of their ends, as every completion would have to maintain it. A walk
+-- follows the sequences, which have nearly that order. It ends at the first task that is too young to be removed even
+-- if it had ended at its push, and goes on from there at the next run. Tasks that it passes because they ended later,
+-- or were spared, are found by another walk, which begins after a twentieth of the retention. A walk over many tasks
+-- begins less often: it takes a hundredth of the time at most.
+
+CREATE FUNCTION taskq.maintain(
+    p_owners_excepted text[] DEFAULT '{}', OUT expired bigint, OUT purged bigint, OUT more boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_rest boolean;
+BEGIN
+    PERFORM taskq_internal.require_read_committed('maintain() runs');
+    SELECT e.count, e.more INTO expired, more FROM taskq_internal.expire_some(p_owners_excepted) e;
+    PERFORM taskq.prune_stages();
+    SELECT r.count, r.more INTO purged, v_rest FROM taskq_internal.run_retention() r;
+    more := more OR v_rest;
+END $$;
+COMMENT ON FUNCTION taskq.maintain IS
+'Keeps the queue healthy: ends lapsed leases as taskq.expire does, but those of the owners in p_owners_excepted, and
+removes ended tasks that are older than keep_succeeded or keep_failed of their topic. Returns how many tasks it gave
+back and removed. more: work is left, so call it again soon. Removes at most 500 tasks of a topic and 2,000 in all,
+and after a run over all topics nothing for a minute, whichever sessions call. Never waits. Errors: TQ000 above READ
+COMMITTED.';
+
+-- Ends lapsed leases for about 50 ms, each with all of its tasks. A lease whose tasks another transaction is removing is
+-- left to the next call.
+CREATE FUNCTION taskq_internal.expire_some(p_except text[], OUT count bigint, OUT more boolean)
+LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
+DECLARE
+    v_began  timestamptz := clock_timestamp();
+    v_owners bigint[] := taskq_internal.lock_lapsed_owners(interval '0', p_except);
+    v_owner  bigint;
+BEGIN
+    count := 0;
+    more := false;
+    FOREACH v_owner IN ARRAY v_owners LOOP
+        more := v_owner <> v_owners[1] AND clock_timestamp() >= v_began + interval '50 milliseconds';
+        EXIT WHEN more;
+        BEGIN
+            count := count + taskq_internal.end_leases(ARRAY[v_owner]);
+        EXCEPTION WHEN lock_not_available THEN
+            CONTINUE;
+        END;
+    END LOOP;
+END $$;
+
+-- Goes on with the run over all topics with a retention, for about 50 ms, unless the last run ended less than a minute
+-- ago or another session is at it. Each call begins with the topic after the last one, so that none has to wait long.
+CREATE FUNCTION taskq_internal.run_retention(OUT count bigint, OUT more boolean) LANGUAGE plpgsql AS $$
+DECLARE
+    v_began timestamptz := clock_timestamp();
+    v_run   taskq_internal.upkeep;
+    v_topic taskq_internal.topic;
+    v_last  int := 0;
+BEGIN
+    count := 0;
+    more := false;
+    SELECT * INTO v_run FROM taskq_internal.upkeep WHERE due <= v_began FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR v_topic IN
+        SELECT p.* FROM taskq_internal.topic p
+        WHERE (p.keep_succeeded IS NOT NULL OR p.keep_failed IS NOT NULL) AND p.topic_id > v_run.topic_id
+          AND (NOT v_run.unfinished_only OR EXISTS (
+              SELECT FROM taskq_internal.retention_walk w WHERE w.topic_id = p.topic_id AND w.unfinished))
+        ORDER BY p.topic_id
+    LOOP
+        -- Not before the first topic: each call makes progress.
+        more := v_last > 0 AND (count >= 2000 OR clock_timestamp() >= v_began + interval '50 milliseconds');
+        EXIT WHEN more;
+        v_last := v_topic.topic_id;
+        count := count + taskq_internal.walk_topic(v_topic, least(500, 2000 - count)::int);
+    END LOOP;
+    IF NOT more THEN
+        more := EXISTS (SELECT FROM taskq_internal.retention_walk w JOIN taskq_internal.topic p USING (topic_id)
+                        WHERE w.unfinished AND (p.keep_succeeded IS NOT NULL OR p.keep_failed IS NOT NULL));
+        v_last := 0;
+        v_run.unfinished_only := more;
+    END IF;
+    UPDATE taskq_internal.upkeep SET topic_id = v_last, unfinished_only = v_run.unfinished_only,
+        called = v_began, ended = CASE WHEN more THEN ended ELSE v_began END,
+        due = CASE WHEN more THEN v_began ELSE v_began + interval '1 minute' END;
+END $$;
+
+-- Goes on with the walk over a topic for about 10 ms, or until it has removed p_most tasks. Returns how many.
+CREATE FUNCTION taskq_internal.walk_topic(p_topic taskq_internal.topic, p_most int) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_began timestamptz := clock_timestamp();
+    v_end   bigint := taskq_internal.end_of_walk(p_topic.topic_id);
+    v_was   taskq_internal.retention_walk;
+    v_walk  taskq_internal.retention_walk;
+    v_step  bigint := 1000;  -- sequences
+    v_from  timestamptz;
+    v_part  record;
+    v_count bigint := 0;
+BEGIN
+    SELECT * INTO v_was FROM taskq_internal.retention_walk WHERE topic_id = p_topic.topic_id FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND AND EXISTS (SELECT FROM taskq_internal.retention_walk WHERE topic_id = p_topic.topic_id) THEN
+        RETURN 0;  -- another session drops the topic
+    END IF;
+    v_walk := v_was;
+    IF v_was.topic_id IS NULL OR NOT v_was.unfinished AND v_was.restarts <= v_began
+       OR (v_was.keep_succeeded, v_was.keep_failed) IS DISTINCT FROM (p_topic.keep_succeeded, p_topic.keep_failed) THEN
+        v_walk := (p_topic.topic_id, 0,
+                   v_began + greatest(least(p_topic.keep_succeeded, p_topic.keep_failed) / 20, interval '1 minute'),
+                   interval '0', true, p_topic.keep_succeeded, p_topic.keep_failed);
+    END IF;
+    v_walk.unfinished := v_walk.position < v_end;
+    WHILE v_walk.unfinished LOOP
+        v_from := clock_timestamp();
+        v_part := taskq_internal.purge_range(
+            p_topic, v_walk.position, least(v_walk.position + v_step, v_end), (p_most - v_count)::int);
+        v_count := v_count + v_part.count;
+        v_walk.position := v_part.passed;
+        v_walk.unfinished := NOT v_part.too_young AND v_part.passed < v_end;
+        EXIT WHEN v_count >= p_most OR clock_timestamp() >= v_began + interval '10 milliseconds';
+        -- A part without rows costs next to nothing. Dead rows cost as much as others, and no query counts them.
+        v_step := CASE WHEN clock_timestamp() < v_from + interval '1 millisecond' THEN least(2 * v_step, 1000000)
+                       ELSE greatest(v_step / 4, 1000) END;
+    END LOOP;
+    IF v_walk IS DISTINCT FROM v_was THEN
+        v_walk.spent := v_walk.spent + (clock_timestamp() - v_began);
+        v_walk.restarts := greatest(v_walk.restarts, v_began + 100 * v_walk.spent);
+        INSERT INTO taskq_internal.retention_walk SELECT v_walk.*
+        ON CONFLICT (topic_id) DO UPDATE SET position = excluded.position, restarts = excluded.restarts,
+            spent = excluded.spent, unfinished = excluded.unfinished, keep_succeeded = excluded.keep_succeeded,
+            keep_failed = excluded.keep_failed;
+    END IF;
+    RETURN v_count;
+END $$;
+
+-- The sequence up to which a walk may go: the last one that was drawn, or that all consumer groups have passed.
+CREATE FUNCTION taskq_internal.end_of_walk(p_topic_id int) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT least((SELECT s.last_value FROM taskq_internal.task_sequence s),
+                 (taskq_internal.slowest_group(p_topic_id)).handled)
+$$;
+
+-- Of the consumer groups of a topic the one that is furthest behind, and the sequence up to which it has handled all
+-- tasks. NULLs if the topic has no group.
+CREATE FUNCTION taskq_internal.slowest_group(p_topic_id int, OUT group_name text, OUT handled bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT n.group_name, n.handled
+    FROM (SELECT g.group_name, g.cursor AS handled FROM taskq_internal.progress g WHERE g.topic_id = p_topic_id
+          UNION ALL
+          SELECT r.group_name, r.begins FROM taskq_internal.consumer_group r
+          JOIN taskq_internal.consumer_partition h ON h.group_name = r.group_name AND h.topic_id = r.topic_id
+          WHERE r.topic_id = p_topic_id AND NOT EXISTS (
+              SELECT FROM taskq_internal.progress g
+              WHERE (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition))) n
+    ORDER BY n.handled, n.group_name LIMIT 1
+$$;
+
+-- Removes up to p_most of the tasks of a topic after p_low, up to p_high, that have been kept long enough and that
+-- nothing waits for. passed: how far it has come. too_young: the tasks from there on were pushed after the last moment
+-- at which a task had to end to be removed.
+CREATE FUNCTION taskq_internal.purge_range(
+    p_topic taskq_internal.topic, p_low bigint, p_high bigint, p_most int, OUT count bigint, OUT passed bigint,
+    OUT too_young boolean
+) LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_topic_id  int := p_topic.topic_id;
+    v_succeeded timestamptz := clock_timestamp() - p_topic.keep_succeeded;
+    v_failed    timestamptz := clock_timestamp() - p_topic.keep_failed;
+    v_rows      bigint;
+    v_last      bigint;
+    v_found     bigint[];
+BEGIN
+    SELECT n.rows, n.last, n.found INTO v_rows, v_last, v_found
+    FROM (SELECT count(*) AS rows, max(w.sequence) AS last,
+                 array_agg(w.sequence ORDER BY w.sequence) FILTER (WHERE w.is_over) AS found
+          FROM (SELECT e.sequence, taskq_internal.keeps_until(e.state, e.descent, v_succeeded, v_failed)
+                                   >= coalesce(e.completed, '-infinity') AS is_over
+                FROM taskq_internal.ended e
+                WHERE e.topic_id = v_topic_id AND e.sequence > p_low AND e.sequence <= p_high
+                ORDER BY e.sequence LIMIT 5000) w) n;
+    passed := CASE WHEN v_rows = 5000 THEN v_last ELSE p_high END;
+    IF cardinality(v_found) > p_most THEN
+        v_found := v_found[:p_most];
+        v_last := v_found[p_most];
+        passed := v_last;
+    END IF;
+    too_young := coalesce((SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = v_topic_id
+                           AND t.sequence = v_last) > greatest(v_succeeded, v_failed), false);
+    IF too_young THEN
+        passed := coalesce(v_found[cardinality(v_found)], p_low);
+    END IF;
+    -- Each condition is a lookup by an index, as OFFSET 0 keeps it from being joined.
+    v_found := ARRAY(
+        SELECT e.sequence FROM taskq_internal.ended e
+        WHERE e.topic_id = v_topic_id AND e.sequence = ANY (v_found)
+          AND taskq_internal.keeps_until(e.state, e.descent, v_succeeded, v_failed) >= coalesce(e.completed, (
+              SELECT t.created FROM taskq_internal.task t
+              WHERE t.identifier = e.identifier AND t.topic_id = v_topic_id AND t.sequence > e.sequence
+              ORDER BY t.sequence LIMIT 1), '-infinity')
+          AND NOT EXISTS (  -- a dependent waits for a task of its identifier
+              SELECT FROM taskq_internal.dependency d
+              WHERE d.on_topic_id = v_topic_id AND d.on_identifier = e.identifier AND d.waiting OFFSET 0)
+          AND (NOT EXISTS (  -- an older task of its identifier would become the latest
+                  SELECT FROM taskq_internal.task t
+                  WHERE t.identifier = e.identifier AND t.topic_id = v_topic_id AND t.sequence < e.sequence OFFSET 0)
+               OR EXISTS (
+                  SELECT FROM taskq_internal.task t
+                  WHERE t.identifier = e.identifier AND t.topic_id = v_topic_id AND t.sequence > e.sequence OFFSET 0))
+          -- A condition or a batch may hold back the tasks of its identifier until a person has dealt with the failure.
+          -- Not so if one of the next ten of them was claimed after the failure.
+          AND (e.state <> :FAILED
+               OR NOT EXISTS (
+                  SELECT FROM taskq_internal.live l
+                  WHERE l.topic_id::bigint = v_topic_id AND l.identifier = e.identifier AND l.holder IS NULL OFFSET 0)
+               OR EXISTS (
+                  SELECT FROM (SELECT t.sequence FROM taskq_internal.task t
+                               WHERE t.identifier = e.identifier AND t.topic_id = v_topic_id AND t.sequence > e.sequence
+                               ORDER BY t.sequence LIMIT 10) n
+                  CROSS JOIN LATERAL (SELECT o.polled FROM taskq_internal.ended o
+                                      WHERE o.topic_id = v_topic_id AND o.sequence = n.sequence OFFSET 0) o
+                  WHERE o.polled > e.completed OFFSET 0))
+        ORDER BY e.sequence FOR UPDATE OF e SKIP LOCKED);
+    count := cardinality(v_found);
+    IF count > 0 THEN
+        PERFORM taskq_internal.delete_tasks(v_topic_id, v_found);
+    END IF;
+END $$;
+
+-- Of the two moments the one that holds for an ended task: it is removed if it has ended up to then. NULL: never.
+CREATE FUNCTION taskq_internal.keeps_until(
+    p_state smallint, p_descent smallint, p_succeeded timestamptz, p_failed timestamptz
+) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_state IN (:EXPIRED, :SUSPENDED) THEN NULL
+                WHEN p_state = :FAILED OR p_state IN (:RECREATED, :REDUNDANT) AND p_descent IN (:EXPIRED, :FAILED)
+                    THEN p_failed
+                ELSE p_succeeded END
+$$;
