@@ -1,4 +1,7 @@
-"""Maintain a queue: copy it, replace or remove the ticks of the example (DAG taskq_ticks), and change the numbers.
+"""Maintain a queue by DAGs: copy it, replace or remove the ticks of the example (DAG taskq_ticks), change the numbers.
+
+A queue with workers, drains or deferred gates expires leases itself, and purges by the policies of its topics
+(`keep_succeeded`, `keep_failed`). These DAGs are for sites that schedule all of it, and for ticks and health checks.
 
 The DAGs need the Airflow connection `taskq_default`. Every minute one expires lapsed leases, which frees the tasks of
 dead workers, and checks the queue's health. Every hour one installs ticks. Every night one purges old rows.

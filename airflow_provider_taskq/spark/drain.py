@@ -230,6 +230,7 @@ def drain(
     with session.keep_lease() as drain_lease, session.release_on_error(drain_lease):
         since = session.begin_drain()
         session.expire_lapsed()
+        drain_lease.start_upkeep()  # after the expiry, which would skip leases that another session is ending
         if claim is not None and budget is None:
             limits = replace(limits, budget=session.count_resumed())
         loop = DrainLoop(session, drain_lease, transform, limits, order, partitions, on_progress, began)

@@ -1,4 +1,4 @@
-"""Keeps the lease of a drain while Spark works, and detects its loss before the lease ends."""
+"""Keeps the lease of a drain while Spark works, detects its loss before it ends, and carries out upkeep meanwhile."""
 
 import threading
 from collections.abc import Callable
@@ -9,9 +9,10 @@ import psycopg
 from airflow_provider_taskq.queue import LeaseLost, Owner
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper
+from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper, UpkeepThread
 
 _STOP_SECONDS = 5.0
+_UPKEEP_SECONDS = 60.0  # limit of a call, which grows with each call that reaches it
 
 
 class DrainLease:
@@ -34,6 +35,8 @@ class DrainLease:
 
         # The keeper beats every third of the length. A sixth leaves time for a second attempt before the loss.
         limit = CallLimit(max(0.5, length / 6), grows=False)
+        self._connect = connect
+        self._upkeep: UpkeepThread | None = None
         self._on_loss = on_loss
         self._changed = threading.Event()  # lost or stopped
         self._stopped = threading.Event()
@@ -52,7 +55,14 @@ class DrainLease:
         self._stopped.set()
         self._changed.set()
         self._keeper.stop()
+        if self._upkeep is not None:
+            self._upkeep.stop()
         self._thread.join(timeout=_STOP_SECONDS)  # a call to the JVM in `on_loss` may be stuck
+
+    def start_upkeep(self) -> None:
+        """Carries out upkeep of the queue from now on, on a connection of its own, until the drain ends."""
+        self._upkeep = UpkeepThread(self._keeper, self._connect, self._lease.owner.lease, CallLimit(_UPKEEP_SECONDS))
+        self._upkeep.start()
 
     @property
     def lost(self) -> LeaseLost | None:

@@ -103,7 +103,10 @@ class DrainSession:
             return TaskQueue(conn).begin_drain(self.lease.name, self.topic, self.lease)
 
     def expire_lapsed(self) -> None:
-        """Expire the lapsed leases of other owners. The registration has just renewed the owner's own lease."""
+        """Expire all lapsed leases of other owners, so that the first claim finds their tasks.
+
+        The registration has just renewed the owner's own lease.
+        """
         with self.connection_info.connect() as conn:
             TaskQueue(conn).expire()
 

@@ -40,6 +40,10 @@ _CALL_TIMEOUT = 30.0  # seconds
 _MAX_READ_ONLY_SECONDS = 30.0  # after which a connection to a read-only server is opened again
 _STATUS_INTERVAL = 10.0  # seconds between two queries for the status of all topics, for the logs of the waits
 _STATUS_REST_FACTOR = 20.0  # a status query that took t seconds is not repeated for 20 t
+_UPKEEP_INTERVAL = 60.0
+_UPKEEP_REST_FACTOR = 20.0  # an upkeep that took t seconds and has left work is not repeated for 20 t
+_MIN_UPKEEP_PAUSE = 1.0
+_UPKEEP_PAUSE_AFTER_TIMEOUT = 600.0
 _YIELD_EVERY = 100  # futures or log lines between two yields to the event loop
 
 
@@ -51,6 +55,8 @@ class Watcher:
     about one query a second. With `listen: true` in the extra of the Airflow connection, a second connection receives
     notifications, and the watcher checks the topics that they name. If that connection is lost, or if a pooler drops
     notifications, the next full check answers the waits.
+
+    While any wait is open, the watcher also carries out upkeep of the queue once a minute (`TaskQueue.maintain`).
 
     After a transient error the watcher retries with growing pauses while waits are open. Airflow limits a wait by the
     sensor's timeout. A permanent error ends the waits that it concerns.
@@ -69,6 +75,8 @@ class Watcher:
         self._connected_read_only = False
         self._undescribed: dict[Wait[Any], None] = {}  # waits whose logs have no line yet
         self._status_due = 0.0
+        self._upkeep_due = 0.0
+        self._may_maintain = True
         self._last_error: str | None = None
         self._receiver = NotificationReceiver(self._open_connection, self._on_notification)
 
@@ -112,9 +120,12 @@ class Watcher:
                         await connection.close()
                         connection = None
                     connection = connection or await self._connect()
-                    await self._check(batch, connection, full=full)
+                    if full or len(batch):
+                        await self._check(batch, connection, full=full)
                     if full:
                         await self._log_statuses(connection)
+                    if loop.time() >= self._upkeep_due:
+                        await self._maintain(connection)
                 except TimeoutError as error:
                     connection = None
                     await self._handle_failure(error)
@@ -218,6 +229,36 @@ class Watcher:
             now = asyncio.get_running_loop().time()
             self._status_due = now + max(_STATUS_INTERVAL, _STATUS_REST_FACTOR * (now - began))
 
+    async def _maintain(self, connection: Connection) -> None:
+        """Carry out upkeep: so the tasks of a dead worker come back, and a gate that waits for them opens.
+
+        Its failure never ends a wait. A role that may only read leaves the upkeep to other programs.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._upkeep_due = began + _UPKEEP_INTERVAL
+        if is_read_only(connection):
+            return
+        try:
+            has_more = await call_with_timeout(_call_maintain(connection), connection, _CALL_TIMEOUT)
+        except TimeoutError:  # a lease with very many tasks has lapsed: programs without this time limit end it
+            self._upkeep_due = loop.time() + _UPKEEP_PAUSE_AFTER_TIMEOUT
+            raise
+        except psycopg.errors.InsufficientPrivilege as error:
+            if self._may_maintain:
+                log.info("Leaving upkeep to other programs: conn_id=%s error=%s", self._conn_id, first_line(error))
+            self._may_maintain = False
+            return
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            log.warning("Cannot carry out upkeep: conn_id=%s error=%s", self._conn_id, first_line(error))
+            return
+        self._may_maintain = True
+        if has_more:
+            now = loop.time()
+            self._upkeep_due = now + max(_MIN_UPKEEP_PAUSE, _UPKEEP_REST_FACTOR * (now - began))
+
     async def _write(self, lines: Iterable[Callable[[], None]]) -> None:
         for count, write in enumerate(lines, start=1):
             write()
@@ -289,14 +330,17 @@ class Watcher:
             await self._write(
                 partial(each.log_error, text) for one in self._registry.subscriptions() for each in one.logs
             )
-        self._schedule.failed(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._schedule.failed(now)
+        # After an outage, owners get the time to extend their lapsed leases.
+        self._upkeep_due = max(self._upkeep_due, now + _UPKEEP_INTERVAL)
 
     async def _sleep(self) -> None:
         """Sleep until the next check is due; a new wait or a notification may make it due earlier."""
         loop = asyncio.get_running_loop()
         while self._registry:
             self._wake.clear()
-            due = self._schedule.due
+            due = min(self._schedule.due, self._upkeep_due)
             if self._notified_topics:
                 due = min(due, self._schedule.wake_due)
             left = due - loop.time()
@@ -396,6 +440,13 @@ class PollSchedule:
             return False
         self.due = now + interval
         return True
+
+
+async def _call_maintain(connection: Connection) -> bool:
+    """Carry out upkeep. Return whether work is left."""
+    cursor = await connection.execute("SELECT more FROM taskq.maintain()")
+    row = await cursor.fetchone()
+    return row is not None and bool(row[0])
 
 
 async def _close(connection: Connection | None) -> None:

@@ -20,6 +20,9 @@ from airflow_provider_taskq.worker.threads import ServiceThread
 log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_PAUSE = 5.0
+_LONGEST_UPKEEP_INTERVAL = 60.0
+_SHORTEST_UPKEEP_PAUSE = 0.05
+_UPKEEP_REST_FACTOR = 4.0
 
 
 class BatchThread(Protocol):
@@ -234,7 +237,7 @@ class LeaseKeeper(ServiceThread):
                         self._leases[id(lease)] = lease
                 raise
         if unreachable:
-            # If this call succeeds, the database can be reached again, and LeaseExpirer may expire these leases.
+            # If this call succeeds, the database can be reached again, and UpkeepThread may expire these leases.
             with self._session.queue() as queue:
                 queue.owner(unreachable[0].owner.name)
             with self._lock:
@@ -252,25 +255,34 @@ class LeaseKeeper(ServiceThread):
             lease.extended_at = began
 
 
-class LeaseExpirer(ServiceThread):
-    """Expires lapsed leases of other programs every third of a lease, in a thread of its own.
+class UpkeepThread(ServiceThread):
+    """Carries out upkeep (`TaskQueue.maintain`) every third of a lease, at least every minute, in a thread of its own.
 
-    An expiry may be slow: leases may hold many tasks, and it waits for a purge. Heartbeats have another thread and do
-    not wait for it. It leaves out the leases of `keeper`: a worker must not expire its own leases after the database
-    could not be reached. A stop does not wait for an expiry that is stuck.
+    An expiry may be slow, because leases may hold many tasks. Heartbeats have another thread and do not wait for it. It
+    leaves out the leases of `keeper`: a worker must not expire its own leases after the database could not be reached.
+    A stop does not wait for a call that is stuck.
+
+    :param length: length of the leases.
     """
 
     def __init__(self, keeper: LeaseKeeper, connect: Connect, length: timedelta, limit: CallLimit) -> None:
         self._keeper = keeper
         self._session = DatabaseSession(connect, limit)
-        self._interval = length.total_seconds() / 3
-        super().__init__("taskq expiry")
+        self._interval = min(length.total_seconds() / 3, _LONGEST_UPKEEP_INTERVAL)
+        super().__init__("taskq upkeep")
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval):
+        pause = 0.0
+        while not self._stopped.wait(pause):
+            pause = self._interval
+            began = time.monotonic()
             try:
                 with self._session.queue() as queue:
-                    queue.expire(except_owners=self._keeper.owner_names)
-            except Exception as error:  # noqa: BLE001 -- the next expiry may succeed
-                log.warning("expiry of lapsed leases failed, will retry: error=%s", error)
+                    has_more = queue.maintain(except_owners=self._keeper.owner_names).more
+            except Exception as error:  # noqa: BLE001 -- the next call may succeed
+                log.warning("upkeep failed, will retry: error=%s", error)
+            else:
+                if has_more:  # the server rests for longer than the call took
+                    rest = _UPKEEP_REST_FACTOR * (time.monotonic() - began)
+                    pause = min(self._interval, max(_SHORTEST_UPKEEP_PAUSE, rest))
         self._session.close()

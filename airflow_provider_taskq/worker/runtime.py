@@ -16,7 +16,7 @@ from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 from airflow_provider_taskq.worker.filters import failures_of_unreadable, readable
 from airflow_provider_taskq.worker.handlers import TaskResultException, WorkHandler, decision_on, handle_batch
-from airflow_provider_taskq.worker.lease import BatchThread, InFlightBatch, Lease, LeaseExpirer, LeaseKeeper
+from airflow_provider_taskq.worker.lease import BatchThread, InFlightBatch, Lease, LeaseKeeper, UpkeepThread
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
@@ -165,7 +165,7 @@ class WorkerRuntime:
         self.completes_with_poll = isinstance(limiter, NoLimit)
         self.started: datetime | None = None  # by the database's clock
         self._limiter = limiter
-        self._expirer = LeaseExpirer(self.keeper, connect, config.lease, config.call_limit())
+        self._upkeep = UpkeepThread(self.keeper, connect, config.lease, config.call_limit())
         self._notifications = (
             NotificationListener(connect, "taskq", self._on_notification, self.idle_wait.wake)
             if config.listen
@@ -186,7 +186,7 @@ class WorkerRuntime:
             self.started = queue.now()
             queue.ready(self.config.topic, 1, self.config.condition)
         self.keeper.start()
-        self._expirer.start()
+        self._upkeep.start()
         self.watchdog.start()
         if self._notifications is not None:
             self._notifications.start()
@@ -207,7 +207,7 @@ class WorkerRuntime:
         self.stopped.set()
         self._release_leases()
         self.keeper.stop()
-        self._expirer.stop()
+        self._upkeep.stop()
         if self._notifications is not None:
             self._notifications.stop()
         self.watchdog.stop(None)

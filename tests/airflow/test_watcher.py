@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import time
@@ -13,12 +14,14 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
-from airflow_provider_taskq.queue import NewTask, TaskQueue, TaskQueueError, UnknownTopic, connect
+from airflow_provider_taskq.queue import NewTask, Result, TaskQueue, TaskQueueError, UnknownTopic, connect
+from airflow_provider_taskq.triggers import watcher
 from airflow_provider_taskq.triggers.waits import JunctureWait, QueryResult, ReadyWait, StateWait, Wait
 from airflow_provider_taskq.triggers.watcher import Outcome, PollSchedule, get_watcher
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.airflow.test_trigger import LINES, in_loop, until
+from tests.queue.conftest import lapse
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
@@ -228,21 +231,86 @@ def test_a_watcher_that_is_cancelled_while_it_connects_leaves_no_connection_open
     assert [str(each.message) for each in warned if "still open" in str(each.message)] == []
 
 
-def test_a_role_that_may_only_read_can_wait(queue: TaskQueue, dsn: str, connect_airflow: Connect) -> None:
+def test_a_role_that_may_only_read_can_wait_and_leaves_upkeep_to_others(
+    queue: TaskQueue,
+    dsn: str,
+    connect_airflow: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     role = f"reader_{queue.conn.info.dbname}"
     queue.conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'read'")
     try:
         queue.conn.execute("SELECT taskq.grant_access(%s, 'reader')", (role,))
         connect_airflow("reading", dsn=psycopg.conninfo.make_conninfo(dsn, user=role, password="read"))
-        queue.push("work", ["a"])
+        monkeypatch.setattr(watcher, "_UPKEEP_INTERVAL", 0.1)
+        caplog.set_level(logging.INFO)
 
         async def test() -> None:
-            assert await waiting(ReadyWait("work"), "reading") == 1
+            wait = waiting(ReadyWait("work", poll_interval=0.05), "reading")
+            await until(lambda: "Leaving upkeep to other programs" in caplog.text)
+            await asyncio.sleep(0.5)  # several upkeeps
+            queue.push("work", ["a"])
+            assert await wait == 1
 
         in_loop(test)
+        assert caplog.text.count("upkeep") == 1
     finally:
         queue.conn.execute(f"DROP OWNED BY {role}")
         queue.conn.execute(f"DROP ROLE {role}")
+
+
+def test_a_waiting_gate_opens_when_the_tasks_of_a_dead_worker_come_back(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watcher expires the lease itself: no worker, drain or maintenance DAG runs."""
+    monkeypatch.setattr(watcher, "_UPKEEP_INTERVAL", 0.1)
+    queue.push("work", ["a"])
+    dead = queue.register("dead")
+    assert queue.poll("work", dead)
+
+    async def test() -> None:
+        wait = waiting(ReadyWait("work", poll_interval=0.05))
+        await until(lambda: upkeeps(queue) > 0)
+        assert not wait.done()
+        lapse(queue, dead)
+        assert await wait == 1
+
+    in_loop(test)
+    assert queue.owner("dead") is None
+
+
+def test_a_watcher_removes_the_tasks_that_its_queue_has_kept_long_enough(queue: TaskQueue) -> None:
+    queue.create_topic("other", keep_succeeded=0)
+    queue.push("other", [f"{number}" for number in range(1_200)])  # more than one call removes
+    owner = queue.register("owner")
+    queue.complete(owner, dict.fromkeys(queue.poll("other", owner, 1_200), Result.SUCCESS))
+
+    async def test() -> None:
+        wait = waiting(ReadyWait("work", poll_interval=600))  # it checks rarely, and carries out upkeep all the same
+        await until(lambda: queue.count_tasks("other") == 0)
+        wait.cancel()
+
+    in_loop(test)
+
+
+def test_a_watcher_carries_out_upkeep_once_a_minute(queue: TaskQueue) -> None:
+    async def test() -> None:
+        waits = [waiting(ReadyWait("work", poll_interval=0.05)) for _ in range(20)]
+        await until(lambda: upkeeps(queue) > 0)
+        first = queue.conn.execute("SELECT called FROM taskq_internal.upkeep").fetchone()
+        queue.conn.execute("UPDATE taskq_internal.upkeep SET due = '-infinity'")
+        await asyncio.sleep(2)
+        assert queue.conn.execute("SELECT called FROM taskq_internal.upkeep").fetchone() == first
+        assert get_watcher("taskq_default")._upkeep_due - asyncio.get_running_loop().time() > 50
+        for wait in waits:
+            wait.cancel()
+
+    in_loop(test)
+
+
+def upkeeps(queue: TaskQueue) -> int:
+    return queue.conn.execute("SELECT FROM taskq_internal.upkeep WHERE called IS NOT NULL").rowcount
 
 
 @pytest.mark.usefixtures("queue")

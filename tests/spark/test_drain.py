@@ -24,6 +24,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.spark import drain
+from tests.queue.conftest import lapse, until
 from tests.spark.programs.transforms import wait_for_gate
 from tests.spark.successor import taken_over
 
@@ -163,6 +164,28 @@ def test_a_short_lease_is_kept_through_a_long_job(spark: SparkSession, dsn: str,
 
     assert drain(spark, "work", "me", slow, dsn=dsn, lease=timedelta(seconds=9)).done == 10
     assert states(queue) == {"SUCCEEDED": 10}
+
+
+def test_a_drain_carries_out_upkeep_at_its_start_and_while_spark_works(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
+    queue.create_topic("other", keep_succeeded=0)
+    other = queue.register("other")
+    queue.push("other", [f"{number}" for number in range(1_200)])  # more than one call removes
+    queue.complete(other, dict.fromkeys(queue.poll("other", other, 1_200), Result.SUCCESS))
+    push(10)
+
+    def slow(tasks: DataFrame) -> DataFrame:
+        until(lambda: queue.count_tasks("other") == 0)
+        queue.push("other", ["late"])
+        dead = queue.register("dead")
+        queue.poll("other", dead)
+        lapse(queue, dead)
+        until(lambda: queue.count_tasks("other", state="READY") == 1)
+        return succeed(tasks)
+
+    assert drain(spark, "work", "me", slow, dsn=dsn, lease=timedelta(seconds=9)).done == 10
+    assert not [thread for thread in threading.enumerate() if thread.name == "taskq upkeep"]
 
 
 def test_a_drain_keeps_its_lease_while_it_expires_those_of_others(

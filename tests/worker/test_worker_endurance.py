@@ -10,13 +10,14 @@ import psycopg
 from airflow_provider_taskq.queue import (
     Decision,
     Owner,
+    Result,
     State,
     Task,
     TaskQueue,
 )
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker import Batch, WorkerListener, batch
-from airflow_provider_taskq.worker.lease import LeaseExpirer, LeaseKeeper
+from airflow_provider_taskq.worker.lease import LeaseKeeper, UpkeepThread
 from tests.queue.conftest import known, lapse, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -179,6 +180,17 @@ def test_living_workers_expire_the_leases_of_dead_workers(queue: TaskQueue, make
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
+def test_a_worker_removes_the_tasks_that_its_queue_has_kept_long_enough(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    queue.create_topic("other", keep_succeeded=0)
+    queue.push("other", [f"{number}" for number in range(1_200)])  # more than one call removes
+    owner = queue.register("owner")
+    queue.complete(owner, dict.fromkeys(queue.poll("other", owner, 1_200), Result.SUCCESS))
+    make_worker(lambda _: None).start()
+    until(lambda: states(queue, "other") == [])
+
+
 def test_a_worker_handles_tasks_that_a_lost_lease_left_under_its_name(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
@@ -201,7 +213,7 @@ def test_a_worker_handles_tasks_that_a_lost_lease_left_under_its_name(
     assert sorted(seen) == ["a", "a", "b"]
 
 
-def test_a_stop_waits_for_an_expiry_that_is_under_way() -> None:
+def test_a_stop_waits_for_an_upkeep_that_is_under_way() -> None:
     asked, go_on = threading.Event(), threading.Event()
 
     def connect() -> psycopg.Connection:
@@ -211,14 +223,14 @@ def test_a_stop_waits_for_an_expiry_that_is_under_way() -> None:
 
     length = timedelta(seconds=0.03)
     keeper = LeaseKeeper(connect, length.total_seconds(), lambda _: None)
-    expirer = LeaseExpirer(keeper, connect, length, CallLimit(5))
-    expirer.start()
+    upkeep = UpkeepThread(keeper, connect, length, CallLimit(5))
+    upkeep.start()
     assert asked.wait(10)
-    stopping = threading.Thread(target=expirer.stop, daemon=True)
+    stopping = threading.Thread(target=upkeep.stop, daemon=True)
     stopping.start()
     stopping.join(0.1)
     assert stopping.is_alive()
     go_on.set()
     stopping.join(10)
     assert not stopping.is_alive()
-    assert not expirer._thread.is_alive()
+    assert not upkeep._thread.is_alive()
