@@ -57,6 +57,7 @@ STEPS: tuple[Step, ...] = (
     _work,
     _read,
     lambda queue, _dice, _name: queue.expire(),
+    lambda queue, _dice, _name: queue.maintain(),
     lambda queue, dice, _name: queue.revive(dice.choice(TOPICS), State.FAILED, dice.choice(list(Revival)), size=2),
     lambda queue, dice, _name: queue.purge(dice.choice(TOPICS), size=5),
     lambda queue, dice, _name: queue.junction(dice.choice(TOPICS), [["id-1"], ["id-2", "id-3"]]),

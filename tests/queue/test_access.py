@@ -157,6 +157,7 @@ ALLOWED = {
         *(
             "exchange",
             "expire",
+            "maintain",
             "lock",
             "unlock",
             "junction",

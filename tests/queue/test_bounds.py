@@ -157,9 +157,12 @@ def stored(queue: TaskQueue) -> dict[str, str | None]:
     }
 
 
+OF_TOPIC = ("ttl", "max_crashes", "max_payload_bytes", "keep_succeeded", "keep_failed")
+
+
 def policy(**fields: timedelta | float | int | None) -> TopicPolicy:
     """A policy with these fields, of the retry policy or of the topic."""
-    rest = {name: fields.pop(name) for name in ("ttl", "max_crashes", "max_payload_bytes") if name in fields}
+    rest = {name: fields.pop(name) for name in OF_TOPIC if name in fields}
     return TopicPolicy(RetryPolicy(**fields), **rest)  # type: ignore[arg-type]
 
 
@@ -182,9 +185,12 @@ STORING: dict[str, Callable[[World, timedelta], object]] = {
     "horizon": lambda w, d: w.queue.create_topic("evil", policy(horizon=d)),
     "max_elapsed": lambda w, d: w.queue.create_topic("evil", policy(max_elapsed=d)),
     "ttl": lambda w, d: w.queue.create_topic("evil", policy(ttl=d)),
+    "keep_succeeded": lambda w, d: w.queue.create_topic("evil", policy(keep_succeeded=d)),
+    "keep_failed": lambda w, d: w.queue.create_topic("evil", policy(keep_failed=d)),
     "altered base": lambda w, d: w.queue.alter_topic("work", policy(base=d)),
     "altered horizon": lambda w, d: w.queue.alter_topic("work", policy(horizon=d)),
     "altered ttl": lambda w, d: w.queue.alter_topic("work", policy(ttl=d)),
+    "altered keep_failed": lambda w, d: w.queue.alter_topic("work", policy(keep_failed=d)),
 }
 
 
@@ -393,6 +399,10 @@ CALLS: dict[str, Callable[[World, Arguments], object]] = {
     "owners": lambda w, a: w.queue.owners(a.d),
     "release": lambda w, a: w.queue.release(Owner("owner", a.i, a.d, a.t, False)),
     "expire": lambda w, a: w.queue.expire(a.d),
+    "maintain": lambda w, a: (
+        w.queue.alter_topic("work", policy(keep_succeeded=a.d, keep_failed=a.e)),  # type: ignore[func-returns-value]
+        w.queue.maintain(),
+    ),
     "held": lambda w, a: w.queue.held(Owner("owner", a.i, a.d, a.t, False)),
     "lock": lambda w, a: w.queue.lock("job", "me", a.d, a.e),
     "push": lambda w, a: w.queue.push("work", [NewTask("a", available_at=a.t, ttl=a.d, priority=a.i)]),

@@ -34,7 +34,7 @@ from tests.queue.conftest import (
 
 HOUR = timedelta(hours=1)
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
-POLICY = TopicPolicy(RetryPolicy(max_attempts=9, base=HOUR, probe=True))
+POLICY = TopicPolicy(RetryPolicy(max_attempts=9, base=HOUR, probe=True), keep_failed=timedelta(0))
 Verb = Callable[[TaskQueue, Owner], object]
 
 # What holds something of the topic until its transaction ends, and lets a drop begin.
@@ -43,6 +43,7 @@ FIRST: dict[str, Verb] = {
     "complete": lambda queue, owner: queue.complete(owner, {queue.held(owner)[0]: Result.SUCCESS}),
     "fail": lambda queue, owner: queue.complete(owner, {queue.held(owner)[0]: Result.FAILURE}),
     "expire": lambda queue, _owner: queue.expire(),
+    "maintain": lambda queue, _owner: queue.maintain(),
     "purge": lambda queue, _owner: queue.purge("work"),
     "purge all": lambda queue, _owner: queue.purge_all("work"),
     "reassign": lambda queue, _owner: queue.reassign("work", Result.FILTER, state=State.FAILED),

@@ -134,6 +134,7 @@ VERBS: dict[str, Callable[[TaskQueue], object]] = {
     "uninstall_ticks": lambda queue: queue.uninstall_ticks("work", "tick", "hash"),
     "purge": lambda queue: queue.purge_all("work"),
     "expire": lambda queue: queue.expire(),
+    "maintain": lambda queue: queue.maintain(),
     "check_push": lambda queue: queue.conn.execute("SELECT taskq.check_push(%s::uuid)", (STAGE,)),
     "abandon_push": lambda queue: queue.conn.execute("SELECT taskq.abandon_push(%s::uuid)", (STAGE,)),
 }

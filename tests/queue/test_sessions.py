@@ -59,6 +59,7 @@ VERBS: dict[str, Verb] = {
     "junction": lambda queue, _owner, _task: queue.junction("work", [["a"]]),
     "release_groups_once": lambda queue, _owner, _task: queue.release_groups_once("gate", "work", [["a"]]),
     "expire": lambda queue, _owner, _task: queue.expire(),
+    "maintain": lambda queue, _owner, _task: queue.maintain(),
     "release": lambda queue, owner, _task: queue.release(owner),
     "events": lambda queue, _owner, _task: queue.events("work", None, partitions=2),
     "progress": lambda queue, _owner, _task: queue.progress("readers", "work"),

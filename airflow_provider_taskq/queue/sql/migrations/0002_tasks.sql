@@ -181,7 +181,7 @@ CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happene
 -- is a pass over all topics with a retention, and then passes over those that the pass before has left unfinished.
 CREATE TABLE taskq_internal.upkeep (
     one             boolean PRIMARY KEY DEFAULT true CHECK (one),
-    due             timestamptz NOT NULL DEFAULT '-infinity',  -- when the next call may go on
+    due             timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when the next call may go on
     called          timestamptz,               -- when the last call went on
     ended           timestamptz,               -- when the last run ended
     topic_id        int NOT NULL DEFAULT 0,    -- the last topic of this pass so far
