@@ -46,7 +46,7 @@ _MODULES = {
     "health": ("HealthMonitor", "HealthSignal"),
     "limiter": ("BoundedLimiter", "Limiter", "NoLimit", "PriorityLimiter"),
     "listener": ("FatalListener", "WorkerListener"),
-    "persistent": ("PersistentWorker",),
+    "persistent_worker": ("PersistentWorker",),
     "runtime": ("WorkerStopped",),
     "scheduler": ("Scheduler",),
     "statistics": ("WorkerStatistics",),
