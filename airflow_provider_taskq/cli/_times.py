@@ -29,7 +29,7 @@ def parse_moment(text: str) -> datetime | timedelta:
     except OverflowError:
         moment = None
     if moment is None or not FIRST_MOMENT <= moment <= LAST_MOMENT:
-        raise ValueError(f"{text!r} lies outside of the years 1 to 9999")
+        raise ValueError(f"{text!r} is outside the years 1 to 9999")
     return moment
 
 

@@ -103,7 +103,10 @@ _VERSION = click.Option(
 
 
 class Program(CommandGroup):
-    """All commands. `database` is the option that names the database."""
+    """The group of all commands.
+
+    :param database: the option that names the database.
+    """
 
     def __init__(self, database: click.Option, description: str) -> None:
         super().__init__(
@@ -116,18 +119,18 @@ class Program(CommandGroup):
         self.database = database
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """The commands in the order of the help."""
+        """Returns the names of the commands, in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command, with `--json` and the option of the database."""
+        """Imports a command, and adds `--json` and the option of the database."""
         if cmd_name not in VERBS:
             return None
         found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name.replace("-", "_"))
         return found if cmd_name == "completion" else self._with_common_options(found)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Writes the commands by section, without importing one."""
+        """Writes the commands by section, without an import of their modules."""
         for section, verbs in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(verb, does) for verb, (_, does) in verbs.items()])
@@ -138,7 +141,7 @@ class Program(CommandGroup):
             return super().invoke(ctx)
 
     def _with_common_options(self, command: click.Command) -> click.Command:
-        """A copy of a command with the common options, subcommands included."""
+        """Returns a copy of a command in which it and its subcommands have the common options."""
         completed = copy.copy(command)
         completed.params = [*map(storable, command.params), self.database, _JSON]
         if isinstance(completed, click.Group):
@@ -147,7 +150,7 @@ class Program(CommandGroup):
 
 
 def standalone() -> Program:
-    """`taskq`, on the database of a DSN or of libpq's environment."""
+    """Builds the program `taskq`, which finds the database in a DSN or in libpq's environment variables."""
     database = click.Option(
         ["--dsn"],
         callback=_set_database,
@@ -160,7 +163,7 @@ def standalone() -> Program:
 
 
 def airflow_program() -> Program:
-    """`airflow taskq`, on an Airflow connection."""
+    """Builds the program `airflow taskq`, which finds the database in an Airflow connection."""
     database = click.Option(
         ["--conn-id"],
         callback=_set_database,

@@ -63,9 +63,9 @@ class InFlightBatch:
 class Lease:
     """The lease of one owner, and the batches that are held under it. A lost lease stays lost.
 
-    :param since: start of the registration, by `time.monotonic()`; None for now.
+    :param since: start of the registration, by `time.monotonic()`; by default now.
     :param on_abandon: a function that the lease calls with each batch that it takes away from a handler.
-    :param lost_after: seconds without a heartbeat after which the lease counts as lost; None for its length.
+    :param lost_after: seconds without a heartbeat after which the lease counts as lost; by default its length.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.resume_task IS
-'Resumes a paused task: a retry is due now, any other task in its original place. Returns false if it was not paused.
-Errors: TQ001, TQ003 as for pause_task.';
+'Resumes a paused task. A retry becomes due now, any other task at the time that its push set. Returns false if the
+task was not paused. Errors: TQ001, TQ003 as for pause_task.';
 
 CREATE FUNCTION taskq.set_due(p_topic text, p_sequence bigint, p_due timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -40,7 +40,7 @@ DECLARE
 BEGIN
     IF NOT taskq_internal.is_moment(p_due) THEN
         PERFORM taskq_internal.raise_error('TQ002', format(
-            'topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
+            'topic %L, sequence %s: %s is outside the years 1 to 9999', p_topic, p_sequence, p_due));
     END IF;
     PERFORM taskq_internal.set_due_time(
         v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), :HISTORY_DUE_SET);
@@ -56,9 +56,8 @@ DECLARE
 BEGIN
     IF p_attempts IS NULL OR p_attempts NOT BETWEEN 0 AND v_topic.max_attempts - 1 THEN
         PERFORM taskq_internal.raise_error('TQ002',
-                format('topic %L, sequence %s: of %s attempts %s may count, not %s', p_topic, p_sequence,
-            v_topic.max_attempts, CASE v_topic.max_attempts WHEN 1 THEN 'none'
-                ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
+            format('topic %L, sequence %s: the number of counted attempts must be %s, not %s', p_topic, p_sequence,
+            CASE v_topic.max_attempts WHEN 1 THEN '0' ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
     UPDATE taskq_internal.live SET attempt = p_attempts,
         waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits
@@ -133,7 +132,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.cancel IS
 'Ends READY tasks as FILTERED without running them. They can be revived. Tasks that depend on them keep waiting.
-Returns how many. Errors: TQ001, TQ003 as for run_now.';
+Returns how many tasks it canceled. Errors: TQ001, TQ003 as for run_now.';
 
 CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -160,7 +159,8 @@ END $$;
 COMMENT ON FUNCTION taskq.purge_past_ttl IS
 'Removes tasks with an error that are past their ttl, the p_size lowest sequences of each state: FAILED tasks, and
 READY tasks that are also past the topic''s retry horizon. Without a horizon a READY task stays until it is FAILED; a
-task without a ttl stays. Returns how many. Never waits: a task that another transaction holds stays. Errors: TQ001.';
+task without a ttl stays. Returns how many tasks it removed. Never waits: a task that another transaction holds stays.
+Errors: TQ001.';
 
 CREATE FUNCTION taskq.release_tasks(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -181,8 +181,8 @@ BEGIN
     RETURN cardinality(v_back);
 END $$;
 COMMENT ON FUNCTION taskq.release_tasks IS
-'Gives some of an owner''s tasks back: READY in their original place, the attempt not counted. Returns how many.
-Errors: TQ005 if the lease is gone; TQ004 for tasks that the owner does not hold.';
+'Makes some of an owner''s tasks READY again, in their original place, and does not count the attempt. Returns how many
+tasks it released. Errors: TQ005 if the lease is gone; TQ004 for tasks that the owner does not hold.';
 
 CREATE FUNCTION taskq.purge(p_topic text, p_from bigint, p_to bigint, p_state int, p_size bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -197,8 +197,9 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.purge IS
 'Removes the p_size lowest tasks from sequence p_from to p_to, both included; NULL leaves a bound open. p_state: only
-tasks of this state; without it FAILED to REDUNDANT, so ACTIVE, READY and EXPIRED tasks stay unless named. Returns how
-many. Never waits: a task that another transaction holds stays. Errors: TQ001; TQ000 for an unknown state.';
+tasks of this state. If it is NULL, the states FAILED to REDUNDANT, so ACTIVE, READY and EXPIRED tasks stay. Returns how
+many tasks it removed. Never waits: a task that another transaction holds stays. Errors: TQ001; TQ000 for an unknown
+state.';
 
 CREATE FUNCTION taskq.purge_all(p_topic text, p_alone boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -216,8 +217,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.purge_all IS
 'Removes every task of a topic, held ones too, and returns how many. Never waits: a task that another transaction holds
-stays. p_alone: the call is a transaction of its own, so own tables may be truncated; for this it waits a moment for
-their users. Errors: TQ001.';
+stays. p_alone: whether the call is a transaction of its own. Then it may truncate the tables of a topic that has its
+own, and waits a moment for their users. Errors: TQ001.';
 
 -- Reads what has ended once, and only if there is an owner to remove.
 CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint
@@ -247,9 +248,9 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.purge_owners IS
-'Removes owners without a sign of life for p_older_than whose lease has lapsed or is gone, that hold nothing, and that
-no stored task names. Also removes the reports of drains of that age. Skips an owner that is in use. Returns how many
-owners. Errors: TQ000 above READ COMMITTED.';
+'Removes owners that sent no heartbeat for p_older_than, have no valid lease, hold no tasks, and are named by no stored
+task. Also removes the reports of drains of that age. Skips an owner that another transaction is using. Returns how
+many owners it removed. Errors: TQ000 above READ COMMITTED.';
 
 -- The actor is what the client says. session_user is the role that logged in: neither SET ROLE nor the owner of a
 -- function changes it.
@@ -276,8 +277,8 @@ LANGUAGE sql STABLE AS $$
     ORDER BY a.audit_id DESC LIMIT greatest(p_size, 0)
 $$;
 COMMENT ON FUNCTION taskq.audit_trail IS
-'The audit of a topic, or of all with NULL, the newest entry first: p_size entries before audit_id p_after (NULL: from
-the newest).';
+'Returns audit entries of a topic, the newest first: the first p_size with an audit_id below p_after. With NULL as
+p_topic, the entries of all topics; with NULL as p_after, from the newest entry on.';
 
 CREATE FUNCTION taskq.lock_tasks(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -294,9 +295,9 @@ BEGIN
                  ORDER BY e.sequence FOR UPDATE SKIP LOCKED);
 END $$;
 COMMENT ON FUNCTION taskq.lock_tasks IS
-'Locks those of the tasks that are in one of the states (READY, EXPIRED to SUCCEEDED) and returns their sequences in
-order. Leaves out tasks that another transaction holds, or that have another state by now. For an action on the result
-of an earlier search. Errors: TQ001.';
+'Locks the tasks that are in one of the states (READY, EXPIRED to SUCCEEDED), and returns their sequences in order.
+Skips tasks that another transaction holds, or whose state has changed. For an action on the result of an earlier
+search. Errors: TQ001.';
 
 CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -315,7 +316,7 @@ BEGIN
     RETURN cardinality(v_live || v_ended);
 END $$;
 COMMENT ON FUNCTION taskq.purge_sequences IS
-'Removes those of the tasks that are in one of the states and are not held, and returns how many. Never waits: a task
+'Removes the tasks that are in one of the states and are not held, and returns how many it removed. Never waits: a task
 that another transaction holds stays. Errors: TQ001.';
 
 CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT tasks bigint)
@@ -374,14 +375,14 @@ BEGIN
         ORDER BY l.sequence;
 END $$;
 
--- When a waiting task is due, whatever else it waits for.
+-- Returns the due time of a waiting task. The task may also wait for something else.
 CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_task.waits = :WAITS_DEPENDENCIES
         THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
 END $$;
 
--- When a task was due as it was pushed.
+-- Returns the due time that the push of a task set.
 CREATE FUNCTION taskq_internal.original_due_time(p_task taskq_internal.live) RETURNS timestamptz
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
@@ -415,8 +416,7 @@ BEGIN
     PERFORM taskq_internal.record_ready_change(p_task, p_kind, NULL);
 END $$;
 
--- Records in the history what is done to a READY task. p_other: the new number of
--- attempts, or the new priority.
+-- Records a change of a READY task in the history. p_other: the new number of attempts, or the new priority.
 CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)

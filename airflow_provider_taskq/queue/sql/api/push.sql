@@ -54,10 +54,10 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.push(text, text, text, text, text, interval, timestamptz, int, interval, boolean) IS
 'Stores one task and returns its sequence: taskq.push(''orders'', ''customer-17'', ''{"total": 12}'', priority => 5).
-payload: a JSON text; insertion: APPEND, SUPERSEDE, REPLACE or DELETE, which decides on older tasks of the identifier;
-at most one of delay and available_at; priority: -100 to 100, higher first; ttl: while the task is younger, failures
-are not recorded; suspended: stored as SUSPENDED. Never waits for a consumer. Errors: TQ001 unknown topic; TQ002
-invalid task.';
+payload: a JSON text. insertion: what happens to older tasks of the identifier (APPEND, SUPERSEDE, REPLACE, DELETE).
+Give at most one of delay and available_at. priority: -100 to 100, higher first. ttl: while the task is younger,
+failures are not recorded. suspended: whether the task is stored as SUSPENDED. Never waits for a consumer. Errors:
+TQ001 unknown topic; TQ002 invalid task.';
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload jsonb, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
@@ -151,11 +151,11 @@ COMMENT ON FUNCTION taskq.push(
     text, text, text[], text[], text[], boolean[], timestamptz[], interval[], interval[], int[], int, bigint, int[],
         text[], text[]) IS
 'Stores many tasks, all or none, and returns their sequences in input order, NULL for one that DELETE did not store.
-Each array but p_identifiers may be NULL, or has a value or NULL for each task; payloads are JSON texts. Dependencies:
-the place of a task in this call, from 0, with the topic and the identifier that it depends on. For a push in several
-calls of one transaction: p_offset is the number of tasks sent before, for the positions in errors, and p_since the
-first sequence of the push. Errors: TQ001 unknown topic; TQ002 invalid task, naming its position from 0; then nothing
-is stored.';
+Each array except p_identifiers may be NULL, or has a value or NULL for each task. Payloads are JSON texts. The
+p_depend arrays have one element for each dependency: the position of the task in this call, from 0, and the topic and
+identifier that the task depends on. A push may take several calls in one transaction. Then p_offset is the number of
+tasks sent before, for the positions in errors, and p_since the first sequence of the push. Errors: TQ001 unknown
+topic; TQ002 invalid task, naming its position from 0. After an error nothing is stored.';
 
 CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -180,10 +180,10 @@ BEGIN
                           ARRAY[delay], ARRAY[ttl], ARRAY[priority]) o;
 END $$;
 COMMENT ON FUNCTION taskq.offer IS
-'Stores a task unless one of the identifier waits (is READY and not held); then updates it, or ignores the offer with
-if_exists ''ignore''. At most one of delay and available_at. outcome: CREATED, UPDATED or IGNORED; sequence: of the
-waiting task. Waits for open offers of the identifier. Errors: TQ001; TQ002 invalid task; TQ008 invalid if_exists;
-TQ000 above READ COMMITTED.';
+'Stores a task, unless a task of the identifier already waits (is READY and not held). If if_exists is ''update'', the
+offer updates that task; if it is ''ignore'', the task does not change. Give at most one of delay and available_at.
+outcome: CREATED, UPDATED or IGNORED. sequence: that of the waiting task. Waits for open offers of the identifier.
+Errors: TQ001; TQ002 invalid task; TQ008 invalid if_exists; TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.offer_many(
     p_topic text, p_if_exists text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
@@ -232,9 +232,9 @@ BEGIN
     INTO outcomes, sequences FROM unnest(outcomes, sequences, v_places) AS u (outcome, sequence, place);
 END $$;
 COMMENT ON FUNCTION taskq.offer_many IS
-'Offers many tasks as taskq.offer, all or none. The arrays go together as in taskq.push; results are in input order. A
-repeated identifier meets the task of its earlier offer. p_offset: the number of tasks sent before, for the positions
-in errors. Errors: those of taskq.offer.';
+'Offers many tasks as taskq.offer, all or none. The arrays go together as in taskq.push; results are in input order. If
+an identifier is repeated, its later offers find the task of the first one. p_offset: the number of tasks sent before,
+for the positions in errors. Errors: those of taskq.offer.';
 
 CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -286,7 +286,7 @@ BEGIN
                 format('its identifier has %s characters, more than 500', length(identifier))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
             WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
-            WHEN NOT taskq_internal.is_moment(available_at) THEN 'its available_at lies outside of the years 1 to 9999'
+            WHEN NOT taskq_internal.is_moment(available_at) THEN 'its available_at is outside the years 1 to 9999'
             WHEN NOT taskq_internal.is_duration(delay, interval '-3650 days') THEN 'its delay is longer than 3650 days'
             WHEN NOT taskq_internal.is_duration(ttl, interval '0') THEN 'its ttl is negative, or longer than 3650 days'
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN

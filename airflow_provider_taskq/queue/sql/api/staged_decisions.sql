@@ -147,10 +147,11 @@ BEGIN
     RETURN v_done;
 END $$;
 COMMENT ON FUNCTION taskq.complete_staged IS
-'Completes the staged decisions of the winning attempt of each part, with their follow-ups, in this transaction, and
-returns how many tasks. p_counts: how many decisions each attempt has staged. Several decisions of a task merge to the
-first of FAILURE, SUSPENSION, FILTER, SUCCESS. A repeated call returns the same and changes nothing. Errors: TQ005 if
-the lease is gone; TQ004 for tasks not held; TQ007 if the counts differ; those of taskq.push.';
+'Commits the staged decisions of the successful attempt of each part, with their follow-ups, in this transaction, and
+returns how many tasks it completed. p_counts: how many decisions each attempt has staged. Several decisions of a task
+merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS. A repeated call returns the same number and changes
+nothing. Errors: TQ005 if the lease is gone; TQ004 for tasks not held; TQ007 if the counts differ; those of
+taskq.push.';
 
 CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, count bigint) LANGUAGE sql STABLE AS $$
     SELECT s.result::int, count(*) FROM taskq.staged s
@@ -372,7 +373,7 @@ EXCEPTION WHEN lock_not_available THEN
     NULL;
 END $$;
 
--- Raises TQ007 if a winning attempt has staged more or fewer decisions than it reported: the server crashed and lost
+-- Raises TQ007 if a successful attempt has staged more or fewer decisions than it reported: the server crashed and lost
 -- them, or the stage was abandoned.
 CREATE FUNCTION taskq_internal.check_stage_counts(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
 RETURNS void LANGUAGE plpgsql AS $$

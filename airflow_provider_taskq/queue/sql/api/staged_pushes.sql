@@ -7,7 +7,7 @@ BEGIN
     RETURN gen_random_uuid();
 END $$;
 COMMENT ON FUNCTION taskq.open_push IS
-'Opens a stage for tasks that executors stage, and returns its number. Removes what dead drivers have left.';
+'Opens a stage for tasks that executors stage, and returns its ID. Removes the stages that dead drivers have left.';
 
 -- The removal of a stage waits for the end of the transactions that have passed this check, so attempts that outlive
 -- their job leave nothing behind.
@@ -44,9 +44,10 @@ BEGIN
     RETURN v_done;
 END $$;
 COMMENT ON FUNCTION taskq.push_staged IS
-'Pushes the staged tasks of the winning attempt of each part, by part and place, to p_topic (NULL: each to its own
-topic), and returns how many were stored. p_counts: how many tasks each attempt has staged. A repeated call returns
-the same and changes nothing. Errors: TQ007 if the counts differ; those of taskq.push.';
+'Pushes the staged tasks of the successful attempt of each part, in order of part and place, and returns how many it
+pushed. p_topic: the topic of all tasks; if NULL, each task names its own. p_counts: how many tasks each attempt has
+staged. A repeated call returns the same number and changes nothing. Errors: TQ007 if the counts differ; those of
+taskq.push.';
 
 CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -62,7 +63,8 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.abandon_push IS
-'Removes what was staged, and returns how many tasks. The stage accepts no more; a committed stage stays committed.';
+'Removes the staged rows of a stage, and returns how many tasks were staged. The stage accepts no more rows. A committed
+stage stays committed.';
 
 CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -80,15 +82,15 @@ BEGIN
     SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
     IF v_last.query <> p_query THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
-            'stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
-            ' numbers its batches from 0 again, so that they would be taken for replays and lost; name the'
-            ' stream otherwise, or forget the old one by taskq.forget_stream', p_stream, v_last.batch));
+            'stream %L belongs to another query, which has committed up to batch %s. A new checkpoint numbers'
+            ' its batches from 0 again, and they would be lost as repetitions. Use another name for the'
+            ' stream, or remove the old stream with taskq.forget_stream', p_stream, v_last.batch));
     END IF;
     RETURN false;
 END $$;
 COMMENT ON FUNCTION taskq.begin_stream_batch IS
-'Whether a stream commits this batch for the first time; a number up to the last one is a repetition. Stored with this
-transaction. p_query: the number of the query in Spark''s checkpoint. Waits for another run of the same stream.
+'Records in this transaction that a stream commits a batch. Returns false if the stream has committed this batch or a
+later one before. p_query: the ID of the query in Spark''s checkpoint. Waits for another run of the same stream.
 Errors: TQ000 if another query uses the name.';
 
 CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -111,7 +113,7 @@ COMMENT ON FUNCTION taskq.purge_streams IS
 'Removes streams that have committed nothing for p_older_than, and returns how many. A stream that continues later may
 push its last batch twice.';
 
--- Raises TQ007 if a winning attempt has staged more or fewer tasks than it reported: the server crashed and lost
+-- Raises TQ007 if a successful attempt has staged more or fewer tasks than it reported: the server crashed and lost
 -- them, or they were removed after a day.
 CREATE FUNCTION taskq_internal.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
 RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
