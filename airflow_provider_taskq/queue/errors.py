@@ -131,17 +131,17 @@ _READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether the session has ended or can never write, so that another connection has to be opened."""
+    """Whether the session has ended or can never write: the caller has to open another connection."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_LOST)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the transaction was rolled back for a reason that may pass, so that a repetition may succeed."""
+    """Whether the transaction was rolled back for a temporary reason: a repetition may succeed."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
 
 
 def is_session_timeout(error: BaseException) -> bool:
-    """Whether the session ended because its own transaction or call took too long, which a repetition may do again."""
+    """Whether the session ended because its own transaction or call took too long: a repetition may fail again."""
     return isinstance(error, CallTimeout) or (isinstance(error, psycopg.Error) and error.sqlstate in _CUT_OFF)
 
 

@@ -98,7 +98,7 @@ class Batch:
     def junction(
         self, task: Task, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> None:
-        """Releases groups, as `TaskQueue.junction`, when the transaction completes `task` and `task` is continued."""
+        """Releases groups as `TaskQueue.junction`, in the transaction that completes `task`, if `task` is continued."""
         self._require_member(task)
         given = list(groups)
         if any(isinstance(group, str) for group in given):
@@ -106,7 +106,7 @@ class Batch:
         self.releases.append(Release(task, topic, tuple(tuple(group) for group in given), Junction(junction)))
 
     def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
-        """Calls `function(queue, decisions)` in the transaction that completes the batch.
+        """Registers `function(queue, decisions)`, which is called in the transaction that completes the batch.
 
         The function gets the decisions so far, on `task` or on all tasks of the batch. It returns None, or a mapping
         with a decision on each of these tasks, which is merged by priority. Its writes through `queue.conn` are
@@ -120,7 +120,7 @@ class Batch:
         self.commit_hooks.append(CommitHook(function, task, success_on))
 
     def after_commit(self, call: Callable[[], None]) -> None:
-        """Calls a function after the batch is committed, and only then."""
+        """Registers a function that the worker calls once the batch is committed. Its exceptions are only logged."""
         self.after_commit_calls.append(call)
 
     def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:

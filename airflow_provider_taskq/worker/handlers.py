@@ -174,7 +174,7 @@ def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, 
 
 
 def requires_two_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a function has two positional parameters without a default, so that it takes the batch or the queue."""
+    """Whether a function has at least two positional parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
