@@ -131,33 +131,39 @@ class AdminMixin(FunctionCaller):
         return self._number("SELECT taskq.purge_past_ttl(%s::text, %s::int)", (topic, to_int4(size)))
 
     def purge_owners(self, older_than: timedelta) -> int:
-        """Removes owners without a sign of life for `older_than` whose lease has lapsed or is gone. Returns how many.
+        """Removes owners that have no valid lease and were inactive for `older_than`. Returns the number of owners.
 
-        Spares owners that hold tasks, and owners that last held a stored task, so that its `owner` stays known.
+        A registration, a heartbeat and a release count as activity. Keeps owners that hold tasks, and owners that were
+        the last to hold a stored task, because `TaskInfo.owner` names them.
+
+        :param older_than: time since the last activity of the owner.
         """
         return self._number("SELECT taskq.purge_owners(%s::interval)", (interval_text(older_than),))
 
     # Waiting tasks
 
     def pause_task(self, topic: str, sequence: int) -> bool:
-        """Keeps a READY task from being handed out until it is resumed. False if it was paused already.
+        """Pauses a READY task: no poll hands it out until it is resumed. Returns False if it was paused already.
 
-        :raises InvalidState: if the task is not READY, also for the other verbs on waiting tasks.
+        :raises InvalidState: if the task is not READY. The other methods for waiting tasks raise it, too.
         """
         return self._flag("SELECT taskq.pause_task(%s::text, %s::bigint)", (topic, sequence))
 
     def resume_task(self, topic: str, sequence: int) -> bool:
-        """Makes a paused retry due now, and any other paused task due in its old place. False if it was not paused."""
+        """Resumes a paused task. Returns False if it was not paused.
+
+        A retry becomes due now, any other task at the time that its push set.
+        """
         return self._flag("SELECT taskq.resume_task(%s::text, %s::bigint)", (topic, sequence))
 
     def set_due(self, topic: str, sequence: int, moment: datetime | None) -> None:
-        """Sets when a READY task is due; None gives it its old place back."""
+        """Sets when a READY task is due; None restores the time that its push set."""
         self._rows("SELECT taskq.set_due(%s::text, %s::bigint, %s::timestamptz)", (topic, sequence, moment))
 
     def set_attempts(self, topic: str, sequence: int, attempts: int) -> None:
-        """Sets how many failed attempts of a READY task count.
+        """Sets the number of attempts that a READY task has used: 0 after its push, `max_attempts - 1` for a last one.
 
-        :raises InvalidTask: if no attempt would be left.
+        :raises InvalidTask: if the number is negative, or no attempt would be left.
         """
         self._rows("SELECT taskq.set_attempts(%s::text, %s::bigint, %s::int)", (topic, sequence, attempts))
 
@@ -174,13 +180,16 @@ class AdminMixin(FunctionCaller):
         return self._number(call, (topic, list(sequences), priority))
 
     def cancel(self, topic: str, sequences: Iterable[int]) -> int:
-        """Ends READY tasks as FILTERED without running them, all or none. Returns how many. `revive` undoes it."""
+        """Ends READY tasks as FILTERED without running them, all or none. `revive` undoes it.
+
+        Returns the number of tasks.
+        """
         return self._number("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences)))
 
     def release_tasks(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
-        """Gives back some of an owner's tasks, all or none. Returns the number of tasks.
+        """Releases some of an owner's tasks, all or none. Returns the number of tasks.
 
-        The tasks are READY in their old place, and the attempt is not counted.
+        The tasks become READY in their original place, and the attempt is not counted.
 
         :raises NotHeld: if the owner does not hold one of them.
         """

@@ -96,7 +96,7 @@ class _ExecutorPool:
 
 
 class _SharedItems(Generic[T]):
-    """Items that several threads take and handle. `finish` does not wait for a thread that has taken no item."""
+    """Items that several threads handle. `finish` does not wait for a thread that has taken no item."""
 
     def __init__(self, function: Callable[[T], None], items: Iterable[T]) -> None:
         self.left = deque(items)
@@ -106,7 +106,7 @@ class _SharedItems(Generic[T]):
         self._errors: list[BaseException] = []
 
     def work(self) -> None:
-        """Handles items until none is left. After an error drops the rest."""
+        """Handles items until none is left. An error drops the items that no thread has taken."""
         while True:
             with self._changed:
                 if not self.left:
@@ -124,7 +124,7 @@ class _SharedItems(Generic[T]):
                     self._changed.notify_all()
 
     def finish(self) -> None:
-        """Works too, waits until all items are handled, and raises the first error."""
+        """Handles items in this thread too, waits for the other threads, and raises the first error."""
         self.work()
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)

@@ -60,7 +60,7 @@ BEGIN
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.oldest_due IS
-'The task of a topic that has been due for longest, of any priority; NULLs if none is due.';
+'Returns the task of a topic that has been due the longest, of any priority, and since when; NULLs if none is due.';
 
 CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -90,7 +90,8 @@ BEGIN
     RETURN NULL;
 END $$;
 COMMENT ON FUNCTION taskq.explain_turn IS
-'What keeps a READY task from being polled one at a time per identifier, as a sentence; NULL if nothing does.';
+'Explains in a sentence why a poll of one task per identifier at a time does not return a READY task. NULL if no other
+task of the identifier blocks it.';
 
 -- The severity of a value by its three bounds.
 CREATE FUNCTION taskq_internal.severity(p_value numeric, p_notice numeric, p_warning numeric, p_critical numeric)

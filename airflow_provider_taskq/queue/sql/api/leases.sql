@@ -75,7 +75,7 @@ BEGIN
     RETURN v_until;
 END $$;
 COMMENT ON FUNCTION taskq.heartbeat IS
-'Extends a lease by its length, a lapsed one too, and returns its new end. Errors: TQ005 if the lease is gone.';
+'Extends a lease by its length, also if it has lapsed, and returns its new end. Errors: TQ005 if the lease is gone.';
 
 CREATE FUNCTION taskq.owners(p_within interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -87,7 +87,8 @@ LANGUAGE sql STABLE AS $$
     ORDER BY o.name
 $$;
 COMMENT ON FUNCTION taskq.owners IS
-'Owners whose lease has not lapsed; with p_within only those with a sign of life within that time.';
+'Returns owners whose lease has not lapsed. p_within: only owners that registered or sent a heartbeat within
+this time.';
 
 CREATE FUNCTION taskq.owner(p_owner text, p_claim bigint DEFAULT NULL)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -97,8 +98,8 @@ LANGUAGE sql STABLE AS $$
       AND (taskq_internal.may_access_all('SELECT') OR taskq_internal.may_act_as(o.registered_by))
 $$;
 COMMENT ON FUNCTION taskq.owner IS
-'The owner of this name whose lease is not gone, lapsed or not; else no row. p_claim: only if it holds the claim that
-was made under this fence.';
+'Returns the owner of this name, also if its lease has lapsed; no row after the lease was released or expired. p_claim:
+returns the owner only if it holds the claim that was made under this fence.';
 
 CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -123,8 +124,8 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.release IS
-'Gives back all tasks of an owner and ends its lease: the tasks are READY in their original place, the attempt not
-counted. Returns how many; 0 if the lease is gone. Errors: TQ000 above READ COMMITTED.';
+'Ends the lease of an owner. Its tasks become READY in their original place, and the attempt is not counted. Returns how
+many tasks it released; 0 if the lease is gone. Errors: TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.expire(p_grace interval, p_except text[] DEFAULT '{}') RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -170,8 +171,8 @@ BEGIN
     RETURN v_given + v_ended;
 END $$;
 COMMENT ON FUNCTION taskq.expire IS
-'Ends every lease that lapsed more than p_grace ago, but those of the owners in p_except, and returns how many tasks
-they held. By the policy of the topic a task becomes READY in its original place (redelivered, the attempt not
+'Ends every lease that lapsed more than p_grace ago, except those of the owners in p_except. Returns how many tasks they
+held. By the policy of the topic a task becomes READY in its original place (redelivered, the attempt not
 counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or registration is
 in flight. Also removes what executors of these owners have staged. Errors: TQ000 above READ COMMITTED.';
 
@@ -196,8 +197,8 @@ BEGIN
     ORDER BY l.priority DESC, l.available_at, l.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.held IS
-'The tasks that an owner holds under this fence, of a topic or of all with NULL, in polled order. No row if the lease
-is gone or the topic is unknown.';
+'Returns the tasks that an owner holds under this fence, in the order of the polls. p_topic: NULL for all topics. No row
+if the lease is gone or the topic is unknown.';
 
 CREATE FUNCTION taskq.lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -233,8 +234,8 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.unlock IS
-'Gives the named lock back. Before its p_at_least is over, no one can take it. Returns false if p_by does not have it.
-Never waits.';
+'Releases the named lock. Other holders can take it only after its p_at_least. Returns false if p_by does not hold the
+lock. Never waits.';
 
 CREATE FUNCTION taskq.set_worker_active(p_name text, p_active boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -249,20 +250,20 @@ BEGIN
     RETURN v_before;
 END $$;
 COMMENT ON FUNCTION taskq.set_worker_active IS
-'Sets whether workers of this name are to work, and notifies the channel taskq_worker. Returns the earlier value; NULL
-if there was none.';
+'Activates or deactivates the workers of this name, and notifies the channel taskq_worker. Returns the earlier value;
+NULL if there was none.';
 
 CREATE FUNCTION taskq.is_worker_active(p_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT w.active FROM taskq_internal.worker w WHERE w.name = p_name
 $$;
 COMMENT ON FUNCTION taskq.is_worker_active IS
-'Whether workers of this name are to work; NULL if it was never set.';
+'Whether the workers of this name are active; NULL if it was never set.';
 
 CREATE FUNCTION taskq.workers() RETURNS TABLE (name text, active boolean, changed timestamptz) LANGUAGE sql STABLE AS $$
     SELECT w.name, w.active, w.changed FROM taskq_internal.worker w ORDER BY w.name
 $$;
 COMMENT ON FUNCTION taskq.workers IS
-'The names of workers, and whether they are to work.';
+'Returns the names of workers, and whether they are active.';
 
 CREATE FUNCTION taskq.forget_worker(p_name text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -270,7 +271,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.forget_worker IS
-'Removes what was set for workers of this name. Returns false if there is nothing.';
+'Removes the setting of set_worker_active for this name. Returns false if there is none.';
 
 -- Raises TQ005 for an owner whose lease is gone.
 CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
