@@ -37,8 +37,8 @@ class AdminMixin(FunctionCaller):
         Selects either the tasks of a state from `from_` to `to`, without those that another transaction holds, or the
         tasks of `sequences`, all or none.
 
-        :param revival: RESET makes the tasks themselves READY in their old place. The others mark the tasks RECREATED,
-            and then push a copy of each by that insertion, in order of sequence.
+        :param revival: RESET makes the tasks themselves READY in their original place. The others mark the tasks
+            RECREATED, and then push a copy of each by that insertion, in order of sequence.
         :param from_: the lowest sequence, included.
         :param to: the highest sequence, included; None for no limit.
         :param size: the most tasks of a state, those with the lowest sequences; None for all.
@@ -70,9 +70,9 @@ class AdminMixin(FunctionCaller):
         )
 
     def lock_tasks(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
-        """Locks those of the tasks that are in one of the ended states until the transaction ends; returns them.
+        """Locks the tasks that are in one of `states` until the transaction ends. Returns their sequences.
 
-        Leaves out tasks that another transaction holds.
+        Skips tasks that another transaction holds.
         """
         locked: list[int] = self._value(
             "SELECT taskq.lock_tasks(%s::text, %b::bigint[], %b::int[])", (topic, list(sequences), _numbers(states))
@@ -113,7 +113,7 @@ class AdminMixin(FunctionCaller):
         return self._number("SELECT taskq.purge_all(%s::text, %s::boolean)", (topic, self._commits_each_call))
 
     def purge_sequences(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> int:
-        """Removes those of the tasks that are in one of the states and not held. Returns the number of tasks."""
+        """Removes the tasks that are in one of `states` and not held. Returns the number of tasks."""
         return self._number(
             "SELECT taskq.purge_sequences(%s::text, %b::bigint[], %b::int[])",
             (topic, list(sequences), _numbers(states)),
@@ -250,7 +250,7 @@ class AdminMixin(FunctionCaller):
         )
 
     def unlock(self, name: str, by: str) -> bool:
-        """Gives a lock back. False if `by` does not have it. Until `at_least` is over, the lock has no holder."""
+        """Releases a lock. Returns False if `by` does not hold it. Others can take it only after its `at_least`."""
         return self._flag("SELECT taskq.unlock(%s::text, %s::text)", (name, by))
 
     # Ticks
@@ -324,7 +324,7 @@ class AdminMixin(FunctionCaller):
         return dict(self._rows("SELECT name, active FROM taskq.workers()"))
 
     def forget_worker(self, name: str) -> bool:
-        """Removes the setting of a worker's name. False if there is none."""
+        """Removes the setting of a worker's name. Returns False if there is none."""
         return self._flag("SELECT taskq.forget_worker(%s::text)", (name,))
 
     def _set_worker(self, name: str, *, active: bool) -> bool | None:

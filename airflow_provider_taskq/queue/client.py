@@ -122,11 +122,11 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return self._flag("SELECT taskq.drop_topic(%s::text, %s::boolean)", (topic, self._commits_each_call))
 
     def pause_topic(self, topic: str) -> bool:
-        """Stops the topic from handing out tasks; it still takes pushes and completions. False if already paused."""
+        """Pauses a topic: it takes pushes and completions, but hands out no tasks. Returns False if it was paused."""
         return self._flag("SELECT taskq.set_paused(%s::text, true)", (topic,))
 
     def resume_topic(self, topic: str) -> bool:
-        """Lets a paused topic hand out tasks again. False if it was not paused."""
+        """Lets a paused topic hand out tasks again. Returns False if it was not paused."""
         return self._flag("SELECT taskq.set_paused(%s::text, false)", (topic,))
 
     # Owners and leases

@@ -87,7 +87,7 @@ class PartitionMixin(FunctionCaller):
             self._await_nothing_held(topic, patience)
 
     def _try_to_move(self, topic: str, token: int, patience: timedelta) -> bool:
-        """Moves a topic while pushes to it wait. False if a task is held, so that pushes have to continue first."""
+        """Moves a topic while pushes to it wait. Returns False if a task is held: pushes have to continue first."""
         number = self._value("SELECT taskq.lock_pushes(%s::text, %s::text::interval)", (topic, interval_text(patience)))
         try:
             # A poll that started before the pause may have claimed a task since the wait.

@@ -102,7 +102,7 @@ def select_filter(
 
 
 def describe_filter(given: TaskFilter) -> str:
-    """A filter in words, such as `state FAILED, error group TimeoutError`."""
+    """Formats a filter as text, such as `state FAILED, error group TimeoutError`."""
     values = {item.name: getattr(given, item.name) for item in fields(given)}
     words = {"state": None if given.state is None else given.state.name}
     words |= {name: moment.isoformat() for name in ("since", "until") if (moment := values[name]) is not None}
@@ -242,13 +242,13 @@ class AuditedQueue:
         return pushed
 
     def pause(self, topic: str) -> bool:
-        """Pauses a topic. False if it is paused already."""
+        """Pauses a topic. Returns False if it was paused already."""
         changed = self.queue.pause_topic(topic)
         self.record("pause", topic, "the topic", int(changed))
         return changed
 
     def resume(self, topic: str) -> bool:
-        """Resumes a topic. False if it is not paused."""
+        """Resumes a topic. Returns False if it was not paused."""
         changed = self.queue.resume_topic(topic)
         self.record("resume", topic, "the topic", int(changed))
         return changed
@@ -260,7 +260,7 @@ class AuditedQueue:
         return count
 
     def expire(self, grace: timedelta) -> int:
-        """Takes back the tasks of leases that lapsed more than `grace` ago. Without such a task, no audit line."""
+        """Takes back the tasks of leases that lapsed more than `grace` ago. Writes no audit line if there are none."""
         count = self.queue.expire(grace)
         if count:
             self.record("expire", None, f"leases that lapsed more than {grace.total_seconds():g} s ago", count)

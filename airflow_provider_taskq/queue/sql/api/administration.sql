@@ -249,8 +249,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.purge_owners IS
 'Removes owners that did not register, send a heartbeat or release for p_older_than, have no valid lease, hold no tasks,
-and are named by no stored task. Also removes the reports of drains of that age. Skips an owner that another transaction is using. Returns how
-many owners it removed. Errors: TQ000 above READ COMMITTED.';
+and are named by no stored task. Also removes the reports of drains of that age. Skips an owner that another
+transaction is using. Returns how many owners it removed. Errors: TQ000 above READ COMMITTED.';
 
 -- The actor is what the client says. session_user is the role that logged in: neither SET ROLE nor the owner of a
 -- function changes it.

@@ -35,7 +35,7 @@ LEFT JOIN taskq_internal.live l ON l.topic_id = t.topic_id AND l.sequence = t.se
 LEFT JOIN taskq_internal.ended e ON e.topic_id = t.topic_id AND e.sequence = t.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = coalesce(l.holder, e.holder);
 COMMENT ON VIEW taskq.task_info IS
-'All tasks with everything about them but their history: the rows of taskq.task, taskq.latest and taskq.page. state and
+'All tasks with all their columns, without their history: the rows of taskq.task, taskq.latest and taskq.page. state and
 descent are numbers (taskq.state_name); status is ready, scheduled, retrying, blocked, paused, running, exhausted, or
 the name of the state.';
 
@@ -47,7 +47,7 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
 END $$;
 COMMENT ON FUNCTION taskq.task IS
-'One task with all its columns but its history; no row if the topic does not have it. Errors: TQ001.';
+'Returns one task with all its columns, without its history; no row if the topic has no such task. Errors: TQ001.';
 
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
@@ -63,7 +63,7 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (v_sequences);
 END $$;
 COMMENT ON FUNCTION taskq.latest IS
-'The task with the highest sequence of each identifier; no row for an identifier without a task. Errors: TQ001.';
+'Returns the task with the highest sequence of each identifier; no row for an identifier without tasks. Errors: TQ001.';
 
 -- Walks in order the table that can hold such tasks: for a state its table, and for EXPIRED, FAILED and SUSPENDED the
 -- index of these. So a page costs its length, or at most what the filter has.
@@ -106,8 +106,8 @@ BEGIN
         USING v_topic_id, v_sequences;
 END $$;
 COMMENT ON FUNCTION taskq.page IS
-'A page of tasks: ascending after p_after, or descending before p_before, at most p_size. p_from and p_to bound the
-sequences; NULL leaves a filter out. A page from p_from NULL is empty. Errors: TQ001.';
+'Returns at most p_size tasks: ascending after p_after, or descending before p_before. p_from and p_to bound the
+sequences; NULL leaves a filter out. If p_from is NULL, the page is empty. Errors: TQ001.';
 
 CREATE FUNCTION taskq.count(
     p_topic text, p_recent boolean, p_state int, p_identifier text, p_reference text, p_from bigint, p_to bigint
@@ -161,8 +161,8 @@ BEGIN
     ORDER BY p.name, c.state;
 END $$;
 COMMENT ON FUNCTION taskq.results IS
-'How many tasks of each topic completed with which result between two moments, both included; NULL leaves a bound open.
-A topic without any has one row with NULLs.';
+'Counts the tasks that completed between two moments, both included, by topic and result; NULL leaves a bound open. A
+topic without such tasks has one row with NULLs.';
 
 -- Concurrent calls of push may draw sequences in another order than their times. So everything created within ten
 -- seconds of the nearest task is compared: no call takes longer between the two.
@@ -262,7 +262,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.log_end IS
 'The last task of a topic''s log after p_after, at most p_size tasks further (NULL: no limit); p_after if there is
-none. No later task appears up to there. Errors: TQ001; TQ000 as for taskq.events.';
+none. No task appears later with a sequence up to the result. Errors: TQ001; TQ000 as for taskq.events.';
 
 CREATE FUNCTION taskq.log_bounds(p_topic text, p_after bigint, p_end bigint, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
@@ -295,8 +295,8 @@ BEGIN
     WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_low AND p_high ORDER BY t.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.log_slice IS
-'The tasks of a topic''s log in a range of sequences, in order. Up to a taskq.log_end every read returns the same, but
-for purged tasks. Errors: TQ001.';
+'The tasks of a topic''s log in a range of sequences, in order. Up to a taskq.log_end every read returns the same
+tasks, except for purged tasks. Errors: TQ001.';
 
 -- The same by topic number and state, without topics that have none.
 CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)
