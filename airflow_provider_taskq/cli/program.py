@@ -119,29 +119,29 @@ class Program(CommandGroup):
         self.database = database
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """Returns the names of the commands, in the order of the help."""
+        """Return the names of the commands, in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Imports a command, and adds `--json` and the option of the database."""
+        """Import a command, and add `--json` and the option of the database."""
         if cmd_name not in VERBS:
             return None
         found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name.replace("-", "_"))
         return found if cmd_name == "completion" else self._with_common_options(found)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Writes the commands by section, without an import of their modules."""
+        """Write the commands by section, without importing their modules."""
         for section, verbs in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(verb, does) for verb, (_, does) in verbs.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command. An error of the queue becomes a message on stderr and exit code 1."""
+        """Run the command. Translate an error of the queue to a message on stderr and exit code 1."""
         with translated_errors(ctx.ensure_object(Session)):
             return super().invoke(ctx)
 
     def _with_common_options(self, command: click.Command) -> click.Command:
-        """Returns a copy of a command in which it and its subcommands have the common options."""
+        """Return a copy of a command in which it and its subcommands have the common options."""
         completed = copy.copy(command)
         completed.params = [*map(storable, command.params), self.database, _JSON]
         if isinstance(completed, click.Group):
@@ -150,7 +150,7 @@ class Program(CommandGroup):
 
 
 def standalone() -> Program:
-    """Builds the program `taskq`, which finds the database in a DSN or in libpq's environment variables."""
+    """Build the program `taskq`, which finds the database in a DSN or in libpq's environment variables."""
     database = click.Option(
         ["--dsn"],
         callback=_set_database,
@@ -163,7 +163,7 @@ def standalone() -> Program:
 
 
 def airflow_program() -> Program:
-    """Builds the program `airflow taskq`, which finds the database in an Airflow connection."""
+    """Build the program `airflow taskq`, which finds the database in an Airflow connection."""
     database = click.Option(
         ["--conn-id"],
         callback=_set_database,

@@ -36,7 +36,7 @@ def _parse_dependencies(_: click.Context, __: click.Parameter, values: tuple[str
 
 
 def _parse_payload(_: click.Context, __: click.Parameter, value: str | None) -> Json:
-    """Parses JSON text, or the file named after an @. No error message quotes the payload."""
+    """Parse JSON text, or the contents of the file named after an @. No error message quotes the payload."""
     if value is None:
         return None
     try:
@@ -56,7 +56,7 @@ def _read(name: str) -> str:
 
 
 def parse_json(text: str) -> Json:
-    """Parses a JSON text. Raises JSONDecodeError if it is not JSON, and ValueError if Python cannot read it."""
+    """Parse a JSON text. Raises JSONDecodeError if it is not JSON, and ValueError if Python cannot read it."""
     found = decode_json(text)
     if not isinstance(found, UnreadablePayload):
         return found
@@ -175,7 +175,7 @@ def offer(
 
 
 def _store_and_wake(session: Session, topic: str, store: Callable[[TaskQueue], Stored], dry_run: bool) -> Stored:
-    """Stores tasks in one transaction, then wakes the workers; a dry run rolls back."""
+    """Store tasks in one transaction, then wake the workers. Roll back a dry run."""
     with session.transaction(dry_run=dry_run) as queue:
         stored = store(queue)
     if not dry_run:
@@ -197,7 +197,7 @@ def _given_tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dic
 
 
 def _tasks_of_lines(lines: Iterable[str]) -> Iterator[NewTask]:
-    """Yields the task of each line that is not blank. Raises InvalidTask, which names the line but not the payload."""
+    """Yield the task of each line that is not blank. Raises InvalidTask, which names the line but not the payload."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -212,11 +212,11 @@ class ConsumerConfig:
         ).delay
 
     def call_limit(self) -> CallLimit:
-        """Returns the time limit for the calls of one partition."""
+        """Return the time limit for the calls of one partition."""
         return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def concerns(self, event: Task) -> bool:
-        """Whether the subject includes an event."""
+        """Return whether the subject includes an event."""
         if self.subject is None or event.identifier == self.subject:
             return True
         return self.recursive and event.identifier.startswith(self.subject.rstrip("/") + "/")
@@ -229,9 +229,9 @@ _DURATIONS = (
 
 
 def merge_options(*options: ConsumerOptions) -> ConsumerConfig:
-    """Merges options. The value of the first dictionary that has an option wins, then the default.
+    """Merge options. The value of the first dictionary that has an option wins, then the default.
 
-    Raises InvalidArgument for an unknown option, and as ConsumerConfig does.
+    Raises InvalidArgument for an unknown option, a value out of range, and options that contradict each other.
     """
     found: dict[str, Any] = {}
     for each in reversed(options):

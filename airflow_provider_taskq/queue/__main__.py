@@ -25,7 +25,7 @@ _ACTIONS = {"verify": verify, "uninstall": uninstall, "expire": _expire, "health
 
 
 def main() -> int:
-    """Runs the action of the first argument. Returns 1, with one sentence on stderr, if it fails."""
+    """Run the action of the first argument. Return 1, with one sentence on stderr, if it fails."""
     parser = argparse.ArgumentParser(
         prog="python -m airflow_provider_taskq.queue",
         description="The schema taskq, in the database that TASKQ_DSN, TASKQ_DSN_FILE or PGHOST names.",

@@ -17,9 +17,9 @@ class NamedEnum(Enum):
 
     @classmethod
     def of(cls, value: Self | str) -> Self:
-        """Returns the member itself, or the member of a name.
+        """Return the member itself, or the member of a name.
 
-        :raises InvalidArgument: for another name; lists the names.
+        :raises InvalidArgument: for another name. The message lists the names.
         """
         return cls(value)
 
@@ -271,9 +271,9 @@ class Decision:
             object.__setattr__(self, "continued", self.result is Result.SUCCESS)
 
     def merge(self, other: Self) -> Self:
-        """Returns the decision that applies when both were made: the lower result, continued only if both are.
+        """Return the decision that applies when both were made: the lower result, continued only if both are.
 
-        Of two decisions with the same result this one applies. Both errors are kept, one after the other.
+        If the results are equal, `self` applies. The error of the merged decision has both errors, one after the other.
         """
         first, second = (self, other) if self.result <= other.result else (other, self)
         return type(self)(

@@ -46,7 +46,7 @@ class TopicStatus:
         return f"topic paused by {self.paused_by or 'an unknown role'}{since}"
 
     def __str__(self) -> str:
-        """Lists the ready tasks, the other counts that are not 0, and the pause."""
+        """List the ready tasks, the other counts that are not 0, and the pause."""
         kinds = ("scheduled", "retrying", "blocked", "paused", "running")
         counts = [f"{_number(getattr(self, kind))} {kind}" for kind in kinds if getattr(self, kind)]
         return ", ".join([f"{_number(self.ready)} ready", *counts, *([self.pause] if self.pause else [])])
@@ -55,14 +55,14 @@ class TopicStatus:
 def describe_ready_wait(
     status: TopicStatus, min_tasks: int, condition: str = "NONE", max_wait: float | None = None
 ) -> str:
-    """Returns a sentence about a gate on ready tasks; `max_wait` in seconds."""
+    """Return a sentence about a gate on ready tasks; `max_wait` in seconds."""
     under = "" if condition == "NONE" else f" under {condition}"
     aged = "" if max_wait is None or min_tasks == 1 else f", or one after {max_wait:g} s"
     return f"Waits for {_tasks(min_tasks, 'ready ')} of topic {status.topic!r}{under}{aged}; {status}."
 
 
 def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wanted: Collection[str]) -> str:
-    """Returns a sentence about a gate on states; `found` has the state of each identifier, None without a task."""
+    """Return a sentence about a gate on states; `found` has the state of each identifier, None without a task."""
     missing = [
         f"{name!r} is {state}" if state else f"{name!r} has no task"
         for name, state in found.items()
@@ -75,7 +75,7 @@ def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wa
 
 
 def describe_group_wait(status: TopicStatus, groups: int, incomplete: int | None) -> str:
-    """Returns a sentence about a gate on groups of suspended tasks; `incomplete` is None if not known."""
+    """Return a sentence about a gate on groups of suspended tasks; `incomplete` is None if not known."""
     known = None if incomplete is None else f"{groups - incomplete} released, {incomplete} incomplete"
     parts = ", ".join(filter(None, [known, status.pause]))
     noun = "group" if groups == 1 else "groups"

@@ -42,7 +42,7 @@ class WorkerConfig:
     handler_statement_timeout: timedelta
 
     def call_limit(self) -> CallLimit:
-        """Returns the time limit for the calls of a new session."""
+        """Return the time limit for the calls of a new session."""
         return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ class Step:
     wants_batch: bool = False
 
     def call(self, given: object, batch: Batch) -> Any:
-        """Calls the function with a task, or with all tasks."""
+        """Call the function with a task, or with all tasks."""
         return self.function(given, batch) if self.wants_batch else self.function(given)
 
 
@@ -73,7 +73,7 @@ class CompositeDefinition:
     def with_step(
         self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool
     ) -> "CompositeDefinition":
-        """Returns a copy with one more step. Raises InvalidArgument if its name is taken or `after` is unknown."""
+        """Return a copy with one more step. Raises InvalidArgument if its name is taken or `after` is unknown."""
         if not callable(function):
             raise InvalidArgument(f"composite {self.name!r}: a step must be a function, not {type(function).__name__}")
         step = Step(
@@ -89,15 +89,15 @@ class CompositeDefinition:
         return replace(self, steps=(*self.steps, step))
 
     def with_context(self, context: Context) -> "CompositeDefinition":
-        """Returns a copy with one more context."""
+        """Return a copy with one more context."""
         return replace(self, contexts=(*self.contexts, context))
 
     def with_around(self, around: Around) -> "CompositeDefinition":
-        """Returns a copy with one more wrapper around each step."""
+        """Return a copy with one more wrapper around each step."""
         return replace(self, around=(*self.around, around))
 
     def with_rewrite(self, rewrite: Rewrite) -> "CompositeDefinition":
-        """Returns a copy with one more rewrite."""
+        """Return a copy with one more rewrite."""
         return replace(self, rewrites=(*self.rewrites, rewrite))
 
     def _names(self, after: After) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def _name_of(function: StepFunction) -> str:
 def run_step(
     step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads, around: Sequence[Around]
 ) -> dict[Task, Decision]:
-    """Calls a step with its tasks, and returns a decision on each. Raises ForeignDecision if it decides on others.
+    """Call a step with its tasks, and return a decision on each. Raises ForeignDecision if it decides on others.
 
     An exception fails the task of the call. An exception of a batch step, or of a wrapper, fails all tasks. A
     TaskResultException sets their result instead. A task without a decision fails.
@@ -142,7 +142,7 @@ def run_step(
 
 
 def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decisions:
-    """Calls a context with the decisions so far. Returns the decisions of the context: none, or one on each task."""
+    """Call a context with the decisions so far. Return the decisions of the context: none, or one on each task."""
     name = f"context {name_of(context)}"
     try:
         with batch.running(name):
@@ -156,9 +156,9 @@ def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decis
 
 
 def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
-    """Sorts follow-ups and releases in the order of the batch, and rewrites the follow-ups.
+    """Sort follow-ups and releases in the order of the batch, and rewrite the follow-ups.
 
-    Returns FAILURE for each task whose follow-up cannot be rewritten or pushed.
+    Return FAILURE for each task whose follow-up cannot be rewritten or pushed.
     """
     places = {task: place for place, task in enumerate(batch.tasks)}
     batch.follow_ups.sort(key=lambda follow_up: places[follow_up.task])  # threads add them in any order
@@ -212,7 +212,7 @@ async def _await_each(step: Step, tasks: Sequence[Task], batch: Batch) -> dict[T
 
 
 def _result_of(value: Any, batch: Batch, threads: CompositeThreads) -> Any:
-    """Waits for a Future or an awaitable, and returns its result. Returns any other value as it is."""
+    """Wait for a Future or an awaitable, and return its result. Return any other value as it is."""
     if isinstance(value, Future):
         return batch.result_of(value, "a step")
     return threads.run_awaitable(value, batch) if inspect.isawaitable(value) else value
