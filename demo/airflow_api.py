@@ -19,7 +19,7 @@ class AirflowError(RuntimeError):
 def until(ready: Callable[[], T | None], timeout: float, late: Callable[[], str], pause: float = 0.5) -> T:
     """Return the first answer of `ready` that is not None.
 
-    Raise AirflowError(late()) after `timeout` seconds.
+    Raises AirflowError(late()) after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -44,7 +44,7 @@ class Tour:
         self._report(push, drain)
 
     def _follow(self, dag_id: str, run_id: str) -> None:
-        """Print changes until the run has ended. Raise AirflowError unless the run has succeeded."""
+        """Print changes until the run has ended. Raises AirflowError unless the run has succeeded."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (state := self._site.run_state(dag_id, run_id)) not in ENDED:
             self._note_progress(dag_id, run_id)

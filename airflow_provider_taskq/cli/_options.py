@@ -60,7 +60,7 @@ class ParsedType(ParamType):
     """A type whose method `parse` reads the text of a value; a ValueError becomes a usage error."""
 
     def parse(self, text: str) -> Any:
-        """Convert a text to the value. Raise ValueError for an invalid text."""
+        """Convert a text to the value. Raises ValueError for an invalid text."""
         raise NotImplementedError
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -112,7 +112,7 @@ class Text(ParamType):
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a text that PostgreSQL can store as it is."""
+        """Return the text as it is. A text that PostgreSQL cannot store is a usage error."""
         if isinstance(value, str) and ("\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
             self.fail("it holds a NUL or bytes that are not UTF-8, which the database cannot store", param, ctx)
         return value

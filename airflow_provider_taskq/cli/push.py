@@ -56,7 +56,7 @@ def _read(name: str) -> str:
 
 
 def parse_json(text: str) -> Json:
-    """Parse a JSON text. Raises JSONDecodeError if it is not JSON, and ValueError if Python cannot read it."""
+    """Parse a JSON text. Raises JSONDecodeError if the text is not JSON, and ValueError if Python cannot read it."""
     found = decode_json(text)
     if not isinstance(found, UnreadablePayload):
         return found

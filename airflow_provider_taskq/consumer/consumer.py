@@ -95,7 +95,7 @@ class Consumer:
         return dict(self._runtime.errors) if self._runtime is not None else {}
 
     def start(self) -> None:
-        """Join the group and starts. Raises AlreadyRunning if the consumer runs already."""
+        """Join the group and start. Raises AlreadyRunning if the consumer runs already."""
         with self._starting:
             if self.is_running:
                 raise AlreadyRunning(f"the consumer of group {self.group.name!r} runs already")
@@ -123,7 +123,7 @@ class Consumer:
         return not self.is_running
 
     def resume(self) -> bool:
-        """Let the consumer read now instead of after its pause. Return False if it does not run."""
+        """Let the consumer read now instead of after its pause. Return False if the consumer does not run."""
         if self._runtime is not None:
             self._runtime.wake()
         return self.is_running
@@ -139,7 +139,7 @@ class Consumer:
         return True
 
     def run(self) -> None:
-        """Run until SIGTERM or SIGINT, or until an error ends the consumer. Raises the error."""
+        """Run until SIGTERM or SIGINT, or until an error ends the consumer. Raises this error."""
         self.start()
         with StopSignals() as signals:
             while not self.wait(CHECK_SECONDS):
@@ -196,7 +196,7 @@ class Consumers:
         self._on_failure = on_failure
 
     def add(self, group: ConsumerGroup, topic: str) -> Consumer:
-        """Make a consumer for a group, and return it. Raises InvalidArgument if the group has one already."""
+        """Create a consumer for a group, and return it. Raises InvalidArgument if the group has a consumer already."""
         if group.name in self.consumers:
             raise InvalidArgument(f"group {group.name!r} already has a consumer")
         config = merge_options(self._groups.get(group.name, _NO_OPTIONS), self._standard)
@@ -205,7 +205,10 @@ class Consumers:
         return consumer
 
     def start(self) -> None:
-        """Start the consumers with `auto_start`. If one cannot start, stops the others and raises the error."""
+        """Start the consumers with `auto_start`.
+
+        If one of them cannot start, stop the others and raise the error.
+        """
         started: list[Consumer] = []
         try:
             for consumer in self.consumers.values():
@@ -218,7 +221,10 @@ class Consumers:
             raise
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stop all consumers. Wait `timeout` seconds for each; None for no limit. Return False if one still runs."""
+        """Stop all consumers. Return False if one of them still runs.
+
+        :param timeout: the seconds to wait for each consumer; None for no limit.
+        """
         for consumer in self.consumers.values():
             consumer.stop(0)  # lets all of them end at the same time
         return min((consumer.stop(timeout) for consumer in self.consumers.values()), default=True)

@@ -263,7 +263,10 @@ class PartitionLoop:
         return partition_of(resolver(event), self.lease.partitions) == self.lease.partition
 
     def _delay_after(self, event: Task, error: BaseException) -> timedelta | None:
-        """Report a failure. Return the delay until the next attempt, None to skip, or raises to end the loop."""
+        """Report a failure. Return the delay until the next attempt, or None to skip the event.
+
+        Raises an error to end the loop.
+        """
         if isinstance(error, Interrupted | CancelledError) or _is_executor_shutdown(error):
             raise Interrupted from error
         if isinstance(error, NonTransient):

@@ -51,7 +51,7 @@ class Filter(Body):
     error_group: str | None = Field(None, max_length=MAX_TEXT)
 
     def for_queue(self) -> TaskFilter:
-        """Return the filter of the queue. Raise an error with status 400 for a moment without a time zone."""
+        """Return the filter of the queue. A moment without a time zone is an error with status 400."""
         for moment in (self.since, self.until):
             require_zone(moment)
         return TaskFilter(
@@ -179,7 +179,7 @@ def _parse_payload(text: str | None) -> Any:
 
 
 def _exact_float(text: str) -> float:
-    """Return a number as typed. Raise an error with status 400 if a float would round the number."""
+    """Return a number as typed. A number that a float would round is an error with status 400."""
     value = float(text)
     if math.isinf(value):
         raise HTTPException(400, _OUT_OF_RANGE)

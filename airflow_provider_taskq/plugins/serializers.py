@@ -143,7 +143,7 @@ def holder(line: TopicHolder) -> Document:
 
 
 def use(each: TopicUse) -> Document:
-    """Return a task of a DAG, or a DAG's schedule, that uses a topic as a document."""
+    """Return the use of a topic by a task of a DAG, or by a DAG's schedule, as a document."""
     dag = f"dags/{quote(each.dag_id, safe='')}"
     task = None if each.task_id is None else f"{dag}/tasks/{quote(each.task_id, safe='')}"
     return {"dag_id": each.dag_id, "task_id": each.task_id, "role": each.role, "links": {"dag": dag, "task": task}}

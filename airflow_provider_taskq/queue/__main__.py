@@ -25,7 +25,7 @@ _ACTIONS = {"verify": verify, "uninstall": uninstall, "expire": _expire, "health
 
 
 def main() -> int:
-    """Run the action of the first argument. Return 1, with one sentence on stderr, if it fails."""
+    """Run the action of the first argument. If the action fails, print one sentence on stderr and return 1."""
     parser = argparse.ArgumentParser(
         prog="python -m airflow_provider_taskq.queue",
         description="The schema taskq, in the database that TASKQ_DSN, TASKQ_DSN_FILE or PGHOST names.",

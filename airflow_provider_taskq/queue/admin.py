@@ -34,7 +34,7 @@ class AdminMixin(FunctionCaller):
     ) -> dict[int, int]:
         """Start ended tasks again. Return the sequence that continues each task, by the task's sequence.
 
-        Select either the tasks of a state from `from_` to `to`, without those that another transaction holds, or the
+        The tasks are either those of a state from `from_` to `to`, without those that another transaction holds, or the
         tasks of `sequences`, all or none.
 
         :param revival: RESET makes the tasks themselves READY in their original place. The others mark the tasks
@@ -74,7 +74,7 @@ class AdminMixin(FunctionCaller):
     def lock_tasks(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
         """Lock the tasks that are in one of `states` until the transaction ends. Return their sequences.
 
-        Skip tasks that another transaction holds.
+        Tasks that another transaction holds are left out.
         """
         locked: list[int] = self._value(
             "SELECT taskq.lock_tasks(%s::text, %b::bigint[], %b::int[])", (topic, list(sequences), _numbers(states))
@@ -135,7 +135,7 @@ class AdminMixin(FunctionCaller):
     def purge_owners(self, older_than: timedelta) -> int:
         """Remove owners that have no valid lease and were inactive for `older_than`. Return the number of owners.
 
-        A registration, a heartbeat and a release count as activity. Keep owners that hold tasks, and owners that were
+        A registration, a heartbeat and a release count as activity. Owners that hold tasks stay, and owners that were
         the last to hold a stored task, because `TaskInfo.owner` names them.
 
         :param older_than: time since the last activity of the owner.
@@ -147,7 +147,7 @@ class AdminMixin(FunctionCaller):
     def pause_task(self, topic: str, sequence: int) -> bool:
         """Pause a READY task: no poll hands it out until it is resumed. Return False if it was paused already.
 
-        :raises InvalidState: if the task is not READY. The other methods for waiting tasks raise it, too.
+        :raises InvalidState: if the task is not READY.
         """
         return self._flag("SELECT taskq.pause_task(%s::text, %s::bigint)", (topic, sequence))
 
@@ -155,6 +155,8 @@ class AdminMixin(FunctionCaller):
         """Resume a paused task. Return False if it was not paused.
 
         A retry becomes due now, any other task at the time that its push set.
+
+        :raises InvalidState: if the task is not READY.
         """
         return self._flag("SELECT taskq.resume_task(%s::text, %s::bigint)", (topic, sequence))
 
@@ -166,28 +168,39 @@ class AdminMixin(FunctionCaller):
         self._rows("SELECT taskq.set_due(%s::text, %s::bigint, %s::timestamptz)", (topic, sequence, moment))
 
     def set_attempts(self, topic: str, sequence: int, attempts: int) -> None:
-        """Set the number of attempts that a READY task has used: 0 after its push, `max_attempts - 1` for a last one.
+        """Set the number of attempts that a READY task has used.
+
+        After a push the number is 0. `max_attempts - 1` leaves one attempt.
 
         :raises InvalidTask: if the number is negative, or no attempt would be left.
+        :raises InvalidState: if the task is not READY.
         """
         self._rows("SELECT taskq.set_attempts(%s::text, %s::bigint, %s::int)", (topic, sequence, attempts))
 
     def run_now(self, topic: str, sequences: Iterable[int]) -> int:
-        """Make READY tasks due now that are scheduled or paused, all or none. Return how many it changed.
+        """Make READY tasks due now that are scheduled or paused, all or none. Return the number of changed tasks.
 
         Dependencies, the probe and the pause of the topic still keep a task back.
+
+        :raises InvalidState: if one of the tasks is not READY.
         """
         return self._number("SELECT taskq.run_now(%s::text, %b::bigint[])", (topic, list(sequences)))
 
     def set_priority(self, topic: str, sequences: Iterable[int], priority: int) -> int:
-        """Set the priority of READY tasks, -100 to 100, higher first, all or none. Return how many it changed."""
+        """Set the priority of READY tasks, all or none. Return the number of changed tasks.
+
+        :param priority: -100 to 100; higher first.
+        :raises InvalidState: if one of the tasks is not READY.
+        """
         call = "SELECT taskq.set_priority(%s::text, %b::bigint[], %s::int)"
         return self._number(call, (topic, list(sequences), priority))
 
     def cancel(self, topic: str, sequences: Iterable[int]) -> int:
-        """End READY tasks as FILTERED without running them, all or none. `revive` undoes it.
+        """End READY tasks as FILTERED without running them, all or none. Return the number of tasks.
 
-        Return the number of tasks.
+        `revive` undoes a cancel.
+
+        :raises InvalidState: if one of the tasks is not READY.
         """
         return self._number("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences)))
 
@@ -255,7 +268,10 @@ class AdminMixin(FunctionCaller):
         )
 
     def unlock(self, name: str, by: str) -> bool:
-        """Release a lock. Return False if `by` does not hold it. Others can take it only after its `at_least`."""
+        """Release a lock. Return False if `by` does not hold the lock.
+
+        Other holders can take the lock only after its `at_least`.
+        """
         return self._flag("SELECT taskq.unlock(%s::text, %s::text)", (name, by))
 
     # Ticks
@@ -263,11 +279,11 @@ class AdminMixin(FunctionCaller):
     def install_ticks(
         self, topic: str, prefix: str, config_hash: str, ticks: Iterable[tuple[datetime, NewTask | Json]]
     ) -> int:
-        """Add the ticks that are missing. Return their number. A tick that exists is never changed.
+        """Add the ticks that are missing, and return their number. A tick that exists is never changed.
 
-        First removes the waiting ticks of the same prefix with another hash; held and ended ones stay. Any number of
-        schedulers may install the same ticks; they wait for each other's transactions. A tick's task has the identifier
-        `prefix/config_hash/time`, with the time in UTC as 20261121T103000.000000Z.
+        The call first removes the waiting ticks of the same prefix with another hash; held and ended ticks stay. Any
+        number of schedulers may install the same ticks; they wait for each other's transactions. A tick's task has the
+        identifier `prefix/config_hash/time`, with the time in UTC as 20261121T103000.000000Z.
 
         :param ticks: nominal times, each with a payload that is due then, or with a NewTask, whose identifier is
             replaced and whose own due time counts.
@@ -325,7 +341,7 @@ class AdminMixin(FunctionCaller):
         return active
 
     def workers(self) -> dict[str, bool]:
-        """Return by name whether workers are switched on, for all names with a setting."""
+        """Return whether workers are switched on, by name, for all names with a setting."""
         return dict(self._rows("SELECT name, active FROM taskq.workers()"))
 
     def forget_worker(self, name: str) -> bool:

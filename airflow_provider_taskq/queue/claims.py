@@ -29,7 +29,7 @@ class Claim:
 
     @classmethod
     def parse(cls, given: Any) -> Self:
-        """Return the claim in a dict (`gate.output`), or in the text that a template makes of one.
+        """Return the claim in a dict (`gate.output`), or in the text that a template makes of such a dict.
 
         :raises InvalidArgument: for None, another text, or a dict that lacks a field.
         """

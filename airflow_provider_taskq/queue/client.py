@@ -110,14 +110,14 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return apply_changes(TopicPolicy(), rows[0])
 
     def drop_topic(self, topic: str) -> bool:
-        """Remove a topic with all its tasks, including held ones. Return False if there is none.
+        """Remove a topic with all its tasks, including held ones. Return False if there is no such topic.
 
-        Wait up to a minute, and no longer than the session's `lock_timeout`, for transactions that push to the topic,
-        hold its tasks or store the progress of its consumer groups. A transaction of several verbs that waits for the
-        drop goes first, so none ends in a deadlock. A topic with tables of its own is dropped at once, on a connection
-        in autocommit.
+        The call waits up to a minute, and no longer than the session's `lock_timeout`, for transactions that push to
+        the topic, hold its tasks or store the progress of its consumer groups. A transaction of several verbs that
+        waits for the drop goes first, so none ends in a deadlock. A topic with tables of its own is dropped at once, on
+        a connection in autocommit.
 
-        :raises TaskQueueError: if these transactions do not end in time; names a session in the way.
+        :raises TaskQueueError: if these transactions do not end in time. The message names a session in the way.
         """
         return self._flag("SELECT taskq.drop_topic(%s::text, %s::boolean)", (topic, self._commits_each_call))
 
@@ -184,9 +184,9 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return self._fetch(_OWNER, "SELECT * FROM taskq.owners(%s::interval)", (interval_text(within),))
 
     def release(self, owner: Owner) -> int:
-        """Give back an owner's unfinished tasks and end its lease. Return the number of tasks.
+        """Give back an owner's unfinished tasks and end its lease. Return the number of tasks; 0 if the lease is gone.
 
-        The tasks are READY in their old place, and the attempt is not counted. Return 0 if the lease is gone.
+        The tasks are READY in their old place, and the attempt is not counted.
         """
         return self._number("SELECT taskq.release(%s::text, %s::bigint)", (owner.name, owner.fence))
 
@@ -218,7 +218,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
             in ISO 8601, and `delay` and `ttl` may be seconds or a text such as 90s.
         :param insertion: what happens to older tasks of the same identifiers. Under DELETE, a task whose identifier
             comes again later in the push is neither stored nor returned.
-        :raises InvalidTask: names the position of the task, counted from 0.
+        :raises InvalidTask: for a task that breaks a rule. The message has the position of the task, counted from 0.
         """
         insertion, given = Insertion(insertion), list(to_new_tasks(topic, tasks))
         chunks = list(split_into_chunks(topic, given))
@@ -275,7 +275,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         ttl: timedelta | None = None,
         priority: int = 0,
     ) -> Offered:
-        """Store a task, unless a task of the identifier waits already: then updates or ignores that one.
+        """Store a task. If a task of the identifier waits already, update or ignore that task instead.
 
         A waiting task is READY and not held; scheduled tasks and tasks that wait to be retried are waiting tasks.
         Without `available_at` and `delay` the task is due at once; a task that is due already keeps its place. Among
@@ -319,8 +319,8 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
     def drop(self, topic: str, identifier: str) -> bool:
         """Remove the waiting tasks of an identifier. Return False if there are none.
 
-        Held and ended tasks stay. If all tasks of the identifier were offered, at most one waits. Wait until an open
-        transaction that offered the identifier ends.
+        Held and ended tasks stay. If all tasks of the identifier were offered, at most one task waits. The call waits
+        until an open transaction that offered the identifier ends.
 
         :raises TaskQueueError: above READ COMMITTED.
         """
@@ -382,7 +382,8 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
     def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
         """Claim whole groups: the due READY tasks of up to `identifiers` identifiers, each group in order.
 
-        Leave out an identifier with an ACTIVE task, with a task whose retry is not due, or with a FAILED task.
+        The poll leaves out an identifier with an ACTIVE task, with a task whose retry is not due, or with a FAILED
+        task.
 
         :param size: the most tasks of each group; -1 for all.
         :raises InvalidArgument: for a `size` below -1.

@@ -66,7 +66,7 @@ _EXACT_DECODER = json.JSONDecoder(parse_float=_finite_float, parse_int=_finite_i
 
 
 def decode_json(text: str) -> Json:
-    """Decode a JSON text; never raises.
+    """Decode a JSON text without ever raising an error.
 
     Return an `UnreadablePayload` with the reason for nesting deeper than the rest of the stack, for a number outside
     the range of a double (with an exponent or as an integer), and for a text that is not JSON.
@@ -135,7 +135,7 @@ class JsonLoader(Loader):
         self._encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII sends what was stored
 
     def load(self, data: Buffer) -> Any:
-        """Return the value, or an UnreadablePayload."""
+        """Return the value; an UnreadablePayload for a value that cannot be decoded."""
         try:
             return decode_json(str(data, self._encoding))
         except RecursionError:  # the stack had no room for the call of decode_json
@@ -167,12 +167,12 @@ def interval_text(duration: timedelta | None) -> str | None:
 
 
 def to_int4(size: int) -> int:
-    """Clamp a number of rows or tasks to an SQL int. No table has more rows than the greatest one."""
+    """Clamp a number of rows or tasks to an SQL int. No table has more rows than the greatest int."""
     return max(-_MAX_INT4, min(size, _MAX_INT4))
 
 
 class MomentLoader(Loader):
-    """Loads a timestamptz; one outside FIRST_MOMENT to LAST_MOMENT becomes the nearest of these."""
+    """Loads a timestamptz. A moment outside FIRST_MOMENT to LAST_MOMENT becomes the nearest of these two."""
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid, context)
@@ -181,7 +181,7 @@ class MomentLoader(Loader):
         self._load = loader(oid, context).load
 
     def load(self, data: Buffer) -> datetime:
-        """Return the moment, or the bound on its side."""
+        """Return the moment. For a moment outside the bounds, return the nearest bound."""
         try:
             moment: datetime = self._load(data)
         except psycopg.DataError:
@@ -193,13 +193,13 @@ class MomentLoader(Loader):
 
 
 class DurationLoader(IntervalLoader):
-    """Loads an interval; one beyond a timedelta becomes MAX_TIMEDELTA or its negative.
+    """Loads an interval. An interval beyond a timedelta becomes MAX_TIMEDELTA or its negative.
 
-    Derived from psycopg's loader in Python: the one in C computes with 32 bits and wraps around.
+    The base class is psycopg's loader in Python, because the loader in C computes with 32 bits and wraps around.
     """
 
     def load(self, data: Buffer) -> timedelta:
-        """Return the duration, or the bound on its side."""
+        """Return the duration. For a duration outside the bounds, return the nearest bound."""
         text = bytes(data)
         try:
             if not text.endswith(b"infinity"):

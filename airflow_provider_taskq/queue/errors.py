@@ -73,7 +73,7 @@ _DIVISION_BY_ZERO = "22012"  # no verb divides by an argument, so this comes fro
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raises errors of PostgreSQL inside the block as the queue's own errors, with the original as cause."""
+    """Raise errors of PostgreSQL inside the block as the queue's own errors, with the original as cause."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -86,7 +86,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
-    """Return the queue's error for one of PostgreSQL's; None if the queue has nothing to add."""
+    """Return the queue's error for an error of PostgreSQL; None if the queue has nothing to add."""
     code = error.sqlstate or ""
     message = error.diag.message_primary or str(error)
     if code in _OWN_CODES:

@@ -363,7 +363,10 @@ class InspectMixin(FunctionCaller):
         )
 
     def log_blockers(self, topic: str) -> list[LogBlocker]:
-        """Return the open transactions that hold a topic's log back: consumers get no task from their `floor` on."""
+        """Return the open transactions that hold a topic's log back.
+
+        Consumers get no task from the `floor` of such a transaction on.
+        """
         return self._fetch(model_row(LogBlocker), "SELECT * FROM taskq.log_blockers(%s::text)", (topic,))
 
     def browse_ticks(self, topic: str, steps: int = 1000) -> tuple[list[TickSummary], bool]:
@@ -390,7 +393,10 @@ class InspectMixin(FunctionCaller):
     # History
 
     def explain(self, topic: str, sequence: int) -> Explanation | None:
-        """Explain why a task is not running, or that it runs or has ended; None if the topic has no such task."""
+        """Explain why a task is not running, or that the task runs or has ended.
+
+        Return None if the topic has no such task.
+        """
         call = "SELECT * FROM taskq.explain(%s::text, %s::bigint) WHERE reason IS NOT NULL"
         found = self._fetch(model_row(Explanation), call, (topic, sequence))
         return found[0] if found else None

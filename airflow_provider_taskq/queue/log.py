@@ -192,7 +192,7 @@ class LogMixin(FunctionCaller):
         return None if place is None else Cursor(place)
 
     def advance(self, group: str, topic: str, partition: int, cursor: Cursor) -> None:
-        """Store how far a consumer group has handled a partition; best in the transaction of the handler.
+        """Store how far a consumer group has handled a partition. Call this method in the transaction of the handler.
 
         An earlier place than before is stored as well, which replays the tasks after it.
         """
@@ -201,7 +201,7 @@ class LogMixin(FunctionCaller):
         )
 
     def join_group(self, group: str, topic: str, partitions: int = 1, level: int | None = None) -> Partitioning:
-        """Create a consumer group, or requests another division of its topic; the last caller decides.
+        """Create a consumer group, or request another division of its topic. The last request decides.
 
         Before a change takes effect, the consumers read all partitions up to a common place, so that each task is in
         one partition of one generation.
@@ -214,13 +214,13 @@ class LogMixin(FunctionCaller):
     def acquire_partition(
         self, group: str, topic: str, member: str, lease: timedelta, except_: Sequence[int] = ()
     ) -> PartitionLease | None:
-        """Lease a partition that has no consumer, or whose consumer's lease has lapsed. Never waits.
+        """Lease a partition that has no consumer, or whose consumer's lease has lapsed. Never wait.
 
         :param member: the name of one running program; no other program may use it.
         :param lease: the length of the lease; more than 0, at most 3650 days.
         :param except_: partitions to leave out.
         :return: None if there is no such partition.
-        :raises InvalidArgument: for another lease.
+        :raises InvalidArgument: for a `lease` out of range.
         """
         found = self._fetch(
             model_row(PartitionLease),
@@ -236,9 +236,9 @@ class LogMixin(FunctionCaller):
         return {fence for (fence,) in self._rows(call, (group, topic, member))}
 
     def read_partition(self, lease: PartitionLease, size: int = 100) -> PartitionBatch:
-        """Return the next tasks of a leased partition after its progress; best in a transaction of its own.
+        """Return the next tasks of a leased partition after its progress. Call this method in a transaction of its own.
 
-        If there are none, how far the log was read is stored as progress.
+        If there are no tasks, the call stores as progress how far the log was read.
 
         :param size: the most tasks, at least 1.
         :raises LeaseLost: if another consumer has the partition.
@@ -251,7 +251,7 @@ class LogMixin(FunctionCaller):
         return PartitionBatch(_events(lease.topic, rows), Cursor(place), Cursor(after), at_end=at_end)
 
     def advance_partition(self, lease: PartitionLease, after: Cursor, cursor: Cursor) -> bool:
-        """Move progress from one place to another; best last in the transaction that has the effects.
+        """Move progress from one place to another. Call this method last in the transaction that has the effects.
 
         :return: False, and nothing stored, if progress was moved in the meantime.
         :raises LeaseLost: if another consumer has the partition.
@@ -264,7 +264,7 @@ class LogMixin(FunctionCaller):
     def release_partition(self, lease: PartitionLease, error: BaseException | str | None = None) -> bool:
         """Give a partition back. Return False if the lease was lost before.
 
-        :param error: the reason, if the consumer gives up; `partition_states` has it.
+        :param error: why the consumer gives up; `partition_states` returns it. None for a normal release.
         """
         return self._flag(
             "SELECT taskq.release_partition(%s::text, %s::text, %s::int, %s::bigint, %s::text)",

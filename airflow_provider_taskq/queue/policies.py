@@ -44,8 +44,10 @@ class RetryPolicy:
     ) -> Self:
         """Return a policy with delays of `base ** n` minutes, at most until `max_backoff` after the task's creation.
 
-        `max_retries` is the number of failures in all. The policy reproduces the worked example in the guide of
-        camunda-bpm-correlate, "Scheduled Processing", to the second.
+        The policy reproduces the worked example in the guide of camunda-bpm-correlate, "Scheduled Processing", to the
+        second.
+
+        :param max_retries: the number of failures in all.
         """
         return cls(max_attempts=max_retries, factor=base, max_delay=max_backoff, horizon=max_backoff)
 
@@ -61,8 +63,9 @@ class RetryPolicy:
     ) -> Self:
         """Return a policy with delays that grow from `initial` by `multiplier` to `max_interval`.
 
-        `max_attempts` is the number of retries after the first run; None for no limit. The defaults are those of
-        OpenCQRS's event handling.
+        The defaults are those of OpenCQRS's event handling.
+
+        :param max_attempts: the number of retries after the first run; None for no limit.
         """
         attempts = UNLIMITED if max_attempts is None else max_attempts + 1
         return cls(attempts, initial, multiplier, max_interval, max_elapsed=max_elapsed)
@@ -184,7 +187,10 @@ def parse_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_changes(policy: TopicPolicy, changes: Mapping[str, Any]) -> TopicPolicy:
-    """Return the policy with the changed fields. Raises what `parse_changes` raises."""
+    """Return the policy with the changed fields.
+
+    :raises InvalidArgument: for an unknown field or a value of another type.
+    """
     values = {**policy_fields(policy), **parse_changes(changes)}
     return TopicPolicy(
         RetryPolicy(**{name: values[name] for name in _RETRY_FIELDS}), **{name: values[name] for name in _TOPIC_FIELDS}

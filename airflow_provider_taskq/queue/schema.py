@@ -85,7 +85,7 @@ class SchemaStep:
 
 @cache
 def migrations() -> tuple[SchemaStep, ...]:
-    """Return the numbered migrations of this package in order. A later release only adds to them."""
+    """Return the numbered migrations of this package in order. A later release only adds migrations."""
     return tuple(
         SchemaStep(int(file.name[:4]), file.name.removesuffix(".sql"), _read(file)) for file in _sql_files("migrations")
     )
@@ -93,7 +93,7 @@ def migrations() -> tuple[SchemaStep, ...]:
 
 @cache
 def functions() -> SchemaStep:
-    """Return the functions of this package as one script. If one of them changes, `install` replaces all."""
+    """Return the functions of this package as one script. If one function changes, `install` replaces all of them."""
     return SchemaStep(_FUNCTIONS, f"functions {RELEASE}", _scripts("api", "internal"))
 
 

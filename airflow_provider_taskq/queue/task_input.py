@@ -155,7 +155,7 @@ class TaskChunk:
     def require_offerable(self) -> None:
         """Refuse tasks that can only be pushed.
 
-        :raises InvalidTask: for a suspended task and one with dependencies.
+        :raises InvalidTask: for a suspended task, and for a task with dependencies.
         """
         for place, task in enumerate(self.tasks):
             if task.suspended or task.depends_on:

@@ -55,14 +55,20 @@ class TopicStatus:
 def describe_ready_wait(
     status: TopicStatus, min_tasks: int, condition: str = "NONE", max_wait: float | None = None
 ) -> str:
-    """Return a sentence about a gate on ready tasks; `max_wait` in seconds."""
+    """Describe what a gate on ready tasks waits for.
+
+    :param max_wait: the gate opens for one task once that task has been due for this many seconds; None for no limit.
+    """
     under = "" if condition == "NONE" else f" under {condition}"
     aged = "" if max_wait is None or min_tasks == 1 else f", or one after {max_wait:g} s"
     return f"Waits for {_tasks(min_tasks, 'ready ')} of topic {status.topic!r}{under}{aged}; {status}."
 
 
 def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wanted: Collection[str]) -> str:
-    """Return a sentence about a gate on states; `found` has the state of each identifier, None without a task."""
+    """Describe what a gate on states waits for.
+
+    :param found: the state of each identifier; None for an identifier without a task.
+    """
     missing = [
         f"{name!r} is {state}" if state else f"{name!r} has no task"
         for name, state in found.items()
@@ -75,7 +81,10 @@ def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wa
 
 
 def describe_group_wait(status: TopicStatus, groups: int, incomplete: int | None) -> str:
-    """Return a sentence about a gate on groups of suspended tasks; `incomplete` is None if not known."""
+    """Describe what a gate on groups of suspended tasks waits for.
+
+    :param incomplete: the number of incomplete groups; None if the number is not known.
+    """
     known = None if incomplete is None else f"{groups - incomplete} released, {incomplete} incomplete"
     parts = ", ".join(filter(None, [known, status.pause]))
     noun = "group" if groups == 1 else "groups"

@@ -143,12 +143,12 @@ class Batch:
     def running(
         self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Reports that code of this batch runs in the block. A handler reports its own threads in this way.
+        """Report that code of this batch runs in the block. A handler reports its own threads in this way.
 
         :param name: name of the code in logs.
         :param stack: returns the stack that the worker logs if the batch takes too long; by default that of this
             thread.
-        :param cancel: the worker calls it if it abandons the batch.
+        :param cancel: a function that the worker calls if it abandons the batch.
         """
         activity = Activity(name, stack or stack_of(threading.get_ident()), cancel)
         with self._lock:

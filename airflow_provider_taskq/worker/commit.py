@@ -95,7 +95,7 @@ def try_commit_batch(
     abandoned: AbandonedHooks,
     hook_statements: Callable[[], AbstractContextManager[None]],
 ) -> Mapping[Task, Decision]:
-    """Do the same as `commit_batch`, but raises CommitHookInterrupted for a transient error of a commit hook.
+    """Commit like `commit_batch`, but raise CommitHookInterrupted for a transient error of a commit hook.
 
     :param abandoned: errors by the id() of their hooks. Instead of a call of the hook, its tasks fail with this error.
     :param hook_statements: a context in which each hook runs. It may allow the hook's statements more time than the
@@ -117,7 +117,7 @@ def run_commit_hook(
 ) -> None:
     """Call a hook and merge its decisions into `decisions`. An error undoes its writes and fails its tasks.
 
-    Raises CommitHookInterrupted for a transient error, and does not call a hook that is in `abandoned`.
+    Do not call a hook that is in `abandoned`. Raises CommitHookInterrupted for a transient error.
     """
     concerned = {task: decision for task, decision in decisions.items() if hook.task in (None, task)}
     if not concerned:
@@ -203,7 +203,7 @@ class BatchCommitter:
     def complete(
         self, batch: InFlightBatch, decisions: Mapping[Task, Decision], *, maybe_committed: bool = False
     ) -> None:
-        """Commit the decisions. After an error, commits FAILURE for the batch. If the lease is lost, abandons it.
+        """Commit the decisions. After an error, commit FAILURE for the batch. If the lease is lost, abandon the batch.
 
         :param maybe_committed: a call without an answer may have committed the decisions already.
         """
@@ -222,7 +222,10 @@ class BatchCommitter:
         self._runtime.listeners.on_complete(batch.trace, decisions)
 
     def fail(self, batch: InFlightBatch, error: BaseException) -> None:
-        """Commit FAILURE for all tasks of a batch. If this fails too, loses the lease with all its batches."""
+        """Commit FAILURE for all tasks of a batch.
+
+        If this commit fails too, mark the lease as lost and abandon all its batches.
+        """
         tasks = batch.batch.tasks
         failed = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
         try:

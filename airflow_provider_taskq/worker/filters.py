@@ -112,7 +112,10 @@ def step_of(judge: Judge) -> Callable[[Iterable[Task]], dict[Task, Decision]]:
 
 
 def readable(handler: WorkHandler, batch: Batch) -> WorkHandler:
-    """Return the handler, or one that fails the tasks of this batch whose payload cannot be decoded."""
+    """Return the handler itself if all payloads of the batch can be decoded.
+
+    Otherwise return a handler that fails the tasks whose payload cannot be decoded, and passes on the others.
+    """
     if not any(isinstance(task.payload, UnreadablePayload) for task in batch.tasks):
         return handler
     return FilteringHandler(handler, failures_of_unreadable)

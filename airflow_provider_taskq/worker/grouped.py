@@ -300,7 +300,7 @@ class GroupedWorker(PeriodicService):
             self._timeouts[task] = (self._timeouts.get(task, (0, error))[0] + 1, error)
 
     def _retry_commit(self, commit: Callable[[], T]) -> T:
-        """Commit, and retries after transient errors, until LeaseLost or a stop.
+        """Commit, and retry after transient errors, until LeaseLost or a stop.
 
         A retry calls a handler that takes the queue again, because the error has undone its writes.
         """

@@ -137,14 +137,20 @@ def decision_of(outcome: object) -> Decision:
 
 
 def decisions_of(outcome: object, tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """Convert a mapping of outcomes by task, or one outcome for all tasks. Raises as `decision_of` does."""
+    """Convert a mapping of outcomes by task, or one outcome for all tasks, to decisions.
+
+    Raises the errors of `decision_of`.
+    """
     if isinstance(outcome, Mapping):
         return {task: decision_of(each) for task, each in outcome.items()}
     return dict.fromkeys(tasks, decision_of(outcome))
 
 
 def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
-    """Convert an exception: TaskResultException to its decision, `success_on` to SUCCESS, others to FAILURE."""
+    """Convert an exception to a decision.
+
+    A TaskResultException has its own decision. An exception of `success_on` means SUCCESS, any other one FAILURE.
+    """
     if not isinstance(error, TaskResultException):
         return _SUCCESS if isinstance(error, success_on) else Decision(Result.FAILURE, error=error)
     made = error.decision
@@ -163,7 +169,7 @@ def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
 
 
 def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
-    """Return a decision on each of these tasks. Fail a task without one, with an error that has `name`.
+    """Return a decision on each of these tasks. Fail a task without a decision, with an error that has `name`.
 
     Raises ForeignDecision for a decision on another task.
     """

@@ -50,7 +50,10 @@ class TaskPoller:
         return self._lease
 
     def poll(self, size: int) -> list[Task]:
-        """Poll up to `size` tasks. If the owner holds tasks that this process does not know yet, returns these."""
+        """Poll up to `size` tasks.
+
+        If the owner holds tasks that this process does not know yet, return these tasks instead.
+        """
         lease, config = self.lease(), self._runtime.config
         if self.may_hold_unknown:
             # Known before the call: meanwhile other threads may end batches of this lease, but they add none.
@@ -63,7 +66,10 @@ class TaskPoller:
         return self.claim(lambda queue: queue.poll(config.topic, lease.owner, size, config.order, config.condition))
 
     def claim(self, call: Callable[[TaskQueue], T]) -> T:
-        """Run a call that claims tasks. If its outcome stays unknown, the next `poll` looks for claimed tasks."""
+        """Run a call that claims tasks.
+
+        If the outcome of the call stays unknown, the next `poll` looks for claimed tasks.
+        """
         try:
             with self._session.queue() as queue:
                 return call(queue)

@@ -44,7 +44,7 @@ class PrefetchBuffer:
             return batch
 
     def end(self, *, reject: bool) -> None:
-        """End the polls. With `reject`, keeps all batches for `close`, and `take` gets no more of them."""
+        """End the polls. With `reject`, keep all batches for `close`, so that `take` gets none of them."""
         with self._changed:
             self._ending, self._rejects = True, reject
             if reject:

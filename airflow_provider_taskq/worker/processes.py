@@ -153,7 +153,7 @@ class _ChildProcess:
         self._process.kill()
 
     def end(self) -> None:
-        """End the process and wait for it. Kill it if it does not end in time."""
+        """End the process and wait for its end. Kill the process if it does not end in time."""
         atexit.unregister(self._process.kill)
         self._tasks.close()
         self._process.join(timeout=_ANSWER_SECONDS)

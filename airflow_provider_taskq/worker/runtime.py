@@ -114,7 +114,7 @@ class ThreadRegistry:
         thread.thread.start()
 
     def replace(self, stuck: WorkerThread, thread: WorkerThread) -> None:
-        """Start a thread in place of one that is stuck in a handler, which is left behind."""
+        """Start a thread in place of a thread that is stuck in a handler. The stuck thread is left behind."""
         self.start(thread)  # before the removal, so that a concurrent `wait` sees one of them
         self.remove(stuck)
 

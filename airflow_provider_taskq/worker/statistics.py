@@ -80,7 +80,10 @@ class WorkerCounters:
             return quiet == self._started and self._polling == 1 and not self._in_flight
 
     def poll_ended(self, quiet: int | None) -> bool | None:
-        """Count the end of a poll. Return whether no task was in flight during it; None if one is in flight now."""
+        """Count the end of a poll. Return whether no task was in flight during the poll.
+
+        Return None if a task is in flight now.
+        """
         with self._lock:
             self._polling -= 1
             return None if self._polling or self._in_flight else quiet == self._started

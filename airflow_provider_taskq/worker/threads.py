@@ -28,7 +28,10 @@ class ServiceThread:
         self._thread.start()
 
     def stop(self, timeout: float | None = _SERVICE_STOP_SECONDS) -> None:
-        """Signal the thread to end, and wait up to `timeout` seconds for it; None for no limit."""
+        """Signal the thread to end, and wait for its end.
+
+        :param timeout: the most seconds to wait; None for no limit.
+        """
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)

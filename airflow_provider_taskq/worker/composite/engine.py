@@ -68,7 +68,7 @@ class CompositeEngine:
         return future
 
     def close(self) -> None:
-        """Wait for the batches in flight, or fail them with CompositeClosed. Then ends the threads."""
+        """Wait for the batches in flight, or fail them with CompositeClosed. Then end the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -100,7 +100,7 @@ class CompositeEngine:
         self._end(future, outcome)
 
     def _end(self, future: BatchFuture, outcome: Mapping[Task, Decision] | BaseException) -> None:
-        """Make room for another batch and complete the future, unless that has happened before."""
+        """Make room for another batch and complete the future. Do nothing if the batch has ended before."""
         with self._changed:
             if future not in self._in_flight:
                 return
@@ -142,7 +142,10 @@ class CompositeRun:
         return merged
 
     def _run_steps(self) -> None:
-        """Start each step when its dependencies have ended. Run a lone step here, unless the user has an executor."""
+        """Start each step when its dependencies have ended.
+
+        A lone step runs in this thread, unless the user has an executor.
+        """
         left = {step.name: step for step in self.definition.steps}
         running: dict[Future[dict[Task, Decision]], str] = {}
         while left or running:
@@ -182,7 +185,7 @@ class CompositeRun:
         return run_step(step, tasks, self.batch, self.threads, self.definition.around)
 
     def _merged(self, task: Task) -> Decision:
-        """Merge the decisions of the steps. If two results are equal, keeps the message of the later step."""
+        """Merge the decisions of the steps. If two results are equal, keep the message of the later step."""
         own = [decisions[task] for step in self.definition.steps if task in (decisions := self.done[step.name])]
         return reduce(_merge, reversed(own)) if own else _SUCCESS
 

@@ -73,7 +73,10 @@ class CompositeDefinition:
     def with_step(
         self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool
     ) -> "CompositeDefinition":
-        """Return a copy with one more step. Raises InvalidArgument if its name is taken or `after` is unknown."""
+        """Return a copy with one more step.
+
+        Raises InvalidArgument if the name of the step is taken, or a step of `after` is unknown.
+        """
         if not callable(function):
             raise InvalidArgument(f"composite {self.name!r}: a step must be a function, not {type(function).__name__}")
         step = Step(
@@ -122,10 +125,11 @@ def _name_of(function: StepFunction) -> str:
 def run_step(
     step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads, around: Sequence[Around]
 ) -> dict[Task, Decision]:
-    """Call a step with its tasks, and return a decision on each. Raises ForeignDecision if it decides on others.
+    """Call a step with its tasks, and return a decision on each task.
 
     An exception fails the task of the call. An exception of a batch step, or of a wrapper, fails all tasks. A
-    TaskResultException sets their result instead. A task without a decision fails.
+    TaskResultException sets their result instead. A task without a decision fails. Raises ForeignDecision if the step
+    decides on other tasks.
     """
     call: Callable[[], Decisions] = partial(_call_whole if step.whole else _call_each, step, tasks, batch, threads)
     for wrapper in reversed(around):

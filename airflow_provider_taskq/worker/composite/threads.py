@@ -124,7 +124,7 @@ class _SharedItems(Generic[T]):
                     self._changed.notify_all()
 
     def finish(self) -> None:
-        """Handle items in this thread too, wait for the other threads, and raises the first error."""
+        """Handle items in this thread too, wait for the other threads, and raise the first error."""
         self.work()
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
