@@ -1,13 +1,13 @@
--- Access: the schema taskq holds what roles may use, the schema taskq_internal all else. Every function of taskq
--- runs with the rights of the schema's owner, so a role needs no right on a table. A role may call the functions of
--- the kinds that it was granted:
+-- Access: the schema taskq has everything that roles may use, and the schema taskq_internal has the rest. Every
+-- function of taskq runs with the rights of the schema's owner, so a role needs no right on a table. A role may call
+-- the functions of the kinds of access that it was granted.
 --
--- The kind producer pushes tasks and installs ticks. A consumer claims, completes, and reads the log. A reader looks
--- at tasks, owners and health, and changes nothing. An operator may call all of these, and the functions that change
--- topics and the tasks of others.
+-- A producer pushes tasks and installs ticks. A consumer claims and completes tasks, and reads the log. A reader sees
+-- tasks, owners and health, and changes nothing. An operator may call all of these functions, and the functions that
+-- change topics and the tasks of others.
 --
--- A consumer that pushes follow-ups needs both kinds. docs/operations.md lists every function; a test compares. Only
--- the owner installs and upgrades the schema.
+-- A consumer that pushes follow-ups needs the kinds consumer and producer. docs/operations.md lists every function, and
+-- a test compares the list. Only the owner installs and upgrades the schema.
 
 -- Which kind of role may call which functions. With by_topic true, a role that is limited to topics may call the
 -- function, too. Such a function checks the topic or the owner, or changes nothing of other topics. A function of this
@@ -48,11 +48,11 @@ is limited to topics may call the function, too.';
 -- The installed migrations. Clients compare these migrations with those of their own release.
 CREATE VIEW taskq.migrations AS SELECT number, name, checksum, applied FROM taskq_internal.migration;
 COMMENT ON VIEW taskq.migrations IS
-'The installed migrations with their checksums. Number 0 stands for all functions, -1 for the optional views.';
+'The installed migrations with their checksums. Number 0 stands for all functions, and -1 for the optional views.';
 
--- The rights on every topic are privileges on this view, which has no rows: INSERT to push, DELETE to push with
--- DELETE, UPDATE to consume, SELECT to read. A role that is limited to topics has none of them. A check looks a
--- privilege up in a microsecond, and PostgreSQL applies memberships, the owner and superusers.
+-- Privileges on this view, which has no rows, are the rights on every topic: INSERT to push, DELETE to push with the
+-- insertion DELETE, UPDATE to consume, SELECT to read. A role that is limited to topics has none of them. A check looks
+-- a privilege up in a microsecond, and PostgreSQL applies memberships, the owner and superusers.
 CREATE VIEW taskq.every_topic AS SELECT WHERE false;
 COMMENT ON VIEW taskq.every_topic IS
 'A view without rows. Privileges on this view stand for access to every topic: INSERT to push, DELETE to push with the
@@ -160,7 +160,7 @@ BEGIN
         EXECUTE format('GRANT %s ON taskq.every_topic TO %I',
                        array_to_string(taskq_internal.rights_of(v_access.kind, v_access.may_delete), ', '), p_role);
         IF v_access.kind IN ('reader', 'operator') THEN
-            -- An installation without the readable views lacks the first two.
+            -- In an installation without the readable views, the first two views do not exist.
             FOR v_view IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace
                           AND c.relname IN ('tasks', 'topic_summaries', 'task_info') LOOP
                 EXECUTE format('GRANT SELECT ON %s TO %I', v_view, p_role);
@@ -249,10 +249,10 @@ CREATE FUNCTION taskq_internal.may_act_as(p_registered_by name) RETURNS boolean 
         OR taskq_internal.may_access_topic(NULL, 'UPDATE')
 $$;
 
--- Secures the schema after its functions were replaced. Only granted roles may call them. Public functions run with
--- the owner's rights and do not use the caller's search path. Roles get their earlier grants again. JIT is off:
--- before PostgreSQL 18 the planner adds a high cost for a disabled plan node, which would start a compilation that
--- takes longer than any verb.
+-- Secures the schema after an installation has replaced its functions. Only granted roles may call them. Public
+-- functions run with the owner's rights and do not use the caller's search path. Roles get their earlier grants again.
+-- JIT is off: before PostgreSQL 18 the planner adds a high cost for a disabled plan node, which would start a
+-- compilation that takes longer than any verb.
 CREATE FUNCTION taskq_internal.secure_schema() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;

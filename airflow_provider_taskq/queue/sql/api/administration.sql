@@ -412,7 +412,7 @@ BEGIN
                          AND d.sequence = p_task.sequence)
                 THEN :WAITS_DEPENDENCIES
             ELSE :WAITS_NOTHING END;
-        -- -infinity: the next poll checks the dependencies.
+        -- With -infinity the next poll checks the dependencies.
         UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'
         WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
     END IF;

@@ -1,11 +1,11 @@
--- Leases: owners of tasks, named locks, and the switch of workers.
+-- Leases: owners of tasks, named locks, and the activation of workers.
 --
 -- An owner is a name with a lease on the server's clock and a fence, which locks out earlier users of the name. The
--- lease ends when the owner releases it, or when taskq.expire takes it after it has lapsed.
+-- lease ends when the owner releases it, or when taskq.expire ends it after it has lapsed.
 --
--- A named lock is a lease for one holder; a program that cannot get it goes on without it. A transaction that
--- changes a lock holds the row of its name in taskq_internal.mutex until it ends, and never waits for that row. So
--- an open transaction keeps others from the lock without making them wait.
+-- A named lock is a lease for one holder. A program that cannot get the lock goes on without it. A transaction that
+-- changes a lock holds the row of its name in taskq_internal.mutex until the transaction ends, and never waits for that
+-- row. So an open transaction keeps other programs from the lock without making them wait.
 
 CREATE FUNCTION taskq.register(p_owner text, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)

@@ -1,8 +1,9 @@
--- The log: a topic's tasks read in the order of their sequences, by any number of readers. Reading claims nothing.
+-- The log: readers read the tasks of a topic in the order of their sequences. A topic can have any number of readers.
+-- Reading claims nothing.
 --
--- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a
--- reader can pass a number whose task is committed later. So a transaction that pushes makes three announcements
--- before it draws a number. All of them are locks that end with it:
+-- A plain cursor (sequence > n) loses rows. Transactions draw sequences in one order and commit in another, so a reader
+-- can pass a number whose task is committed later. For this reason a transaction that pushes makes three announcements
+-- before it draws a number. All of them are locks that end with the transaction:
 --
 --   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
 --   topic   an advisory lock on the topic (taskq_internal.lock_topic_shared), or ROW SHARE on
@@ -10,34 +11,34 @@
 --   push    ROW SHARE on taskq_internal.push, taken last
 --
 -- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction
--- that holds `push` and announces the topic; a push without a floor has floor 0. Why nothing below the horizon is
--- ever skipped:
+-- that holds `push` and announces the topic. A push without a floor has floor 0. These steps show that readers never
+-- skip a task below the horizon:
 --
 --   1. The reader looks up M, the last number drawn, and then, in one read of pg_locks, the floors of open pushes. The
 --      horizon H is the least of them, at most M + 1. Then it reads on a new snapshot, up to but not including H.
---   2. Let a task have a number s < H. s <= M, so its transaction had drawn s, and before that had announced its topic,
---      a floor <= s and its push, before the reader looked at the locks.
---   3. Were the transaction open throughout that read, H would be at most its floor, and so at most s. So it had ended,
---      or ended during the read. Locks are released after the rows became visible: the reader's later snapshot sees the
---      task, or no snapshot ever will.
+--   2. Let a task have a number s < H. Then s <= M, so the transaction of the task had drawn s before the reader read
+--      the locks. Before that, it had announced its topic, a floor <= s and its push.
+--   3. If the transaction were open throughout that read, H would be at most its floor, and so at most s. So the
+--      transaction had ended, or it ended during the read. A transaction releases its locks after its rows become
+--      visible. So the reader's later snapshot sees the task, or, after a rollback, no snapshot ever does.
 --
--- One read of pg_locks is not one moment: it reads the fast-path slots of each session first, where `push` usually
--- is, and then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another
--- session asks for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is
--- open throughout shows `push` in the slots, under the same virtual transaction as the rest, or in the table together
--- with the rest.
+-- One read of pg_locks is not one moment. It reads the fast-path slots of each session first, where `push` usually is,
+-- and then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another
+-- session asks for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is open
+-- throughout shows `push` in the slots, under the same virtual transaction as its other locks, or in the table together
+-- with them.
 --
--- A savepoint that is rolled back takes its tasks along with its locks, and the next push announces again. Prepared
+-- The rollback of a savepoint removes its tasks along with its locks, and the next push announces again. Prepared
 -- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_blockers names them), and
--- for no other transaction, in this database or another. Its own uncommitted push counts like any other's: the log
+-- for no other transaction, in this database or another. Its own uncommitted push holds it back too, because the log
 -- has committed tasks only.
 --
--- What other roles can do. Any role that can connect can take any advisory lock, so floor and topic count only with
--- `push`, which no role can take without drawing numbers (see migrations/0002_tasks.sql). A role that takes the key
--- of a floor exclusively makes a push take a lower floor; the key of a topic, makes it count for all topics. Both are
--- safe. Any role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
+-- Any role that can connect can take any advisory lock. So floor and topic count only together with `push`, which no
+-- role can take without drawing numbers (see migrations/0002_tasks.sql). If a role takes the key of a floor
+-- exclusively, a push takes a lower floor. If a role takes the key of a topic exclusively, a push counts for all
+-- topics. Both are safe. Any role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
 --
--- Numbers are drawn one by one (CACHE 1), which all this rests on.
+-- All of this requires that the sequence hands out numbers one by one (CACHE 1).
 
 CREATE FUNCTION taskq.log_blockers(p_topic text)
 RETURNS TABLE (pid int, since timestamptz, application text, floor bigint) LANGUAGE plpgsql STABLE AS $$

@@ -1,17 +1,16 @@
--- Push: stores tasks, all of them or none, in the order given. Offer: stores a task unless one of its identifier
+-- Push: stores tasks in the given order, all of them or none. Offer: stores a task unless a task of its identifier
 -- waits.
 --
--- A waiting task is READY and not held: scheduled tasks and retries are waiting tasks too. A row that another
--- transaction has locked counts as held, so an offer never waits for a consumer, and creates a task then.
+-- A waiting task is READY and not held. Scheduled tasks and retries are waiting tasks too. A row that another
+-- transaction has locked counts as held. So an offer never waits for a consumer: it creates a task instead.
 --
--- An offer locks the bucket of its identifier in taskq_internal.offer_lock until the transaction ends. A second
--- offer of the identifier waits for that lock, and then looks for the waiting task in a new statement, whose
--- snapshot has what the first one committed. With the older snapshot of REPEATABLE READ it would miss that task, so
--- offers are refused there.
+-- An offer locks the bucket of its identifier in taskq_internal.offer_lock until the transaction ends. A second offer
+-- of the identifier waits for that lock, and then looks for the waiting task in a new statement, whose snapshot sees
+-- the commit of the first offer. The older snapshot of REPEATABLE READ would miss that task, so offers raise an error
+-- there.
 --
--- The row of the waiting task stays locked as well, also if the offer changes nothing. Otherwise a poll could hand
--- the task out before the offering transaction commits the data that the task is about, and no later task would see
--- that data.
+-- The row of the waiting task stays locked too, even if the offer changes nothing. Otherwise a poll could hand the task
+-- out before the offering transaction commits the data that the task is about, and no later task would see that data.
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL,
@@ -306,7 +305,7 @@ BEGIN
                          cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities))) AS place,
                      unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
                      unnest(p_available_at) AS available_at,
-                     -- PostgreSQL materializes unnest in FROM, but not here.
+                     -- PostgreSQL materializes unnest in FROM, but not in the select list.
                      unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
@@ -315,8 +314,8 @@ BEGIN
     END IF;
 END $$;
 
--- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT if the same identifier comes again
--- later in the push, or NOT_STORED under DELETE.
+-- Returns the state in which each task of a push is stored: READY or SUSPENDED. If the insertion is not APPEND and the
+-- identifier comes again later in the push, the state is REDUNDANT, or NOT_STORED under DELETE.
 CREATE FUNCTION taskq_internal.push_states(p_insertion text, p_identifiers text[], p_suspended boolean[])
 RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(

@@ -159,8 +159,8 @@ BEGIN
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, p_sequences);
 END $$;
 
--- Inserts tasks as READY in their original place. The next poll checks those with dependencies. Sends a notification
--- if the topic's policy has notify, as a push does.
+-- Inserts tasks as READY in their original place. The next poll checks the tasks with dependencies. If the topic's
+-- policy has notify, it sends a notification, as a push does.
 CREATE FUNCTION taskq_internal.insert_ready_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN

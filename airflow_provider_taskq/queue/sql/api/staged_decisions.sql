@@ -272,7 +272,7 @@ BEGIN
     END IF;
     PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
     WHILE v_all < p_size LOOP
-        v_limit := least(10000, p_size - v_all);  -- chunks bound the server's memory
+        v_limit := least(10000, p_size - v_all);  -- chunks limit the server's memory
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
         v_heads := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition) END;

@@ -7,7 +7,8 @@ BEGIN
     RETURN gen_random_uuid();
 END $$;
 COMMENT ON FUNCTION taskq.open_push IS
-'Opens a stage for tasks that executors stage, and returns its ID. Removes the stages that dead drivers have left.';
+'Opens a stage for tasks that executors stage. Returns the ID of the stage. Also removes the stages that dead drivers
+have left.';
 
 -- The removal of a stage waits for the end of the transactions that have passed this check. So an attempt that outlives
 -- its job leaves no rows in the stage.

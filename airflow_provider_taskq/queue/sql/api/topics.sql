@@ -1,4 +1,4 @@
--- Topics: a name, a policy, and whether the topic is paused.
+-- Topics. A topic has a name and a policy, and may be paused.
 
 CREATE FUNCTION taskq.policy(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 BEGIN

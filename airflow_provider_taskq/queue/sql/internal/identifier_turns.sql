@@ -377,7 +377,7 @@ BEGIN
             SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY
                 AS u (sequence, identifier, place)
             WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
-        -- Tasks that have to wait leave room for others.
+        -- The claimed tasks that have to wait leave room for other tasks.
         EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);
     END LOOP;
     v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id

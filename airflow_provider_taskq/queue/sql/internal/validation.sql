@@ -1,17 +1,16 @@
 -- Validation: errors, durations and times, JSON, and summaries of errors.
 --
--- Error codes: TQ000 not offered; TQ001 unknown topic; TQ002 invalid task; TQ003 invalid state; TQ004 not held;
--- TQ005 lease lost; TQ006 schema mismatch; TQ007 incomplete stage; TQ008 invalid argument.
+-- Error codes: TQ000 not offered; TQ001 unknown topic; TQ002 invalid task; TQ003 invalid state; TQ004 not held; TQ005
+-- lease lost; TQ006 schema mismatch; TQ007 incomplete stage; TQ008 invalid argument.
 --
--- A stored duration (lease, lock, delay, ttl, the times of a policy) has at most 3650 days. A stored time lies in
--- the years 1 to 9999, the range of the clients' types. A duration that is only compared with an age (within,
--- older_than, grace, patience) is never refused: more than 1,000 years mean 1,000 years, and a negative one means
--- none.
+-- A stored duration (lease, lock, delay, ttl, the times of a policy) has at most 3650 days. A stored time lies in the
+-- years 1 to 9999, the range of the clients' types. A duration that is only compared with an age (within, older_than,
+-- grace, patience) never raises an error: more than 1,000 years mean 1,000 years, and a negative duration means 0.
 --
--- JSON has to be readable by every client. PostgreSQL stores more: integers of any length, exponents of any size,
--- deep nesting, \u0000 and lone surrogates. Payloads and outputs with these are refused before the cast to json, as
--- the cast fails on deep nesting without naming the task. The checks read the text, not jsonb, which drops duplicate
--- keys and fails on long fractions.
+-- Every client has to be able to read the stored JSON. PostgreSQL stores more: integers of any length, exponents of any
+-- size, deep nesting, \u0000 and lone surrogates. The queue rejects payloads and outputs with these before the cast to
+-- json, because the cast fails on deep nesting without naming the task. The checks read the text, not jsonb, which
+-- drops duplicate keys and fails on long fractions.
 
 -- Raises an error with a code that clients map to their exceptions.
 CREATE FUNCTION taskq_internal.raise_error(p_code text, p_message text) RETURNS void LANGUAGE plpgsql AS $$

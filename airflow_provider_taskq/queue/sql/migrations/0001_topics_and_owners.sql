@@ -41,7 +41,7 @@ CREATE TABLE taskq_internal.topic_move (
     resumes  boolean NOT NULL                  -- the end of the move resumes the topic, because the move paused it
 );
 
--- Fences only grow: one sequence for all owners, drawn at each registration.
+-- Fences only grow: all owners draw them from one sequence, at each registration.
 CREATE SEQUENCE taskq_internal.fence;
 
 -- An owner is a name with a lease and a fence. An owner without a fence has no lease: it was released, expired or
@@ -54,7 +54,7 @@ CREATE TABLE taskq_internal.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
     fence       bigint UNIQUE,
-    claim_fence bigint,  -- the fence under which the held tasks were claimed, after take_over; NULL: `fence` itself
+    claim_fence bigint,  -- the fence of the claim of the held tasks after take_over; NULL if it is `fence`
     lease       interval NOT NULL CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until timestamptz NOT NULL,
     seen        timestamptz NOT NULL,
@@ -70,7 +70,7 @@ CREATE TABLE taskq_internal.lock (
     until    timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Whether the workers with a name may work. This setting outlives their processes.
+-- Tells whether the workers with a name may work. This setting outlives their processes.
 CREATE TABLE taskq_internal.worker (
     name    text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
     active  boolean NOT NULL,

@@ -1,27 +1,30 @@
--- Tasks, in three tables by what happens to their rows (measured in bench/designs.py):
+-- Tasks, in three tables that differ in how often their rows change (measured in bench/designs.py):
 --
---   task   what was pushed. Written once, never changed, so its payload and its indexes are never written again.
+--   task   the pushed contents. A row is written once and never changed, so neither its payload nor its index entries
+--          are written again.
 --   live   the narrow, hot part: a row while the task waits (holder IS NULL: READY) or is held (ACTIVE).
 --   ended  a row once the task is in any other state.
 --
--- Every task has a row in `task`, and one in exactly one of the other two. A claim updates a narrow row; an end moves
--- it. So the size of the hot table is that of the unfinished tasks, whatever the length of the history.
+-- Every task has a row in `task`, and a row in exactly one of the other two tables. A claim updates a narrow row, and
+-- the end of a task moves the row. So the size of the hot table depends on the unfinished tasks, not on the length of
+-- the history.
 --
--- All three are partitioned by topic, with one default partition: a busy topic can be given partitions of its own.
--- Foreign keys to topic are left out: they would lock the topic's row at every push. push and drop_topic exclude each
--- other by an advisory lock instead (internal/locks.sql).
+-- All three are partitioned by topic, with one default partition. A busy topic can get its own partitions. The tables
+-- have no foreign keys to topic, because these would lock the topic's row at every push. push and drop_topic exclude
+-- each other by an advisory lock instead (internal/locks.sql).
 --
--- An index begins with the plain topic_id only if that is the one way to use it. So on a table that was never
--- analyzed, or was just emptied, the planner has one choice, and it is the right one.
+-- An index begins with the plain topic_id only if the planner has no other way to use the index. So on a table that was
+-- never analyzed, or was just emptied, the planner has one choice, which is the right one.
 --
--- Identifiers compare by bytes (COLLATE "C"): the same everywhere, and several times as fast.
+-- Identifiers compare by bytes (COLLATE "C"). The order is the same on every server, and comparisons are several times
+-- as fast.
 
 CREATE SEQUENCE taskq_internal.task_sequence;
 
 CREATE TABLE taskq_internal.task (
     sequence   bigint NOT NULL,
     created    timestamptz NOT NULL,
-    due        timestamptz NOT NULL,           -- as pushed: the place that reset, release and redelivery give back
+    due        timestamptz NOT NULL,           -- the pushed due time: reset, release and redelivery restore it
     -- the transaction that pushed the task; a push in several calls finds its own tasks by it
     pushed_in  xid8 NOT NULL,
     topic_id   int NOT NULL,
@@ -90,7 +93,7 @@ CREATE TABLE taskq_internal.ended (
     topic_id     int NOT NULL,
     attempt      int NOT NULL DEFAULT 0,
     state        smallint NOT NULL CHECK (state BETWEEN :EXPIRED AND :REDUNDANT),
-    descent      smallint,                     -- the state that a RECREATED or REDUNDANT task had before
+    descent      smallint,                     -- the earlier state of a RECREATED or REDUNDANT task
     crashes      smallint NOT NULL DEFAULT 0,
     redelivered  boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
@@ -133,7 +136,7 @@ CREATE TABLE taskq_internal.dependency (
     sequence      bigint NOT NULL,
     on_topic_id   int NOT NULL,
     on_identifier text COLLATE "C" NOT NULL,
-    waiting       boolean NOT NULL DEFAULT true,   -- whether a check found that the task waits; else it is not woken
+    waiting       boolean NOT NULL DEFAULT true,   -- a check found that the task waits; otherwise nothing wakes it
     PRIMARY KEY (topic_id, sequence, on_topic_id, on_identifier)
 );
 CREATE INDEX dependency_waiting ON taskq_internal.dependency (on_topic_id, on_identifier) WHERE waiting;
@@ -143,7 +146,7 @@ CREATE TABLE taskq_internal.probe (
     topic_id  int PRIMARY KEY,
     failing   boolean NOT NULL,
     failed_at timestamptz,                     -- when the last probe failed; NULL if none has failed
-    sequences bigint[] NOT NULL DEFAULT '{}'   -- the last probe: one retry, or those of one group of a batch
+    sequences bigint[] NOT NULL DEFAULT '{}'   -- the last probe: one retry, or the retries of one batch group
 ) WITH (fillfactor = 50);
 
 -- The groups of identifiers (`key`) that a named wait has released.
@@ -161,8 +164,8 @@ CREATE TABLE taskq_internal.group_release (
 -- kind: HistoryKind in queue/models.py.
 CREATE TABLE taskq_internal.history (
     happened timestamptz NOT NULL,
-    due      timestamptz,                      -- of FAILED and LAPSED: when the attempt was due
-    polled   timestamptz,                      -- of FAILED and LAPSED: when the attempt was claimed
+    due      timestamptz,                      -- for FAILED and LAPSED: when the attempt was due
+    polled   timestamptz,                      -- for FAILED and LAPSED: when the attempt was claimed
     topic_id int NOT NULL,
     sequence bigint NOT NULL,
     kind     smallint NOT NULL,

@@ -1,12 +1,13 @@
--- Tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
+-- Tasks for people at a psql prompt, with names instead of numbers, ages instead of times, and the reason why a task is
+-- not running.
 --
---   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
---   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
---   SELECT * FROM taskq.newest('orders', 50);
---   SELECT * FROM taskq.topic_summaries;
+--     SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
+--     SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
+--     SELECT * FROM taskq.newest('orders', 50);
+--     SELECT * FROM taskq.topic_summaries;
 --
--- Payloads are left out (taskq.task has them), outputs and errors are cut to a line. For people only: programs call
--- functions, and the columns here may change with any release.
+-- The views leave out payloads, which taskq.task has, and cut outputs and errors to a line. Programs call functions
+-- instead, because the columns here may change with any release.
 
 -- Tasks that wait or are held, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.live_tasks AS
