@@ -48,9 +48,9 @@ BEGIN
         v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), :HISTORY_DUE_SET);
 END $$;
 COMMENT ON FUNCTION taskq.set_due IS
-'Sets the time at which a READY task is due. With a time of NULL the task is due when its push said. Raises TQ001 for an
-unknown topic, TQ002 for a time outside the years 1 to 9999, and TQ003 if the task is not READY or another transaction
-is claiming it.';
+'Sets the time at which a READY task is due. With p_due NULL the task is due again at the time that its push set. Raises
+TQ001 for an unknown topic, TQ002 for a time outside the years 1 to 9999, and TQ003 if the task is not READY or another
+transaction is claiming it.';
 
 CREATE FUNCTION taskq.set_attempts(p_topic text, p_sequence bigint, p_attempts int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -70,9 +70,9 @@ BEGIN
     PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_ATTEMPTS_SET, p_attempts);
 END $$;
 COMMENT ON FUNCTION taskq.set_attempts IS
-'Sets the number of counted attempts of a READY task. With 0 the task is as after its push. With max_attempts - 1 it has
-one attempt left. Raises TQ001 for an unknown topic, TQ002 for a number out of range, and TQ003 if the task is not READY
-or another transaction is claiming it.';
+'Sets the number of counted attempts of a READY task to p_attempts. With 0 the task is as after its push. With
+max_attempts - 1 it has one attempt left. Raises TQ001 for an unknown topic, TQ002 for a number out of range, and TQ003
+if the task is not READY or another transaction is claiming it.';
 
 CREATE FUNCTION taskq.run_now(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -113,9 +113,9 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.set_priority IS
-'Sets the priority of READY tasks, from -100 to 100. Polls return higher priorities first. The priority lasts until the
-task ends: a reset task and a copy have the priority of the push. Returns how many tasks changed. Raises TQ001 for an
-unknown topic, TQ002 for a priority out of range, and TQ003 as taskq.run_now does.';
+'Sets the priority of READY tasks to p_priority, from -100 to 100. Polls return higher priorities first. The priority
+lasts until the task ends: a reset task and a copy have the priority of the push. Returns how many tasks changed. Raises
+TQ001 for an unknown topic, TQ002 for a priority out of range, and TQ003 as taskq.run_now does.';
 
 CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$

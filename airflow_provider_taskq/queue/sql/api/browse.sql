@@ -128,8 +128,8 @@ BEGIN
     ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
 END $$;
 COMMENT ON FUNCTION taskq.browse_groups IS
-'Returns up to p_size rows with the progress of consumer groups. Each row has the number of tasks of the topic that
-follow the progress, counted up to p_cap.';
+'Returns up to p_size rows with the progress of consumer groups, in the order of their names. Each row has the number of
+tasks of the topic that follow the progress, counted up to p_cap.';
 
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
 RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean,

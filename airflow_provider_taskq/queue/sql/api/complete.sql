@@ -37,10 +37,10 @@ END $$;
 COMMENT ON FUNCTION taskq.complete IS
 'Completes tasks that the owner holds under p_fence, all of them or none. Returns how many tasks it completed. The
 arrays have one element for each task. p_results has 0 for FAILURE, 1 for SUSPENSION, 2 for FILTER and 3 for SUCCESS.
-p_outputs has JSON texts. A delay in p_delays snoozes a SUSPENSION. p_summaries has one line for each error; with a NULL
-summary the call takes it from the error. After a FAILURE with attempts left the task is READY again. Raises TQ005 if
-the owner has no lease under p_fence, TQ004 for tasks that the owner does not hold, and TQ002 for an invalid result or
-output.';
+p_outputs has JSON texts, and p_errors has the texts of errors. A delay in p_delays snoozes a SUSPENSION. p_summaries
+has one line for each error. With a NULL summary the call takes the line from the error. After a FAILURE with attempts
+left the task is READY again. Raises TQ005 if the owner has no lease under p_fence, TQ004 for tasks that the owner does
+not hold, and TQ002 for an invalid result or output.';
 
 CREATE FUNCTION taskq.exchange(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[],

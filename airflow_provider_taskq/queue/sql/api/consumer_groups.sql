@@ -158,9 +158,9 @@ END $$;
 COMMENT ON FUNCTION taskq.read_partition IS
 'Returns up to p_size tasks that follow the progress of a partition, for the member that holds the partition under
 p_fence. The column after has the place to pass to advance_partition as p_after. If fewer than p_size tasks remain, a
-last row without a task tells how far the call read the log; its column at_end tells whether the generation ends there.
-Raises TQ001 for an unknown topic, TQ005 if the fence does not hold the partition, and TQ008 if p_size is below 1.
-Raises TQ000 above READ COMMITTED, on a standby, or for an invalid partition.';
+last row without a task has the place up to which the call read the log. Its column at_end tells whether the generation
+ends there. Raises TQ001 for an unknown topic, TQ005 if the fence does not hold the partition, and TQ008 if p_size is
+below 1. Raises TQ000 above READ COMMITTED, on a standby, or for an invalid partition.';
 
 CREATE FUNCTION taskq.advance_partition(
     p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint

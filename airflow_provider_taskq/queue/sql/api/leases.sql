@@ -33,9 +33,9 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.register IS
 'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
-fence, and resumed tells this. The earlier fence no longer gives access to them. The call is atomic against
-taskq.expire. Raises TQ008 for an invalid lease, check_violation for a blank name, and insufficient_privilege for a name
-that another role has registered.';
+fence. The column resumed tells whether there are such tasks. A caller with the earlier fence loses access to them. The
+call is atomic against taskq.expire. Raises TQ008 for an invalid lease, check_violation for a blank name, and
+insufficient_privilege for a name that another role has registered.';
 
 CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)

@@ -152,12 +152,12 @@ COMMENT ON FUNCTION taskq.push(
     text, text, text[], text[], text[], boolean[], timestamptz[], interval[], interval[], int[], int, bigint, int[],
         text[], text[]) IS
 'Stores many tasks, all of them or none. Returns their sequences in input order, with NULL for a task that DELETE did
-not store. Each array except p_identifiers may be NULL; otherwise it has a value or NULL for each task. Payloads are
-JSON texts. The p_depend arrays have one element for each dependency: the position of the task in this call, from 0, and
-the topic and identifier that the task depends on. A push may take several calls in one transaction. Then p_offset is
-the number of tasks in the earlier calls, which errors add to positions, and p_since is the first sequence of the push.
-Raises TQ001 for an unknown topic. Raises TQ002 for an invalid task, and names its position from 0. After an error no
-task is stored.';
+not store. p_insertion decides on older tasks of the identifiers, as in the push of one task. Each array except
+p_identifiers may be NULL; otherwise it has a value or NULL for each task. Payloads are JSON texts. The p_depend arrays
+have one element for each dependency: the position of the task in this call, from 0, and the topic and identifier that
+the task depends on. A push may take several calls in one transaction. Then p_offset is the number of tasks in the
+earlier calls, which errors add to positions, and p_since is the first sequence of the push. Raises TQ001 for an unknown
+topic. Raises TQ002 for an invalid task, and names its position from 0. After an error no task is stored.';
 
 CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE

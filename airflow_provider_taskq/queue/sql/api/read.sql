@@ -165,8 +165,8 @@ BEGIN
     ORDER BY p.name, c.state;
 END $$;
 COMMENT ON FUNCTION taskq.results IS
-'Returns how many tasks completed between two moments, both included, by topic and result. A bound of NULL is open. A
-topic without such tasks has one row with NULLs.';
+'Returns how many tasks completed from p_since to p_until, both included, by topic and result. A bound of NULL is open.
+A topic without such tasks has one row with NULLs.';
 
 -- Concurrent calls of push may draw their sequences in another order than their times. So the function compares all
 -- tasks that were created within ten seconds of the nearest task. No call takes longer than that between its time and
@@ -214,7 +214,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.task_bounds IS
 'Splits the tasks that match the filters into at most p_parts ranges of sequences of nearly equal size. A filter of NULL
-matches every task. Raises TQ001 for an unknown topic.';
+matches every task. Returns the lowest and highest sequence and the number of tasks of each range. Raises TQ001 for an
+unknown topic.';
 
 -- Each range has a snapshot of its own: tasks may change between the reads of two ranges.
 CREATE FUNCTION taskq.task_slice(
@@ -242,8 +243,8 @@ BEGIN
         USING v_topic_id, p_low, p_high, p_states, p_identifiers, p_since, p_until, p_bulky;
 END $$;
 COMMENT ON FUNCTION taskq.task_slice IS
-'Returns the tasks that match the filters in one range of sequences, in order. Returns payload and output only with
-p_bulky true. Raises TQ001 for an unknown topic.';
+'Returns the tasks that match the filters in the range of sequences from p_low to p_high, in order. A filter of NULL
+matches every task. Returns payload and output only with p_bulky true. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$

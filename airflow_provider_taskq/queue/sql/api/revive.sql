@@ -23,10 +23,10 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.revive IS
 'Revives ended tasks (EXPIRED to SUCCEEDED): the tasks in p_sequences, or the p_size lowest tasks in p_state from p_from
-to p_to. With the revival RESET the tasks become READY again. With APPEND, SUPERSEDE or REPLACE they become RECREATED,
-and the call pushes copies. Returns each sequence with the sequence that continues it. A call with p_sequences revives
-all tasks or none. A call with p_state leaves out tasks that another transaction holds. Raises TQ001 for an unknown
-topic, TQ003 for a task that has not ended or does not exist, and TQ000 for contradicting arguments.';
+to p_to. With p_revival RESET the tasks become READY again. With APPEND, SUPERSEDE or REPLACE they become RECREATED, and
+the call pushes copies. Returns each sequence with the sequence that continues it. A call with p_sequences revives all
+tasks or none. A call with p_state leaves out tasks that another transaction holds. Raises TQ001 for an unknown topic,
+TQ003 for a task that has not ended or does not exist, and TQ000 for contradicting arguments.';
 
 CREATE FUNCTION taskq.reassign(
     p_topic text, p_result int, p_sequences bigint[], p_state int, p_from bigint, p_to bigint
@@ -54,9 +54,9 @@ BEGIN
     RETURN cardinality(v_found);
 END $$;
 COMMENT ON FUNCTION taskq.reassign IS
-'Changes the result of ended tasks to 0 FAILURE, 1 SUSPENSION, 2 FILTER or 3 SUCCESS, and keeps their output. The
-arguments select the tasks as in taskq.revive. Returns how many tasks it changed. Raises TQ001 for an unknown topic, and
-the other errors of taskq.revive.';
+'Changes the result of ended tasks to p_result, which is 0 FAILURE, 1 SUSPENSION, 2 FILTER or 3 SUCCESS. The tasks keep
+their output. The arguments select the tasks as in taskq.revive. Returns how many tasks it changed. Raises TQ001 for an
+unknown topic, and the other errors of taskq.revive.';
 
 CREATE FUNCTION taskq.state_name(p_state int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce((ARRAY['ACTIVE', 'READY', 'EXPIRED', 'FAILED', 'SUSPENDED', 'FILTERED', 'SUCCEEDED', 'RECREATED',

@@ -31,10 +31,10 @@ BEGIN
     JOIN taskq_internal.topic p ON p.topic_id = s.topic_id ORDER BY p.name;
 END $$;
 COMMENT ON FUNCTION taskq.statistics IS
-'Returns statistics of the tasks that ended within p_within, by topic. Each row has the number of tasks that ended,
-succeeded, failed and were retried. It also has the seconds from the due time of the last attempt to its end: shortest,
-mean, longest and percentiles. The cost grows with the number of tasks that ended within p_within. Raises TQ001 for an
-unknown topic.';
+'Returns statistics of the tasks that ended within p_within, by topic. With p_topic NULL it returns all topics. Each row
+has the number of tasks that ended, succeeded, failed and were retried. It also has the seconds from the due time of the
+last attempt to its end: shortest, mean, longest and percentiles. The cost grows with the number of tasks that ended
+within p_within. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.record_handling_times(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -83,8 +83,9 @@ LANGUAGE sql STABLE AS $$
     FROM summed s JOIN taskq_internal.topic p ON p.topic_id = s.topic_id GROUP BY p.name ORDER BY p.name
 $$;
 COMMENT ON FUNCTION taskq.handling_times IS
-'Returns handling times of the hours of p_within, by topic: the number of tasks, and their seconds. The shortest, mean
-and longest times are exact. The percentiles are exact to 5 %. Raises TQ001 for an unknown topic.';
+'Returns handling times of the hours of p_within, by topic: the number of tasks, and their seconds. With p_topic NULL it
+returns all topics. The shortest, mean and longest times are exact. The percentiles are exact to 5 %. Raises TQ001 for
+an unknown topic.';
 
 CREATE FUNCTION taskq.topic_errors(p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, sequence bigint, age interval, failed bigint, retrying bigint) LANGUAGE plpgsql STABLE
@@ -111,8 +112,9 @@ BEGIN
     WHERE n.sequence IS NOT NULL AND (p_topic IS NULL OR p.name = p_topic) ORDER BY 3 DESC;
 END $$;
 COMMENT ON FUNCTION taskq.topic_errors IS
-'Returns the oldest task of each topic that failed and has not succeeded since: it is FAILED, or READY for a retry. Each
-row has the number of such tasks, counted up to 1,000 of each kind.';
+'Returns the oldest task of each topic that failed and has not succeeded since: it is FAILED, or READY for a retry. With
+p_topic it returns only this topic. Each row has the number of FAILED tasks and of tasks that wait for a retry, each
+counted up to 1,000.';
 
 CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
 RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
@@ -183,7 +185,7 @@ END $$;
 COMMENT ON FUNCTION taskq.throughput IS
 'Returns how many tasks of each topic ended in each state from FAILED to SUCCEEDED, in p_spans spans of time up to now.
 Span 0 is the last span. With p_topic it returns only this topic. Reads at most p_pages pages. Of a longer history it
-reads a random share and extrapolates; sampled is that share. Raises TQ008 for an invalid p_span.';
+reads a random share and extrapolates. The column sampled is that share. Raises TQ008 for an invalid p_span.';
 
 -- Returns the bucket of a duration. Buckets are 5 % wide. All durations below a microsecond share one bucket.
 CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$

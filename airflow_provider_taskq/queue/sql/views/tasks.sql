@@ -92,9 +92,9 @@ BEGIN
         ORDER BY v.sequence DESC;
 END $$;
 COMMENT ON FUNCTION taskq.newest IS
-'Returns the newest tasks of a topic, or of one of its identifiers, with the columns of taskq.tasks, for people at a
-psql prompt. It reads an index, so it is fast on any topic. The columns may change with any release. Raises TQ001 for an
-unknown topic.';
+'Returns the p_size newest tasks of a topic, with the columns of taskq.tasks, for people at a psql prompt. With
+p_identifier it returns only tasks of this identifier. It reads an index, so it is fast on any topic. The columns may
+change with any release. Raises TQ001 for an unknown topic.';
 
 -- The counts treat the topic as not paused.
 CREATE VIEW taskq.topic_summaries AS
