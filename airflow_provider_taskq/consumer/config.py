@@ -23,14 +23,17 @@ class ProgressStore(StrEnum):
 
 
 class Exclusivity(StrEnum):
-    """Which consumers of a group handle a partition: one at a time, by lease, or all of them."""
+    """Which consumers of a group handle a partition.
+
+    LEASE: one consumer at a time, which holds the lease. NONE: every consumer.
+    """
 
     LEASE = "lease"
     NONE = "none"
 
 
 class Level(StrEnum):
-    """The names of levels in OpenCQRS. Its default is `per_second_level_subject`."""
+    """The names of levels in OpenCQRS, where `per_second_level_subject` is the default."""
 
     PER_SUBJECT = "per_subject"
     PER_SECOND_LEVEL_SUBJECT = "per_second_level_subject"

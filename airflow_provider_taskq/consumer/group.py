@@ -34,7 +34,10 @@ def type_in_payload(task: Task) -> object:
 
 @dataclass(frozen=True, slots=True)
 class EventHandler:
-    """A function for matching events. `in_transaction`: it takes the queue of the transaction, too."""
+    """A function for matching events.
+
+    `in_transaction` is True if the function also takes the queue of the transaction.
+    """
 
     matches: Predicate
     function: Callable[..., None]
@@ -70,7 +73,7 @@ class ConsumerGroup:
         """Add a handler, as a decorator, for events of these kinds, or for which one of these predicates is true.
 
         Without arguments the handler gets all events. The handlers of one event run in the order of their definition.
-        A handler that takes neither one argument nor two raises InvalidArgument.
+        Raises InvalidArgument for a handler that takes neither one argument nor two.
         """
 
         def matches(event: Task) -> bool:

@@ -26,7 +26,7 @@ class PartitionLeases:
         self.queue.join_group(self.group, self.topic, self.config.partitions, self.config.database_level)
 
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquire a partition that is free, or whose lease has lapsed. Return None if there is none."""
+        """Acquire a partition that is free, or whose lease has lapsed. Return None if there is no such partition."""
         length = stored_length(self.config.lease)
         return self.queue.acquire_partition(self.group, self.topic, self.member_id, length, list(except_))
 
@@ -53,7 +53,7 @@ class LockedPartitionLeases(PartitionLeases):
         """Do nothing: consumers with another number of partitions use locks with other names."""
 
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquire a partition whose lock is free. Return None if there is none."""
+        """Acquire a partition whose lock is free. Return None if there is no such partition."""
         held = {lease.partition for lease in self._held.values()}
         for partition in range(self.config.partitions):
             if partition not in held and partition not in except_ and self._lock(partition):

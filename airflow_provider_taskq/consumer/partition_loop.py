@@ -94,7 +94,7 @@ class AttemptCounter:
 class PartitionLoop:
     """Handles the events of one partition under a lease, in a thread of its own.
 
-    `error` is the error that ended the loop. `interrupted`: a handler ended the loop with Interrupted.
+    `error` is the error that ended the loop. `interrupted` is True if a handler ended the loop with Interrupted.
     """
 
     def __init__(

@@ -26,7 +26,10 @@ _TRIGGER = "airflow_provider_taskq.triggers."
 
 @dataclass(frozen=True, slots=True)
 class TopicUse:
-    """A task of a DAG, or its schedule (`task_id` None), that uses a topic; `topic` is None if a template gives it."""
+    """A task of a DAG, or its schedule (`task_id` None), that uses a topic.
+
+    `topic` is None if a template gives the topic.
+    """
 
     dag_id: str
     task_id: str | None
@@ -39,7 +42,7 @@ class TopicUse:
 class TopicUses:
     """The uses of a topic that a user may see.
 
-    `templated`: tasks whose topic is a template. `partial`: further DAGs are to be read by the next request.
+    `templated` has the tasks whose topic is a template. `partial` is True if the next request has to read further DAGs.
     """
 
     found: Collection[TopicUse]

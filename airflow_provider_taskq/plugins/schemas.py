@@ -96,7 +96,7 @@ class ActionRequest(Body):
 
 
 class RetryOptions(Body):
-    """How ended tasks go on."""
+    """How ended tasks start again."""
 
     revival: Literal["RESET", "APPEND", "SUPERSEDE", "REPLACE"] = "RESET"
 
@@ -114,7 +114,7 @@ class ReleaseOptions(Body):
 
 
 class ExpireOptions(Body):
-    """The time since a lease lapsed for which `expire` spares it."""
+    """The time since a lease lapsed during which `expire` spares the lease."""
 
     grace_seconds: float = Field(0, ge=0, le=10**9)
 

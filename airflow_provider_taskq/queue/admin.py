@@ -249,18 +249,21 @@ class AdminMixin(FunctionCaller):
         )
 
     def purge_group_releases(self, older_than: timedelta) -> int:
-        """Forget the groups that `release_groups_once` released longer ago than this. Return the number of groups."""
+        """Forget the groups that `release_groups_once` released longer ago than this. Return the number of groups.
+
+        A caller that still repeats `release_groups_once` then waits for these groups again.
+        """
         return self._number("SELECT taskq.purge_group_releases(%s::text::interval)", (interval_text(older_than),))
 
     # Locks
 
     def lock(self, name: str, by: str, at_most: timedelta, at_least: timedelta = _ZERO) -> bool:
-        """Take a lock by name for `by`, or extend it. Return False, without waiting, if another holder has it.
+        """Take a lock by name for `by`, or extend it. Return False, without waiting, if another holder has the lock.
 
-        Other transactions see the lock as soon as this returns, before the commit and also if a rollback follows.
+        Other transactions see the lock as soon as the call returns, before the commit and also if a rollback follows.
 
-        :param at_most: the lock ends after this time, at most 3650 days, unless it is given back.
-        :param at_least: even if it is given back, the lock does not end before this time.
+        :param at_most: the lock ends after this time, at most 3650 days, unless it is released earlier.
+        :param at_least: even after a release, the lock does not end before this time.
         """
         return self._flag(
             "SELECT taskq.lock(%s::text, %s::text, %s::interval, %s::interval)",
@@ -345,7 +348,7 @@ class AdminMixin(FunctionCaller):
         return dict(self._rows("SELECT name, active FROM taskq.workers()"))
 
     def forget_worker(self, name: str) -> bool:
-        """Remove the setting of a worker's name. Return False if there is none."""
+        """Remove the setting of a worker's name. Return False if the name has no setting."""
         return self._flag("SELECT taskq.forget_worker(%s::text)", (name,))
 
     def _set_worker(self, name: str, *, active: bool) -> bool | None:

@@ -55,7 +55,7 @@ class Claim:
     def holder(self, queue: TaskQueue) -> Owner:
         """Return the registration that holds the claim now: the gate's, or that of a task that took the claim over.
 
-        :raises LeaseLost: if there is none. The message says why, and what to do.
+        :raises LeaseLost: if no registration holds the claim. The message says why, and what to do.
         """
         owner = queue.owner(self.owner, self.fence)
         if owner is not None:
@@ -87,7 +87,7 @@ def held_sequences(connection: psycopg.Connection[Any], owner: Owner, topic: str
 def parse_rendered(text: str) -> Any:
     """Parse the text that a template makes of a value: JSON or, as Jinja renders a list or dict, Python.
 
-    :raises ValueError: if it is neither; the message does not contain the text.
+    :raises ValueError: for any other text. The message does not contain the text.
     """
     try:
         return json.loads(text)

@@ -45,8 +45,8 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
     Statements are not prepared, so that the connection works through a transaction pooler. Unless the DSN or the
     environment sets them, timeouts of TCP are set, and `target_session_attrs=read-write` if several hosts are named.
 
-    :param dsn: a connection string. None: TASKQ_DSN, else the file that TASKQ_DSN_FILE names, else the variables of
-        libpq (PGHOST, PGSERVICE, ...).
+    :param dsn: a connection string. With None, TASKQ_DSN or the file that TASKQ_DSN_FILE names has the string, or else
+        the variables of libpq (PGHOST, PGSERVICE, ...) name the database.
     :param options: options of `psycopg.connect`.
     :raises ConnectionFailed: if no server can be reached.
     :raises TaskQueueError: if the DSN is malformed. Neither error shows the password.

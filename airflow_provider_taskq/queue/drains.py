@@ -30,7 +30,10 @@ class FailedTask:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The latest drain of a name. `finished` and `report` are None until it ends, or if its program was killed."""
+    """The latest drain of a name.
+
+    `finished` and `report` are None while the drain runs, and if its program was killed.
+    """
 
     topic: str
     began: datetime

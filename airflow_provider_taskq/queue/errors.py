@@ -17,7 +17,10 @@ class UnknownTopic(TaskQueueError):
 
 
 class InvalidTask(TaskQueueError):
-    """A task, or an argument about tasks, breaks a rule. Of a push, the message names the task's position from 0."""
+    """A task, or an argument about tasks, breaks a rule.
+
+    The message about a push has the position of the task, counted from 0.
+    """
 
 
 class InvalidState(TaskQueueError):

@@ -16,9 +16,10 @@ _MAX_PLACE = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A place in a topic's log: after the task that it came with. Cursors of one topic compare.
+    """A place in a topic's log: after the task that the log returned with this cursor.
 
-    Opaque: store it as its text, `str(cursor)`, and restore it by `Cursor.parse`.
+    Cursors of one topic can be compared. To store a cursor, store its text `str(cursor)`, and restore it by
+    `Cursor.parse`. The text has no other meaning.
     """
 
     place: int
@@ -28,9 +29,9 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Restore the cursor of a text.
+        """Restore a cursor from its text.
 
-        :raises InvalidArgument: for a text that no cursor has.
+        :raises InvalidArgument: for a text that is not the text of a cursor.
         """
         if text.isascii() and text.isdecimal():
             place = int(text) if len(text) < 20 else -1
@@ -43,7 +44,7 @@ class Events(list[tuple[Cursor, Task]]):
     """The tasks that one read of a log returned, each with the cursor after it.
 
     `cursor` is the place up to which the log was read, past tasks of other partitions as well. A consumer that stores
-    it reads nothing twice, also if the read found no task.
+    this cursor reads nothing twice, even if the read found no task.
     """
 
     def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor) -> None:
@@ -126,9 +127,10 @@ class PartitionState:
 def sequence_id(identifier: str, level: int | None = None, sequence: int | None = None) -> str:
     """Return the text that decides on a task's partition. Tasks with the same text stay in order.
 
-    :param level: None: the whole identifier. n: its first n levels, from the first slash to the one after n levels; the
-        text before the first slash is no level, and an identifier without a slash is taken whole. 0: the task's own
-        sequence, so that tasks spread evenly.
+    An identifier such as `prefix/a/b/c` has the levels a, b and c. The text before the first slash is no level.
+
+    :param level: how much of the identifier counts. None: the whole identifier. n: its first n levels, or the whole
+        identifier if it has no slash. 0: nothing, but the task's own sequence, so that tasks spread evenly.
     :param sequence: the task's sequence, for level 0.
     :raises InvalidArgument: for a negative level, or level 0 without a sequence.
     """

@@ -130,7 +130,7 @@ class Action:
     :param states: the states of tasks that the action applies to.
     :param change: the call of the queue that changes the tasks of a selection; a retry returns its pairs of sequences.
     :param detail: what the audit line says after the selection, such as `by RESET`.
-    :param locks: whether `apply` first locks tasks that a filter found. A purge checks and locks them itself.
+    :param locks: whether `apply` first locks tasks that a filter found. A purge checks and locks the tasks itself.
     """
 
     name: str

@@ -21,9 +21,9 @@ _NAMED = 10  # identifiers that a sentence names at most
 class TopicStatus:
     """The unfinished tasks of a topic, each counted once and up to `MAX_COUNT`, and whether the topic is paused.
 
-    `ready`: a poll under the condition could claim them now. `scheduled` and `retrying`: due later. `blocked`: due, but
-    behind a dependency, the topic's probe, or another task of their identifier. `paused`: due in a paused topic, or
-    paused themselves. `running`: held by owners.
+    `ready` counts tasks that a poll under the condition could claim now. `scheduled` and `retrying` tasks are due
+    later. `blocked` tasks are due, but behind a dependency, the topic's probe, or another task of their identifier.
+    `paused` tasks are due in a paused topic, or are paused themselves. `running` tasks are held by owners.
     """
 
     topic: str
@@ -39,7 +39,7 @@ class TopicStatus:
 
     @property
     def pause(self) -> str | None:
-        """A clause with the role that paused the topic and the time; None if it is not paused."""
+        """A clause with the role that paused the topic and the time; None if the topic is not paused."""
         if not self.topic_paused:
             return None
         since = f" since {self.paused_since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if self.paused_since else ""

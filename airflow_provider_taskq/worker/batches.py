@@ -44,7 +44,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class CommitHook:
-    """A function that runs in the committing transaction, for one task or for the whole batch (None)."""
+    """A function that runs in the committing transaction. `task` is its task, or None for the whole batch."""
 
     call: CommitFunction
     task: Task | None = None
@@ -53,7 +53,10 @@ class CommitHook:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Code that runs for a batch now: its name, a function that formats its stack, and one that may cancel it."""
+    """Code that runs for a batch now.
+
+    It consists of a name, a function that formats the stack of the code, and a function that may cancel the code.
+    """
 
     name: str
     stack: Callable[[], str]

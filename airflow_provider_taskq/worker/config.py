@@ -21,7 +21,10 @@ class Pending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """The settings of a worker. `Worker` documents them. ValueError if one is out of range."""
+    """The settings of a worker, which `Worker` documents.
+
+    Raises ValueError if a setting is out of range.
+    """
 
     topic: str
     name: str

@@ -64,7 +64,7 @@ def each(
 
 
 def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
-    """Return a handler as it is. Wrap a function of one task with `each`."""
+    """Return a handler as it is, and wrap a function of one task with `each`."""
     return given if isinstance(given, WorkHandler) else each(given)
 
 

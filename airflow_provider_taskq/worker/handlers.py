@@ -44,7 +44,7 @@ class BatchHandler(WorkHandler, Protocol):
 
 
 class TaskResultException(Exception):
-    """A handler raises it to end the task, or the batch, with another result than FAILURE.
+    """A handler raises this error to end the task, or the batch, with another result than FAILURE.
 
     The parameters are those of `Decision`.
     """
@@ -67,7 +67,10 @@ class TaskResultException(Exception):
 
 
 class HandlerFailed(Exception):
-    """A handler raised the cause of this error. It distinguishes errors of handlers from those of the queue."""
+    """A handler raised the cause of this error.
+
+    The class distinguishes errors of handlers from errors of the queue.
+    """
 
 
 class ForeignDecision(Exception):

@@ -165,7 +165,10 @@ class LeaseKeeper(ServiceThread):
 
     @property
     def owner_names(self) -> list[str]:
-        """The owners of these leases, and of those that were lost because the database could not be reached."""
+        """The owners of the leases that the keeper extends.
+
+        These include owners whose lease was lost because the database could not be reached.
+        """
         with self._lock:
             return list({lease.owner.name for lease in (*self._leases.values(), *self._unreachable.values())})
 

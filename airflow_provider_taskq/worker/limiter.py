@@ -37,8 +37,8 @@ class NoLimit:
 class PriorityLimiter:
     """Hands out up to `limit` tokens at a time, by priority, then in the order of the requests.
 
-    Several workers can share it: `shared = PriorityLimiter(4)`, then `limiter=shared.at(10)` in one worker and
-    `limiter=shared.at(1)` in another. ValueError if `limit` is less than 1.
+    Several workers can share a limiter: `shared = PriorityLimiter(4)`, then `limiter=shared.at(10)` in one worker and
+    `limiter=shared.at(1)` in another. Raises ValueError if `limit` is less than 1.
     """
 
     def __init__(self, limit: int) -> None:

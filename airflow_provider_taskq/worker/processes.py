@@ -83,7 +83,10 @@ class ProcessHandler(FunctionHandler):
 
 
 class _ProcessCall:
-    """One task in a process. `kill` does nothing after the end of the task, because it would hit the next one."""
+    """One task in a process.
+
+    `kill` does nothing after the end of the task, because it would hit the next task.
+    """
 
     def __init__(self, process: "_ChildProcess") -> None:
         self._process = process

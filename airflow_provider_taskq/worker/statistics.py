@@ -65,10 +65,10 @@ class WorkerCounters:
             self._abandoned += tasks - counted.total()
 
     def poll_started(self, completing: int, *, retried: bool) -> int | None:
-        """Count the start of a poll. Return a mark for `is_quiet` and `poll_ended`; None if tasks are in flight.
+        """Count the start of a poll. Return a mark for `is_quiet` and `poll_ended`, or None if tasks are in flight.
 
         :param completing: tasks in flight that the same call completes.
-        :param retried: the poll replaces one that got no answer.
+        :param retried: whether the poll replaces a poll that got no answer.
         """
         with self._lock:
             self._polling += not retried

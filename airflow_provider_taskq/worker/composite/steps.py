@@ -32,7 +32,7 @@ Context: TypeAlias = Callable[[Batch, Decisions], Mapping[Task, Decision | Resul
 
 
 class StepMode(StrEnum):
-    """How a step handles its tasks: several at once, or one after another in the order of the batch."""
+    """How a step handles its tasks: several tasks at once, or one after another in the order of the batch."""
 
     PARALLEL = "PARALLEL"
     SEQUENTIAL = "SEQUENTIAL"
@@ -42,7 +42,7 @@ class StepMode(StrEnum):
 class Step:
     """A named function of one task, or of all tasks at once if `whole`. It runs after the steps of these names.
 
-    `wants_batch`: the function takes the batch as its second argument.
+    `wants_batch` is True if the second argument of the function is the batch.
     """
 
     name: str

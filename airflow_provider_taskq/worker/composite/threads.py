@@ -60,7 +60,10 @@ class CompositeThreads:
         shared.finish()
 
     def run_awaitable(self, awaitable: Awaitable[T], batch: Batch) -> T:
-        """Await on the event loop of the composite, and return the result. See `EventLoopThread.run`."""
+        """Await an awaitable on the event loop of the composite, and return the result.
+
+        See `EventLoopThread.run`.
+        """
         return self._loop.run(awaitable, batch, "a coroutine on the event loop")
 
     def close(self) -> None:
