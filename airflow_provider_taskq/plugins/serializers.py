@@ -31,7 +31,7 @@ def moment(value: datetime | None) -> str | None:
 
 
 def stamp(queue: TaskQueue) -> Document:
-    """Return the time of an answer, by the database's clock."""
+    """Return the field `as_of` of a response of the page: the database's current time."""
     return {"as_of": moment(queue.now())}
 
 

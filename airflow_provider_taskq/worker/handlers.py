@@ -1,4 +1,4 @@
-"""Handlers return a decision on each task of a batch. `batch` makes a handler of a function of a batch."""
+"""Protocols of handlers, the conversion of what they return to decisions, and `batch`, which makes a handler."""
 
 import asyncio
 import inspect
@@ -78,11 +78,13 @@ class ForeignDecision(Exception):
 
 
 def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
-    """Return a handler that calls a function once for each batch: `batch -> {task: decision}`.
+    """Return a handler that calls `function(batch)` once for each batch.
 
-    The function may return one Decision or Result for all tasks; None means SUCCESS. It may also return a
-    `concurrent.futures.Future` of one of these, which any thread may complete. An exception fails all tasks, but an
-    exception of `success_on` means SUCCESS.
+    The function returns a dict of decisions by task, or one Decision or Result for all tasks; None means SUCCESS. A
+    task that is missing from the dict fails. The function may also return a `concurrent.futures.Future` of one of
+    these, which any thread may complete. An exception fails all tasks of the batch.
+
+    :param success_on: exceptions that mean SUCCESS for all tasks.
     """
     return BatchFunctionHandler(function, success_on)
 

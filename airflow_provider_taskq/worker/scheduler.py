@@ -142,7 +142,15 @@ class Scheduler(PeriodicService):
         interval: timedelta | None = None,
         version: Json = None,
     ) -> None:
-        """Add the ticks of a cron expression in a time zone. For the other parameters see `daily` and `every`."""
+        """Add ticks at the times of a cron expression in a time zone.
+
+        Each installation checks the expression and the zone: `install()` raises InvalidArgument, and a running
+        scheduler logs a warning and tries again after `interval`. For the other parameters see `daily` and `every`.
+
+        :param expression: five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly,
+            @monthly or @yearly.
+        :param zone: the name of a time zone, for example `Europe/Berlin`.
+        """
         hash_ = config_hash("cron", expression, zone, _hashed(payload, version))
         interval = _default_interval(ahead) if interval is None else interval
         self.add(

@@ -233,7 +233,7 @@ DECLARE
     v_named bigint[];
     v_count bigint;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('purge_owners() runs');
+    PERFORM taskq_internal.require_read_committed('purge_owners()');
     DELETE FROM taskq_internal.drain
         WHERE coalesce(finished, began) <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     v_found := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o

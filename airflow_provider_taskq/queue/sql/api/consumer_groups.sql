@@ -63,7 +63,7 @@ DECLARE
     v_fence    bigint;
 BEGIN
     PERFORM taskq_internal.check_duration(format('group %L: the lease', p_group), p_lease);
-    PERFORM taskq_internal.require_read_committed('acquire_partition() runs');
+    PERFORM taskq_internal.require_read_committed('acquire_partition()');
     PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
     SELECT h.* INTO v_found FROM taskq_internal.consumer_partition h
     LEFT JOIN taskq_internal.progress g

@@ -110,7 +110,7 @@ DECLARE
     v_owner_id bigint;
     v_count    bigint;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('leases end');
+    PERFORM taskq_internal.require_read_committed('release()');
     UPDATE taskq_internal.owner SET fence = NULL, seen = clock_timestamp()
     WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) RETURNING owner_id
         INTO v_owner_id;
@@ -137,7 +137,7 @@ DECLARE
     v_given  bigint;
     v_ended  bigint;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('leases end');
+    PERFORM taskq_internal.require_read_committed('expire()');
     v_lapsed := ARRAY(SELECT owner_id FROM taskq_internal.owner
                       WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
                         AND name <> ALL (p_except)

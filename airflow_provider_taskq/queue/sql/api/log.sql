@@ -209,7 +209,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ000', format(
             'invalid level %s: 0 is the task''s own sequence, n its first n levels', p_level));
     END IF;
-    PERFORM taskq_internal.require_read_committed('the log is read');
+    PERFORM taskq_internal.require_read_committed('a read of the log');
     IF pg_is_in_recovery() THEN
         PERFORM taskq_internal.raise_error(
             'TQ000', 'the log is read on the primary: a standby does not know which pushes are open');

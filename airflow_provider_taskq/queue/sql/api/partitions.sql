@@ -262,7 +262,7 @@ $$;
 CREATE FUNCTION taskq_internal.lock_moves(p_patience interval) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '1min' AS $$
 BEGIN
-    PERFORM taskq_internal.require_read_committed('topics move');
+    PERFORM taskq_internal.require_read_committed('a move of a topic');
     PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_patience), true);
     -- this mode conflicts with itself, but not with statements that read or write rows
     LOCK TABLE taskq_internal.topic_move IN SHARE UPDATE EXCLUSIVE MODE;

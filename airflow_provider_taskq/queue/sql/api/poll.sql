@@ -88,7 +88,7 @@ BEGIN
             'topic %L: invalid group size %s: expected -1 for all tasks, or 0 or more', p_topic, p_size));
     END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
-        PERFORM taskq_internal.require_read_committed('poll_batch() runs');
+        PERFORM taskq_internal.require_read_committed('poll_batch()');
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
         v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
@@ -203,7 +203,7 @@ BEGIN
         RETURN '{}';
     END IF;
     IF p_condition <> 'NONE' THEN
-        PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
+        PERFORM taskq_internal.require_read_committed('a poll under a condition');
     END IF;
     v_promoted := taskq_internal.promote_waiting(v_topic, v_size, v_lifo, p_condition);
     v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'

@@ -267,7 +267,7 @@ DECLARE
                              FROM unnest(p_identifiers) AS u (identifier));
 BEGIN
     PERFORM taskq_internal.check_access(p_topic, 'INSERT');
-    PERFORM taskq_internal.require_read_committed('tasks are offered and dropped');
+    PERFORM taskq_internal.require_read_committed('an offer');
     PERFORM FROM taskq_internal.offer_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
 END $$;
 COMMENT ON FUNCTION taskq.lock_offers IS

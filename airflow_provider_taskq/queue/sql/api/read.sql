@@ -284,8 +284,9 @@ BEGIN
     GROUP BY n.part ORDER BY 1;
 END $$;
 COMMENT ON FUNCTION taskq.log_bounds IS
-'Splits a topic''s log after p_after up to p_end into at most p_parts ranges of sequences of nearly equal size. Raises
-TQ001 for an unknown topic.';
+'Splits the tasks of a topic''s log after p_after, up to and including p_end, into at most p_parts ranges of nearly
+equal size. Returns the lowest and the highest sequence and the number of tasks of each range. p_end must be a result of
+log_end(): behind it, tasks may still appear in a range. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int,

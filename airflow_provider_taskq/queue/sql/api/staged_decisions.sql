@@ -270,7 +270,7 @@ BEGIN
     IF v_topic.paused OR v_owner_id IS NULL OR p_condition = 'NONE' THEN
         RETURN 0;
     END IF;
-    PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
+    PERFORM taskq_internal.require_read_committed('a claim under a condition');
     WHILE v_all < p_size LOOP
         v_limit := least(10000, p_size - v_all);  -- chunks limit the server's memory
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);

@@ -73,7 +73,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_last taskq_internal.stream;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('batches of streams are committed');
+    PERFORM taskq_internal.require_read_committed('begin_stream_batch()');
     INSERT INTO taskq_internal.stream AS s (name, batch, committed, query)
         VALUES (p_stream, p_batch, clock_timestamp(), p_query)
     ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)

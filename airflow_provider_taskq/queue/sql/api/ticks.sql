@@ -84,7 +84,7 @@ $$;
 CREATE FUNCTION taskq_internal.lock_ticks(p_topic taskq_internal.topic, p_prefix text, p_config_hash text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq_internal.require_read_committed('ticks are installed and uninstalled');
+    PERFORM taskq_internal.require_read_committed('an installation of ticks');
     IF p_prefix IS NULL OR p_prefix !~ '\S' THEN
         PERFORM taskq_internal.raise_error('TQ002', format('topic %L: the prefix of ticks is blank', p_topic.name));
     END IF;

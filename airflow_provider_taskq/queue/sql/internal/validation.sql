@@ -19,11 +19,11 @@ BEGIN
 END $$;
 
 -- Raises TQ000 in a transaction whose snapshot cannot see later commits.
-CREATE FUNCTION taskq_internal.require_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.require_read_committed(p_call text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
-            '%s at READ COMMITTED only; this transaction is at %s', p_what,
+            '%s needs READ COMMITTED, but this transaction is %s: call it in a READ COMMITTED transaction', p_call,
             upper(current_setting('transaction_isolation'))));
     END IF;
 END $$;
