@@ -137,7 +137,10 @@ def topic_tag(topic: str) -> str:
 def _send(
     kind: str, name: str, value: Any, topic: str | None, extra: Mapping[str, str | None], *, in_triggerer: bool = False
 ) -> None:
-    """Pass a value to Airflow. An error is only logged: the caller has committed, and must not fail by a metric."""
+    """Pass a value to Airflow.
+
+    An error is only logged: the caller has committed, and a metric must not make it fail.
+    """
     try:
         tags = {tag: text for tag, text in extra.items() if text is not None}
         if topic is not None:

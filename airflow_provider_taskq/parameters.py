@@ -18,28 +18,28 @@ _MISSING = (None, "", "None")  # a template renders None as text
 
 
 def logical_task_name(ti: Any) -> str:
-    """Return `dag_id/run_id/task_id/map_index`, without the try number, so that a retry finds the tasks of its try."""
+    """Return `dag_id/run_id/task_id/map_index`. Without the try number, a retry finds the tasks of its previous try."""
     index = -1 if ti.map_index is None else ti.map_index
     return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))
 
 
 def parse_int(value: int | str | None) -> int | None:
-    """Parse a whole number; None stays None."""
+    """Parse a whole number; return None for None, and for empty text or `None` as text."""
     return None if value in _MISSING else int(value)
 
 
 def parse_ints(value: Sequence[int] | str | None) -> list[int] | None:
-    """Parse a list of whole numbers, or its JSON text; None stays None."""
+    """Parse a list of whole numbers, or its JSON text. Return None for None."""
     listed: Any = json.loads(value) if isinstance(value, str) else value
     return None if listed is None else [int(each) for each in listed]
 
 
 def parse_count(name: str, value: Any) -> int | None:
-    """Parse a number of at least 1; None stays None. Raises InvalidArgument, which names the parameter."""
+    """Parse a whole number of at least 1 as `parse_int`. Raises InvalidArgument, which names the parameter."""
     try:
         number = parse_int(value)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"invalid {name} {value!r}: expected a number of at least 1") from None
+        raise InvalidArgument(f"invalid {name} {value!r}: expected a whole number of at least 1") from None
     if number is not None and number < 1:
         raise InvalidArgument(f"invalid {name} {number}: expected at least 1")
     return number
@@ -53,7 +53,7 @@ def parse_duration(value: Any) -> timedelta:
 
 
 def parse_optional_duration(value: Any) -> timedelta | None:
-    """Parse a duration; None stays None."""
+    """Parse a duration as `parse_duration`; return None for None, and for empty text or `None` as text."""
     return None if value in _MISSING else parse_duration(value)
 
 
@@ -63,7 +63,7 @@ def enum_name(value: Enum | str | None) -> str | None:
 
 
 def parse_enum(kind: type[EnumType], value: str | None) -> EnumType | None:
-    """Parse a member's name; None stays None."""
+    """Return the member with a name. Return None for None, and for empty text or `None` as text."""
     return None if value in _MISSING else kind(value)
 
 

@@ -18,7 +18,7 @@ from demo.tour import DAGS, Tour, environment, prepare
 
 
 def main() -> int:
-    """Runs the demo; returns 1 after an error, which it prints in one line."""
+    """Run the demo. Return 1 after an error, which is printed in one line."""
     parser = argparse.ArgumentParser(prog="python -m demo")
     parser.add_argument("--flights", type=_positive, help="number of flights to load (default: all 336,776)")
     parser.add_argument("--keep", action="store_true", help="keep all servers running until Ctrl-C")
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _run(stack: ExitStack, limit: int | None, keep: bool) -> None:
-    """Starts the servers and runs the tour; the stack stops the servers."""
+    """Start the servers and run the tour. The stack stops the servers."""
     _check_requirements()
     stack.callback(_say, "Stopped all servers.")
     own = os.environ.get("TASKQ_DSN")
@@ -60,14 +60,17 @@ def _run(stack: ExitStack, limit: int | None, keep: bool) -> None:
 
 @contextmanager
 def _home() -> Iterator[Path]:
-    """A folder for Airflow's metadata and logs; it is kept if the demo fails, so that the logs can be read."""
+    """Yield a folder for Airflow's metadata and logs.
+
+    The folder is kept if the demo fails, so that the logs can be read.
+    """
     home = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
     yield home
     shutil.rmtree(home)
 
 
 def _check_requirements() -> None:
-    """Raises an error for a missing requirement, before anything is started."""
+    """Raise an error for a missing requirement, before anything is started."""
     if not DAGS.is_dir():
         raise RuntimeError("the folder example_dags is missing: run the demo from a clone of the repository")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:

@@ -17,7 +17,10 @@ class AirflowError(RuntimeError):
 
 
 def until(ready: Callable[[], T | None], timeout: float, late: Callable[[], str], pause: float = 0.5) -> T:
-    """Returns the first answer of `ready` that is not None; raises AirflowError(late()) after `timeout` seconds."""
+    """Return the first answer of `ready` that is not None.
+
+    Raises AirflowError(late()) after `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
     while True:
         answer = ready()
@@ -39,23 +42,23 @@ class AirflowApi:
         self._client = httpx.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False, limits=single)
 
     def get(self, path: str, **query: str | int) -> Any:
-        """GET a path below /api/v2."""
+        """Send a GET request to a path below /api/v2."""
         return self._json("GET", path, query=query)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST a body to a path below /api/v2."""
+        """Send a POST request with a body to a path below /api/v2."""
         return self._json("POST", path, body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
-        """PATCH a path below /api/v2 with a body."""
+        """Send a PATCH request with a body to a path below /api/v2."""
         return self._json("PATCH", path, body)
 
     def delete(self, path: str) -> None:
-        """DELETE a path below /api/v2."""
+        """Send a DELETE request to a path below /api/v2."""
         self._json("DELETE", path)
 
     def health(self) -> dict[str, Any]:
-        """The answer of /monitor/health: the health of each component."""
+        """Return the answer of /monitor/health: the health of each component."""
         answer: dict[str, Any] = self.get("monitor/health")
         return answer
 
@@ -65,11 +68,11 @@ class AirflowApi:
         return str(self.post(f"dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """The state of a run: queued, running, success or failed."""
+        """Return the state of a run: queued, running, success or failed."""
         return str(self.get(f"dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str]:
-        """The state of each task of a run; an instance of a mapped task is named `name[index]`."""
+        """Return the state of each task of a run; an instance of a mapped task is named `name[index]`."""
         found = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=100)["task_instances"]
         return {_name(each): str(each["state"]) for each in found}
 
@@ -137,7 +140,7 @@ class AirflowApi:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str | int] | None = None,
     ) -> httpx.Response:
-        """Sends a request, and sends it again after a login if Airflow does not accept the token."""
+        """Send a request. If Airflow does not accept the token, log in and send the request again."""
         url = f"/api/v2/{path.lstrip('/')}"
         try:
             answer = self._client.request(method, url, json=body, params=query)

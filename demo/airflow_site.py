@@ -105,7 +105,7 @@ class AirflowSite(AirflowApi):
         self._wait_until_healthy(began, [name])
 
     def log_text(self) -> str:
-        """The logs of all components and tasks."""
+        """Return the logs of all components and tasks."""
         logs = sorted(path for path in (self.home / "logs").rglob("*") if path.is_file())
         return "\n".join(f"==> {path} <==\n{path.read_text(encoding='utf-8', errors='replace')}" for path in logs)
 
@@ -158,7 +158,10 @@ class AirflowSite(AirflowApi):
         return "\n".join(f"==> {name} <==\n{tail(self._log(name), 10)}" for name in self.pids)
 
     def _keep_secrets(self) -> dict[str, str]:
-        """Keys and password of this home, made once: the stored metadata is encrypted with them."""
+        """Return the keys and the password of this home, and create them at the first call.
+
+        The stored metadata is encrypted with the keys.
+        """
         self.home.mkdir(parents=True, exist_ok=True)
         path = self.home / "secrets.json"
         if not path.exists():
@@ -201,7 +204,10 @@ class AirflowSite(AirflowApi):
 
 
 def connection_json(dsn: str, **fields: object) -> str:
-    """The Airflow connection of the type taskq to a database, as a value of AIRFLOW_CONN_..., with further fields."""
+    """Return an Airflow connection of the type taskq to a database.
+
+    The text is a value for AIRFLOW_CONN_..., with further fields.
+    """
     parts = conninfo_to_dict(dsn)
     names = {"host": "host", "login": "user", "password": "password", "schema": "dbname"}
     found = {name: parts.get(part) for name, part in names.items()}
@@ -216,7 +222,10 @@ def _executable() -> str:
 
 
 def _foreign_environment() -> dict[str, str]:
-    """The caller's environment without settings of another Airflow or Spark, our Python first on the PATH."""
+    """Return the caller's environment without settings of another Airflow or Spark.
+
+    The folder of this Python is the first on the PATH.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -238,7 +247,10 @@ def _write_private(path: Path, content: Mapping[str, str]) -> None:
 
 
 def _fresh(health: Mapping[str, Any], key: str, since: dt.datetime) -> bool:
-    """Whether a component is healthy by a heartbeat of its own, not by one of the process before it."""
+    """Return whether a component is healthy by a heartbeat since `since`.
+
+    An earlier heartbeat may be one of the process before it.
+    """
     state = health.get(key) or {}
     beat = state.get(f"latest_{key}_heartbeat")
     return state.get("status") == "healthy" and beat is not None and dt.datetime.fromisoformat(beat) >= since

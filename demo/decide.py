@@ -14,7 +14,7 @@ FLIGHT = "origin string, time_hour string, dep_time int, arr_delay int"
 
 
 def decide(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:  # noqa: ARG001 - drain's signature
-    """Joins each flight with its aircraft and the weather of its hour, and decides it.
+    """Join each flight with its aircraft and the weather of its hour, and decide the flight.
 
     FAILURE if the tail number is missing or names no known aircraft, SUSPENSION if the weather of the hour has not been
     loaded, FILTER for a cancelled flight, else SUCCESS with a small result. The first condition that holds decides.

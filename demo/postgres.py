@@ -117,7 +117,7 @@ class EmbeddedPostgres:
         return self.folder / "postgres.log"
 
     def dsn_of(self, database: str) -> str:
-        """The DSN of another database of this server."""
+        """Return the DSN of another database of this server."""
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{quote(database, safe='')}"
 
     def start(self) -> None:

@@ -50,11 +50,11 @@ class Account:
         )
 
     def can_enter(self, folder: Path) -> bool:
-        """Whether this account may pass through that folder and all above it."""
+        """Return whether this account may pass through a folder and all folders above it."""
         return self.run(["test", "-x", folder]).returncode == 0
 
     def can_run(self, program: Path) -> bool:
-        """Whether this account may start that program."""
+        """Return whether this account may start a program."""
         try:
             return self.run([program, "--version"]).returncode == 0
         except PermissionError:
@@ -69,7 +69,7 @@ class Account:
 
 
 def unprivileged_account() -> Account:
-    """Our own account, or `nobody` if we are root."""
+    """Return our own account, or `nobody` if we are root."""
     if os.geteuid() != 0:
         return Account(pwd.getpwuid(os.geteuid()).pw_name, None)
     try:
@@ -104,16 +104,20 @@ def _copy(wheel: Path, target: Path, account: Account) -> None:
 
 
 def locale_options(account: Account, programs: Path) -> tuple[str, ...]:
-    """The options of `initdb` by which texts compare the same on every system; PostgreSQL 16 and older have none."""
+    """Return the options of `initdb` by which texts compare the same on every system.
+
+    PostgreSQL 16 and older versions have no such options.
+    """
     version = account.run([programs / "postgres", "--version"]).stdout  # postgres (PostgreSQL) 15.14 (Debian ...)
     major = int(version.partition(") ")[2].partition(".")[0])
     return ("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8") if major >= 17 else ()
 
 
 def server_programs(account: Account, folder: Path) -> Path:
-    """The folder of `postgres` and `initdb`: the wheel's, or a copy in `folder` if the account cannot enter that.
+    """Return the folder of `postgres` and `initdb`: the folder of the wheel, or a copy in `folder`.
 
-    A virtual environment below /root, for example, is closed to `nobody`: a copy needs no change of permissions.
+    The copy is for an account that cannot enter the folder of the wheel. For example, a virtual environment below /root
+    is closed to `nobody`. A copy needs no change of permissions.
     """
     wheel = _wheel()
     inside = Path("pginstall", "bin")

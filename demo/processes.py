@@ -19,10 +19,10 @@ PORTS = range(20_000, 32_768)  # below the ephemeral ports
 
 
 def free_port() -> int:
-    """A port of the loopback address that is free and not ephemeral.
+    """Return a port of the loopback address that is free and not ephemeral.
 
-    The system gives such a port to no other program, so it is most likely still free when a server binds it; Airflow
-    does so half a minute later.
+    The system gives such a port to no other program. So the port is most likely still free when a server binds it,
+    which Airflow does half a minute later.
     """
     while True:
         port = secrets.choice(PORTS)
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 def tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log, for an error that quotes it."""
+    """Return the last lines of a log, for an error that quotes it."""
     if not log.exists():
         return "(no log)"
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
@@ -111,7 +111,7 @@ class Servers:
         return process
 
     def exit_code(self, name: str) -> int | None:
-        """The exit code of the process, negative for a signal; None while it runs."""
+        """Return the exit code of the process, negative for a signal. Return None while the process runs."""
         return self._running[name].poll()
 
     def stop(self, *names: str, with_signal: signal.Signals | None = None, patience: float = 30) -> None:

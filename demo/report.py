@@ -18,13 +18,13 @@ STATES = (State.SUCCEEDED, State.FAILED, State.SUSPENDED)
 
 
 def states(counts: Mapping[State, Count]) -> str:
-    """A table of the tasks by state."""
+    """Format a table of the tasks by state."""
     rows = [f"  {state.name:<10} {counts[state].count:>9,}  {REASONS.get(state, '')}" for state in sorted(counts)]
     return "\n".join([*rows, f"  {'total':<10} {sum(count.count for count in counts.values()):>9,}"])
 
 
 def speeds(tasks: int, push: float, gate: float, opened: float, drain: float) -> str:
-    """The seconds of push, gate and drain, and the rates."""
+    """Format the seconds of push, gate and drain, and the rates."""
     return "\n".join(
         (
             f"  push   {push:7.1f} s  {tasks / push:>9,.0f} rows/s  read the file, write the tasks, in one transaction",
@@ -35,7 +35,7 @@ def speeds(tasks: int, push: float, gate: float, opened: float, drain: float) ->
 
 
 def history(task: TaskInfo) -> str:
-    """The history of one flight."""
+    """Format the history of one flight."""
     flight = task.payload if isinstance(task.payload, dict) else {}
     said = task.error or json.dumps(task.output, ensure_ascii=False)
     number, route = f"{flight.get('carrier')}{flight.get('flight')}", f"{flight.get('origin')} to {flight.get('dest')}"

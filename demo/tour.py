@@ -32,7 +32,7 @@ class Tour:
         self._last = ""
 
     def run(self) -> None:
-        """Starts the gate, waits until it is deferred, pushes, follows the drain, and reports."""
+        """Start the gate, wait until it is deferred, push, follow the drain, and report."""
         self._site.wait_dags("flights_push", "flights_drain")
         self._note("starting the gate: nothing has been pushed yet")
         drain = self._site.trigger("flights_drain")
@@ -44,7 +44,7 @@ class Tour:
         self._report(push, drain)
 
     def _follow(self, dag_id: str, run_id: str) -> None:
-        """Prints changes until the run has ended; raises AirflowError unless it has succeeded."""
+        """Print changes until the run has ended. Raises AirflowError unless the run has succeeded."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (state := self._site.run_state(dag_id, run_id)) not in ENDED:
             self._note_progress(dag_id, run_id)
@@ -95,7 +95,10 @@ class Tour:
 
 
 def prepare(dsn: str) -> None:
-    """Installs the schema and an empty topic for the flights; refuses to empty a topic with tasks of other programs."""
+    """Install the schema and an empty topic for the flights.
+
+    Refuse to empty a topic that has tasks of other programs.
+    """
     with connect(dsn) as conn:
         install(conn)
         queue = TaskQueue(conn)
@@ -107,7 +110,7 @@ def prepare(dsn: str) -> None:
 
 
 def environment(dsn: str) -> dict[str, str]:
-    """The environment of Airflow and Spark: the connections, and the queue's DSN for the driver."""
+    """Return the environment of Airflow and Spark: the connections, and the queue's DSN for the driver."""
     return {
         "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsn),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
@@ -120,7 +123,7 @@ def environment(dsn: str) -> dict[str, str]:
 
 
 def _spark_home() -> str:
-    """The folder of the installed pyspark, found without importing it."""
+    """Return the folder of the installed pyspark without importing pyspark."""
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the package pyspark is missing: install airflow-provider-taskq[demo,spark]")

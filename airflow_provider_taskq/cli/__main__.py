@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 
 def main() -> None:
-    """Runs `taskq` and exits with 0, 1 or 2."""
+    """Run `taskq` and exit with 0, 1 or 2."""
     for module in ("click", "rich"):
         if find_spec(module) is None:
             sys.exit(f"taskq: the command line needs {module}: pip install click rich")

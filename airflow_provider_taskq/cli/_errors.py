@@ -28,7 +28,7 @@ class _InvalidArgument(click.ClickException):
 
 @contextmanager
 def translated_errors(session: Session) -> Iterator[None]:
-    """Translates errors to click's. With `--json` stdout gets the message as a document too."""
+    """Translate errors to those of click. With `--json`, also print the message as a document on stdout."""
     try:
         yield
     except click.ClickException as error:
@@ -53,7 +53,7 @@ def _answer_error(session: Session, message: str) -> None:
 
 
 def _message(session: Session, error: Exception) -> str | None:
-    """The message for an error that the user can correct; None for a bug."""
+    """Return the message for an error that the user can correct; None for a bug."""
     if "psycopg" not in sys.modules:  # then neither psycopg nor the queue has raised the error
         return None
     import psycopg
@@ -72,7 +72,10 @@ def _message(session: Session, error: Exception) -> str | None:
 
 
 def _unknown_topic_message(session: Session, message: str) -> str:
-    """The message with the most similar topic, if the topics can be read, and the command that creates the topic."""
+    """Return the message for an unknown topic.
+
+    The message has the most similar topic, if the topics can be read, and the command that creates the topic.
+    """
     import psycopg
 
     from airflow_provider_taskq.queue import TaskQueueError
@@ -90,7 +93,7 @@ def _unknown_topic_message(session: Session, message: str) -> str:
 
 
 def _grant_message(session: Session, message: str) -> str:
-    """The message about a missing right, with the statement that grants it."""
+    """Return the message about a missing right, with the statement that grants it."""
     context = click.get_current_context(silent=True)
     command = (context.invoked_subcommand if context is not None else None) or ""
     # Subcommands of these commands change something. PostgreSQL then refuses a reader a function, not a table.

@@ -42,7 +42,10 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The named command. For an unknown name the error suggests one, by meaning or else by spelling."""
+        """Return the named command.
+
+        The error for an unknown name suggests a command of a similar meaning, or else of a similar spelling.
+        """
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -57,11 +60,11 @@ class ParsedType(ParamType):
     """A type whose method `parse` reads the text of a value; a ValueError becomes a usage error."""
 
     def parse(self, text: str) -> Any:
-        """The value of a text."""
+        """Convert a text to the value. Raises ValueError for an invalid text."""
         raise NotImplementedError
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value; click also calls this with values that are converted already."""
+        """Convert a text. Return any other object as it is, because click also passes converted values."""
         try:
             return self.parse(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -77,7 +80,7 @@ class Duration(ParsedType):
         self.longest = longest
 
     def parse(self, text: str) -> Any:
-        """The text as a timedelta."""
+        """Convert a text to a timedelta."""
         from airflow_provider_taskq.queue.durations import parse_duration
 
         return parse_duration(text, self.longest)
@@ -87,7 +90,7 @@ class OptionalDuration(Duration):
     """A duration, or `none`."""
 
     def parse(self, text: str) -> Any:
-        """The text as a timedelta, or the word `none`."""
+        """Convert a text to a timedelta. Return the word `none` as it is."""
         return text if text == "none" else super().parse(text)
 
 
@@ -97,7 +100,7 @@ class Moment(ParsedType):
     name = "moment"
 
     def parse(self, text: str) -> Any:
-        """The text as a datetime, or as a timedelta before now."""
+        """Convert a text to a datetime, or to a timedelta before now."""
         from airflow_provider_taskq.cli._times import parse_moment
 
         return parse_moment(text)
@@ -109,7 +112,7 @@ class Text(ParamType):
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The text itself."""
+        """Return the text as it is. A text that PostgreSQL cannot store is a usage error."""
         if isinstance(value, str) and ("\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
             self.fail("it holds a NUL or bytes that are not UTF-8, which the database cannot store", param, ctx)
         return value
@@ -124,7 +127,7 @@ class Number(ParamType):
         self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The text as a float; NaN is outside the bounds."""
+        """Convert a text to a float. NaN is outside the bounds."""
         number: float = click.FLOAT.convert(value, param, ctx)
         if not self.least <= number <= self.most:
             self.fail(f"{number} is not between {self.least} and {self.most}", param, ctx)
@@ -137,7 +140,7 @@ class MaxFailed(ParsedType):
     name = "count|share"
 
     def parse(self, text: str) -> Any:
-        """The text as a FailureLimit."""
+        """Convert a text to a FailureLimit."""
         from airflow_provider_taskq.queue import FailureLimit
 
         return FailureLimit.of(text)
@@ -149,7 +152,7 @@ class Topic(Text):
     name = "topic"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:  # noqa: ARG002
-        """The topics that start with the text; none if the database cannot be read."""
+        """Return the topics that start with the text. Return none if the database cannot be read."""
         from click.shell_completion import CompletionItem
 
         try:
@@ -166,7 +169,7 @@ class Choice(WordChoice):
         super().__init__(words, case_sensitive=False)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:  # noqa: ARG002
-        """The words that start with the text, in their own case."""
+        """Return the words that start with the text, in their own case."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(word) for word in self.choices if word.lower().startswith(incomplete.lower())]
@@ -179,7 +182,10 @@ SEQUENCE, COUNT = click.IntRange(0, 2**63 - 1), click.IntRange(1, 2**31 - 1)  # 
 
 
 def storable(param: click.Parameter) -> click.Parameter:
-    """The parameter; one of any text as a copy that accepts only text that PostgreSQL can store."""
+    """Return a parameter that accepts only text that PostgreSQL can store.
+
+    This is the parameter itself, or a copy of a parameter that accepts any text.
+    """
     if param.type is not click.STRING:
         return param
     made = copy.copy(param)
@@ -188,7 +194,7 @@ def storable(param: click.Parameter) -> click.Parameter:
 
 
 def combine_options(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """One decorator for several arguments and options, in the order of the help."""
+    """Combine several arguments and options into one decorator, in the order of the help."""
 
     def decorate(function: Function) -> Function:
         wrapped: Any = function
@@ -201,7 +207,7 @@ def combine_options(*options: Callable[[Any], Any]) -> Callable[[Function], Func
 
 
 def page_size_option(default: int) -> Callable[[Function], Function]:
-    """`--size` of a list."""
+    """Return the option `--size` of a list."""
     return click.option(
         "--size", "-n", type=click.IntRange(1, 10_000), default=default, show_default=True, help="The most to list."
     )

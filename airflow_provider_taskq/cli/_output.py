@@ -51,7 +51,7 @@ _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def sanitize(text: str, *, lines: bool = False) -> str:
-    """The text with terminal control characters and direction marks as escapes.
+    """Replace terminal control characters and direction marks of a text by escapes.
 
     :param lines: whether line breaks and tabs stay.
     """
@@ -69,17 +69,17 @@ def _escaped(character: str) -> str:
 
 
 def plural(count: int, word: str, many: str | None = None) -> str:
-    """A count with its noun: 1 task, 2,000 tasks."""
+    """Format a count with its noun: 1 task, 2,000 tasks."""
     return f"{count:,} {word if count == 1 else many or word + 's'}"
 
 
 def capped(count: int, cap: int) -> str:
-    """A count that stops at a cap: 1,000+."""
+    """Format a count that stops at a cap: 1,000+."""
     return f"{cap:,}+" if count >= cap else f"{count:,}"
 
 
 def shortened(line: str | None, width: int = 60) -> str:
-    """The line, cut to the width of a table cell."""
+    """Cut a line to the width of a table cell."""
     line = line or ""
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
@@ -91,7 +91,7 @@ class _NoTerminal(click.ClickException):
 
 
 def ask(sentence: str, *, yes: bool) -> None:
-    """Asks for a confirmation, unless `--yes` gives it. Without a terminal `--yes` is required."""
+    """Ask for a confirmation, unless `yes` gives it. Without a terminal `--yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -100,13 +100,16 @@ def ask(sentence: str, *, yes: bool) -> None:
 
 
 def console() -> Console:
-    """The console for stdout: as wide as the terminal; without a terminal, lines keep their full width."""
+    """Return the console for stdout.
+
+    The console is as wide as the terminal. Without a terminal, lines keep their full width.
+    """
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _UNLIMITED_WIDTH
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def show(on: Console, *parts: RenderableType) -> None:
-    """Prints sentences and tables below each other. Without a terminal, no line ends in blanks."""
+    """Print sentences and tables below each other. Without a terminal, no line ends in blanks."""
     if on.is_terminal:
         _print(on, parts)
         return
@@ -116,18 +119,18 @@ def show(on: Console, *parts: RenderableType) -> None:
 
 
 def _print(on: Console, parts: Iterable[RenderableType]) -> None:
-    """Sanitizes and prints texts; the cells of tables are sanitized already."""
+    """Sanitize and print texts; the cells of tables are sanitized already."""
     for part in parts:
         on.print(sanitize(part, lines=True) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
 
 
 def json_text(document: object, *, lines: bool = True) -> str:
-    """The document as JSON, indented or on one line."""
+    """Format a document as JSON, indented or on one line."""
     return json.dumps(document, default=_json_value, ensure_ascii=True, indent=2 if lines else None)
 
 
 def _json_value(value: object) -> Any:
-    """Times in ISO 8601 and UTC, durations in seconds, enum members by name."""
+    """Convert times to ISO 8601 in UTC, durations to seconds, and enum members to their names."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, timedelta):
@@ -138,7 +141,7 @@ def _json_value(value: object) -> Any:
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Table:
-    """Names and values in two columns, without empty values."""
+    """Build a table of names and values in two columns, without empty values."""
     made = Table.grid(padding=(0, 2))
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
@@ -149,7 +152,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Table:
 
 
 def cell(value: object) -> Text:
-    """A value in a table: numbers in groups of three, states in color, everything else as plain text."""
+    """Format a value for a table: numbers in groups of three, states in color, all other values as plain text."""
     if isinstance(value, Text):
         return value
     if isinstance(value, bool):
@@ -163,7 +166,7 @@ def cell(value: object) -> Text:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "FittedTable":
-    """A table that fits the terminal.
+    """Build a table that fits the terminal.
 
     :param columns: the names of the columns, each with marks in front. `#`: numbers, aligned to the right. `~`: may be
         shortened. `=`: may wrap. `?`: may be left out.
@@ -203,7 +206,7 @@ class FittedTable:
         self.columns = [column for column in columns if any(cell.plain for cell in column.cells)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table in the available width, then the names of the columns that do not fit."""
+        """Yield the table in the available width, then the names of the columns that do not fit."""
         kept = self._fitting(options.max_width)
         made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for column, width in zip(kept, _column_widths(kept, options.max_width), strict=True):
@@ -217,7 +220,7 @@ class FittedTable:
             yield Text(f"The terminal is too narrow for {', '.join(left_out)}.", "dim")
 
     def _fitting(self, width: int) -> list[_Column]:
-        """The columns that fit. The last optional columns go first."""
+        """Return the columns that fit. The last optional columns are left out first."""
         kept = list(self.columns)
         for column in reversed(self.columns):
             if sum(one.least_width + _GAP for one in kept) - _GAP <= width:
@@ -228,7 +231,10 @@ class FittedTable:
 
 
 def _column_widths(columns: Sequence[_Column], width: int) -> list[int]:
-    """The least width of each column, plus what is left of the room; optional columns get theirs last."""
+    """Return the width of each column: the least width, plus a part of the remaining room.
+
+    Optional columns get their part last.
+    """
     room = max(0, width - sum(column.least_width + _GAP for column in columns) + _GAP)
     found = [column.least_width for column in columns]
     for place in sorted(range(len(columns)), key=lambda place: "?" in columns[place].marks):

@@ -26,7 +26,7 @@ class Session:
         self.role: str | None = None
 
     def connection(self) -> psycopg.Connection:
-        """Opens a connection. A `--dsn` that holds a password is a usage error."""
+        """Open a connection. A `--dsn` that holds a password is a usage error."""
         from airflow_provider_taskq.queue import connect
 
         dsn = None if self.name is None else without_password(self.name)
@@ -34,7 +34,7 @@ class Session:
 
     @contextmanager
     def read_only(self) -> Iterator[TaskQueue]:
-        """A queue in a read-only transaction."""
+        """Yield a queue in a read-only transaction."""
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
@@ -44,7 +44,7 @@ class Session:
 
     @contextmanager
     def transaction(self, *, dry_run: bool = False) -> Iterator[TaskQueue]:
-        """A queue in a transaction under the person's name; it commits at the end, a dry run rolls back."""
+        """Yield a queue in a transaction under the person's name. Commit at the end, or roll back a dry run."""
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
@@ -57,7 +57,7 @@ class Session:
 
     @contextmanager
     def autocommit(self, *, read_only: bool = False) -> Iterator[TaskQueue]:
-        """A queue in autocommit: each call is a transaction of its own."""
+        """Yield a queue in autocommit, where each call is a transaction of its own."""
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
@@ -66,13 +66,13 @@ class Session:
             yield TaskQueue(conn)
 
     def notify(self, *topics: str) -> None:
-        """Wakes the workers of topics. Call it after the commit, so that they see the change."""
+        """Wake the workers of topics. Call this method after the commit, so that the workers see the change."""
         with self.transaction() as queue:
             for topic in topics:
                 queue.notify(topic)
 
     def answer(self, document: Mapping[str, Any], *parts: RenderableType) -> None:
-        """Prints the document with `--json`, else the tables and sentences."""
+        """With `--json` print the document, else the tables and sentences."""
         from airflow_provider_taskq.cli._output import console, json_text, show
 
         if self.json:
@@ -84,7 +84,7 @@ class Session:
 
 
 def actor() -> str:
-    """The name of the operating-system user that runs the command, also behind sudo."""
+    """Return the name of the operating-system user that runs the command, also if it runs under sudo."""
     import getpass
 
     try:
@@ -94,14 +94,17 @@ def actor() -> str:
 
 
 def audited(queue: TaskQueue) -> AuditedQueue:
-    """Actions that write an audit line if the role may. A producer may not, and its pushes succeed without one."""
+    """Return a queue whose actions write an audit line if the role may write one.
+
+    The role of a producer may not, and its pushes succeed without an audit line.
+    """
     from airflow_provider_taskq.queue.selection import AuditedQueue
 
     return AuditedQueue(queue, audit_required=False)
 
 
 def without_password(dsn: str) -> str:
-    """Returns the DSN. A password in it is a usage error, because every process of the machine can read an argument.
+    """Return the DSN. A password in it is a usage error, because every process of the machine can read an argument.
 
     The error message quotes no part of the DSN.
     """

@@ -9,10 +9,10 @@ from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
 
 def parse_moment(text: str) -> datetime | timedelta:
-    """A moment in ISO 8601, or a duration before now.
+    """Parse a moment in ISO 8601, or a duration before now.
 
-    Without an offset the moment is in the time zone of this machine. Also reads `now`, a time of today (`09:30`), a
-    week (`2026-W47`) and a day of a year (`2026-325`).
+    Without an offset the moment is in the time zone of this machine. `now`, a time of today (`09:30`), a week
+    (`2026-W47`) and a day of a year (`2026-325`) are moments too.
     """
     if text.isdigit() and len(text) < len("20261121"):  # a number of seconds, not a year
         return parse_duration(text)
@@ -29,12 +29,12 @@ def parse_moment(text: str) -> datetime | timedelta:
     except OverflowError:
         moment = None
     if moment is None or not FIRST_MOMENT <= moment <= LAST_MOMENT:
-        raise ValueError(f"{text!r} lies outside of the years 1 to 9999")
+        raise ValueError(f"{text!r} is outside the years 1 to 9999")
     return moment
 
 
 def _ago(text: str) -> timedelta:
-    """A duration; the error for other texts names a moment, too."""
+    """Parse a duration. The error for other texts also says how to write a moment."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -46,12 +46,12 @@ def _ago(text: str) -> timedelta:
 
 
 def moment_at(given: datetime | timedelta | None, now: datetime) -> datetime | None:
-    """The moment; a duration counts back from `now`."""
+    """Return a moment. A duration counts back from `now`."""
     return now - given if isinstance(given, timedelta) else given
 
 
 def format_duration(duration: timedelta | None) -> str:
-    """A duration as in the queue's messages: 45 s, 12 min, 3 h 5 min, 4 days."""
+    """Format a duration as in the queue's messages: 45 s, 12 min, 3 h 5 min, 4 days."""
     if duration is None:
         return ""
     seconds = max(0, int(duration.total_seconds()))
@@ -66,7 +66,7 @@ def format_duration(duration: timedelta | None) -> str:
 
 
 def format_short(duration: timedelta) -> str:
-    """A duration with two digits below ten seconds: 40 ms, 1.2 s."""
+    """Format a duration with two digits below ten seconds: 40 ms, 1.2 s."""
     thousandths = max(0, round(duration / timedelta(milliseconds=1)))
     if thousandths < 1000:
         return f"{thousandths} ms"
@@ -76,7 +76,10 @@ def format_short(duration: timedelta) -> str:
 
 
 def format_attempt_times(waited: timedelta | None, ran: timedelta | None, verb: str = "ran") -> str:
-    """Queue time and run time of an attempt, such as `waited 3 s · ran 1.2 s`; empty without an attempt."""
+    """Format the queue time and the run time of an attempt, such as `waited 3 s · ran 1.2 s`.
+
+    The text is empty if there is no attempt.
+    """
     words = (
         None if waited is None else f"waited {format_short(waited)}",
         None if ran is None else f"{verb} {format_short(ran)}",
@@ -88,7 +91,7 @@ _UNITS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1
 
 
 def format_exact(duration: timedelta) -> str:
-    """A duration to the millisecond, as `parse_duration` reads it: 1h30m."""
+    """Format a duration to the millisecond, as `parse_duration` reads it: 1h30m."""
     rest, pieces = round(duration / timedelta(milliseconds=1)), []
     for unit, length in _UNITS.items():
         count, rest = divmod(rest, length)
@@ -98,7 +101,7 @@ def format_exact(duration: timedelta) -> str:
 
 
 def format_age(moment: datetime | None, now: datetime) -> str:
-    """The time from a moment to now in words: 5 minutes ago, in 3 hours."""
+    """Format the time from a moment to now: 5 minutes ago, in 3 hours."""
     if moment is None:
         return ""
     return pendulum.format_diff(pendulum.instance(moment).diff(pendulum.instance(now)))

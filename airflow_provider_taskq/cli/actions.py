@@ -197,13 +197,13 @@ def _named(tasks: Selection) -> str:
 
 
 def _confirm(tasks: Selection, sentence: str, dry_run: bool, yes: bool) -> None:
-    """Asks for a confirmation if a filter selected the tasks."""
+    """Ask for a confirmation if a filter selected the tasks."""
     if tasks.states and tasks.count:
         ask(sentence, yes=yes or dry_run)
 
 
 def _apply(session: Session, action: Action, tasks: Selection, dry_run: bool) -> ActionResult:
-    """Applies an action in one transaction, then wakes the workers; a dry run rolls back."""
+    """Apply an action in one transaction, then wake the workers. Roll back a dry run."""
     with session.transaction(dry_run=dry_run) as queue:
         result = action.apply(queue, tasks)
     if action.name in WAKING_ACTIONS and result.count and not dry_run:
@@ -263,7 +263,7 @@ def purge(
 
 
 def _last_before(queue: TaskQueue, before: datetime | timedelta | None, to: int | None) -> int | None:
-    """The last sequence in the range; 0 if every task is younger than `before`."""
+    """Return the last sequence in the range; 0 if every task is younger than `before`."""
     moment = moment_at(before, queue.now())
     if moment is None:
         return to
@@ -282,7 +282,7 @@ def _purgeable(queue: TaskQueue, topic: str, named: tuple[int, ...]) -> list[int
 
 
 def _purge_range(session: Session, topic: str, state: State | None, from_: int, to: int | None) -> int:
-    """Purges in batches, each committed. It skips locked tasks, so that the loop ends."""
+    """Purge in batches, each in a transaction. Skip locked tasks, so that the loop ends."""
     which = "all that have ended" if state is None else f"state {state.name}"
     what = f"{which}, sequences {from_} to {'the last' if to is None else to}"
     total, removed = 0, PURGE_BATCH
@@ -298,7 +298,7 @@ def _purge_range(session: Session, topic: str, state: State | None, from_: int, 
 
 
 def _purge_all(session: Session, topic: str) -> int:
-    """Purges every task, instantly if the topic has tables of its own."""
+    """Purge every task, instantly if the topic has tables of its own."""
     with session.autocommit() as queue:
         removed = queue.purge_all(topic)
     with session.transaction() as queue:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def get_cli_commands() -> list[CLICommand]:
-    """The one command that this provider adds to Airflow."""
+    """Return the one command that this provider adds to Airflow."""
     run = lazy_load_command("airflow_provider_taskq.cli.airflow.run")
     summary = "The work queue in PostgreSQL: its schema, topics, tasks, owners and health."
     return [ActionCommand(name="taskq", help=summary, func=run, args=(_RemainingWords(),))]
@@ -37,7 +37,7 @@ class _RemainingWords(Arg):
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Runs the command that the remaining words name, and exits with 0, 1 or 2."""
+    """Run the command that the remaining words name, and exit with 0, 1 or 2."""
     from airflow_provider_taskq.cli.program import airflow_program
 
     # Airflow's own `connections` commands do the same. Without it the SDK looks for connections in the environment and
@@ -48,7 +48,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _redirect_logs_to_stderr() -> None:
-    """Keeps stdout for the answer. Airflow versions without the function log to stderr anyway."""
+    """Redirect logs to stderr, because stdout is for the answer.
+
+    Airflow versions without the function log to stderr anyway.
+    """
     try:
         from airflow.cli.utils import redirect_stdout_log_handlers_to_stderr
     except ImportError:
@@ -62,7 +65,7 @@ class AirflowSession(Session):
     default_name = "taskq_default"
 
     def connection(self) -> psycopg.Connection:
-        """Opens the Airflow connection that `--conn-id` names."""
+        """Open the Airflow connection that `--conn-id` names."""
         import click
         from airflow.providers.common.compat.sdk import AirflowException, AirflowNotFoundException
 

@@ -123,7 +123,11 @@ _VERSION = click.Option(
 
 
 class Program(CommandGroup):
-    """All commands. `database` is the option that names the database; `refused` is an option of another program."""
+    """The group of all commands.
+
+    :param database: the option that names the database.
+    :param refused: an option of the other program. Its use is an error that explains how to name the database.
+    """
 
     def __init__(self, database: click.Option, description: str, refused: click.Option | None = None) -> None:
         self.common = [database, _JSON, *([refused] if refused else [])]
@@ -136,11 +140,11 @@ class Program(CommandGroup):
         )
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """The commands in the order of the help."""
+        """Return the names of the commands, in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command, with `--json` and the option of the database."""
+        """Import a command, and add `--json` and the option of the database."""
         if cmd_name not in VERBS:
             return None
         found = getattr(import_module(f"airflow_provider_taskq.cli.{VERBS[cmd_name][0]}"), cmd_name.replace("-", "_"))
@@ -155,18 +159,18 @@ class Program(CommandGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Writes the commands by section, without importing one."""
+        """Write the commands by section, without importing their modules."""
         for section, verbs in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(verb, does) for verb, (_, does) in verbs.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command. An error of the queue becomes a message on stderr and exit code 1."""
+        """Run the command. Translate an error of the queue to a message on stderr and exit code 1."""
         with translated_errors(ctx.ensure_object(Session)):
             return super().invoke(ctx)
 
     def _with_common_options(self, command: click.Command) -> click.Command:
-        """A copy of a command with the common options, subcommands included."""
+        """Return a copy of a command in which it and its subcommands have the common options."""
         completed = copy.copy(command)
         completed.params = [*map(storable, command.params), *self.common]
         if isinstance(completed, click.Group):
@@ -175,7 +179,7 @@ class Program(CommandGroup):
 
 
 def standalone() -> Program:
-    """`taskq`, on the database of a DSN or of libpq's environment."""
+    """Build the program `taskq`, which finds the database in a DSN or in libpq's environment variables."""
     database = click.Option(
         ["--dsn"],
         callback=_set_database,
@@ -190,7 +194,7 @@ def standalone() -> Program:
 
 
 def airflow_program() -> Program:
-    """`airflow taskq`, on an Airflow connection."""
+    """Build the program `airflow taskq`, which finds the database in an Airflow connection."""
     database = click.Option(
         ["--conn-id"],
         callback=_set_database,

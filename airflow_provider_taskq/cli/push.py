@@ -36,17 +36,17 @@ def _parse_dependencies(_: click.Context, __: click.Parameter, values: tuple[str
 
 
 def _parse_payload(_: click.Context, __: click.Parameter, value: str | None) -> Json:
-    """The JSON value of a text, or of the file named after an @. No error message quotes the payload."""
+    """Parse JSON text, or the contents of the file named after an @. No error message quotes the payload."""
     if value is None:
         return None
     try:
         return parse_json(_read(value[1:]) if value.startswith("@") else value)
     except OSError as error:
-        raise click.BadParameter(f"the file cannot be read: {error.strerror}") from None
+        raise click.BadParameter(f"cannot read the file: {error.strerror}") from None
     except json.JSONDecodeError as error:
-        raise click.BadParameter(f"it is not JSON: {error}") from None
+        raise click.BadParameter(f"not JSON: {error}") from None
     except UnicodeDecodeError:
-        raise click.BadParameter("it is not JSON: the file is not UTF-8 text") from None
+        raise click.BadParameter("not JSON: the file is not UTF-8 text") from None
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -56,7 +56,7 @@ def _read(name: str) -> str:
 
 
 def parse_json(text: str) -> Json:
-    """The value of a JSON text. JSONDecodeError if it is not JSON; ValueError if Python cannot read it."""
+    """Parse a JSON text. Raises JSONDecodeError if the text is not JSON, and ValueError if Python cannot read it."""
     found = decode_json(text)
     if not isinstance(found, UnreadablePayload):
         return found
@@ -175,7 +175,7 @@ def offer(
 
 
 def _store_and_wake(session: Session, topic: str, store: Callable[[TaskQueue], Stored], dry_run: bool) -> Stored:
-    """Stores tasks in one transaction, then wakes the workers; a dry run rolls back."""
+    """Store tasks in one transaction, then wake the workers. Roll back a dry run."""
     with session.transaction(dry_run=dry_run) as queue:
         stored = store(queue)
     if not dry_run:
@@ -186,7 +186,7 @@ def _store_and_wake(session: Session, topic: str, store: Callable[[TaskQueue], S
 def _given_tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dict[str, Any]) -> Iterable[NewTask]:
     if file is not None:
         if identifiers or any(fields.values()):
-            raise click.UsageError("--file names the tasks with all their fields: give no identifier or task option")
+            raise click.UsageError("--file holds the tasks with all their fields: give no identifier or task option")
         return _tasks_of_lines(file)
     if not identifiers:
         raise click.UsageError("give an IDENTIFIER, or JSON lines with --file (- for stdin)")
@@ -197,7 +197,7 @@ def _given_tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dic
 
 
 def _tasks_of_lines(lines: Iterable[str]) -> Iterator[NewTask]:
-    """The task of each line that is not blank. InvalidTask names the line, counted from 1, without its payload."""
+    """Yield the task of each line that is not blank. Raises InvalidTask, which names the line but not the payload."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

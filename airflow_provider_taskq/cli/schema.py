@@ -50,7 +50,12 @@ ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.che
 
 
 def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -> str:
-    """The script that upgrades a schema at step `begin` (0: none) to this release; `bare`: without BEGIN and COMMIT."""
+    """Return the script that upgrades a schema to this release.
+
+    :param begin: the number of the last installed step; 0 for a database without the schema.
+    :param bare: leaves out BEGIN and COMMIT.
+    :param with_views: whether the script creates the readable views.
+    """
     before = ", ".join(str(step.number) for step in migrations() if step.number <= begin)
     missing = [step for step in migrations() if step.number > begin]
     what = f"from step {begin} to {migrations()[-1].number}" if begin else "whole"
@@ -152,9 +157,9 @@ def sql(session: Session, from_: int | None, bare: bool, no_views: bool) -> None
 
 
 def installed_step(conn: psycopg.Connection[Any]) -> int | None:
-    """The number of the last migration in the database; None without a schema.
+    """Return the number of the last migration in the database; None without a schema.
 
-    Reads the record of migrations, because a partial schema may lack every function.
+    The function reads the record of migrations, because a partial schema may lack every function.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()
@@ -167,7 +172,7 @@ def installed_step(conn: psycopg.Connection[Any]) -> int | None:
 def _bring_up_to_date(
     session: Session, conn: psycopg.Connection[Any], *, views: bool | None = None, dry_run: bool
 ) -> None:
-    """Installs or upgrades the schema and lists the steps; a dry run rolls back."""
+    """Install or upgrade the schema and list the steps. Roll back a dry run."""
     before, wrong = installed_step(conn), _mismatch(conn)
     changes = wrong is not None or views not in (None, has_views(conn))
     if changes:
@@ -184,7 +189,10 @@ def _bring_up_to_date(
 
 
 def _mismatch(conn: psycopg.Connection[Any]) -> str | None:
-    """The mismatch between schema and release, with the command that corrects it; None if they match."""
+    """Describe the mismatch between schema and release, with the command that corrects it.
+
+    Return None if schema and release match.
+    """
     try:
         verify_schema(conn)
     except SchemaMismatch as error:
@@ -193,7 +201,7 @@ def _mismatch(conn: psycopg.Connection[Any]) -> str | None:
 
 
 def _contents(conn: psycopg.Connection[Any]) -> str | None:
-    """The contents of the schema in words; None without a schema."""
+    """Describe the contents of the schema. Return None if there is no schema."""
     if installed_step(conn) is None:
         return None
     if _mismatch(conn) is not None:

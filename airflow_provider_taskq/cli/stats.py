@@ -40,7 +40,7 @@ class RecentCounts:
         return self.states[State.FAILED] / self.ended if self.ended else None
 
     def document(self) -> dict[str, Any]:
-        """The counts as a document."""
+        """Return the counts as a document."""
         return {
             "ended": self.ended,
             "succeeded": self.states[State.SUCCEEDED],
@@ -50,14 +50,14 @@ class RecentCounts:
         }
 
     def cells(self) -> tuple[str, str]:
-        """The number of ended tasks, with ~ if it is an estimate, and the share of FAILED ones."""
+        """Return the number of ended tasks, with ~ if the number is an estimate, and the share of FAILED tasks."""
         if not self.ended:
             return "0", ""
         return f"{'~' if self.sampled < 1 else ''}{self.ended:,}", f"{self.failure_rate:.1%}"
 
 
 def recent_counts(queue: TaskQueue, span: timedelta, topic: str | None = None) -> Mapping[str, RecentCounts]:
-    """The tasks that ended within the last span, by topic, without topics that had none."""
+    """Return the tasks that ended within the last span, by topic. Leave out topics without such tasks."""
     found: dict[str, RecentCounts] = {}
     for ended in queue.throughput(span, 1, topic):
         counts = found.setdefault(ended.topic, RecentCounts())
@@ -108,7 +108,7 @@ def stats(session: Session, topic: str | None) -> None:
 
 
 def _state_cells(states: Mapping[State, Count], shown: set[State]) -> Iterator[str]:
-    """The count of each state; a state that no topic uses is empty, so that its column is left out."""
+    """Yield the count of each state. Yield an empty text for a state that no topic uses, to leave its column out."""
     for state in State:
         yield str(states[state].count if state in states else 0) if state in shown else ""
 
@@ -141,7 +141,7 @@ def _error_row(topic: str, group: ErrorGroup, now: datetime) -> tuple[object, ..
 
 
 def _error_hints(groups: list[tuple[str, ErrorGroup]]) -> Iterator[str]:
-    """The command that retries the first group with FAILED tasks, and the topics that were read in part."""
+    """Yield the command that retries the first group with FAILED tasks, and the topics that were read in part."""
     first = next(((name, group) for name, group in groups if group.failed), None)
     if first is not None:
         name, group = first

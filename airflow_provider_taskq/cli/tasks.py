@@ -32,13 +32,13 @@ TASK_COLUMNS = ("#sequence", "~identifier", "status", "?#attempt", "?pushed", "d
 
 
 def task_document(task: TaskSummary) -> dict[str, Any]:
-    """A task as a document, without payload and output: they may be private."""
+    """Return a task as a document, without payload and output because they may be private."""
     descent = None if task.descent is None else task.descent.name
     return {**asdict(task), "state": task.state.name, "descent": descent}
 
 
 def task_row(task: TaskSummary, now: datetime) -> tuple[object, ...]:
-    """A task as a row of TASK_COLUMNS."""
+    """Return a task as a row of TASK_COLUMNS."""
     status = "failed" if task.status == "exhausted" else task.status
     due = format_age(task.available_at, now) if task.available_at > now else ""
     return (
@@ -155,7 +155,7 @@ def why(session: Session, topic: str, named: str | None, identifier: str | None)
 
 
 def _find_task(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> TaskSummary:
-    """The task of a sequence, else the newest one of an identifier."""
+    """Return the task of a sequence or, without a sequence, the newest task of an identifier."""
     if (named is None) == (identifier is None):
         raise click.UsageError("name the task either by SEQUENCE or IDENTIFIER, or with --identifier")
     is_number = named is not None and named.isascii() and named.isdigit() and int(named) <= MAX_SEQUENCE
@@ -209,7 +209,10 @@ def _format_moment(moment: datetime, now: datetime) -> str:
 
 
 def _text_values(texts: Mapping[str, str | None]) -> dict[str, Any]:
-    """JSON values by name. For a value that is unreadable or outside the limits of a push: the reason and the text."""
+    """Return JSON values by name.
+
+    For a value that is unreadable or outside the limits of a push, return the reason and the text instead.
+    """
     document: dict[str, Any] = {}
     for name, text in texts.items():
         value = None if text is None else decode_json(text)
@@ -243,7 +246,7 @@ def _what(event: HistoryEvent) -> str:
 
 
 def _by(event: HistoryEvent) -> str | None:
-    """The person with the database role, else the owner that held the task, else the role alone."""
+    """Return the person with the database role, else the owner that held the task, else the role alone."""
     if event.actor and event.role:
         return f"{event.actor} via role {event.role}"
     return event.actor or event.holder or (event.role and f"role {event.role}")

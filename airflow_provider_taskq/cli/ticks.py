@@ -121,7 +121,7 @@ def moments_and_hash(
     ahead: timedelta,
     payload: Json,
 ) -> tuple[list[datetime], str]:
-    """The moments of a schedule, and the hash that TaskQTicksOperator computes for it."""
+    """Return the moments of a schedule, and the hash that TaskQTicksOperator computes for it."""
     if (every is not None) + bool(daily) + (cron is not None) != 1:
         raise click.UsageError("give exactly one of --every, --daily and --cron")
     if every is not None:

@@ -38,7 +38,7 @@ TOPIC_COLUMNS = (
 
 
 def summaries(queue: TaskQueue, search: str | None = None) -> Iterator[TopicSummary]:
-    """All topics, or those whose name contains a text, by name."""
+    """Yield all topics, or those whose name contains a text, by name."""
     after: str | None = None
     while True:
         page = queue.browse_topics(search, after=after, size=TOPICS_PER_CALL, cap=COUNT_CAP)
@@ -49,12 +49,12 @@ def summaries(queue: TaskQueue, search: str | None = None) -> Iterator[TopicSumm
 
 
 def summary_document(topic: TopicSummary) -> dict[str, Any]:
-    """A topic as a document. Counts stop at `capped_at`."""
+    """Return a topic as a document. Counts stop at `capped_at`."""
     return {**asdict(topic), "capped_at": COUNT_CAP}
 
 
 def summary_rows(topics: Sequence[TopicSummary]) -> list[list[object]]:
-    """Topics as rows of TOPIC_COLUMNS. An optional column is empty if every topic has 0 in it."""
+    """Return topics as rows of TOPIC_COLUMNS. An optional column is empty if every topic has 0 in the column."""
     rows = [_summary_row(topic) for topic in topics]
     empty = {
         place
@@ -108,12 +108,12 @@ _policy_options = combine_options(
 
 
 def _policy_changes(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields that the options set. The word `none` removes a limit."""
+    """Return the fields that the options set. The word `none` removes a limit."""
     return {name: None if value == "none" else value for name, value in given.items() if value is not None}
 
 
 def _policy_facts(policy: TopicPolicy) -> Iterator[tuple[str, object]]:
-    """The policy by name, durations as the options read them."""
+    """Yield the fields of a policy by name, with durations as the options read them."""
     for name, value in policy_fields(policy).items():
         shown = format_exact(value) if isinstance(value, timedelta) else value
         yield name.replace("_", " "), "none" if shown is None else "no" if shown is False else shown
@@ -314,7 +314,7 @@ def resume(session: Session, topics: tuple[str, ...], dry_run: bool) -> None:
 
 
 def _set_paused(session: Session, topics: tuple[str, ...], *, paused: bool, dry_run: bool) -> None:
-    """Pauses or resumes all topics, or none."""
+    """Pause or resume all topics, or none."""
     with session.transaction(dry_run=dry_run) as queue:
         change = audited(queue).pause if paused else audited(queue).resume
         changed = {topic: change(topic) for topic in topics}

@@ -38,7 +38,7 @@ class TopicsSnapshot:
     findings: list[HealthFinding]
 
     def document(self) -> dict[str, Any]:
-        """The snapshot as a document, for one line of JSON."""
+        """Return the snapshot as a document, for one line of JSON."""
         return {
             "as_of": self.as_of,
             "topics": [
@@ -59,7 +59,7 @@ class TopicsSnapshot:
         }
 
     def parts(self, lines: int | None = None) -> Iterator[RenderableType]:
-        """The snapshot for a terminal, with at most `lines` topics."""
+        """Yield the snapshot for a terminal, with at most `lines` topics."""
         shown = self.topics[:lines]
         minutes = (self.minute.get(one.topic, RecentCounts()).cells() for one in shown)
         rows = [(*row, *minute) for row, minute in zip(summary_rows(shown), minutes, strict=True)]
@@ -78,11 +78,11 @@ class Failure:
     reason: str
 
     def document(self) -> dict[str, Any]:
-        """The error as a document."""
+        """Return the error as a document."""
         return {"error": self.reason}
 
     def parts(self, lines: int | None = None) -> Iterator[RenderableType]:  # noqa: ARG002  like TopicsSnapshot.parts
-        """The error for a terminal."""
+        """Yield the error for a terminal."""
         yield Text(sanitize(f"No answer, trying again: {self.reason}"), STYLES["WARNING"])
 
 
@@ -104,7 +104,10 @@ def watch(session: Session, search: str | None, interval: timedelta, looks: int 
 
 
 def _snapshots(session: Session, search: str | None) -> Iterator[TopicsSnapshot | Failure]:
-    """Snapshots without end. An error of the first connection ends the program; a later one is a Failure."""
+    """Yield snapshots without end.
+
+    An error of the first connection ends the program. A later error is yielded as a Failure.
+    """
     yield from _snapshots_of_connection(session, search)
     while True:
         try:
@@ -114,7 +117,10 @@ def _snapshots(session: Session, search: str | None) -> Iterator[TopicsSnapshot 
 
 
 def _snapshots_of_connection(session: Session, search: str | None) -> Iterator[TopicsSnapshot | Failure]:
-    """Snapshots until the connection is lost. No transaction stays open in between: it would hold back vacuum."""
+    """Yield snapshots until the connection is lost.
+
+    No transaction stays open between two snapshots, because an open transaction holds back vacuum.
+    """
     with session.autocommit(read_only=True) as queue:
         while True:
             try:
@@ -135,7 +141,7 @@ def _snapshot(queue: TaskQueue, search: str | None) -> TopicsSnapshot:
 
 @contextmanager
 def _display(session: Session) -> Iterator[Callable[[TopicsSnapshot | Failure], None]]:
-    """A function that shows snapshots: live on a terminal, else one below the other."""
+    """Yield a function that shows snapshots: live on a terminal, else one below the other."""
     if session.json:
         yield lambda snapshot: click.echo(json_text(snapshot.document(), lines=False))
         return
@@ -154,7 +160,7 @@ def _print(on: Console, snapshot: TopicsSnapshot | Failure) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ends the command on Ctrl-C and SIGTERM, with the terminal restored and exit code 0."""
+    """End the command on Ctrl-C and SIGTERM, with the terminal restored and exit code 0."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with suppress(KeyboardInterrupt):

@@ -90,7 +90,7 @@ _SHOWN_COUNTS = ("handled", "succeeded", "filtered", "suspended", "failed", "aba
 
 
 class _StopWhenEmpty(WorkerListener):
-    """Stops the worker when a poll finds no task while none is running."""
+    """A listener that stops the worker when a poll finds no task while no batch is running."""
 
     def __init__(self, grace: timedelta) -> None:
         self.worker: Worker | None = None
@@ -98,7 +98,7 @@ class _StopWhenEmpty(WorkerListener):
         self._stopped = threading.Event()
 
     def on_empty(self) -> None:
-        """Stops the worker, unless a batch is running: its thread polls again afterwards."""
+        """Stop the worker, unless a batch is running: its thread polls again after the batch."""
         if self.worker is None or not self.worker.is_idle or self._stopped.is_set():
             return
         self._stopped.set()

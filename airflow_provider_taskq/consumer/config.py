@@ -23,14 +23,17 @@ class ProgressStore(StrEnum):
 
 
 class Exclusivity(StrEnum):
-    """Which consumers of a group handle a partition: one at a time, by lease, or all of them."""
+    """Which consumers of a group handle a partition.
+
+    LEASE: one consumer at a time, which holds the lease. NONE: every consumer.
+    """
 
     LEASE = "lease"
     NONE = "none"
 
 
 class Level(StrEnum):
-    """The names of levels in OpenCQRS. Its default is `per_second_level_subject`."""
+    """The names of levels in OpenCQRS, where `per_second_level_subject` is the default."""
 
     PER_SUBJECT = "per_subject"
     PER_SECOND_LEVEL_SUBJECT = "per_second_level_subject"
@@ -212,11 +215,11 @@ class ConsumerConfig:
         ).delay
 
     def call_limit(self) -> CallLimit:
-        """Returns the time limit for the calls of one partition."""
+        """Return the time limit for the calls of one partition."""
         return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def concerns(self, event: Task) -> bool:
-        """Whether the subject includes an event."""
+        """Return whether the subject includes an event."""
         if self.subject is None or event.identifier == self.subject:
             return True
         return self.recursive and event.identifier.startswith(self.subject.rstrip("/") + "/")
@@ -229,9 +232,9 @@ _DURATIONS = (
 
 
 def merge_options(*options: ConsumerOptions) -> ConsumerConfig:
-    """Merges options. The value of the first dictionary that has an option wins, then the default.
+    """Merge options. The value of the first dictionary that has an option wins, then the default.
 
-    Raises InvalidArgument for an unknown option, and as ConsumerConfig does.
+    Raises InvalidArgument for an unknown option, a value out of range, and options that contradict each other.
     """
     found: dict[str, Any] = {}
     for each in reversed(options):

@@ -95,7 +95,7 @@ class Consumer:
         return dict(self._runtime.errors) if self._runtime is not None else {}
 
     def start(self) -> None:
-        """Joins the group and starts. Raises AlreadyRunning if the consumer runs already."""
+        """Join the group and start. Raises AlreadyRunning if the consumer runs already."""
         with self._starting:
             if self.is_running:
                 raise AlreadyRunning(f"the consumer of group {self.group.name!r} runs already")
@@ -110,7 +110,7 @@ class Consumer:
             self._runtime.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stops after the current events, and releases the partitions. Does not wait if a handler calls it.
+        """Stop after the current events, and release the partitions. Do not wait if a handler makes the call.
 
         :param timeout: in seconds; None for no limit.
         :return: False if the consumer still runs.
@@ -123,13 +123,13 @@ class Consumer:
         return not self.is_running
 
     def resume(self) -> bool:
-        """Lets the consumer read now instead of after its pause. Returns False if it does not run."""
+        """Let the consumer read now instead of after its pause. Return False if the consumer does not run."""
         if self._runtime is not None:
             self._runtime.wake()
         return self.is_running
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the consumer ends, and raises the error that ended it. Returns False after `timeout` seconds."""
+        """Wait until the consumer ends, and raise the error that ended it. Return False after `timeout` seconds."""
         if self._runtime is not None:
             self._runtime.thread.join(timeout)
         if self.is_running:
@@ -139,7 +139,7 @@ class Consumer:
         return True
 
     def run(self) -> None:
-        """Runs until SIGTERM or SIGINT, or until an error ends the consumer. Raises the error."""
+        """Run until SIGTERM or SIGINT, or until an error ends the consumer. Raises this error."""
         self.start()
         with StopSignals() as signals:
             while not self.wait(CHECK_SECONDS):
@@ -196,7 +196,7 @@ class Consumers:
         self._on_failure = on_failure
 
     def add(self, group: ConsumerGroup, topic: str) -> Consumer:
-        """Makes a consumer for a group, and returns it. Raises InvalidArgument if the group has one already."""
+        """Create a consumer for a group, and return it. Raises InvalidArgument if the group has a consumer already."""
         if group.name in self.consumers:
             raise InvalidArgument(f"group {group.name!r} already has a consumer")
         config = merge_options(self._groups.get(group.name, _NO_OPTIONS), self._standard)
@@ -205,7 +205,10 @@ class Consumers:
         return consumer
 
     def start(self) -> None:
-        """Starts the consumers with `auto_start`. If one cannot start, stops the others and raises the error."""
+        """Start the consumers with `auto_start`.
+
+        If one of them cannot start, stop the others and raise the error.
+        """
         started: list[Consumer] = []
         try:
             for consumer in self.consumers.values():
@@ -218,7 +221,10 @@ class Consumers:
             raise
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stops all consumers. Waits `timeout` seconds for each; None for no limit. Returns False if one still runs."""
+        """Stop all consumers. Return False if one of them still runs.
+
+        :param timeout: the seconds to wait for each consumer; None for no limit.
+        """
         for consumer in self.consumers.values():
             consumer.stop(0)  # lets all of them end at the same time
         return min((consumer.stop(timeout) for consumer in self.consumers.values()), default=True)

@@ -14,28 +14,37 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class NonTransient(Exception):
-    """A handler raises it if no retry can help. It ends the loop of the partition, with progress before this event."""
+    """A handler raises this error if no retry can help.
+
+    The error ends the loop of the partition, with progress before this event.
+    """
 
 
 class Interrupted(Exception):
-    """A handler raises it to end the loop of its partition without an error, with progress before this event."""
+    """A handler raises this error to end the loop of its partition without an error.
+
+    The progress stays before this event.
+    """
 
 
 def type_in_payload(task: Task) -> object:
-    """The default kind of an event: the member `type` of its payload, None if there is none."""
+    """Return the default kind of an event: the member `type` of its payload, or None if there is none."""
     return task.payload.get("type") if isinstance(task.payload, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
 class EventHandler:
-    """A function for matching events. `in_transaction`: it takes the queue of the transaction, too."""
+    """A function for matching events.
+
+    `in_transaction` is True if the function also takes the queue of the transaction.
+    """
 
     matches: Predicate
     function: Callable[..., None]
     in_transaction: bool
 
     def __call__(self, event: Task, queue: TaskQueue | None) -> None:
-        """Calls the function with the event, and with the queue if `in_transaction`."""
+        """Call the function with the event, and with the queue if `in_transaction`."""
         if self.in_transaction:
             self.function(event, queue)
         else:
@@ -61,10 +70,10 @@ class ConsumerGroup:
         self.handlers: list[EventHandler] = []
 
     def on(self, *which: str | Predicate) -> Callable[[H], H]:
-        """Adds a handler, as a decorator, for events of these kinds, or for which one of these predicates is true.
+        """Add a handler, as a decorator, for events of these kinds, or for which one of these predicates is true.
 
         Without arguments the handler gets all events. The handlers of one event run in the order of their definition.
-        A handler that takes neither one argument nor two raises InvalidArgument.
+        Raises InvalidArgument for a handler that takes neither one argument nor two.
         """
 
         def matches(event: Task) -> bool:
@@ -79,7 +88,7 @@ class ConsumerGroup:
         return add_handler
 
     def handlers_of(self, event: Task) -> list[EventHandler]:
-        """Returns the handlers that match an event."""
+        """Return the handlers that match an event."""
         return [handler for handler in self.handlers if handler.matches(event)]
 
 

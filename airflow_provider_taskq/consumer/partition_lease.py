@@ -22,20 +22,20 @@ class PartitionLeases:
         self.config = config
 
     def join(self) -> None:
-        """Joins the group, with the number of partitions and the level that this consumer is configured for."""
+        """Join the group, with the number of partitions and the level that this consumer is configured for."""
         self.queue.join_group(self.group, self.topic, self.config.partitions, self.config.database_level)
 
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquires a partition that is free, or whose lease has lapsed. Returns None if there is none."""
+        """Acquire a partition that is free, or whose lease has lapsed. Return None if there is no such partition."""
         length = stored_length(self.config.lease)
         return self.queue.acquire_partition(self.group, self.topic, self.member_id, length, list(except_))
 
     def renew(self) -> set[int]:
-        """Extends all leases. Returns the fences of the leases that still exist."""
+        """Extend all leases. Return the fences of the leases that still exist."""
         return self.queue.renew_partitions(self.group, self.topic, self.member_id)
 
     def release(self, lease: PartitionLease, error: BaseException | None) -> None:
-        """Releases a partition for other consumers, and stores the error that ended it."""
+        """Release a partition for other consumers, and store the error that ended it."""
         self.queue.release_partition(lease, error)
 
 
@@ -50,10 +50,10 @@ class LockedPartitionLeases(PartitionLeases):
         self._fences = count(1)  # of this process only
 
     def join(self) -> None:
-        """Does nothing. Consumers with another number of partitions use locks with other names."""
+        """Do nothing: consumers with another number of partitions use locks with other names."""
 
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquires a partition whose lock is free. Returns None if there is none."""
+        """Acquire a partition whose lock is free. Return None if there is no such partition."""
         held = {lease.partition for lease in self._held.values()}
         for partition in range(self.config.partitions):
             if partition not in held and partition not in except_ and self._lock(partition):
@@ -65,14 +65,14 @@ class LockedPartitionLeases(PartitionLeases):
         return None
 
     def renew(self) -> set[int]:
-        """Extends all locks. Returns the fences of the partitions whose lock no other consumer has taken."""
+        """Extend all locks. Return the fences of the partitions whose lock no other consumer has taken."""
         for fence, lease in list(self._held.items()):
             if not self._lock(lease.partition):
                 del self._held[fence]
         return set(self._held)
 
     def release(self, lease: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002 -- locks store none
-        """Unlocks a partition for other consumers."""
+        """Unlock a partition for other consumers."""
         if self._held.pop(lease.fence, None) is not None:
             self.queue.unlock(self._lock_name(lease.partition), self.member_id)
 
@@ -91,17 +91,17 @@ class SharedPartitions(LockedPartitionLeases):
         return True
 
     def release(self, lease: PartitionLease, error: BaseException | None) -> None:  # noqa: ARG002
-        """Removes a partition, which this consumer may acquire again."""
+        """Remove a partition, which this consumer may acquire again."""
         self._held.pop(lease.fence, None)
 
 
 def connect_for_leases(connect: Connect, config: ConsumerConfig) -> psycopg.Connection:
-    """Opens a connection for leases. Its calls have the time limit of heartbeats."""
+    """Open a connection for leases. Its calls have the time limit of heartbeats."""
     return connect_limited(connect, heartbeat_limit(stored_length(config.lease).total_seconds()))
 
 
 def stored_length(lease: timedelta) -> timedelta:
-    """Returns the length of a lease in the database: four fifths of the configured length.
+    """Return the length of a lease in the database: four fifths of the configured length.
 
     Because other consumers try to acquire every tenth of it, one of them takes over within the configured length.
     """
@@ -109,5 +109,5 @@ def stored_length(lease: timedelta) -> timedelta:
 
 
 def renewal_interval(lease: timedelta) -> float:
-    """Returns the seconds between two attempts to renew and acquire leases: a tenth of the lease, at most 1."""
+    """Return the seconds between two attempts to renew and acquire leases: a tenth of the lease, at most 1."""
     return min(lease.total_seconds() / 10, 1.0)

@@ -79,7 +79,7 @@ class AttemptCounter:
         self._sequence: int | None = None
 
     def failed(self, sequence: int) -> timedelta | None:
-        """Counts a failure of an event. Returns the delay until the next attempt, or None to skip the event."""
+        """Count a failure of an event. Return the delay until the next attempt, or None to skip the event."""
         if sequence != self._sequence:
             self.reset()
             self._sequence = sequence
@@ -87,14 +87,14 @@ class AttemptCounter:
         return self._delay(self.failures)
 
     def reset(self) -> None:
-        """Forgets the failures, after a success or a skip."""
+        """Forget the failures, after a success or a skip."""
         self.failures = 0
 
 
 class PartitionLoop:
     """Handles the events of one partition under a lease, in a thread of its own.
 
-    `error` is the error that ended the loop. `interrupted`: a handler ended the loop with Interrupted.
+    `error` is the error that ended the loop. `interrupted` is True if a handler ended the loop with Interrupted.
     """
 
     def __init__(
@@ -122,12 +122,15 @@ class PartitionLoop:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def stop(self) -> None:
-        """Lets the loop end after the current event, or at once if it pauses. Does not wait for the end."""
+        """Let the loop end after the current event, or at once if it pauses.
+
+        This method does not wait for the end.
+        """
         self._stopping = True
         self._wake.set()
 
     def wake(self) -> None:
-        """Lets the loop read now instead of after its pause."""
+        """Let the loop read now instead of after its pause."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -144,7 +147,7 @@ class PartitionLoop:
             self.on_end()
 
     def _run_until_disconnected(self) -> bool:
-        """Runs over one connection. Pauses and returns False if the connection fails."""
+        """Run over one connection. If the connection fails, pause and return False."""
         try:
             self._run_connected()
         except Exception as error:
@@ -157,7 +160,10 @@ class PartitionLoop:
         return True
 
     def _times_out_always(self, error: Exception) -> bool:
-        """Whether the server has ended several transactions in a row with a timeout, with no handled event between."""
+        """Return whether the server has ended several transactions in a row with a timeout.
+
+        A handled event in between ends the row.
+        """
         self._timeouts += isinstance(error, HandlerTimeout) or (
             is_session_timeout(error) and not isinstance(error, CallTimeout)
         )
@@ -201,7 +207,7 @@ class PartitionLoop:
     def _handle_in_one_transaction(
         self, progress: PartitionProgress, some: list[tuple[Cursor, Task]], after: Cursor
     ) -> bool:
-        """Handles events in one transaction. Returns False, with no effect, if one fails or none has a handler.
+        """Handle events in one transaction. Return False, with no effect, if one fails or none has a handler.
 
         The caller then handles them one by one, to find the event that fails.
         """
@@ -219,7 +225,7 @@ class PartitionLoop:
         return bool(calls)
 
     def _handle(self, progress: PartitionProgress, event: Task, after: Cursor, cursor: Cursor) -> bool:
-        """Handles one event until it succeeds or is skipped. Returns False if the event has no handler."""
+        """Handle one event until it succeeds or is skipped. Return False if the event has no handler."""
         while True:
             try:
                 handlers = self._handlers_of(event)
@@ -240,7 +246,7 @@ class PartitionLoop:
             self._wait(delay.total_seconds(), may_wake=False)
 
     def _handlers_of(self, event: Task) -> list[EventHandler]:
-        """Returns the handlers of an event. Raises HandlerFailed if a predicate fails or the payload is unreadable."""
+        """Return the handlers of an event. Raises HandlerFailed if a predicate fails or the payload is unreadable."""
         try:
             if not self.config.concerns(event) or not self._is_ours(event):
                 return []
@@ -257,7 +263,10 @@ class PartitionLoop:
         return partition_of(resolver(event), self.lease.partitions) == self.lease.partition
 
     def _delay_after(self, event: Task, error: BaseException) -> timedelta | None:
-        """Reports a failure. Returns the delay until the next attempt, None to skip, or raises to end the loop."""
+        """Report a failure. Return the delay until the next attempt, or None to skip the event.
+
+        Raises an error to end the loop.
+        """
         if isinstance(error, Interrupted | CancelledError) or _is_executor_shutdown(error):
             raise Interrupted from error
         if isinstance(error, NonTransient):
@@ -278,7 +287,7 @@ class PartitionLoop:
         self._on_failure(EventFailure(self.lease.partition, event, error, failures, delay, stopped))
 
     def _wait(self, seconds: float, *, may_wake: bool) -> None:
-        """Waits for `seconds`, or until `wake()` if `may_wake`. Raises LoopEnded after `stop()`."""
+        """Wait for `seconds`, or until `wake()` if `may_wake`. Raises LoopEnded after `stop()`."""
         deadline = time.monotonic() + seconds
         while not self._stopping and (left := deadline - time.monotonic()) > 0:
             if self._wake.wait(left) and not self._stopping:
@@ -304,14 +313,14 @@ def _is_executor_shutdown(error: BaseException) -> bool:
 
 
 def _connection_error(cause: BaseException) -> psycopg.OperationalError:
-    """Returns the error of a connection that was closed while a handler used it."""
+    """Return the error of a connection that was closed while a handler used it."""
     if is_session_timeout(cause):
         return HandlerTimeout(f"{type(cause).__name__} in a handler: {cause}")
     return psycopg.OperationalError("the connection was lost in a handler")
 
 
 def may_reconnect(error: BaseException) -> bool:
-    """Whether a new connection may help: after errors of a connection, and after transient errors.
+    """Return whether a new connection may help: after errors of a connection, and after transient errors.
 
     A read-only server counts as a lost connection, because its address may lead to a writable server later.
     """

@@ -26,13 +26,13 @@ class PartitionProgress(Protocol):
     conn: psycopg.Connection
 
     def read(self, size: int) -> PartitionBatch:
-        """Reads the next events after the progress."""
+        """Read the next events after the progress."""
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
-        """Runs the call that handles events, then stores progress. Stores nothing if the call raises."""
+        """Run the call that handles events, then store progress. Store nothing if the call raises."""
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:
-        """Stores progress past events without a call."""
+        """Store progress past events without a call."""
 
 
 class DatabaseProgress:
@@ -48,11 +48,11 @@ class DatabaseProgress:
         self.transactional = transactional
 
     def read(self, size: int) -> PartitionBatch:
-        """Reads the next events after the stored progress."""
+        """Read the next events after the stored progress."""
         return self.queue.read_partition(self.lease, size)
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
-        """Runs the call and stores progress, in one transaction if `transactional`."""
+        """Run the call and store progress, in one transaction if `transactional`."""
         if not self.transactional:
             call(None)
             self.skip(after, cursor)
@@ -70,7 +70,7 @@ class DatabaseProgress:
             raise HandlerFailed from error
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:
-        """Stores progress. Raises ProgressMoved if it is not at `after` any more."""
+        """Store progress. Raises ProgressMoved if the progress is not at `after` any more."""
         if not self.queue.advance_partition(self.lease, after, cursor):
             raise ProgressMoved
 
@@ -80,10 +80,10 @@ class ProgressTracker(Protocol):
     """Stores the progress of a group outside the queue. A consumer calls it from several threads, one a partition."""
 
     def current(self, group: str, topic: str, partition: int) -> Cursor | None:
-        """Returns the stored cursor, or None to start with the first event."""
+        """Return the stored cursor, or None to start with the first event."""
 
     def proceed(self, group: str, topic: str, partition: int, call: Callable[[], None], cursor: Cursor) -> None:
-        """Calls `call`, which handles an event, then stores `cursor`. Stores nothing if `call` raises."""
+        """Call `call`, which handles an event, then store `cursor`. Store nothing if `call` raises."""
 
 
 class MemoryTracker:
@@ -93,11 +93,11 @@ class MemoryTracker:
         self._cursors: dict[int, Cursor] = {}
 
     def current(self, group: str, topic: str, partition: int) -> Cursor | None:  # noqa: ARG002 -- of one consumer
-        """Returns the stored cursor, or None."""
+        """Return the stored cursor, or None."""
         return self._cursors.get(partition)
 
     def proceed(self, group: str, topic: str, partition: int, call: Callable[[], None], cursor: Cursor) -> None:  # noqa: ARG002
-        """Runs the call, then stores the cursor."""
+        """Run the call, then store the cursor."""
         call()
         self._cursors[partition] = cursor
 
@@ -112,7 +112,7 @@ class TrackedProgress:
         self.tracker = tracker
 
     def read(self, size: int) -> PartitionBatch:
-        """Reads the next events of the partition after the tracker's cursor."""
+        """Read the next events of the partition after the tracker's cursor."""
         lease, after = self.lease, self.tracker.current(*self._key) or Cursor(0)
         if lease.level == CALLABLE_LEVEL:  # the loop selects the events of the partition
             found = self.queue.events(lease.topic, after, size)
@@ -123,11 +123,11 @@ class TrackedProgress:
         return PartitionBatch(found, found.cursor if len(found) < size else found[-1][0], after, at_end=False)
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
-        """Runs the call, then stores the cursor."""
+        """Run the call, then store the cursor."""
         self.tracker.proceed(*self._key, lambda: call(None), cursor)
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
-        """Stores the cursor."""
+        """Store the cursor."""
         self.tracker.proceed(*self._key, lambda: None, cursor)
 
     @property

@@ -54,23 +54,23 @@ class ConsumerRuntime:
         return sorted(loop.lease.partition for loop in list(self._loops))
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Start the threads."""
         self._notifications.start()
         self.thread.start()
 
     def stop(self) -> None:
-        """Lets the consumer end after the current events. Does not wait for the end."""
+        """Let the consumer end after the current events, without waiting for the end."""
         self._stopping = True
         self._stop_loops()
         self._changed.set()
 
     def wake(self) -> None:
-        """Lets all loops read now instead of after their pauses."""
+        """Let all loops read now instead of after their pauses."""
         for loop in list(self._loops):
             loop.wake()
 
     def is_loop_thread(self) -> bool:
-        """Whether the caller is a handler in the thread of a loop."""
+        """Return whether the caller is a handler in the thread of a loop."""
         return threading.current_thread() in [loop.thread for loop in list(self._loops)]
 
     def _run(self) -> None:
@@ -91,7 +91,7 @@ class ConsumerRuntime:
             self._leases.queue.conn.close()
 
     def _wait(self) -> None:
-        """Waits until a loop ends, `stop` is called, or the leases are due."""
+        """Wait until a loop ends, `stop` is called, or the leases are due."""
         if self._changed.wait(renewal_interval(self._config.lease)):
             self._changed.clear()
 
@@ -100,7 +100,7 @@ class ConsumerRuntime:
             loop.stop()
 
     def _with_connection(self, step: Callable[[], None]) -> None:
-        """Runs a step, over a new connection if the last one was lost. Stops the loops if their leases have lapsed."""
+        """Run a step, over a new connection if the last one was lost. Stop the loops if their leases have lapsed."""
         try:
             if is_read_only(self._leases.queue.conn):
                 self._leases.queue.conn.close()
@@ -119,7 +119,7 @@ class ConsumerRuntime:
                 self._loops = [loop for loop in self._loops if loop.thread.is_alive()]
 
     def _renew(self) -> None:
-        """Renews the leases, stops loops without a lease, and releases the partitions of loops that have ended."""
+        """Renew the leases, stop loops without a lease, and release the partitions of loops that have ended."""
         began = time.monotonic()
         held = self._leases.renew()
         self._renewed = began
@@ -139,7 +139,7 @@ class ConsumerRuntime:
             self._start_loop(lease)
 
     def _not_allowed(self) -> list[int]:
-        """Returns the partitions that `only_partitions` leaves to other consumers."""
+        """Return the partitions that `only_partitions` leaves to other consumers."""
         chosen = self._config.chosen
         return [] if chosen is None else [each for each in range(self._config.partitions) if each not in chosen]
 
@@ -167,7 +167,7 @@ class ConsumerRuntime:
                 self._interrupted.add(loop.lease.partition)
 
     def _is_over(self) -> bool:
-        """Whether every partition that this consumer may hold has ended, by an error or an interruption."""
+        """Return whether every partition that this consumer may hold has ended, by an error or an interruption."""
         ended = len(self.errors) + len(self._interrupted) + len(self._not_allowed())
         return not self._loops and 0 < self._partitions <= ended
 

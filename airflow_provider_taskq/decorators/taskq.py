@@ -57,7 +57,7 @@ def _dag_file_signature(function: Callable[..., Any]) -> Callable[..., None]:
     given = [*signature.parameters.values()][2 if wants_batch(function) else 1 :]
 
     def called(*_args: Any, **_kwargs: Any) -> None:
-        """Airflow only reads the signature."""
+        """Do nothing: Airflow only reads the signature."""
 
     called.__name__ = function.__name__
     called.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]

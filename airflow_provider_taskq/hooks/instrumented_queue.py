@@ -48,32 +48,32 @@ class InstrumentedQueue(TaskQueue):
     # The overrides need no signatures: `TaskQHook.transaction` returns the type TaskQueue, which has them.
 
     def push(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
-        """Push, and count the tasks."""
+        """Push tasks, and count them."""
         pushed = super().push(topic, *args, **kwargs)
         self._count(metrics.PUSHED, len(pushed), topic=topic)
         return pushed
 
     def push_stream(self, topic: str, *args: Any, **kwargs: Any) -> Pushed:
-        """Push, and count the tasks."""
+        """Push tasks from an iterator, and count them."""
         pushed = super().push_stream(topic, *args, **kwargs)
         self._count(metrics.PUSHED, pushed.count, topic=topic)
         return pushed
 
     def offer_many(self, topic: str, *args: Any, **kwargs: Any) -> list[Offered]:
-        """Offer, and count the tasks that were created."""
+        """Offer tasks, and count those that were created."""
         offered = super().offer_many(topic, *args, **kwargs)
         self._count(metrics.PUSHED, sum(each.outcome is Outcome.CREATED for each in offered), topic=topic)
         return offered
 
     def poll(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
-        """Poll, and count the tasks."""
+        """Poll tasks, and count them."""
         with self._timed(topic):
             polled = super().poll(topic, *args, **kwargs)
         metrics.polled(topic, polled, self._count)
         return polled
 
     def poll_batch(self, topic: str, *args: Any, **kwargs: Any) -> dict[str, list[Task]]:
-        """Poll, and count the tasks."""
+        """Poll groups, and count their tasks."""
         with self._timed(topic):
             groups = super().poll_batch(topic, *args, **kwargs)
         for tasks in groups.values():
@@ -81,19 +81,19 @@ class InstrumentedQueue(TaskQueue):
         return groups
 
     def claim(self, topic: str, *args: Any, **kwargs: Any) -> int:
-        """Claim, and count the tasks."""
+        """Claim tasks, and count them."""
         with self._timed(topic):
             claimed = super().claim(topic, *args, **kwargs)
         self._count(metrics.POLLED, claimed, topic=topic)
         return claimed
 
     def complete(self, owner: Owner, decisions: Decisions) -> None:
-        """Complete, and count the decisions."""
+        """Complete tasks, and count the decisions."""
         super().complete(owner, decisions)
         self._count_completed(decisions)
 
     def exchange(self, owner: Owner, decisions: Decisions, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
-        """Complete and poll, and count both."""
+        """Complete tasks and poll the next ones, and count both."""
         with self._timed(topic):
             polled = super().exchange(owner, decisions, topic, *args, **kwargs)
         self._count_completed(decisions)

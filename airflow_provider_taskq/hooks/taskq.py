@@ -112,7 +112,7 @@ class TaskQHook(PostgresHook):
         return create_asset(host=host, port=port, database=self.database, topic=topic).uri
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]  # the stub says None, the hook does this
-        """Return whether the server answers and has the schema of this release, and a message."""
+        """Return whether the server answers and has the schema of this release, together with a message."""
         # Airflow tests a form under a temporary connection id, so the messages do not contain it.
         try:
             with self.get_conn() as connection:

@@ -48,7 +48,10 @@ async def _request_text(
     user: Actor,  # noqa: ARG001
     origin: Annotated[None, Depends(same_origin)],  # noqa: ARG001
 ) -> bytes:
-    """The body. FastAPI would read it first; this function reads it after the checks of the user and the origin."""
+    """Return the body of the request, after the checks of the user and the origin.
+
+    FastAPI would read a body that is a parameter before these checks.
+    """
     text = b""
     async for part in request.stream():
         text += part
@@ -69,7 +72,7 @@ def _parse(kind: type[Given], text: bytes) -> Given:
 
 @router.post("/{conn_id}/actions")
 def act(conn_id: str, text: RequestText, user: Actor) -> Document:
-    """Previews an action, or performs it if the request confirms it."""
+    """Preview an action, or perform it if the request confirms it."""
     request = _parse(ActionRequest, text)
     with transaction(conn_id, user.get_name()) as queue:
         result = ACTIONS[request.action](queue, request)
@@ -87,14 +90,14 @@ def act(conn_id: str, text: RequestText, user: Actor) -> Document:
 
 
 def _check_expected(count: int, expected: int | None) -> None:
-    """Refuses to change more tasks than the preview showed."""
+    """Refuse to change more tasks than the preview showed."""
     if expected is not None and count > expected:
         raise HTTPException(409, f"{count} tasks match now, but the preview showed {expected}: preview again.")
 
 
 @router.post("/{conn_id}/reveal")
 def reveal(conn_id: str, text: RequestText, user: Actor) -> Document:
-    """The payload and the output of a task; writes an audit line."""
+    """Return the payload and the output of a task, and write an audit line."""
     request = _parse(RevealRequest, text)
     with transaction(conn_id, user.get_name()) as queue:
         texts = queue.task_texts(request.topic, request.sequence, MAX_TEXT_BYTES)
@@ -112,7 +115,7 @@ def reveal(conn_id: str, text: RequestText, user: Actor) -> Document:
 
 
 def _cut(text: str | None) -> str | None:
-    """At most MAX_TEXT_BYTES of a text, in whole characters."""
+    """Cut a text to MAX_TEXT_BYTES, in whole characters. Return None for None."""
     return None if text is None else text.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
 
 
@@ -179,7 +182,7 @@ def _change_without_options(queue: TaskQueue, request: ActionRequest) -> PageRes
 
 
 def _change_tasks(queue: TaskQueue, request: ActionRequest, action: Action, sentence: str) -> PageResult:
-    """Previews an action on the selected tasks, or applies it. The {} in the sentence stands for the tasks."""
+    """Preview an action on the selected tasks, or apply it. The {} in the sentence stands for the tasks."""
     chosen = _select(queue, request, action)
     result = action.apply(queue, chosen) if request.confirm else action.preview(queue, chosen)
     tasks = f"{_count_tasks(result.count)} of {chosen.topic}"
@@ -187,7 +190,7 @@ def _change_tasks(queue: TaskQueue, request: ActionRequest, action: Action, sent
 
 
 def _select(queue: TaskQueue, request: ActionRequest, action: Action) -> Selection:
-    """The tasks that the request names or that its filter finds now."""
+    """Return the tasks that the request names, or that its filter finds now."""
     topic = _topic(request)
     if (request.sequences is None) == (request.filter is None):
         raise HTTPException(400, "Name the tasks either by their sequences or by a filter.")
@@ -254,7 +257,7 @@ def _push(queue: TaskQueue, request: ActionRequest) -> PageResult:
 
 
 def _older_tasks(queue: TaskQueue, topic: str, given: PushFormOptions) -> str:
-    """What the push does to older tasks of its identifier, in words."""
+    """Describe what the push does to older tasks of its identifier."""
     if given.insertion == "APPEND":
         return ""
     same = TaskFilter(identifier=given.identifier)

@@ -56,7 +56,7 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 
 
 def make_app() -> FastAPI:
-    """The API and the files of the page, without /docs and /openapi.json."""
+    """Create the API and the files of the page, without /docs and /openapi.json."""
     app = FastAPI(
         title="TaskQ", docs_url=None, redoc_url=None, openapi_url=None, middleware=[Middleware(SecurityHeaders)]
     )
@@ -87,7 +87,7 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:  # noqa: AR
 
 
 def _invalid(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001  Starlette's signature
-    """The first error of a request, without the value: it may be a payload."""
+    """Answer with the first error of a request, without the value because it may be a payload."""
     assert isinstance(error, RequestValidationError | ValidationError)  # noqa: S101  for the type checker
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"] if part != "query")

@@ -19,13 +19,13 @@ DEFAULT_CONN_ID = "taskq_default"
 
 
 def listed_conn_ids() -> list[str]:
-    """The connections that the page shows: `[taskq] conn_ids`."""
+    """Return the connections that the page shows: `[taskq] conn_ids`."""
     given = conf.get("taskq", "conn_ids", fallback=DEFAULT_CONN_ID)
     return list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
 
 
 def viewer(user: Annotated[BaseUser, Depends(get_user)]) -> BaseUser:
-    """The user, if they may view the page."""
+    """Return the user. Refuse a user without the right to view the page."""
     if not get_auth_manager().is_authorized_view(access_view=AccessView.JOBS, user=user):
         raise HTTPException(403, "You may not view TaskQ: you need the right to read Airflow's jobs.")
     return user
@@ -35,7 +35,10 @@ Viewer = Annotated[BaseUser, Depends(viewer)]
 
 
 def listed(conn_id: str) -> str:
-    """A connection that the page shows. The answer for any other one does not tell whether it exists."""
+    """Return the connection if the page shows it.
+
+    The answer for any other connection does not tell whether it exists.
+    """
     if conn_id not in listed_conn_ids():
         raise HTTPException(404, "[taskq] conn_ids does not list this connection.")
     return conn_id
@@ -45,7 +48,7 @@ ConnId = Annotated[str, Depends(listed)]
 
 
 def may_act(user: BaseUser, conn_id: str) -> bool:
-    """Whether a user may edit a connection, and so act on its queue and see its payloads."""
+    """Return whether a user may edit a connection, and so act on its queue and see its payloads."""
     details = ConnectionDetails(conn_id=conn_id)
     if conf.getboolean("core", "multi_team", fallback=False):
         from airflow.models import Connection
@@ -55,7 +58,7 @@ def may_act(user: BaseUser, conn_id: str) -> bool:
 
 
 def actor(user: Viewer, conn_id: ConnId) -> BaseUser:
-    """The user, if they may act on the connection's queue."""
+    """Return the user. Refuse a user without the right to act on the connection's queue."""
     if not may_act(user, conn_id):
         raise HTTPException(403, f"You may view {conn_id}, but not act on it: you need the right to edit it.")
     return user
@@ -65,7 +68,7 @@ Actor = Annotated[BaseUser, Depends(actor)]
 
 
 def same_origin(request: Request) -> None:
-    """Refuses a request that a page of another site sends with the user's cookie.
+    """Refuse a request that a page of another site sends with the user's cookie.
 
     A browser sends Sec-Fetch-Site or Origin, and a preflight request before it sends JSON to another site. A program
     that sends neither header authenticates with a token of its own.
@@ -79,7 +82,7 @@ def same_origin(request: Request) -> None:
 
 
 def _own_origins(request: Request) -> set[str]:
-    """The origins of this Airflow: the one that the browser used, and that of `[api] base_url`."""
+    """Return the origins of this Airflow: the origin that the browser used, and that of `[api] base_url`."""
     base = urlsplit(conf.get("api", "base_url", fallback=""))
     host = request.headers.get("host", "")
     own = {f"{request.url.scheme}://{host}", f"{base.scheme}://{base.netloc}"}

@@ -26,7 +26,10 @@ _TRIGGER = "airflow_provider_taskq.triggers."
 
 @dataclass(frozen=True, slots=True)
 class TopicUse:
-    """A task of a DAG, or its schedule (`task_id` None), that uses a topic; `topic` is None if a template gives it."""
+    """A task of a DAG, or its schedule (`task_id` None), that uses a topic.
+
+    `topic` is None if a template gives the topic.
+    """
 
     dag_id: str
     task_id: str | None
@@ -39,7 +42,7 @@ class TopicUse:
 class TopicUses:
     """The uses of a topic that a user may see.
 
-    `templated`: tasks whose topic is a template. `partial`: further DAGs are to be read by the next request.
+    `templated` has the tasks whose topic is a template. `partial` is True if the next request has to read further DAGs.
     """
 
     found: Collection[TopicUse]
@@ -52,7 +55,7 @@ _lock = threading.Lock()
 
 
 def uses_of(topic: str, conn_id: str, user: BaseUser) -> TopicUses:
-    """The uses of a topic in the DAGs that a user may read. Reads the DAGs that changed since the last call."""
+    """Return the uses of a topic in the DAGs that a user may read. Read the DAGs that changed since the last call."""
     readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
     partial = _refresh()
     with _lock:
@@ -63,7 +66,7 @@ def uses_of(topic: str, conn_id: str, user: BaseUser) -> TopicUses:
 
 
 def _refresh() -> bool:
-    """Reads at most `DAGS_PER_REQUEST` changed DAGs; returns whether more have changed."""
+    """Read at most `DAGS_PER_REQUEST` changed DAGs, and return whether more DAGs have changed."""
     with create_session() as session, _lock:
         newest = (
             select(SerializedDagModel.dag_id, func.max(SerializedDagModel.created_at).label("created_at"))
@@ -92,7 +95,7 @@ def _refresh() -> bool:
 
 
 def _uses_in(dag_id: str, data: Mapping[str, Any]) -> Iterator[TopicUse]:
-    """The uses of topics in the tasks and the schedule of a serialized DAG."""
+    """Yield the uses of topics in the tasks and the schedule of a serialized DAG."""
     dag = data.get("dag", {})
     for task in dag.get("tasks", []):
         fields = task.get("__var", task)
@@ -104,7 +107,7 @@ def _uses_in(dag_id: str, data: Mapping[str, Any]) -> Iterator[TopicUse]:
 
 
 def _uses_of_task(dag_id: str, fields: Mapping[str, Any]) -> Iterator[TopicUse]:
-    """The topic that a task uses; for a mapped task, each topic that it is expanded over."""
+    """Yield the use of a task. For a mapped task, yield a use for each topic that the task is expanded over."""
     given = {**fields, **fields.get("partial_kwargs", {})}
     if "topic" not in fields.get("template_fields", ()):
         return
@@ -119,7 +122,10 @@ def _uses_of_task(dag_id: str, fields: Mapping[str, Any]) -> Iterator[TopicUse]:
 
 
 def _role(fields: Mapping[str, Any]) -> str:
-    """The role of a task, from its operator's class name, or for a subclass from the fields that only one kind has."""
+    """Return the role of a task, from the class name of its operator.
+
+    The role of a subclass follows from the fields that only one kind of operator has.
+    """
     kind, names = fields.get("task_type", ""), set(fields.get("template_fields", ()))
     if "Push" in kind or "Ticks" in kind or "tasks" in names:
         return "pushes"
@@ -130,7 +136,7 @@ def _role(fields: Mapping[str, Any]) -> str:
 
 
 def _triggers(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The triggers of TaskQ among the asset watchers of a serialized schedule."""
+    """Yield the triggers of TaskQ among the asset watchers of a serialized schedule."""
     if isinstance(value, Mapping):
         if str(value.get("classpath", "")).startswith(_TRIGGER):
             yield value

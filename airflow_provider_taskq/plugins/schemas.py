@@ -51,7 +51,7 @@ class Filter(Body):
     error_group: str | None = Field(None, max_length=MAX_TEXT)
 
     def for_queue(self) -> TaskFilter:
-        """The filter of the queue. A moment without a time zone is an error with status 400."""
+        """Return the filter of the queue. A moment without a time zone is an error with status 400."""
         for moment in (self.since, self.until):
             require_zone(moment)
         return TaskFilter(
@@ -67,7 +67,7 @@ class Filter(Body):
 
 
 def require_zone(moment: datetime | None) -> None:
-    """Raises an error with status 400 for a moment without a time zone."""
+    """Raise an error with status 400 for a moment without a time zone."""
     if moment is not None and moment.utcoffset() is None:
         raise HTTPException(400, f"The time {moment.isoformat()} has no zone: write Z or +00:00 after it.")
 
@@ -96,7 +96,7 @@ class ActionRequest(Body):
 
 
 class RetryOptions(Body):
-    """How ended tasks go on."""
+    """How ended tasks start again."""
 
     revival: Literal["RESET", "APPEND", "SUPERSEDE", "REPLACE"] = "RESET"
 
@@ -114,7 +114,7 @@ class ReleaseOptions(Body):
 
 
 class ExpireOptions(Body):
-    """The time since a lease lapsed for which `expire` spares it."""
+    """The time since a lease lapsed during which `expire` spares the lease."""
 
     grace_seconds: float = Field(0, ge=0, le=10**9)
 
@@ -147,7 +147,7 @@ class PushFormOptions(Body):
     depends_on: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
 
     def new_task(self) -> NewTask:
-        """The task to push."""
+        """Return the task to push."""
         return NewTask(
             self.identifier,
             _parse_payload(self.payload),
@@ -179,7 +179,7 @@ def _parse_payload(text: str | None) -> Any:
 
 
 def _exact_float(text: str) -> float:
-    """The number as typed. A number that would be rounded is an error."""
+    """Return a number as typed. A number that a float would round is an error with status 400."""
     value = float(text)
     if math.isinf(value):
         raise HTTPException(400, _OUT_OF_RANGE)
@@ -193,7 +193,7 @@ def _exact_float(text: str) -> float:
 
 
 def describe_validation_error(error: ValidationError, prefix: str = "") -> str:
-    """The first error of a request, without the value: it may be a payload."""
+    """Describe the first error of a request, without the value because it may be a payload."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{prefix}{place or 'The request'}: {first['msg']}."

@@ -26,27 +26,30 @@ SortKey = _Count | Literal["topic", "oldest", "consumers"]
 
 
 def moment(value: datetime | None) -> str | None:
-    """A moment in ISO 8601, in UTC."""
+    """Format a moment in ISO 8601, in UTC. Return None for None."""
     return None if value is None else value.astimezone(UTC).isoformat()
 
 
 def stamp(queue: TaskQueue) -> Document:
-    """The time of an answer, by the database's clock."""
+    """Return the field `as_of` of a response of the page: the database's current time."""
     return {"as_of": moment(queue.now())}
 
 
 def seconds(value: timedelta | None) -> float | None:
-    """A duration in seconds."""
+    """Return a duration in seconds, or None for None."""
     return None if value is None else value.total_seconds()
 
 
 def count(number: int, cap: int) -> Document:
-    """A count, and whether counting stopped at the cap."""
+    """Return a count as a document, with whether counting stopped at the cap."""
     return {"count": number, "capped": number >= cap}
 
 
 def row(found: Any) -> Document:
-    """A row of the queue as a document: moments in ISO 8601, enums by name, a duration `ran` as `ran_seconds`."""
+    """Return a row of the queue as a document.
+
+    Moments are in ISO 8601, enums are names, and a duration `ran` is `ran_seconds`.
+    """
     document: Document = {}
     for name in (each.name for each in fields(found)):
         value = getattr(found, name)
@@ -61,7 +64,7 @@ def row(found: Any) -> Document:
 
 
 def topic(summary: TopicSummary, cap: int) -> Document:
-    """A topic with its counts."""
+    """Return a topic with its counts as a document."""
     counts: Document = {name: count(getattr(summary, name), cap) for name in COUNTS}
     return {
         "topic": summary.topic,
@@ -75,13 +78,16 @@ def topic(summary: TopicSummary, cap: int) -> Document:
 
 
 def policy(given: TopicPolicy) -> Document:
-    """A topic's policy, durations in seconds."""
+    """Return a topic's policy as a document, with durations in seconds."""
     values = policy_fields(given).items()
     return {name: seconds(value) if isinstance(value, timedelta) else value for name, value in values}
 
 
 def spans(ended: Iterable[Throughput], number: int) -> list[Document]:
-    """The tasks that ended in each span, the oldest first. `other` counts SUSPENDED and FILTERED tasks."""
+    """Return the number of tasks that ended in each span, the oldest span first.
+
+    `other` counts SUSPENDED and FILTERED tasks.
+    """
     made = [{"succeeded": 0, "failed": 0, "other": 0} for _ in range(number)]
     for each in ended:
         if 0 <= each.span < number:
@@ -91,7 +97,7 @@ def spans(ended: Iterable[Throughput], number: int) -> list[Document]:
 
 
 def bars(ended: Iterable[Throughput], number: int) -> list[list[int]]:
-    """The spans in which tasks ended, as [span, succeeded, failed, other]."""
+    """Return the spans in which tasks ended, as [span, succeeded, failed, other]."""
     return [
         [place, each["succeeded"], each["failed"], each["other"]]
         for place, each in enumerate(spans(ended, number))
@@ -100,18 +106,18 @@ def bars(ended: Iterable[Throughput], number: int) -> list[list[int]]:
 
 
 def task(line: TaskSummary) -> Document:
-    """A task without payload and output."""
+    """Return a task as a document, without payload and output."""
     return {**row(line), "links": links(line.owner)}
 
 
 def history_event(event: HistoryEvent) -> Document:
-    """An event of a task's history. Of a reassigned task, `other` names the state."""
+    """Return an event of a task's history as a document. Of a reassigned task, `other` names the state."""
     other = State(event.other).name if event.what == "reassigned" and event.other is not None else event.other
     return {**row(event), "other": other, "links": links(event.holder)}
 
 
 def owner(line: OwnerSummary) -> Document:
-    """An owner with the number of tasks that it holds."""
+    """Return an owner as a document, with the number of tasks that the owner holds."""
     return {
         "owner": line.name,
         "gone": line.fence is None,
@@ -126,7 +132,7 @@ def owner(line: OwnerSummary) -> Document:
 
 
 def holder(line: TopicHolder) -> Document:
-    """An owner with the number of tasks of one topic that it holds."""
+    """Return an owner as a document, with the number of tasks of one topic that the owner holds."""
     return {
         "owner": line.name,
         "held": count(line.held, HOLDERS_CAP),
@@ -137,14 +143,14 @@ def holder(line: TopicHolder) -> Document:
 
 
 def use(each: TopicUse) -> Document:
-    """A task of a DAG, or a DAG's schedule, that uses a topic."""
+    """Return the use of a topic by a task of a DAG, or by a DAG's schedule, as a document."""
     dag = f"dags/{quote(each.dag_id, safe='')}"
     task = None if each.task_id is None else f"{dag}/tasks/{quote(each.task_id, safe='')}"
     return {"dag_id": each.dag_id, "task_id": each.task_id, "role": each.role, "links": {"dag": dag, "task": task}}
 
 
 def links(name: str | None) -> Mapping[str, str] | None:
-    """Links to the task instance of an owner, relative to Airflow's <base>; None for other owners."""
+    """Return links to the task instance of an owner, relative to Airflow's <base>; None for other owners."""
     found = TaskInstanceName.parse(name or "")
     if found is None:
         return None
@@ -162,7 +168,10 @@ _KEYS: dict[str, Callable[[TopicSummary], Any]] = {
 
 
 def in_trouble(summary: TopicSummary) -> bool:
-    """Whether a topic is paused, has FAILED or EXPIRED tasks, or a task that has been due for more than 5 minutes."""
+    """Return whether a topic is in trouble.
+
+    The topic is paused, has FAILED or EXPIRED tasks, or has a task that has been due for more than 5 minutes.
+    """
     late = summary.oldest_seconds is not None and summary.oldest_seconds >= OVERDUE_SECONDS
     return summary.paused or summary.failed > 0 or summary.expired > 0 or late
 
@@ -170,7 +179,7 @@ def in_trouble(summary: TopicSummary) -> bool:
 def topic_list(
     found: Sequence[TopicSummary], *, sort: SortKey, descending: bool, trouble: bool, offset: int, size: int, cap: int
 ) -> Document:
-    """A page of sorted topics, and the totals of all topics that match."""
+    """Return a page of sorted topics, and the totals of all topics that match."""
     matching = [each for each in found if in_trouble(each)] if trouble else list(found)
     matching.sort(key=lambda each: each.topic)
     matching.sort(key=_KEYS[sort], reverse=descending)  # stable: equal topics stay in the order of their names
@@ -183,7 +192,7 @@ def topic_list(
 
 
 def _sum_counts(topics: Sequence[TopicSummary], cap: int) -> Document:
-    """The sums of all counts; a sum is capped if one of its counts is."""
+    """Return the sums of all counts. A sum is capped if one of its counts is capped."""
     sums: Document = {
         name: {
             "count": sum(getattr(each, name) for each in topics),

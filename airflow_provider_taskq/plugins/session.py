@@ -52,7 +52,7 @@ class _PageHook(TaskQHook):
 
 @contextmanager
 def read_only(conn_id: str) -> Iterator[TaskQueue]:
-    """A queue in a read-only transaction with a statement timeout of VIEW_SECONDS."""
+    """Yield a queue in a read-only transaction with a statement timeout of VIEW_SECONDS."""
     with _connected(conn_id) as connection:
         connection.read_only = True
         _limit(connection, VIEW_SECONDS)
@@ -62,7 +62,7 @@ def read_only(conn_id: str) -> Iterator[TaskQueue]:
 
 @contextmanager
 def transaction(conn_id: str, user: str) -> Iterator[TaskQueue]:
-    """A queue in a transaction under the user's name, committed at the end."""
+    """Yield a queue in a transaction under the user's name, and commit at the end."""
     with _connected(conn_id) as connection:
         _limit(connection, ACTION_SECONDS)
         queue = TaskQueue(connection)
@@ -77,7 +77,10 @@ def _limit(connection: psycopg.Connection[Any], seconds: float) -> None:
 
 @contextmanager
 def _connected(conn_id: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection that is closed at the end; its errors become an HTTPException with a message for the user."""
+    """Yield a connection, and close it at the end.
+
+    Translate errors of the connection to an HTTPException with a message for the user.
+    """
     if not _free.acquire(timeout=CONNECT_SECONDS):
         raise HTTPException(503, "The page has too many requests at once; try again.")
     try:
@@ -95,7 +98,10 @@ def _connected(conn_id: str) -> Iterator[psycopg.Connection[Any]]:
 
 @contextmanager
 def _translated_errors(conn_id: str) -> Iterator[None]:
-    """Translates errors to messages without parts of the DSN: host and user appear in the server's log only."""
+    """Translate errors to messages without parts of the DSN.
+
+    Only the server's log has the host and the user.
+    """
     try:
         yield
     except HTTPException:

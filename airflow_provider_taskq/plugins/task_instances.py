@@ -68,10 +68,12 @@ def instance(
     since: datetime | None = None,
     wait: Annotated[SensorWait | None, Depends(_sensor_wait)] = None,
 ) -> Document:
-    """The queue's view of a task instance: what it holds, itself and in its workers, has pushed and waits for.
+    """Return the queue's view of a task instance.
 
-    `claimed_as`: the owner's name, if the sensor claimed under another one. `claimed`: the number of tasks that it
-    claimed. `since`: the start of the task instance.
+    The view has what the task instance and its workers hold, what it has pushed, and what it waits for.
+
+    `claimed_as`: the owner's name, if the sensor claimed under another name than that of the task instance. `claimed`:
+    the number of tasks that the sensor claimed. `since`: the start of the task instance.
     """
     owner = claimed_as or str(named)
     names = (identifier or [])[:MAX_IDENTIFIERS]
@@ -93,7 +95,7 @@ def instance(
 def _tasks_of_instance(
     queue: TaskQueue, topic: str, first: int | None, last: int | None, identifiers: Sequence[str]
 ) -> Document:
-    """The tasks of one push, and the newest tasks of identifiers."""
+    """Return the tasks of one push, and the newest tasks of identifiers."""
     pushed = [] if first is None or last is None else queue.find_pushed(topic, first, last)
     newest = queue.newest_sequences(topic, identifiers)
     wanted = [sequence for sequence in newest.values() if sequence is not None]
@@ -105,7 +107,7 @@ def _tasks_of_instance(
 
 
 def _wait_sentence(queue: TaskQueue, topic: str, wait: SensorWait, identifiers: Sequence[str]) -> str:
-    """The sentence about what a sensor waits for now; the sensor writes the same one into its task log."""
+    """Describe what a sensor waits for now, in the sentence that the sensor writes into its task log."""
     status = queue.topic_status(topic, wait.condition)
     if wait.what == "ready":
         return describe_ready_wait(status, wait.number, wait.condition)
@@ -116,7 +118,7 @@ def _wait_sentence(queue: TaskQueue, topic: str, wait: SensorWait, identifiers: 
 
 
 def _drain_sentence(queue: TaskQueue, name: str) -> str | None:
-    """The latest drain of a task instance in a sentence; None if it has drained nothing."""
+    """Describe the latest drain of a task instance. Return None if there was no drain."""
     drain = queue.drain_report(name)
     if drain is None:
         return None
@@ -128,7 +130,10 @@ def _drain_sentence(queue: TaskQueue, name: str) -> str | None:
 
 
 def _claim(queue: TaskQueue, topic: str, owner: str, claimed: int, since: datetime | None) -> Document:
-    """The tasks that a sensor claimed: their states now as counts and in a sentence, and the first of them."""
+    """Return the tasks that a sensor claimed.
+
+    The document has the present states of these tasks as counts and in a sentence, and the first of the tasks.
+    """
     require_zone(since)
     found = queue.find_claimed(topic, owner, since)
     counts = Counter(state for _, state in found)

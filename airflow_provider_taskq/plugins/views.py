@@ -25,7 +25,10 @@ router = APIRouter(prefix="/api", dependencies=[Depends(viewer)])
 
 @router.get("/connections")
 def connections(user: Viewer) -> Document:
-    """The connections that the page shows, and whether the user may act on them. Queries no database of a queue."""
+    """Return the connections that the page shows, and whether the user may act on each.
+
+    This view queries no database of a queue.
+    """
     found = [{"conn_id": conn_id, "may_act": may_act(user, conn_id)} for conn_id in listed_conn_ids()]
     return {"connections": found, "user": user.get_name(), "as_of": serializers.moment(datetime.now(UTC))}
 
@@ -40,7 +43,7 @@ def topics(
     after: Annotated[int, Query(ge=0, le=MAX_TOPICS)] = 0,
     size: Size = 25,
 ) -> Document:
-    """Sorted topics with capped counts. Reads the first 1,000 names that match."""
+    """Return sorted topics with capped counts, of the first 1,000 names that match."""
     with read_only(conn_id) as queue:
         found = queue.browse_topics(search or None, size=MAX_TOPICS + 1, cap=CAP)
         shown = topic_list(
@@ -51,7 +54,7 @@ def topics(
 
 @router.get("/{conn_id}/throughput")
 def throughput(conn_id: ConnId, topic: Annotated[list[str], Query(max_length=200)]) -> Document:
-    """The tasks of these topics that ended in the last hour, for the charts in the list of topics."""
+    """Return the tasks of these topics that ended in the last hour, for the charts in the list of topics."""
     with read_only(conn_id) as queue:
         ended = queue.throughput(*BARS)
         wanted = {each.topic for each in ended}.intersection(topic)
@@ -63,7 +66,7 @@ def throughput(conn_id: ConnId, topic: Annotated[list[str], Query(max_length=200
 
 @router.get("/{conn_id}/topic")
 def one_topic(conn_id: ConnId, topic: Name) -> Document:
-    """A topic with its policy, its charts and its owners."""
+    """Return a topic with its policy, its charts and its owners."""
     with read_only(conn_id) as queue:
         summary = queue.browse_topic(topic, TOPIC_CAP)
         if summary is None:
@@ -76,7 +79,10 @@ def one_topic(conn_id: ConnId, topic: Name) -> Document:
 
 @router.get("/{conn_id}/dags")
 def dags(conn_id: ConnId, topic: Name, user: Viewer) -> Document:
-    """The DAGs that use a topic or are started by it. Queries no database of a queue."""
+    """Return the DAGs that use a topic or are started by its events.
+
+    This view queries no database of a queue.
+    """
     found = uses_of(topic, conn_id, user)
     return {
         "uses": [serializers.use(each) for each in found.found],
@@ -96,7 +102,7 @@ def _filter(
     error: Text = None,
     error_group: Text = None,
 ) -> Filter:
-    """The filter in a URL. Empty fields of a form count as absent."""
+    """Return the filter that a URL contains. Empty fields of a form count as absent."""
     given = {"state": state, "status": status, "identifier": identifier, "reference": reference}
     given |= {"error": error, "error_group": error_group}
     return Filter.model_validate({**given, "since": since or None, "until": until or None})
@@ -112,7 +118,7 @@ def tasks(
     order: Annotated[str, Query(pattern="^(newest|oldest)$")] = "newest",
     size: Size = 50,
 ) -> Document:
-    """A page of the tasks that match a filter."""
+    """Return a page of the tasks that match a filter."""
     if after is not None and before is not None:
         raise HTTPException(400, "Give either after or before, not both.")
     newest, back = order == "newest", before is not None
@@ -135,7 +141,10 @@ def tasks(
 def _page_places(
     shown: Sequence[int], after: int | None, before: int | None, newest: bool, beyond: int | None
 ) -> Document:
-    """The places of the previous and the next page. An empty page leads back to the page that it came from."""
+    """Return the places of the previous and the next page.
+
+    An empty page leads back to the page before.
+    """
     step = 1 if newest else -1
     if before is not None:
         return {"previous": beyond, "next": shown[-1] if shown else before + step}
@@ -145,7 +154,7 @@ def _page_places(
 
 @router.get("/{conn_id}/search")
 def search(conn_id: ConnId, text: Name, size: Size = 50) -> Document:
-    """The newest tasks of all topics whose sequence, identifier or reference equals a text."""
+    """Return the newest tasks of all topics whose sequence, identifier or reference equals a text."""
     with read_only(conn_id) as queue:
         found = queue.search_tasks(text.strip(), size + 1)
         return {
@@ -157,7 +166,7 @@ def search(conn_id: ConnId, text: Name, size: Size = 50) -> Document:
 
 @router.get("/{conn_id}/task")
 def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, le=2**63 - 1)]) -> Document:
-    """A task with why it is not running, its timeline, and what it depends on."""
+    """Return a task, why it is not running, its timeline, and its dependencies."""
     with read_only(conn_id) as queue:
         lines = queue.browse_tasks(topic, [sequence], error_length=10_000)
         if not lines:
@@ -175,7 +184,7 @@ def one_task(conn_id: ConnId, topic: Name, sequence: Annotated[int, Query(ge=0, 
 
 @router.get("/{conn_id}/owners")
 def owners(conn_id: ConnId, search: Text = None, after: Place = None, size: Size = 50) -> Document:
-    """Owners with a lease, the newest registration first."""
+    """Return owners with a lease, the newest registration first."""
     with read_only(conn_id) as queue:
         found, looked_to = queue.browse_owners(search or None, after=after, size=size + 1)
         following = found[size - 1].fence if len(found) > size else looked_to
@@ -188,7 +197,7 @@ def owners(conn_id: ConnId, search: Text = None, after: Place = None, size: Size
 
 @router.get("/{conn_id}/owner")
 def one_owner(conn_id: ConnId, owner: Name, after: Place = None, size: Size = 50) -> Document:
-    """An owner and the tasks that it holds."""
+    """Return an owner and the tasks that the owner holds."""
     with read_only(conn_id) as queue:
         line = queue.browse_owner(owner)
         held = queue.browse_held(owner, after, size + 1)
@@ -202,7 +211,7 @@ def one_owner(conn_id: ConnId, owner: Name, after: Place = None, size: Size = 50
 
 @router.get("/{conn_id}/locks")
 def locks(conn_id: ConnId, after: Text = None, size: Size = 100) -> Document:
-    """Locks by name."""
+    """Return locks by name."""
     with read_only(conn_id) as queue:
         found = queue.browse_locks(after, size + 1)
         following = found[size - 1].name if len(found) > size else None
@@ -215,7 +224,7 @@ def locks(conn_id: ConnId, after: Text = None, size: Size = 100) -> Document:
 
 @router.get("/{conn_id}/consumer_groups")
 def consumer_groups(conn_id: ConnId) -> Document:
-    """The progress of consumer groups, and the open transactions that hold back the logs."""
+    """Return the progress of consumer groups, and the open transactions that hold back the logs."""
     with read_only(conn_id) as queue:
         found = queue.browse_groups(100, CAP)
         names = list(dict.fromkeys(each.topic for each in found))
@@ -238,7 +247,7 @@ def consumer_groups(conn_id: ConnId) -> Document:
 
 @router.get("/{conn_id}/ticks")
 def ticks(conn_id: ConnId, topic: Text = None) -> Document:
-    """Waiting ticks by topic, prefix and hash: of one topic in full, or the first of each topic."""
+    """Return waiting ticks by topic, prefix and hash: all of one topic, or the first of each topic."""
     with read_only(conn_id) as queue:
         names = [topic] if topic else queue.topics()
         shown, capped = [], len(names) > TICK_TOPICS
@@ -251,7 +260,7 @@ def ticks(conn_id: ConnId, topic: Text = None) -> Document:
 
 @router.get("/{conn_id}/health")
 def health(conn_id: ConnId) -> Document:
-    """Health findings, the worst first."""
+    """Return health findings, the worst first."""
     with read_only(conn_id) as queue:
         found = [{**serializers.row(each), "severity": each.severity.name.lower()} for each in queue.health()]
         return {"findings": found, **serializers.stamp(queue)}
@@ -259,7 +268,7 @@ def health(conn_id: ConnId) -> Document:
 
 @router.get("/{conn_id}/errors")
 def errors(conn_id: ConnId, topic: Name, size: Size = 20) -> Document:
-    """The failures of a topic, grouped by error, the largest group first."""
+    """Return the failures of a topic, grouped by error, the largest group first."""
     with read_only(conn_id) as queue:
         return {
             "errors": [serializers.row(each) for each in queue.error_groups(topic, size)],
@@ -269,7 +278,7 @@ def errors(conn_id: ConnId, topic: Name, size: Size = 20) -> Document:
 
 @router.get("/{conn_id}/audit")
 def audit(conn_id: ConnId, topic: Text = None, after: Place = None, size: Size = 50) -> Document:
-    """The audit log, the newest line first."""
+    """Return the audit log, the newest line first."""
     with read_only(conn_id) as queue:
         found = queue.audit_trail(topic or None, after=after, size=size + 1)
         lines = []
@@ -280,7 +289,7 @@ def audit(conn_id: ConnId, topic: Text = None, after: Place = None, size: Size =
 
 
 def _charts(topic: str, minutes: Sequence[Throughput], hours: Sequence[Throughput]) -> Document:
-    """A topic's last hour and day. `sampled` is the share of ended tasks that was read."""
+    """Return a topic's last hour and day. `sampled` is the share of ended tasks that was read."""
     hour, day = ([each for each in ended if each.topic == topic] for ended in (minutes, hours))
     sampled = min((each.sampled for each in (*hour, *day)), default=1.0)
     return {"hour": serializers.spans(hour, 60), "day": serializers.spans(day, 24), "sampled": sampled}

@@ -34,7 +34,7 @@ _ACTIONS = {"verify": verify, "uninstall": uninstall, "expire": _expire, "mainta
 
 
 def main() -> int:
-    """Runs the action of the first argument. Returns 1, with one sentence on stderr, if it fails."""
+    """Run the action of the first argument. If the action fails, print one sentence on stderr and return 1."""
     parser = argparse.ArgumentParser(
         prog="python -m airflow_provider_taskq.queue",
         description="The schema taskq, in the database that TASKQ_DSN, TASKQ_DSN_FILE or PGHOST names.",

@@ -32,13 +32,13 @@ class AdminMixin(FunctionCaller):
         to: int | None = None,
         size: int | None = None,
     ) -> dict[int, int]:
-        """Starts ended tasks again. Returns the sequence that continues each task, by the task's sequence.
+        """Start ended tasks again. Return the sequence that continues each task, by the task's sequence.
 
-        Selects either the tasks of a state from `from_` to `to`, without those that another transaction holds, or the
+        The tasks are either those of a state from `from_` to `to`, without those that another transaction holds, or the
         tasks of `sequences`, all or none.
 
-        :param revival: RESET makes the tasks themselves READY in their old place. The others mark the tasks RECREATED,
-            and then push a copy of each by that insertion, in order of sequence.
+        :param revival: RESET makes the tasks themselves READY in their original place. The others mark the tasks
+            RECREATED, and then push a copy of each by that insertion, in order of sequence.
         :param from_: the lowest sequence, included.
         :param to: the highest sequence, included; None for no limit.
         :param size: the most tasks of a state, those with the lowest sequences; None for all.
@@ -60,9 +60,11 @@ class AdminMixin(FunctionCaller):
         from_: int = 0,
         to: int | None = None,
     ) -> int:
-        """Overrides the result of ended tasks, which keep their output. Returns the number of tasks.
+        """Override the result of ended tasks, which keep their output. Return the number of tasks.
 
-        Selects tasks like `revive`. Tasks of a state that have this result already are not counted.
+        The method selects tasks like `revive`. Tasks of a state that have this result already are not counted.
+
+        :raises InvalidState: for a task of `sequences` that has not ended or does not exist.
         """
         return self._number(
             "SELECT taskq.reassign(%s::text, %s::int, %b::bigint[], %s::int, %s::bigint, %s::bigint)",
@@ -70,9 +72,9 @@ class AdminMixin(FunctionCaller):
         )
 
     def lock_tasks(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
-        """Locks those of the tasks that are in one of the ended states until the transaction ends; returns them.
+        """Lock the tasks that are in one of `states` until the transaction ends. Return their sequences.
 
-        Leaves out tasks that another transaction holds.
+        Tasks that another transaction holds are left out.
         """
         locked: list[int] = self._value(
             "SELECT taskq.lock_tasks(%s::text, %b::bigint[], %b::int[])", (topic, list(sequences), _numbers(states))
@@ -90,7 +92,7 @@ class AdminMixin(FunctionCaller):
         *,
         size: int | None = None,
     ) -> int:
-        """Removes tasks for good. Returns the number of tasks.
+        """Remove tasks for good. Return the number of tasks.
 
         A task that another transaction holds stays.
 
@@ -105,7 +107,7 @@ class AdminMixin(FunctionCaller):
         )
 
     def purge_all(self, topic: str) -> int:
-        """Removes every task of a topic, also ACTIVE ones. Returns the number of tasks.
+        """Remove every task of a topic, also ACTIVE ones. Return the number of tasks.
 
         A task that another transaction is polling or completing at this moment stays. A topic with tables of its own
         is emptied at once, on a connection in autocommit.
@@ -113,14 +115,14 @@ class AdminMixin(FunctionCaller):
         return self._number("SELECT taskq.purge_all(%s::text, %s::boolean)", (topic, self._commits_each_call))
 
     def purge_sequences(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> int:
-        """Removes those of the tasks that are in one of the states and not held. Returns the number of tasks."""
+        """Remove the tasks that are in one of `states` and not held. Return the number of tasks."""
         return self._number(
             "SELECT taskq.purge_sequences(%s::text, %b::bigint[], %b::int[])",
             (topic, list(sequences), _numbers(states)),
         )
 
     def purge_past_ttl(self, topic: str, size: int = _ALL) -> int:
-        """Removes tasks with an error whose time to live is over. Returns the number of tasks.
+        """Remove tasks with an error whose time to live is over. Return the number of tasks.
 
         These are FAILED tasks past their time to live, and READY tasks that are also past the `horizon` of the retry
         policy. Until then, and without a horizon, a READY task has retries left and stays. A task without a time to
@@ -131,56 +133,81 @@ class AdminMixin(FunctionCaller):
         return self._number("SELECT taskq.purge_past_ttl(%s::text, %s::int)", (topic, to_int4(size)))
 
     def purge_owners(self, older_than: timedelta) -> int:
-        """Removes owners without a sign of life for `older_than` whose lease has lapsed or is gone. Returns how many.
+        """Remove owners that have no valid lease and were inactive for `older_than`. Return the number of owners.
 
-        Spares owners that hold tasks, and owners that last held a stored task, so that its `owner` stays known.
+        A registration, a heartbeat and a release count as activity. Owners that hold tasks stay, and owners that were
+        the last to hold a stored task, because `TaskInfo.owner` names them.
+
+        :param older_than: time since the last activity of the owner.
         """
         return self._number("SELECT taskq.purge_owners(%s::interval)", (interval_text(older_than),))
 
     # Waiting tasks
 
     def pause_task(self, topic: str, sequence: int) -> bool:
-        """Keeps a READY task from being handed out until it is resumed. False if it was paused already.
+        """Pause a READY task: no poll hands it out until it is resumed. Return False if it was paused already.
 
-        :raises InvalidState: if the task is not READY, also for the other verbs on waiting tasks.
+        :raises InvalidState: if the task is not READY.
         """
         return self._flag("SELECT taskq.pause_task(%s::text, %s::bigint)", (topic, sequence))
 
     def resume_task(self, topic: str, sequence: int) -> bool:
-        """Makes a paused retry due now, and any other paused task due in its old place. False if it was not paused."""
+        """Resume a paused task. Return False if it was not paused.
+
+        A retry becomes due now, any other task at the time that its push set.
+
+        :raises InvalidState: if the task is not READY.
+        """
         return self._flag("SELECT taskq.resume_task(%s::text, %s::bigint)", (topic, sequence))
 
     def set_due(self, topic: str, sequence: int, moment: datetime | None) -> None:
-        """Sets when a READY task is due; None gives it its old place back."""
+        """Set when a READY task is due. None restores the time that the push of the task set.
+
+        :raises InvalidState: if the task is not READY.
+        """
         self._rows("SELECT taskq.set_due(%s::text, %s::bigint, %s::timestamptz)", (topic, sequence, moment))
 
     def set_attempts(self, topic: str, sequence: int, attempts: int) -> None:
-        """Sets how many failed attempts of a READY task count.
+        """Set the number of attempts that a READY task has used.
 
-        :raises InvalidTask: if no attempt would be left.
+        After a push the number is 0. `max_attempts - 1` leaves one attempt.
+
+        :raises InvalidTask: if the number is negative, or no attempt would be left.
+        :raises InvalidState: if the task is not READY.
         """
         self._rows("SELECT taskq.set_attempts(%s::text, %s::bigint, %s::int)", (topic, sequence, attempts))
 
     def run_now(self, topic: str, sequences: Iterable[int]) -> int:
-        """Makes READY tasks due now that are scheduled or paused, all or none. Returns how many it changed.
+        """Make READY tasks due now that are scheduled or paused, all or none. Return the number of changed tasks.
 
         Dependencies, the probe and the pause of the topic still keep a task back.
+
+        :raises InvalidState: if one of the tasks is not READY.
         """
         return self._number("SELECT taskq.run_now(%s::text, %b::bigint[])", (topic, list(sequences)))
 
     def set_priority(self, topic: str, sequences: Iterable[int], priority: int) -> int:
-        """Sets the priority of READY tasks, -100 to 100, higher first, all or none. Returns how many it changed."""
+        """Set the priority of READY tasks, all or none. Return the number of changed tasks.
+
+        :param priority: -100 to 100; higher first.
+        :raises InvalidState: if one of the tasks is not READY.
+        """
         call = "SELECT taskq.set_priority(%s::text, %b::bigint[], %s::int)"
         return self._number(call, (topic, list(sequences), priority))
 
     def cancel(self, topic: str, sequences: Iterable[int]) -> int:
-        """Ends READY tasks as FILTERED without running them, all or none. Returns how many. `revive` undoes it."""
+        """End READY tasks as FILTERED without running them, all or none. Return the number of tasks.
+
+        `revive` undoes a cancel.
+
+        :raises InvalidState: if one of the tasks is not READY.
+        """
         return self._number("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences)))
 
     def release_tasks(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
-        """Gives back some of an owner's tasks, all or none. Returns the number of tasks.
+        """Release some of an owner's tasks, all or none. Return the number of tasks.
 
-        The tasks are READY in their old place, and the attempt is not counted.
+        The tasks become READY in their original place, and the attempt is not counted.
 
         :raises NotHeld: if the owner does not hold one of them.
         """
@@ -193,7 +220,7 @@ class AdminMixin(FunctionCaller):
     def junction(
         self, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> set[str]:
-        """Releases groups of identifiers: their SUSPENDED tasks start again. Returns the identifiers of those tasks.
+        """Release groups of identifiers: their SUSPENDED tasks start again. Return the identifiers of those tasks.
 
         A group is released when each of its identifiers has a SUSPENDED task (SINGULAR), or a task in any state but
         REDUNDANT (ETERNAL). Each group is judged alone, by the states before the call. A group with a suspended task
@@ -209,10 +236,10 @@ class AdminMixin(FunctionCaller):
     def release_groups_once(
         self, name: str, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> list[int]:
-        """Releases groups like `junction`, each group once under `name`. Returns the places of the unreleased groups.
+        """Release groups like `junction`, each group once under `name`. Return the places of the unreleased groups.
 
-        For a caller that waits until all groups have been released. The database remembers each released group by its
-        identifiers, so a caller that repeats the call after a crash gets the same answer.
+        A caller that waits until all groups have been released repeats this call. The database remembers each released
+        group by its identifiers, so the caller gets the same answer after a crash.
         """
         return list(
             self._value(
@@ -222,18 +249,21 @@ class AdminMixin(FunctionCaller):
         )
 
     def purge_group_releases(self, older_than: timedelta) -> int:
-        """Forgets the groups that `release_groups_once` released longer ago than this. Returns the number of groups."""
+        """Forget the groups that `release_groups_once` released longer ago than this. Return the number of groups.
+
+        A caller that still repeats `release_groups_once` then waits for these groups again.
+        """
         return self._number("SELECT taskq.purge_group_releases(%s::text::interval)", (interval_text(older_than),))
 
     # Locks
 
     def lock(self, name: str, by: str, at_most: timedelta, at_least: timedelta = _ZERO) -> bool:
-        """Takes a lock by name for `by`, or extends it. Returns False, without waiting, if another holder has it.
+        """Take a lock by name for `by`, or extend it. Return False, without waiting, if another holder has the lock.
 
-        Other transactions see the lock as soon as this returns, before the commit and also if a rollback follows.
+        Other transactions see the lock as soon as the call returns, before the commit and also if a rollback follows.
 
-        :param at_most: the lock ends after this time, at most 3650 days, unless it is given back.
-        :param at_least: even if it is given back, the lock does not end before this time.
+        :param at_most: the lock ends after this time, at most 3650 days, unless it is released earlier.
+        :param at_least: even after a release, the lock does not end before this time.
         """
         return self._flag(
             "SELECT taskq.lock(%s::text, %s::text, %s::interval, %s::interval)",
@@ -241,7 +271,10 @@ class AdminMixin(FunctionCaller):
         )
 
     def unlock(self, name: str, by: str) -> bool:
-        """Gives a lock back. False if `by` does not have it. Until `at_least` is over, the lock has no holder."""
+        """Release a lock. Return False if `by` does not hold the lock.
+
+        Other holders can take the lock only after its `at_least`.
+        """
         return self._flag("SELECT taskq.unlock(%s::text, %s::text)", (name, by))
 
     # Ticks
@@ -249,11 +282,11 @@ class AdminMixin(FunctionCaller):
     def install_ticks(
         self, topic: str, prefix: str, config_hash: str, ticks: Iterable[tuple[datetime, NewTask | Json]]
     ) -> int:
-        """Adds the ticks that are missing. Returns their number. A tick that exists is never changed.
+        """Add the ticks that are missing, and return their number. A tick that exists is never changed.
 
-        First removes the waiting ticks of the same prefix with another hash; held and ended ones stay. Any number of
-        schedulers may install the same ticks; they wait for each other's transactions. A tick's task has the identifier
-        `prefix/config_hash/time`, with the time in UTC as 20261121T103000.000000Z.
+        The call first removes the waiting ticks of the same prefix with another hash; held and ended ticks stay. Any
+        number of schedulers may install the same ticks; they wait for each other's transactions. A tick's task has the
+        identifier `prefix/config_hash/time`, with the time in UTC as 20261121T103000.000000Z.
 
         :param ticks: nominal times, each with a payload that is due then, or with a NewTask, whose identifier is
             replaced and whose own due time counts.
@@ -274,13 +307,13 @@ class AdminMixin(FunctionCaller):
             return sum(self._install_chunk(topic, prefix, config_hash, chunk, moments) for chunk in chunks)
 
     def uninstall_ticks(self, topic: str, prefix: str, config_hash: str) -> int:
-        """Removes the waiting ticks of exactly this prefix and hash. Returns their number."""
+        """Remove the waiting ticks of exactly this prefix and hash. Return their number."""
         return self._number("SELECT taskq.uninstall_ticks(%s::text, %s::text, %s::text)", (topic, prefix, config_hash))
 
     def _install_chunk(
         self, topic: str, prefix: str, config_hash: str, chunk: TaskChunk, moments: list[datetime]
     ) -> int:
-        """Installs the ticks of one chunk; `moments` are those of all chunks."""
+        """Install the ticks of one chunk; `moments` are those of all chunks."""
         columns = chunk.columns()[1:]  # the SQL function makes the identifiers
         return self._number(
             "SELECT taskq.install_ticks(%s::text, %s::text, %s::text, %b::timestamptz[], %b::text[], %b::text[],"
@@ -295,27 +328,27 @@ class AdminMixin(FunctionCaller):
     # The switch of workers, by name: it outlives their processes
 
     def activate_worker(self, name: str) -> bool | None:
-        """Switches workers of a name on, and notifies them at the commit.
+        """Switch workers of a name on, and notify them at the commit.
 
         :return: the previous setting; None if this name had none.
         """
         return self._set_worker(name, active=True)
 
     def deactivate_worker(self, name: str) -> bool | None:
-        """Switches workers of a name off, and notifies them at the commit. Returns the same as `activate_worker`."""
+        """Switch workers of a name off, and notify them at the commit. Return the same as `activate_worker`."""
         return self._set_worker(name, active=False)
 
     def is_worker_active(self, name: str) -> bool | None:
-        """Whether workers of a name are switched on; None if the name has no setting."""
+        """Return whether workers of a name are switched on; None if the name has no setting."""
         active: bool | None = self._value("SELECT taskq.is_worker_active(%s::text)", (name,))
         return active
 
     def workers(self) -> dict[str, bool]:
-        """Returns by name whether workers are switched on, for all names with a setting."""
+        """Return whether workers are switched on, by name, for all names with a setting."""
         return dict(self._rows("SELECT name, active FROM taskq.workers()"))
 
     def forget_worker(self, name: str) -> bool:
-        """Removes the setting of a worker's name. False if there is none."""
+        """Remove the setting of a worker's name. Return False if the name has no setting."""
         return self._flag("SELECT taskq.forget_worker(%s::text)", (name,))
 
     def _set_worker(self, name: str, *, active: bool) -> bool | None:
@@ -325,20 +358,21 @@ class AdminMixin(FunctionCaller):
     # The audit trail
 
     def set_actor(self, actor: str) -> None:
-        """Names the person on whose behalf this transaction acts, for the history of the tasks that it changes."""
+        """Name the person on whose behalf this transaction acts, for the history of the tasks that it changes."""
         self._rows("SELECT set_config('taskq.actor', %s::text, true)", (actor,))
 
     def record_action(self, action: str, topic: str | None, what: str, count: int) -> None:
-        """Adds an action of this transaction to the audit trail, under the name given to `set_actor`.
+        """Add an action of this transaction to the audit trail, under the name given to `set_actor`.
 
         :raises TaskQueueError: without an actor.
         """
         self._rows("SELECT taskq.record_action(%s::text, %s::text, %s::text, %s::bigint)", (action, topic, what, count))
 
     def audit_trail(self, topic: str | None = None, *, after: int | None = None, size: int = 50) -> list[AuditEntry]:
-        """Returns actions on a topic or on all topics, the newest first.
+        """Return actions on a topic or on all topics, the newest first.
 
         :param after: the `audit_id` of the last entry of the page before.
+        :param size: the most actions.
         """
         return self._fetch(
             model_row(AuditEntry),
@@ -356,7 +390,7 @@ def _numbers(states: Iterable[State | str]) -> list[int]:
 
 
 def _group_members(groups: Iterable[Iterable[str]]) -> tuple[list[str], list[int]]:
-    """Returns the identifiers of all groups, and for each the place of its group, counted from 0."""
+    """Return the identifiers of all groups, and for each the place of its group, counted from 0."""
     identifiers: list[str] = []
     places: list[int] = []
     for place, group in enumerate(groups):

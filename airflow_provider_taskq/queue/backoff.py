@@ -27,11 +27,11 @@ class Backoff:
         self.failures = 0
 
     def next(self) -> float:
-        """Counts a failure and returns the seconds to pause before the next attempt."""
+        """Count a failure, and return the seconds to pause before the next attempt."""
         pause = min(self.maximum, self.initial * 2.0 ** min(self.failures, _MAX_DOUBLINGS))
         self.failures += 1
         return pause * random.uniform(1 - self.jitter, 1)  # noqa: S311
 
     def reset(self) -> None:
-        """Starts again at `initial`, after an attempt that succeeded."""
+        """Start again at `initial`. Call this method after an attempt that succeeded."""
         self.failures = 0

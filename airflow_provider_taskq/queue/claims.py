@@ -29,7 +29,7 @@ class Claim:
 
     @classmethod
     def parse(cls, given: Any) -> Self:
-        """Returns the claim in a dict (`gate.output`), or in the text that a template makes of one.
+        """Return the claim in a dict (`gate.output`), or in the text that a template makes of such a dict.
 
         :raises InvalidArgument: for None, another text, or a dict that lacks a field.
         """
@@ -49,13 +49,13 @@ class Claim:
             raise InvalidArgument(f"invalid claim {_shown(given)}: {type(error).__name__} {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the claim as an XCom value."""
+        """Return the claim as an XCom value."""
         return asdict(self)
 
     def holder(self, queue: TaskQueue) -> Owner:
-        """Returns the registration that holds the claim now: the gate's, or that of a task that took the claim over.
+        """Return the registration that holds the claim now: the gate's, or that of a task that took the claim over.
 
-        :raises LeaseLost: if there is none. The message says why, and what to do.
+        :raises LeaseLost: if no registration holds the claim. The message says why, and what to do.
         """
         owner = queue.owner(self.owner, self.fence)
         if owner is not None:
@@ -77,7 +77,7 @@ class Claim:
 
 
 def held_sequences(connection: psycopg.Connection[Any], owner: Owner, topic: str | None = None) -> list[int]:
-    """Returns the sequences that an owner holds, in a topic or in all topics, without payloads."""
+    """Return the sequences that an owner holds, in a topic or in all topics, without payloads."""
     rows = connection.execute(
         "SELECT sequence FROM taskq.held(%s::text, %s::bigint, %s::text)", (owner.name, owner.fence, topic)
     )
@@ -85,9 +85,9 @@ def held_sequences(connection: psycopg.Connection[Any], owner: Owner, topic: str
 
 
 def parse_rendered(text: str) -> Any:
-    """Parses the text that a template makes of a value: JSON or, as Jinja renders a list or dict, Python.
+    """Parse the text that a template makes of a value: JSON or, as Jinja renders a list or dict, Python.
 
-    :raises ValueError: if it is neither; the message does not contain the text.
+    :raises ValueError: for any other text. The message does not contain the text.
     """
     try:
         return json.loads(text)

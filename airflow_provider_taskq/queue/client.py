@@ -70,7 +70,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         policy: TopicPolicy = TopicPolicy(),  # noqa: B008 - frozen
         **changes: Unpack[PolicyChanges],
     ) -> bool:
-        """Creates a topic. Returns False, and leaves the topic as it is, if it exists.
+        """Create a topic. Return False, and leave the topic as it is, if it exists.
 
         :param changes: fields that differ from `policy`, as in `create_topic("orders", max_attempts=5)`.
         :raises InvalidArgument: for an unknown field or a value out of range.
@@ -83,7 +83,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         )
 
     def alter_topic(self, topic: str, policy: TopicPolicy | None = None, **changes: Unpack[PolicyChanges]) -> None:
-        """Changes a topic's policy: all of it by `policy`, or single fields by `changes`. Scheduled retries stay.
+        """Change a topic's policy: all of it by `policy`, or single fields by `changes`. Scheduled retries stay.
 
         Fields that `changes` do not name keep the values that concurrent transactions give them.
 
@@ -98,11 +98,11 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         self._rows("SELECT taskq.alter_topic(%s::text, %s::jsonb)", (topic, document))
 
     def topics(self) -> list[str]:
-        """Returns the names of all topics, in alphabetical order."""
+        """Return the names of all topics, in alphabetical order."""
         return [name for (name,) in self._rows("SELECT * FROM taskq.topics()")]
 
     def policy(self, topic: str) -> TopicPolicy:
-        """Returns a topic's policy."""
+        """Return a topic's policy."""
         rows = self._fetch(
             dict_row,
             "SELECT max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,"
@@ -113,29 +113,29 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return apply_changes(TopicPolicy(), rows[0])
 
     def drop_topic(self, topic: str) -> bool:
-        """Removes a topic with all its tasks, including held ones. Returns False if there is none.
+        """Remove a topic with all its tasks, including held ones. Return False if there is no such topic.
 
-        Waits up to a minute, and no longer than the session's `lock_timeout`, for transactions that push to the topic,
-        hold its tasks or store the progress of its consumer groups. A transaction of several verbs that waits for the
-        drop goes first, so none ends in a deadlock. A topic with tables of its own is dropped at once, on a connection
-        in autocommit.
+        The call waits up to a minute, and no longer than the session's `lock_timeout`, for transactions that push to
+        the topic, hold its tasks or store the progress of its consumer groups. A transaction of several verbs that
+        waits for the drop goes first, so none ends in a deadlock. A topic with tables of its own is dropped at once, on
+        a connection in autocommit.
 
-        :raises TaskQueueError: if these transactions do not end in time; names a session in the way.
+        :raises TaskQueueError: if these transactions do not end in time. The message names a session in the way.
         """
         return self._flag("SELECT taskq.drop_topic(%s::text, %s::boolean)", (topic, self._commits_each_call))
 
     def pause_topic(self, topic: str) -> bool:
-        """Stops the topic from handing out tasks; it still takes pushes and completions. False if already paused."""
+        """Pause a topic: it takes pushes and completions, but hands out no tasks. Return False if it was paused."""
         return self._flag("SELECT taskq.set_paused(%s::text, true)", (topic,))
 
     def resume_topic(self, topic: str) -> bool:
-        """Lets a paused topic hand out tasks again. False if it was not paused."""
+        """Let a paused topic hand out tasks again. Return False if it was not paused."""
         return self._flag("SELECT taskq.set_paused(%s::text, false)", (topic,))
 
     # Owners and leases
 
     def register(self, owner: str, lease: timedelta = _FIVE_MINUTES) -> Owner:
-        """Registers a name under a new, greater fence, which locks out the previous registration of the name.
+        """Register a name under a new, greater fence, which locks out the previous registration of the name.
 
         Tasks that the name still holds are taken over (`resumed`): they stay ACTIVE under the new fence.
 
@@ -147,7 +147,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         )[0]
 
     def take_over(self, owner: str, claim: int, lease: timedelta = _FIVE_MINUTES) -> Owner:
-        """Registers a name under a new, greater fence to continue a claim that another program made under the name.
+        """Register a name under a new, greater fence to continue a claim that another program made under the name.
 
         `claim` stays the key to the tasks: a retry takes them over by the same number, which locks out the attempt
         before it, and `owner(name, claim)` finds the registration that holds them now.
@@ -163,7 +163,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         )[0]
 
     def heartbeat(self, owner: Owner) -> Owner:
-        """Extends a lease, also a lapsed one, by its length from now.
+        """Extend a lease, also a lapsed one, by its length from now.
 
         :raises LeaseLost: if the lease is gone: expired, released, or replaced by a later registration.
         """
@@ -171,7 +171,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return replace(owner, lease_until=until)
 
     def owner(self, name: str, claim: int | None = None) -> Owner | None:
-        """Returns the owner of a name whose lease is not gone, lapsed or not.
+        """Return the owner of a name whose lease is not gone, lapsed or not.
 
         :param claim: the fence of a claim. The owner is returned only if it still holds that claim: under the same
             fence, or under a later one of `take_over`.
@@ -180,21 +180,21 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return found[0] if found else None
 
     def owners(self, within: timedelta | None = None) -> list[Owner]:
-        """Returns the owners whose lease has not lapsed.
+        """Return the owners whose lease has not lapsed.
 
         :param within: only those whose last sign of life is no older than this.
         """
         return self._fetch(_OWNER, "SELECT * FROM taskq.owners(%s::interval)", (interval_text(within),))
 
     def release(self, owner: Owner) -> int:
-        """Gives back an owner's unfinished tasks and ends its lease. Returns the number of tasks.
+        """Give back an owner's unfinished tasks and end its lease. Return the number of tasks; 0 if the lease is gone.
 
-        The tasks are READY in their old place, and the attempt is not counted. Returns 0 if the lease is gone.
+        The tasks are READY in their old place, and the attempt is not counted.
         """
         return self._number("SELECT taskq.release(%s::text, %s::bigint)", (owner.name, owner.fence))
 
     def expire(self, grace: timedelta = _ZERO, *, except_owners: Collection[str] = ()) -> int:
-        """Ends the leases that have lapsed. Returns how many tasks their owners held.
+        """End the leases that have lapsed. Return how many tasks their owners held.
 
         :param grace: only leases that lapsed longer ago than this.
         :param except_owners: names of owners whose leases are left alone, such as the caller's own.
@@ -220,7 +220,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         )[0]
 
     def held(self, owner: Owner, topic: str | None = None) -> list[Task]:
-        """Returns the tasks that an owner holds now, in polled order; none once its lease is gone."""
+        """Return the tasks that an owner holds now, in polled order; none once its lease is gone."""
         return self._fetch(
             model_row(Task),
             "SELECT sequence, topic, identifier, payload, reference, attempt, redelivered"
@@ -231,13 +231,13 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
     # Push and offer
 
     def push(self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND) -> list[Task]:
-        """Stores tasks at the end of a topic, all or none, and returns them in input order.
+        """Store tasks at the end of a topic, all or none, and return them in input order.
 
         :param tasks: identifiers, NewTasks, or dicts of the fields of NewTask. In a dict `available_at` may be a text
             in ISO 8601, and `delay` and `ttl` may be seconds or a text such as 90s.
         :param insertion: what happens to older tasks of the same identifiers. Under DELETE, a task whose identifier
             comes again later in the push is neither stored nor returned.
-        :raises InvalidTask: names the position of the task, counted from 0.
+        :raises InvalidTask: for a task that breaks a rule. The message has the position of the task, counted from 0.
         """
         insertion, given = Insertion(insertion), list(to_new_tasks(topic, tasks))
         chunks = list(split_into_chunks(topic, given))
@@ -258,7 +258,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
     def push_stream(
         self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
     ) -> Pushed:
-        """Pushes an iterator of any length in bounded memory, all or none; the parameters are those of `push`."""
+        """Push an iterator of any length in bounded memory, all or none; the parameters are those of `push`."""
         count, first, last = 0, None, None
         insertion, chunks = Insertion(insertion), split_into_chunks(topic, to_new_tasks(topic, tasks))
         head = list(islice(chunks, 2))
@@ -274,9 +274,10 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return Pushed(count, first, last)
 
     def notify(self, topic: str) -> None:
-        """Notifies workers and waits that listen, so that they poll the topic at once instead of after their pause.
+        """Notify the workers and sensors that listen, so that they poll the topic at once instead of after their pause.
 
-        Call it after the commit of a push, and outside of a long transaction. Nothing depends on the notification.
+        Call this method after the commit of a push, and outside of a long transaction. Nothing depends on the
+        notification.
         """
         self._rows("SELECT taskq.notify(%s::text)", (topic,))
 
@@ -293,7 +294,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         ttl: timedelta | None = None,
         priority: int = 0,
     ) -> Offered:
-        """Stores a task, unless a task of the identifier waits already: then updates or ignores that one.
+        """Store a task. If a task of the identifier waits already, update or ignore that task instead.
 
         A waiting task is READY and not held; scheduled tasks and tasks that wait to be retried are waiting tasks.
         Without `available_at` and `delay` the task is due at once; a task that is due already keeps its place. Among
@@ -312,13 +313,15 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return self.offer_many(topic, [task], if_exists=if_exists)[0]
 
     def offer_many(self, topic: str, tasks: Iterable[TaskInput], *, if_exists: str = "update") -> list[Offered]:
-        """Offers many tasks, all or none. Returns the outcomes in input order.
+        """Offer many tasks, all or none. Return the outcomes in input order.
 
-        If an identifier comes again, the later offer meets the task of the earlier one. Two calls never wait for each
-        other in a circle.
+        If an identifier comes again, the later offer meets the task of the earlier one. Two calls never deadlock with
+        each other.
 
         :param tasks: as in `push`.
-        :raises InvalidTask: also for a task that is suspended or depends on others.
+        :raises InvalidTask: for a task that breaks a rule of `push`, is suspended, or depends on others.
+        :raises InvalidArgument: for another `if_exists` than "update" and "ignore".
+        :raises TaskQueueError: above READ COMMITTED.
         """
         chunks = list(split_into_chunks(topic, to_new_tasks(topic, tasks)))
         for chunk in chunks:
@@ -333,10 +336,10 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         return offered
 
     def drop(self, topic: str, identifier: str) -> bool:
-        """Removes the waiting tasks of an identifier. Returns False if there are none.
+        """Remove the waiting tasks of an identifier. Return False if there are none.
 
-        Held and ended tasks stay. If all tasks of the identifier were offered, at most one waits. Waits until an open
-        transaction that offered the identifier ends.
+        Held and ended tasks stay. If all tasks of the identifier were offered, at most one task waits. The call waits
+        until an open transaction that offered the identifier ends.
 
         :raises TaskQueueError: above READ COMMITTED.
         """
@@ -345,7 +348,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
     def _push_chunk(
         self, topic: str, chunk: TaskChunk, insertion: Insertion, first_of_push: int | None
     ) -> list[int | None]:
-        """Returns the sequences of one chunk's tasks, None for a task that was not stored."""
+        """Push one chunk. Return the sequences of its tasks, with None for a task that was not stored."""
         single = chunk.single() if insertion is Insertion.APPEND else None
         if single:
             return [
@@ -383,7 +386,7 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
     ) -> list[Task]:
-        """Claims up to `size` READY and due tasks for an owner, and returns them in order.
+        """Claim up to `size` READY and due tasks for an owner, and return them in order.
 
         A poll never waits for another transaction. A `size` below 1 claims nothing.
 
@@ -396,9 +399,10 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         )
 
     def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
-        """Claims whole groups: the due READY tasks of up to `identifiers` identifiers, each group in order.
+        """Claim whole groups: the due READY tasks of up to `identifiers` identifiers, each group in order.
 
-        Leaves out an identifier with an ACTIVE task, with a task whose retry is not due, or with a FAILED task.
+        The poll leaves out an identifier with an ACTIVE task, with a task whose retry is not due, or with a FAILED
+        task.
 
         :param size: the most tasks of each group; -1 for all.
         :raises InvalidArgument: for a `size` below -1.
@@ -421,33 +425,38 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
     ) -> int:
-        """Claims tasks like `poll`, but returns only their number: for an engine that reads them by `held`."""
+        """Claim tasks like `poll`, but return only the number of tasks.
+
+        An engine that reads the tasks by `held` needs no more.
+
+        :raises LeaseLost: if the lease has lapsed or is gone.
+        """
         return self._number(
             "SELECT taskq.claim(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
             (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
         )
 
     def ready(self, topic: str, limit: int = 1, condition: Condition | str = Condition.NONE) -> int:
-        """Counts the tasks that a poll could claim now, up to `limit`. Changes and locks nothing.
+        """Count the tasks that a poll could claim now, up to `limit`. Change and lock nothing.
 
-        Leaves out what a poll would skip at this moment: tasks and, under a condition, identifiers that an open
-        transaction holds. A paused topic has none.
+        The count leaves out what a poll would skip at this moment: tasks and, under a condition, identifiers that an
+        open transaction holds. The count is 0 for a paused topic.
         """
         return self._number(
             "SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, to_int4(limit), Condition(condition))
         )
 
     def has_unclaimed(self, topic: str, condition: Condition | str = Condition.NONE) -> bool:
-        """Whether a poll could claim a task now, or could if no other poll were examining the task's identifier.
+        """Return whether a poll could claim a task now, or could if no other poll were examining the task's identifier.
 
         A poll under a condition holds the identifiers that it examines until its transaction ends, also those from
         which it claims nothing. So an empty poll and `ready() == 0` do not prove that the topic is empty. Call this
-        before you stop, and poll again after a pause while it is True.
+        method before you stop, and poll again after a pause while it returns True.
         """
         return self._flag("SELECT taskq.has_unclaimed(%s::text, %s::text)", (topic, Condition(condition)))
 
     def topic_status(self, topic: str, condition: Condition | str = Condition.NONE) -> TopicStatus:
-        """Counts a topic's unfinished tasks by what keeps them from being polled, up to `topic_status.MAX_COUNT`."""
+        """Count a topic's unfinished tasks by what keeps them from being polled, up to `topic_status.MAX_COUNT`."""
         rows = self._rows(TOPIC_STATUS_QUERY, ([topic], [Condition.of(condition)], MAX_COUNT))
         if not rows:
             raise UnknownTopic(f"topic {topic!r} does not exist; create it with create_topic")
@@ -456,11 +465,13 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
     # Complete
 
     def complete(self, owner: Owner, decisions: Mapping[Task | int, Decision | Result | str]) -> None:
-        """Carries out decisions on tasks that an owner holds, all or none. Works until the lease is gone.
+        """Carry out decisions on tasks that an owner holds, all or none.
+
+        A lapsed lease still completes, until an expiry ends the lease.
 
         :param decisions: by task or sequence, a Decision, a Result, or the name of a result.
         :raises LeaseLost: if the lease is gone.
-        :raises NotHeld: for tasks that the owner does not hold now; names their sequences.
+        :raises NotHeld: for tasks that the owner does not hold now; the message has their sequences.
         :raises InvalidTask: for a task that is named twice, or a message that is not JSON.
         """
         if decisions:
@@ -479,10 +490,10 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
     ) -> list[Task]:
-        """Completes tasks and polls the next ones, both or neither, in one round trip.
+        """Complete tasks and poll the next ones, both or neither, in one round trip.
 
-        Raises what `complete` and `poll` raise. If the lease has lapsed, the poll is refused and nothing is completed;
-        `complete` alone still works then.
+        If the lease has lapsed, the call raises LeaseLost and completes nothing; `complete` alone still works then. The
+        call raises the other errors of `complete` and `poll` too.
         """
         return self._fetch(
             task_row(topic),
@@ -505,7 +516,7 @@ def _json_value(value: Any) -> str | bool | None:
 
 
 def _decision_columns(decisions: Mapping[Task | int, Decision | Result | str]) -> tuple[list[Any] | None, ...]:
-    """Returns the array arguments of taskq.complete; a column without values is None."""
+    """Return the array arguments of taskq.complete; a column without values is None."""
     by_sequence: dict[int, Decision] = {}
     for key, value in decisions.items():
         sequence = key.sequence if isinstance(key, Task) else key

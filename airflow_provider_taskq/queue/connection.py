@@ -40,13 +40,13 @@ _TCP_DEFAULTS: Mapping[str, int] = {
 
 
 def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
-    """Opens a connection to the queue's database.
+    """Open a connection to the queue's database.
 
     Statements are not prepared, so that the connection works through a transaction pooler. Unless the DSN or the
     environment sets them, timeouts of TCP are set, and `target_session_attrs=read-write` if several hosts are named.
 
-    :param dsn: a connection string. None: TASKQ_DSN, else the file that TASKQ_DSN_FILE names, else the variables of
-        libpq (PGHOST, PGSERVICE, ...).
+    :param dsn: a connection string. With None, TASKQ_DSN or the file that TASKQ_DSN_FILE names has the string, or else
+        the variables of libpq (PGHOST, PGSERVICE, ...) name the database.
     :param options: options of `psycopg.connect`.
     :raises ConnectionFailed: if no server can be reached.
     :raises TaskQueueError: if the DSN is malformed. Neither error shows the password.
@@ -65,7 +65,7 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
 
 
 def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the libpq parameters that TaskQ sets if neither the DSN nor `options` nor libpq's environment sets them.
+    """Return the libpq parameters that TaskQ sets if neither the DSN nor `options` nor libpq's environment sets them.
 
     These are a limit for connecting and TCP's keepalives and user timeout. If several hosts are named, also
     `target_session_attrs=read-write`: a queue cannot work on a standby.
@@ -82,7 +82,7 @@ def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_dsn(dsn: str | None = None) -> str:
-    """Returns the connection string to use; empty if libpq's own variables name the database.
+    """Return the connection string to use. Return an empty text if libpq's own variables name the database.
 
     :raises TaskQueueError: if nothing names a database, or the file of TASKQ_DSN_FILE cannot be read.
     """
@@ -147,14 +147,14 @@ class CallLimit:
         return self._base * self._factor
 
     def exceed(self) -> None:
-        """Doubles the limit, after a call that exceeded it."""
+        """Double the limit after a call that exceeded it."""
         if self._grows:
             self._factor = min(self._factor * _GROWTH, _MAX_FACTOR)
             self._exceeded = time.monotonic()
 
     @contextmanager
     def for_handler_statements(self) -> Iterator[None]:
-        """Applies the limit for statements of user code inside the block."""
+        """Apply the limit for statements of user code inside the block."""
         self._base = self._handler_statements
         try:
             yield
@@ -163,11 +163,11 @@ class CallLimit:
 
 
 class _Silent(Exception):
-    """The deadline of a call has passed."""
+    """The server has not answered a call before its deadline."""
 
 
 def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
-    """Makes each call on a connection raise CallTimeout, and close the connection, after `limit` without an answer.
+    """Make each call on a connection raise CallTimeout, and close the connection, after `limit` without an answer.
 
     The statement is also cancelled on the server if the server can be reached, so that it does not keep its locks.
     """
@@ -251,7 +251,7 @@ class FunctionCaller:
 
 @contextmanager
 def all_or_nothing(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Makes several calls atomic: a savepoint in the caller's transaction, which only the caller commits."""
+    """Set a savepoint for several calls, so that an error undoes all of them. The caller commits the transaction."""
     if not conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
         conn.execute("SELECT")  # opens the caller's transaction: else the block below would commit its own
     with conn.transaction():
@@ -284,9 +284,9 @@ _ALTERNATIVES = {
 
 
 def require_connection(given: Any) -> psycopg.Connection[Any]:
-    """Returns the connection.
+    """Return the argument if it is a connection of psycopg 3.
 
-    :raises TypeError: if it is not one of psycopg 3; names the class that was given and the object to pass instead.
+    :raises TypeError: for any other object. The message has the class of the object and what to pass instead.
     """
     if isinstance(given, psycopg.Connection):
         return given

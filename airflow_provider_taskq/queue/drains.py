@@ -30,7 +30,10 @@ class FailedTask:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The latest drain of a name. `finished` and `report` are None until it ends, or if its program was killed."""
+    """The latest drain of a name.
+
+    `finished` and `report` are None while the drain runs, and if its program was killed.
+    """
 
     topic: str
     began: datetime
@@ -67,7 +70,7 @@ class FailureLimit:
 
     @classmethod
     def of(cls, max_failed: MaxFailed) -> "FailureLimit | None":
-        """Returns the limit for a value of `max_failed`. None, and the texts "" and "None", are no limit.
+        """Return the limit for a value of `max_failed`. None, and the texts "" and "None", are no limit.
 
         :raises InvalidArgument: for a negative count, a share outside 0 to 1, and any other value.
         """
@@ -83,13 +86,13 @@ class FailureLimit:
         )
 
     def is_exceeded(self, counts: DrainCounts) -> bool:
-        """Whether more tasks failed than the limit allows."""
+        """Return whether more tasks failed than the limit allows."""
         if self.count is not None:
             return counts.failed > self.count
         return self.share is not None and counts.failed > self.share * counts.ended
 
     def exceeded(self, topic: str, counts: DrainCounts) -> TooManyFailures | None:
-        """Returns an error with the counts and the first errors, if more tasks failed than the limit allows."""
+        """Return an error with the counts and the first errors, if more tasks failed than the limit allows."""
         if not self.is_exceeded(counts):
             return None
         allowed = f"{self.count:,}" if self.count is not None else f"{100 * (self.share or 0):.4g} % of them"
@@ -120,18 +123,18 @@ class DrainMixin(FunctionCaller):
     """Verbs of programs that drain: they work until a topic has no more tasks for them."""
 
     def begin_drain(self, name: str, topic: str, owner: Owner | None = None) -> datetime:
-        """Stores that a drain of this name begins. Returns the moment from which its tasks count.
+        """Store that a drain of this name begins. Return the moment from which its tasks count.
 
-        If the previous drain of the name was killed before its report, this is the moment at which that one began.
+        If the previous drain of the name was killed before its report, this is the moment at which that drain began.
 
-        :param owner: the owner that drains; None if several do, whose names are `name/...`.
+        :param owner: the owner that drains; None if several owners drain, whose names are `name/...`.
         """
         fence = None if owner is None else owner.fence
         began: datetime = self._value("SELECT taskq.begin_drain(%s::text, %s::bigint, %s::text)", (name, fence, topic))
         return began
 
     def end_drain(self, name: str, report: Mapping[str, Any], owner: Owner | None = None) -> bool:
-        """Stores the report of a drain. Returns False, and stores nothing, if a later drain of this name has started.
+        """Store the report of a drain. Return False, and store nothing, if a later drain of this name has started.
 
         :param report: at most 64 KiB of JSON.
         :param owner: as given to `begin_drain`.
@@ -140,14 +143,14 @@ class DrainMixin(FunctionCaller):
         return self._flag("SELECT taskq.end_drain(%s::text, %s::bigint, %s::text)", (name, fence, json.dumps(report)))
 
     def drain_report(self, name: str) -> DrainReport | None:
-        """Returns the latest drain of a name; None if there was none."""
+        """Return the latest drain of a name; None if there was none."""
         found = self._fetch(
             model_row(DrainReport), "SELECT topic, began, finished, report FROM taskq.find_drain(%s::text)", (name,)
         )
         return found[0] if found else None
 
     def drain_counts(self, topic: str, name: str, since: datetime, first: int = 5) -> DrainCounts:
-        """Counts what the owner of a name, and owners named `name/...`, have ended in a topic since a moment.
+        """Count what the owner of a name, and owners named `name/...`, have ended in a topic since a moment.
 
         Costs about 2 s for each million tasks that ended since then.
 

@@ -24,7 +24,7 @@ _TOO_MANY_DIGITS = re.compile(r"(?<![\d.,])\d{10}")
 
 
 def parse_duration(text: str, longest: timedelta = LONGEST_DURATION) -> timedelta:
-    """Parses a duration.
+    """Parse a duration.
 
     :param text: parts with the units w, d, h, m (or min), s, ms, as in `90s`, `5m`, `1h30m`; a number of seconds, as in
         `300`; or an ISO 8601 duration, as in `PT5M`, `P1DT2H`. ISO 8601 needs pendulum.
@@ -43,7 +43,10 @@ def to_timedelta(value: DurationLike) -> timedelta: ...
 @overload
 def to_timedelta(value: DurationLike | None) -> timedelta | None: ...
 def to_timedelta(value: DurationLike | None) -> timedelta | None:
-    """Converts a timedelta, a number of seconds or a text as `parse_duration` reads it. None stays None."""
+    """Convert a timedelta, a number of seconds or a text as `parse_duration` reads it. Return None for None.
+
+    :raises InvalidArgument: for a text that is not a duration, or a number of seconds that no timedelta holds.
+    """
     if value is None or isinstance(value, timedelta):
         return value
     if isinstance(value, str):

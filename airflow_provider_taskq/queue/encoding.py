@@ -66,9 +66,9 @@ _EXACT_DECODER = json.JSONDecoder(parse_float=_finite_float, parse_int=_finite_i
 
 
 def decode_json(text: str) -> Json:
-    """Decodes a JSON text; never raises.
+    """Decode a JSON text without ever raising an error.
 
-    Returns an `UnreadablePayload` with the reason for nesting deeper than the rest of the stack, for a number outside
+    Return an `UnreadablePayload` with the reason for nesting deeper than the rest of the stack, for a number outside
     the range of a double (with an exponent or as an integer), and for a text that is not JSON.
     """
     try:
@@ -83,7 +83,7 @@ def decode_json(text: str) -> Json:
 
 
 def json_text(value: Json) -> str | None:
-    """Encodes a value as compact JSON; None stays None.
+    """Encode a value as compact JSON. Return None for None.
 
     :raises ValueError: if some client could not read the JSON back. The message continues "its payload ...".
     """
@@ -104,10 +104,10 @@ def json_text(value: Json) -> str | None:
 
 
 def json_defect(text: str) -> str | None:
-    """Returns why some client could not read a JSON text that Python encoded, or None. It continues "its payload ...".
+    """Return why some client could not read a JSON text that Python encoded; None if every client can read the text.
 
-    The database refuses the same texts (taskq_internal.json_defect). It also refuses exponents that overflow, which
-    Python's encoder does not write.
+    The reason continues the words "its payload ...". The database refuses the same texts (taskq_internal.json_defect).
+    It also refuses exponents that overflow, which Python's encoder does not write.
     """
     if len(text) > 2 * MAX_DEPTH and text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         return f"is nested deeper than {MAX_DEPTH} levels"
@@ -135,7 +135,7 @@ class JsonLoader(Loader):
         self._encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII sends what was stored
 
     def load(self, data: Buffer) -> Any:
-        """Returns the value, or an UnreadablePayload."""
+        """Return the value; an UnreadablePayload for a value that cannot be decoded."""
         try:
             return decode_json(str(data, self._encoding))
         except RecursionError:  # the stack had no room for the call of decode_json
@@ -157,7 +157,7 @@ _FIRST_AND_LAST_DAY = {b"0001-01-01", b"9999-12-31"}
 
 
 def interval_text(duration: timedelta | None) -> str | None:
-    """Formats a duration for PostgreSQL in microseconds: a "day" there has 23 or 25 hours twice a year.
+    """Format a duration for PostgreSQL in microseconds, because a "day" there has 23 or 25 hours twice a year.
 
     A duration that PostgreSQL cannot add to a moment is cut. The SQL functions refuse or clamp far shorter ones.
     """
@@ -167,12 +167,12 @@ def interval_text(duration: timedelta | None) -> str | None:
 
 
 def to_int4(size: int) -> int:
-    """Clamps a number of rows or tasks to an SQL int. No table has more rows than the greatest one."""
+    """Clamp a number of rows or tasks to an SQL int. No table has more rows than the greatest int."""
     return max(-_MAX_INT4, min(size, _MAX_INT4))
 
 
 class MomentLoader(Loader):
-    """Loads a timestamptz; one outside FIRST_MOMENT to LAST_MOMENT becomes the nearest of these."""
+    """Loads a timestamptz. A moment outside FIRST_MOMENT to LAST_MOMENT becomes the nearest of these two."""
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid, context)
@@ -181,7 +181,7 @@ class MomentLoader(Loader):
         self._load = loader(oid, context).load
 
     def load(self, data: Buffer) -> datetime:
-        """Returns the moment, or the bound on its side."""
+        """Return the moment. For a moment outside the bounds, return the nearest bound."""
         try:
             moment: datetime = self._load(data)
         except psycopg.DataError:
@@ -193,13 +193,13 @@ class MomentLoader(Loader):
 
 
 class DurationLoader(IntervalLoader):
-    """Loads an interval; one beyond a timedelta becomes MAX_TIMEDELTA or its negative.
+    """Loads an interval. An interval beyond a timedelta becomes MAX_TIMEDELTA or its negative.
 
-    Derived from psycopg's loader in Python: the one in C computes with 32 bits and wraps around.
+    The base class is psycopg's loader in Python, because the loader in C computes with 32 bits and wraps around.
     """
 
     def load(self, data: Buffer) -> timedelta:
-        """Returns the duration, or the bound on its side."""
+        """Return the duration. For a duration outside the bounds, return the nearest bound."""
         text = bytes(data)
         try:
             if not text.endswith(b"infinity"):
@@ -218,7 +218,7 @@ _LOADERS = (("json", JsonLoader), ("jsonb", JsonLoader), ("timestamptz", MomentL
 
 
 def register_loaders(cursor: AdaptContext) -> None:
-    """Makes a cursor load JSON, timestamps and intervals with the loaders of this module.
+    """Make a cursor load JSON, timestamps and intervals with the loaders of this module.
 
     Call it before `execute`. Other cursors of the connection are not affected. `cursor` may be asynchronous.
     """
@@ -230,12 +230,12 @@ def register_loaders(cursor: AdaptContext) -> None:
 
 
 def state_number(state: State | str | None) -> int | None:
-    """Returns the stored number of a state or of a state's name in any case; None stays None."""
+    """Return the stored number of a state or of a state's name in any case. Return None for None."""
     return None if state is None else int(State.of(state))
 
 
 def model_row(model: type[T], **converters: Callable[[Any], Any]) -> BaseRowFactory[T]:
-    """Creates a row factory that makes an object of a dataclass of each row, by the names of the columns.
+    """Create a row factory that makes an object of a dataclass of each row, by the names of the columns.
 
     This is psycopg's `class_row`, with conversions: a number becomes a State if the field is one, and `converters` are
     called with the values of further fields that are not null.
@@ -261,9 +261,10 @@ def model_row(model: type[T], **converters: Callable[[Any], Any]) -> BaseRowFact
 
 
 def task_row(topic: str) -> BaseRowFactory[Task]:
-    """Creates a row factory for (sequence, identifier, payload, reference, attempt, redelivered) in a topic.
+    """Create a row factory for (sequence, identifier, payload, reference, attempt, redelivered) in a topic.
 
-    By position: a poll of 1,000 tasks makes 1,000 of these, and names would double the cost of each.
+    The factory reads columns by position: a poll of 1,000 tasks makes 1,000 tasks, and names would double the cost of
+    each.
     """
 
     def factory(_: object) -> RowMaker[Task]:

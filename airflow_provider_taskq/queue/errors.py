@@ -17,9 +17,10 @@ class UnknownTopic(TaskQueueError):
 
 
 class InvalidTask(TaskQueueError):
-    """A task, or an argument about tasks, breaks a rule. Of a push, the message names the task's position from 0.
+    """A task, or an argument about tasks, breaks a rule.
 
-    Correct that task, and repeat the call: it has stored none of its tasks.
+    The message about a push has the position of the task, counted from 0. Correct that task, and repeat the call: the
+    failed call has stored none of its tasks.
     """
 
 
@@ -89,7 +90,7 @@ _DIVISION_BY_ZERO = "22012"  # no verb divides by an argument, so this comes fro
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raises errors of PostgreSQL inside the block as the queue's own errors, with the original as cause."""
+    """Raise errors of PostgreSQL inside the block as the queue's own errors, with the original as cause."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -102,7 +103,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
-    """Returns the queue's error for one of PostgreSQL's; None if the queue has nothing to add."""
+    """Return the queue's error for an error of PostgreSQL; None if the queue has nothing to add."""
     code = error.sqlstate or ""
     message = error.diag.message_primary or str(error)
     if code in SQLSTATES:
@@ -128,7 +129,7 @@ def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error, without hints. libpq names host, port and user in it, never the password."""
+    """Return the first line of an error, without hints. libpq names host, port and user in it, never the password."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -147,25 +148,28 @@ _READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether the session has ended or can never write, so that another connection has to be opened."""
+    """Return whether the session has ended or can never write: the caller has to open another connection."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_LOST)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the transaction was rolled back for a reason that may pass, so that a repetition may succeed."""
+    """Return whether the transaction was rolled back for a temporary reason: a repetition may succeed."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
 
 
 def is_session_timeout(error: BaseException) -> bool:
-    """Whether the session ended because its own transaction or call took too long, which a repetition may do again."""
+    """Return whether the session ended because its own transaction or call took too long.
+
+    A repetition may fail again.
+    """
     return isinstance(error, CallTimeout) or (isinstance(error, psycopg.Error) and error.sqlstate in _CUT_OFF)
 
 
 def is_read_only(conn: psycopg.Connection | psycopg.AsyncConnection) -> bool:
-    """Whether the server reported that the session cannot write: it is a standby, or its default is read-only.
+    """Return whether the server reported that the session cannot write.
 
-    Costs no round trip: PostgreSQL reports both settings when they change. A pooler may not pass the report on. False
-    for a closed connection.
+    The server is then a standby, or read-only is the session's default. The check costs no round trip: PostgreSQL
+    reports both settings when they change. A pooler may not pass the report on. Return False for a closed connection.
     """
     return not conn.closed and any(conn.pgconn.parameter_status(name) == b"on" for name in _READ_ONLY)
 
@@ -183,19 +187,19 @@ class ErrorTrace(str):
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Returns the bounded traceback of an exception."""
+        """Return the bounded traceback of an exception."""
         trace = cls(trace_text(error))
         trace.summary = _summary(error)
         return trace
 
 
 def picklable_error(error: BaseException | str | None) -> str | None:
-    """Converts an error to a form that always pickles, and keeps its traceback and summary."""
+    """Convert an error to a form that always pickles, and that keeps the traceback and the summary of the error."""
     return ErrorTrace.of(error) if isinstance(error, BaseException) else error
 
 
 def trace_text(error: BaseException | str | None) -> str | None:
-    """Returns an error as text of at most 10,000 characters: the first line, and the end, which has the cause."""
+    """Return an error as text of at most 10,000 characters: the first line, and the end, which has the cause."""
     if error is None:
         return None
     text = _storable(error if isinstance(error, str) else "".join(traceback.format_exception(error)))
@@ -206,9 +210,9 @@ def trace_text(error: BaseException | str | None) -> str | None:
 
 
 def error_summary(error: BaseException | str | None) -> str | None:
-    """Returns an error in one line of at most 200 characters, such as `ValueError: no mailbox for bad-1`.
+    """Return an error in one line of at most 200 characters, such as `ValueError: no mailbox for bad-1`.
 
-    None for a plain text: the database finds the line in it (taskq_internal.error_summary).
+    Return None for a plain text, because the database finds the line in a text (taskq_internal.error_summary).
     """
     if isinstance(error, ErrorTrace):
         return error.summary
@@ -236,7 +240,7 @@ def _message(error: BaseException) -> str:
 
 
 def _group_message(group: BaseExceptionGroup[BaseException]) -> str:
-    """Returns the message of a group with the summaries of the first three different exceptions in it."""
+    """Return the message of a group with the summaries of the first three different exceptions in it."""
     leaves = list(dict.fromkeys(_leaves(group)))
     shown = "; ".join(leaves[:_MAX_LEAVES])
     more = f"; {len(leaves) - _MAX_LEAVES} more" if len(leaves) > _MAX_LEAVES else ""

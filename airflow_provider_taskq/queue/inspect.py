@@ -53,19 +53,19 @@ class InspectMixin(FunctionCaller):
     """Verbs that only read. The cost of those named `browse_`, `find_` and `search_` is bounded on any table."""
 
     def now(self) -> datetime:
-        """Returns the time of the database's clock."""
+        """Return the time of the database's clock."""
         moment: datetime = self._value("SELECT clock_timestamp()")
         return moment
 
     # Tasks
 
     def task(self, topic: str, sequence: int) -> TaskInfo | None:
-        """Returns one task; None if the topic has no task of that sequence."""
+        """Return one task; None if the topic has no task of that sequence."""
         found = self._fetch(_TASK_INFO, f"{_SELECT_TASK_INFO} FROM taskq.task(%s::text, %s::bigint)", (topic, sequence))
         return found[0] if found else None
 
     def latest(self, topic: str, identifiers: Sequence[str]) -> dict[str, TaskInfo]:
-        """Returns the newest task of each of the identifiers that has any."""
+        """Return the newest task of each of the identifiers that has any."""
         found = self._fetch(
             _TASK_INFO, f"{_SELECT_TASK_INFO} FROM taskq.latest(%s::text, %b::text[])", (topic, list(identifiers))
         )
@@ -84,7 +84,7 @@ class InspectMixin(FunctionCaller):
         from_: int | None = 0,
         to: int | None = None,
     ) -> list[TaskInfo]:
-        """Returns up to `size` tasks of a topic, in ascending order of sequence unless `before` is given.
+        """Return up to `size` tasks of a topic, in ascending order of sequence unless `before` is given.
 
         :param after: the last sequence of the page before; the tasks after it follow in ascending order.
         :param before: the last sequence of the page before; the tasks before it follow in descending order.
@@ -113,7 +113,7 @@ class InspectMixin(FunctionCaller):
         from_: int | None = 0,
         to: int | None = None,
     ) -> dict[str, dict[State, Count]]:
-        """Counts the tasks of a topic, or of all topics, by topic and state.
+        """Count the tasks of a topic, or of all topics, by topic and state.
 
         :param recent: counts only the newest task of each identifier, and compares the state after that choice.
         :param from_: the lowest sequence, included.
@@ -141,7 +141,7 @@ class InspectMixin(FunctionCaller):
         from_: int | None = 0,
         to: int | None = None,
     ) -> int:
-        """Returns the number of tasks of a topic, or of all topics; the parameters are those of `count`.
+        """Return the number of tasks of a topic, or of all topics; the parameters are those of `count`.
 
         :raises UnknownTopic: if there is no topic of that name.
         """
@@ -153,9 +153,9 @@ class InspectMixin(FunctionCaller):
         return sum(found.count for states in counted.values() for found in states.values())
 
     def results(self, since: datetime | None = None, until: datetime | None = None) -> dict[str, dict[Result, int]]:
-        """Counts the tasks that completed between two moments, both included, by topic and result.
+        """Count the tasks that completed between two moments, both included, by topic and result.
 
-        Costs what completed between them. A topic without any has an empty dict.
+        The cost grows with the number of these tasks. A topic without any has an empty dict.
 
         :raises InvalidTask: for a moment without a time zone.
         """
@@ -170,7 +170,7 @@ class InspectMixin(FunctionCaller):
         return counted
 
     def resolve(self, moment: datetime, preceding: bool = False) -> int | None:
-        """Returns the first sequence, of all topics, created at or after a moment; None if there is none.
+        """Return the first sequence, of all topics, created at or after a moment; None if there is none.
 
         Pass the result as an end of a range: `from_=resolve(moment)`, or `to=resolve(moment, preceding=True) or 0`,
         because `to=None` means no limit. `page(after=resolve(moment))` leaves out the first task.
@@ -188,7 +188,7 @@ class InspectMixin(FunctionCaller):
     def browse_topics(
         self, search: str | None = None, *, after: str | None = None, size: int = 25, cap: int = 1000
     ) -> list[TopicSummary]:
-        """Returns topics in alphabetical order.
+        """Return topics in alphabetical order.
 
         :param search: a text that the names contain.
         :param after: the last name of the page before.
@@ -197,7 +197,7 @@ class InspectMixin(FunctionCaller):
         return self._browse_topics(search, False, after, size, cap)
 
     def browse_topic(self, topic: str, cap: int = 10_000) -> TopicSummary | None:
-        """Returns one topic; None if there is none of that name."""
+        """Return a topic with its counts; None if there is no topic of that name."""
         found = self._browse_topics(topic, True, None, 1, cap)
         return found[0] if found else None
 
@@ -211,7 +211,7 @@ class InspectMixin(FunctionCaller):
         )
 
     def browse_tasks(self, topic: str, sequences: Sequence[int], error_length: int = 0) -> list[TaskSummary]:
-        """Returns tasks in the order of `sequences`, which may name tasks that do not exist.
+        """Return tasks in the order of `sequences`, which may name tasks that do not exist.
 
         :param error_length: how many characters of the traceback each has; 0 for the summary of the error only.
         """
@@ -233,7 +233,7 @@ class InspectMixin(FunctionCaller):
         size: int = 50,
         budget: int = BUDGET,
     ) -> SearchPage:
-        """Returns the sequences of tasks that match a filter.
+        """Return the sequences of tasks that match a filter.
 
         :param after: the `looked_to` of the page before.
         :param newest: whether the newest come first, or the oldest.
@@ -250,12 +250,12 @@ class InspectMixin(FunctionCaller):
         return SearchPage(*rows[0])
 
     def search_tasks(self, text: str, size: int = 50) -> list[TaskSummary]:
-        """Returns tasks of all topics whose sequence, identifier or reference equals a text, the newest first."""
+        """Return tasks of all topics whose sequence, identifier or reference equals a text, the newest first."""
         rows = self._rows("SELECT topic, sequence FROM taskq.search_tasks(%s::text, %s::int)", (text, to_int4(size)))
         return sorted(self._browse_found(rows), key=lambda task: task.sequence, reverse=True)
 
     def find_pushed(self, topic: str, first: int, last: int, size: int = 50) -> list[int]:
-        """Returns the tasks of one push, by its first and last sequence, without those of other transactions."""
+        """Return the tasks of one push, by its first and last sequence, without those of other transactions."""
         found: list[int] = self._value(
             "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)", (topic, first, last, to_int4(size))
         )
@@ -264,7 +264,7 @@ class InspectMixin(FunctionCaller):
     def find_claimed(
         self, topic: str, owner: str, since: datetime | None = None, budget: int = BUDGET
     ) -> list[tuple[int, State]]:
-        """Returns sequences and states of tasks that an owner holds, or that ended under it since a moment.
+        """Return sequences and states of tasks that an owner holds, or that ended under it since a moment.
 
         :param budget: how many of the topic's newest ended tasks to examine.
         """
@@ -275,19 +275,19 @@ class InspectMixin(FunctionCaller):
         return [(sequence, State(state)) for sequence, state in rows]
 
     def newest_sequences(self, topic: str, identifiers: Sequence[str]) -> dict[str, int | None]:
-        """Returns the sequence of the newest task of each identifier."""
+        """Return the sequence of the newest task of each identifier."""
         return dict(
             self._rows("SELECT * FROM taskq.newest_sequences(%s::text, %b::text[])", (topic, list(identifiers)))
         )
 
     def dependencies(self, topic: str, sequence: int) -> list[Dependency]:
-        """Returns the first fifty dependencies of a task."""
+        """Return the first fifty dependencies of a task."""
         return self._fetch(
             model_row(Dependency), "SELECT * FROM taskq.dependencies(%s::text, %s::bigint)", (topic, sequence)
         )
 
     def task_texts(self, topic: str, sequence: int, length: int) -> TaskTexts | None:
-        """Returns a task's payload and output, cut to `length` characters; None if there is no such task."""
+        """Return a task's payload and output, cut to `length` characters; None if there is no such task."""
         found = self._fetch(
             model_row(TaskTexts),
             "SELECT * FROM taskq.task_texts(%s::text, %s::bigint, %s::int)",
@@ -298,18 +298,20 @@ class InspectMixin(FunctionCaller):
     def browse_owners(
         self, search: str | None = None, *, after: int | None = None, size: int = 50, budget: int = BUDGET
     ) -> tuple[list[OwnerSummary], int | None]:
-        """Returns owners whose lease is not gone, the newest registration first, and the fence to continue from.
+        """Return owners whose lease is not gone, the newest registration first, and the fence to continue from.
+
+        The fence is None if no owner is left.
 
         :param search: a text that the names contain.
         :param after: the fence that the page before returned.
-        :param budget: the most rows to examine. The fence is None if no owner is left.
+        :param budget: the most rows to examine.
         """
         found = self._browse_owners(search, False, after, size, budget)
         # A row without a name has the fence at which the search stopped.
         return [each for each in found if each.name], next((each.fence for each in found if not each.name), None)
 
     def browse_owner(self, name: str) -> OwnerSummary | None:
-        """Returns one owner, also after its lease is gone; None if the name is unknown."""
+        """Return one owner, also after its lease is gone; None if the name is unknown."""
         found = self._browse_owners(name, True, None, 1, 1)
         return found[0] if found else None
 
@@ -325,7 +327,7 @@ class InspectMixin(FunctionCaller):
     def browse_held(
         self, owner: str, after: int | None = None, size: int = 50, *, workers: bool = False
     ) -> list[TaskSummary]:
-        """Returns the tasks that an owner holds in all topics, in order of sequence.
+        """Return the tasks that an owner holds in all topics, in order of sequence.
 
         :param after: the last sequence of the page before.
         :param workers: also what the owners of workers of that name hold.
@@ -337,11 +339,11 @@ class InspectMixin(FunctionCaller):
         return sorted(self._browse_found(rows), key=lambda task: task.sequence)
 
     def browse_holders(self, topic: str) -> list[TopicHolder]:
-        """Returns up to a hundred owners that hold tasks of a topic, those with most tasks first."""
+        """Return up to a hundred owners that hold tasks of a topic, those with most tasks first."""
         return self._fetch(model_row(TopicHolder), "SELECT * FROM taskq.browse_holders(%s::text)", (topic,))
 
     def browse_locks(self, after: str | None = None, size: int = 100) -> list[LockSummary]:
-        """Returns locks that are held, or were given back before `at_least` was over, in order of name.
+        """Return locks that are held, or were given back before `at_least` was over, in order of name.
 
         :param after: the last name of the page before.
         """
@@ -349,7 +351,7 @@ class InspectMixin(FunctionCaller):
         return self._fetch(model_row(LockSummary), call, (after, to_int4(size)))
 
     def browse_groups(self, size: int = 100, cap: int = 1000) -> list[ConsumerLag]:
-        """Returns the progress of consumer groups in each partition.
+        """Return the progress of consumer groups in each partition.
 
         :param cap: where the counts of the tasks that follow stop.
         """
@@ -361,11 +363,14 @@ class InspectMixin(FunctionCaller):
         )
 
     def log_blockers(self, topic: str) -> list[LogBlocker]:
-        """Returns the open transactions that hold a topic's log back: consumers get no task from their `floor` on."""
+        """Return the open transactions that hold a topic's log back.
+
+        Consumers get no task from the `floor` of such a transaction on.
+        """
         return self._fetch(model_row(LogBlocker), "SELECT * FROM taskq.log_blockers(%s::text)", (topic,))
 
     def browse_ticks(self, topic: str, steps: int = 1000) -> tuple[list[TickSummary], bool]:
-        """Returns a topic's waiting ticks by prefix and hash, and whether there may be more.
+        """Return a topic's waiting ticks by prefix and hash, and whether there may be more.
 
         :param steps: the most ticks to examine.
         """
@@ -388,22 +393,25 @@ class InspectMixin(FunctionCaller):
     # History
 
     def explain(self, topic: str, sequence: int) -> Explanation | None:
-        """Explains why a task is not running, or that it runs or has ended; None if the topic has no such task."""
+        """Explain why a task is not running, or that the task runs or has ended.
+
+        Return None if the topic has no such task.
+        """
         call = "SELECT * FROM taskq.explain(%s::text, %s::bigint) WHERE reason IS NOT NULL"
         found = self._fetch(model_row(Explanation), call, (topic, sequence))
         return found[0] if found else None
 
     def timeline(self, topic: str, sequence: int) -> list[HistoryEvent]:
-        """Returns the events in the life of a task, the oldest first; none if the topic has no such task."""
+        """Return the events in the life of a task, the oldest first; none if the topic has no such task."""
         call = "SELECT * FROM taskq.timeline(%s::text, %s::bigint)"
         return self._fetch(model_row(HistoryEvent), call, (topic, sequence))
 
     # Statistics
 
     def throughput(self, span: timedelta, spans: int, topic: str | None = None) -> list[Throughput]:
-        """Counts the tasks that ended in each state in each of the last `spans` spans of time, by topic.
+        """Count the tasks that ended in each state in each of the last `spans` spans of time, by topic.
 
-        Spans without any are left out. The cost does not depend on the length of the history.
+        The result leaves out spans in which no task ended. The cost does not depend on the length of the history.
         """
         return self._fetch(
             model_row(Throughput),
@@ -412,22 +420,27 @@ class InspectMixin(FunctionCaller):
         )
 
     def statistics(self, within: timedelta = _HOUR, topic: str | None = None) -> list[TopicStatistics]:
-        """Returns counts, retries and durations of the tasks that ended lately, of each topic that has any."""
+        """Return counts, retries and durations of the tasks that ended lately, of each topic that has any."""
         call = "SELECT * FROM taskq.statistics(%s::interval, %s::text)"
         return [
             _with_durations(TopicStatistics, row) for row in self._fetch(dict_row, call, (interval_text(within), topic))
         ]
 
     def record_handling_times(self, topic: str, seconds: Sequence[float]) -> None:
-        """Adds handling times of tasks, in seconds, to the statistics. Best in a transaction of its own."""
+        """Add handling times of tasks, in seconds, to the statistics.
+
+        Call this method in a transaction of its own, because two calls for a topic wait for each other.
+
+        :raises UnknownTopic: if there is no topic of that name.
+        """
         self._rows(
             "SELECT taskq.record_handling_times(%s::text, %b::float8[])", (topic, [float(each) for each in seconds])
         )
 
     def handling_times(self, within: timedelta = _HOUR, topic: str | None = None) -> list[HandlingTimes]:
-        """Returns the recorded handling times of each topic that has any.
+        """Return the recorded handling times of each topic that has any. The percentiles are exact to 5 %.
 
-        :param within: counts the clock hours that this reaches back to. Percentiles are exact to 5 %.
+        :param within: how far to look back; the clock hour in which this time begins counts as a whole.
         """
         call = "SELECT * FROM taskq.handling_times(%s::interval, %s::text)"
         return [
@@ -435,11 +448,11 @@ class InspectMixin(FunctionCaller):
         ]
 
     def topic_errors(self, topic: str | None = None) -> list[TopicErrors]:
-        """Returns the topics with tasks that failed and have not succeeded since, the oldest failed task first."""
+        """Return the topics with tasks that failed and have not succeeded since, the oldest failed task first."""
         return self._fetch(model_row(TopicErrors), "SELECT * FROM taskq.topic_errors(%s::text)", (topic,))
 
     def error_groups(self, topic: str, size: int = 100, *, budget: int = 10_000) -> list[ErrorGroup]:
-        """Returns up to `size` groups of a topic's failed tasks with the same error, the largest first.
+        """Return up to `size` groups of a topic's failed tasks with the same error, the largest first.
 
         To list or revive the tasks of a group, find them by `TaskFilter(state=State.FAILED, error_group=group.error)`.
 
@@ -453,19 +466,19 @@ class InspectMixin(FunctionCaller):
         )
 
     def stuck_owners(self, patience: timedelta = _ZERO) -> list[StuckOwner]:
-        """Returns owners that hold tasks under a lease that lapsed longer ago than `patience`, the longest first."""
+        """Return owners that hold tasks under a lease that lapsed longer ago than `patience`, the longest first."""
         call = "SELECT * FROM taskq.stuck_owners(%s::interval)"
         return self._fetch(model_row(StuckOwner), call, (interval_text(patience),))
 
     def count_lapsed(self, grace: timedelta) -> tuple[int, int]:
-        """Counts the leases that `expire(grace)` would end, and the tasks under them, both up to a thousand."""
+        """Count the leases that `expire(grace)` would end, and the tasks under them, both up to a thousand."""
         owners, tasks = self._rows("SELECT * FROM taskq.count_lapsed(%s::interval)", (interval_text(grace),))[0]
         return owners, tasks
 
     # Health
 
     def health(self, patience: timedelta = _FIVE_MINUTES) -> list[HealthFinding]:
-        """Returns findings about what slows or threatens the queue, the worst first, and one for each healthy subject.
+        """Return findings about what slows or threatens the queue, the worst first, and one for each healthy subject.
 
         The cost is milliseconds, whatever the number of tasks.
 

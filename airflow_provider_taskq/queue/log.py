@@ -16,9 +16,10 @@ _MAX_PLACE = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A place in a topic's log: after the task that it came with. Cursors of one topic compare.
+    """A place in a topic's log: after the task that the log returned with this cursor.
 
-    Opaque: store it as its text, `str(cursor)`, and restore it by `Cursor.parse`.
+    Cursors of one topic can be compared. To store a cursor, store its text `str(cursor)`, and restore it by
+    `Cursor.parse`. The text has no other meaning.
     """
 
     place: int
@@ -28,9 +29,9 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Restores the cursor of a text.
+        """Restore a cursor from its text.
 
-        :raises InvalidArgument: for a text that no cursor has.
+        :raises InvalidArgument: for a text that is not the text of a cursor.
         """
         if text.isascii() and text.isdecimal():
             place = int(text) if len(text) < 20 else -1
@@ -43,7 +44,7 @@ class Events(list[tuple[Cursor, Task]]):
     """The tasks that one read of a log returned, each with the cursor after it.
 
     `cursor` is the place up to which the log was read, past tasks of other partitions as well. A consumer that stores
-    it reads nothing twice, also if the read found no task.
+    this cursor reads nothing twice, even if the read found no task.
     """
 
     def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor) -> None:
@@ -56,7 +57,7 @@ class Partitioning:
     """How a consumer group divides a topic: into `partitions` by `level`, as in `sequence_id`.
 
     `generation` counts the divisions so far. `next_partitions` and `next_level` are set while the consumers read up to
-    the end of this generation, after which the next one begins.
+    the end of this generation, before the next generation begins.
     """
 
     generation: int
@@ -70,7 +71,7 @@ class Partitioning:
 class PartitionLease:
     """A consumer's lease on a partition, under a fence that only grows.
 
-    `taken_over`: the lease of another consumer lapsed.
+    `taken_over` is True if the lease of another consumer on the partition had lapsed.
     """
 
     group: str
@@ -86,8 +87,8 @@ class PartitionLease:
 class PartitionBatch(Events):
     """The next tasks of a leased partition, each with the cursor after it.
 
-    `after` is the progress before the first of them, and `cursor` how far the log was read. `at_end`: `cursor` is the
-    end of the partition's generation, so the lease can be given back.
+    `after` is the progress before the first task, and `cursor` the place up to which the log was read. `at_end` is True
+    if `cursor` is the end of the partition's generation, so that the consumer can give the lease back.
     """
 
     def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor, after: Cursor, *, at_end: bool) -> None:
@@ -100,10 +101,10 @@ class PartitionBatch(Events):
 class PartitionState:
     """The state of one partition of a consumer group.
 
-    `member` is the consumer that leases the partition. `lapsed`: that lease lapsed, and another consumer may take over.
-    `cursor` is the progress, and `ends` the place where the generation ends, once the group wants another division.
-    `behind_since` is when the first task after the progress was pushed. `failed` and `error`: a consumer gave up then,
-    and the group has made no progress since.
+    `member` is the consumer that leases the partition. `lapsed` is True if that lease has lapsed, so that another
+    consumer may take over. `cursor` is the progress. `ends` is the place where the generation ends, once the group
+    wants another division. `behind_since` is when the first task after the progress was pushed. `failed` is when a
+    consumer gave up with `error`, if the group has made no progress since.
     """
 
     group: str
@@ -124,11 +125,12 @@ class PartitionState:
 
 
 def sequence_id(identifier: str, level: int | None = None, sequence: int | None = None) -> str:
-    """Returns the text that decides on a task's partition. Tasks with the same text stay in order.
+    """Return the text that decides on a task's partition. Tasks with the same text stay in order.
 
-    :param level: None: the whole identifier. n: its first n levels, from the first slash to the one after n levels; the
-        text before the first slash is no level, and an identifier without a slash is taken whole. 0: the task's own
-        sequence, so that tasks spread evenly.
+    An identifier such as `prefix/a/b/c` has the levels a, b and c. The text before the first slash is no level.
+
+    :param level: how much of the identifier counts. None: the whole identifier. n: its first n levels, or the whole
+        identifier if it has no slash. 0: nothing, but the task's own sequence, so that tasks spread evenly.
     :param sequence: the task's sequence, for level 0.
     :raises InvalidArgument: for a negative level, or level 0 without a sequence.
     """
@@ -145,9 +147,9 @@ def sequence_id(identifier: str, level: int | None = None, sequence: int | None 
 
 
 def partition_of(identifier: str, partitions: int, level: int | None = None, sequence: int | None = None) -> int:
-    """Returns the partition of a task: the CRC-32 of its `sequence_id`, modulo `partitions`.
+    """Return the partition of a task: the CRC-32 of its `sequence_id`, modulo `partitions`.
 
-    :raises InvalidArgument: for less than one partition, and as `sequence_id` does.
+    :raises InvalidArgument: for less than one partition, a negative level, or level 0 without a sequence.
     """
     if partitions < 1:
         raise InvalidArgument(f"invalid number of partitions {partitions}: expected at least one")
@@ -167,11 +169,13 @@ class LogMixin(FunctionCaller):
         partitions: int = 1,
         level: int | None = None,
     ) -> Events:
-        """Returns the next tasks of a topic's log, in order. Needs READ COMMITTED.
+        """Return the next tasks of a topic's log, in order.
 
         No committed task is ever skipped: while a transaction that pushed to this topic is open, the log ends before
         its first task. Tasks come as they were pushed, whatever their state is now, until they are deleted or purged.
-        An empty list means that there is nothing more yet; its `cursor` says how far that was read.
+        An empty list means that there are no further tasks yet; its `cursor` says how far the log was read.
+
+        The transaction must be READ COMMITTED.
 
         :param after: the place to continue from; None for the beginning.
         :param size: the most tasks.
@@ -185,12 +189,12 @@ class LogMixin(FunctionCaller):
         return Events(_events(topic, rows), Cursor(rows[-1][0]) if rows else begin)
 
     def progress(self, group: str, topic: str, partition: int = 0) -> Cursor | None:
-        """Returns how far a consumer group has handled a partition; None if it has stored no progress."""
+        """Return how far a consumer group has handled a partition; None if it has stored no progress."""
         place = self._value("SELECT taskq.progress(%s::text, %s::text, %s::int)", (group, topic, partition))
         return None if place is None else Cursor(place)
 
     def advance(self, group: str, topic: str, partition: int, cursor: Cursor) -> None:
-        """Stores how far a consumer group has handled a partition; best in the transaction of the handler.
+        """Store how far a consumer group has handled a partition. Call this method in the transaction of the handler.
 
         An earlier place than before is stored as well, which replays the tasks after it.
         """
@@ -199,7 +203,7 @@ class LogMixin(FunctionCaller):
         )
 
     def join_group(self, group: str, topic: str, partitions: int = 1, level: int | None = None) -> Partitioning:
-        """Creates a consumer group, or requests another division of its topic; the last caller decides.
+        """Create a consumer group, or request another division of its topic. The last request decides.
 
         Before a change takes effect, the consumers read all partitions up to a common place, so that each task is in
         one partition of one generation.
@@ -212,13 +216,13 @@ class LogMixin(FunctionCaller):
     def acquire_partition(
         self, group: str, topic: str, member: str, lease: timedelta, except_: Sequence[int] = ()
     ) -> PartitionLease | None:
-        """Leases a partition that has no consumer, or whose consumer's lease has lapsed. Never waits.
+        """Lease a partition that has no consumer, or whose consumer's lease has lapsed. Never wait.
 
         :param member: the name of one running program; no other program may use it.
         :param lease: the length of the lease; more than 0, at most 3650 days.
         :param except_: partitions to leave out.
         :return: None if there is no such partition.
-        :raises InvalidArgument: for another lease.
+        :raises InvalidArgument: for a `lease` out of range.
         """
         found = self._fetch(
             model_row(PartitionLease),
@@ -229,14 +233,14 @@ class LogMixin(FunctionCaller):
         return found[0] if found else None
 
     def renew_partitions(self, group: str, topic: str, member: str) -> set[int]:
-        """Extends the leases of all partitions of a consumer. Returns their fences."""
+        """Extend the leases of all partitions of a consumer. Return their fences."""
         call = "SELECT * FROM taskq.renew_partitions(%s::text, %s::text, %s::text)"
         return {fence for (fence,) in self._rows(call, (group, topic, member))}
 
     def read_partition(self, lease: PartitionLease, size: int = 100) -> PartitionBatch:
-        """Returns the next tasks of a leased partition after its progress; best in a transaction of its own.
+        """Return the next tasks of a leased partition after its progress. Call this method in a transaction of its own.
 
-        If there are none, how far the log was read is stored as progress.
+        If there are no tasks, the call stores as progress how far the log was read.
 
         :param size: the most tasks, at least 1.
         :raises LeaseLost: if another consumer has the partition.
@@ -249,7 +253,7 @@ class LogMixin(FunctionCaller):
         return PartitionBatch(_events(lease.topic, rows), Cursor(place), Cursor(after), at_end=at_end)
 
     def advance_partition(self, lease: PartitionLease, after: Cursor, cursor: Cursor) -> bool:
-        """Moves progress from one place to another; best last in the transaction that has the effects.
+        """Move progress from one place to another. Call this method last in the transaction that has the effects.
 
         :return: False, and nothing stored, if progress was moved in the meantime.
         :raises LeaseLost: if another consumer has the partition.
@@ -260,9 +264,9 @@ class LogMixin(FunctionCaller):
         )
 
     def release_partition(self, lease: PartitionLease, error: BaseException | str | None = None) -> bool:
-        """Gives a partition back. Returns False if the lease was lost before.
+        """Give a partition back. Return False if the lease was lost before.
 
-        :param error: the reason, if the consumer gives up; `partition_states` has it.
+        :param error: why the consumer gives up; `partition_states` returns it. None for a normal release.
         """
         return self._flag(
             "SELECT taskq.release_partition(%s::text, %s::text, %s::int, %s::bigint, %s::text)",
@@ -270,7 +274,7 @@ class LogMixin(FunctionCaller):
         )
 
     def partition_states(self, topic: str | None = None) -> list[PartitionState]:
-        """Returns the state of every partition of every consumer group, of a topic or of all topics."""
+        """Return the state of every partition of every consumer group, of a topic or of all topics."""
         return self._fetch(
             model_row(PartitionState, cursor=Cursor, ends=Cursor),
             'SELECT group_name AS "group", topic, generation, partitions, level, partition, member, fence,'
@@ -279,7 +283,7 @@ class LogMixin(FunctionCaller):
         )
 
     def forget_group(self, group: str, topic: str) -> bool:
-        """Removes a consumer group of a topic with its progress. Returns False if there is none."""
+        """Remove a consumer group of a topic with its progress. Return False if there is no such group."""
         return self._flag("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic))
 
 

@@ -17,9 +17,9 @@ class NamedEnum(Enum):
 
     @classmethod
     def of(cls, value: Self | str) -> Self:
-        """Returns the member itself, or the member of a name.
+        """Return the member itself, or the member of a name.
 
-        :raises InvalidArgument: for another name; lists the names.
+        :raises InvalidArgument: for another name. The message lists the names.
         """
         return cls(value)
 
@@ -134,7 +134,7 @@ class Outcome(NamedEnum, StrEnum):
 class Junction(NamedEnum, StrEnum):
     """What each identifier of a group needs before the group is released.
 
-    SINGULAR: a SUSPENDED task. ETERNAL: a task in any state but REDUNDANT.
+    SINGULAR requires a SUSPENDED task, and ETERNAL a task in any state but REDUNDANT.
     """
 
     SINGULAR = "SINGULAR"
@@ -145,8 +145,8 @@ class Junction(NamedEnum, StrEnum):
 class UnreadablePayload:
     """Stands for a payload, or another JSON value, that is stored but cannot be decoded by Python.
 
-    `reason` says why, without any of the text. Every use as data raises InvalidTask with that reason, so that a handler
-    that expects a payload fails this one task only. Check for it with `isinstance`.
+    `reason` says why, without any of the text. Code that uses the object as data gets an InvalidTask with that reason,
+    so that a handler that expects a payload fails this one task only. Check for the class with `isinstance`.
     """
 
     reason: str
@@ -193,10 +193,10 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A task as its owner sees it; equal and hashed by topic and sequence.
+    """A task as its owner sees it. Two tasks are equal if their topics and sequences are equal.
 
-    `attempt` is 1 at the first poll and 0 for a task just pushed. `redelivered`: a previous owner lost its lease while
-    it held the task. A payload that Python cannot decode is an UnreadablePayload.
+    `attempt` is 1 at the first poll and 0 for a task just pushed. `redelivered` is True if a previous owner lost its
+    lease while it held the task. A payload that Python cannot decode is an UnreadablePayload.
     """
 
     sequence: int
@@ -244,14 +244,14 @@ class TaskInfo(Task):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a task ended.
+    """The outcome of a task.
 
     :param result: a Result, or its name in any case.
     :param message: any JSON value, stored as the task's `output`.
-    :param error: of a failure; an exception is stored as a bounded traceback.
-    :param continued: whether later steps of a composite get the task. None: for SUCCESS only.
-    :param delay: turns a SUSPENSION into a snooze: the task is READY again, due then, and the attempt is not counted. A
-        delay beyond the year 9999 ends there.
+    :param error: the reason for a failure; an exception is stored as a bounded traceback.
+    :param continued: whether later steps of a composite get the task. With None they get it after a SUCCESS only.
+    :param delay: turns a SUSPENSION into a snooze: the task is READY again, due after this time, and the attempt is not
+        counted. A delay beyond the year 9999 ends there.
     :raises InvalidArgument: for an unknown result.
     :raises ValueError: for a delay with another result.
     """
@@ -271,9 +271,9 @@ class Decision:
             object.__setattr__(self, "continued", self.result is Result.SUCCESS)
 
     def merge(self, other: Self) -> Self:
-        """Returns the decision that applies when both were made: the lower result, continued only if both are.
+        """Return the decision that applies when both were made: the lower result, continued only if both are.
 
-        Of two decisions with the same result this one applies. Both errors are kept, one after the other.
+        If the results are equal, `self` applies. The error of the merged decision has both errors, one after the other.
         """
         first, second = (self, other) if self.result <= other.result else (other, self)
         return type(self)(
@@ -297,7 +297,7 @@ def _merge_errors(first: BaseException | str | None, second: BaseException | str
 class Owner:
     """A registration that may hold tasks: a name, a lease on the database's clock, and a fence that only grows.
 
-    `resumed`: the name held tasks when it registered, and holds them still.
+    `resumed` is True if the name held tasks when it registered. The new registration holds these tasks.
     """
 
     name: str
@@ -321,7 +321,7 @@ class MaintenanceResult:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The result of `push_stream`: tasks taken from the iterator, lowest and highest sequence stored."""
+    """The result of `push_stream`: the number of tasks in the iterator, and the lowest and highest stored sequence."""
 
     count: int
     first: int | None

@@ -37,17 +37,17 @@ class TaskInstanceName:
 
     @classmethod
     def parse(cls, owner: str) -> "TaskInstanceName | None":
-        """Returns the task instance in an owner's name, or in the name of its worker; None for all other names."""
+        """Return the task instance in an owner's name, or in the name of its worker; None for all other names."""
         worker = _WORKER.fullmatch(owner)
         found = _INSTANCE.fullmatch(worker["name"] if worker else owner)
         return cls(found["dag"], found["run"], found["task"], int(found["index"])) if found else None
 
 
 def worker_instance_id() -> str:
-    """Returns a unique id of a running worker: host, process id, and six random hexadecimal digits."""
+    """Return a unique id of a running worker: host, process id, and six random hexadecimal digits."""
     return f"{socket.gethostname().replace('/', '-')}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def worker_owner_name(name: str, instance: str, number: int) -> str:
-    """Returns the name of one owner of a worker."""
+    """Return the name of one owner of a worker."""
     return f"{name}/{instance}/{number}"

@@ -24,11 +24,11 @@ class PartitionMixin(FunctionCaller):
     """Verbs that move a topic's tasks between the shared tables and tables of its own."""
 
     def own_partition(self, topic: str, patience: timedelta = _ONE_MINUTE) -> bool:
-        """Gives a topic tables of its own, and moves all its tasks there. Returns False if the topic has them.
+        """Give a topic tables of its own, and move all its tasks there. Return False if the topic has them already.
 
-        Pauses the topic, waits until none of its tasks is held, moves it, and resumes it if it was not paused before.
-        Meanwhile the topic hands out nothing, pushes to it wait, and reviving or purging its tasks fails. Other topics
-        wait for milliseconds. If an earlier call was killed, this call finishes its move.
+        The call pauses the topic, waits until none of its tasks is held, moves the tasks, and resumes the topic if it
+        was not paused before. Meanwhile the topic hands out nothing, pushes to it wait, and reviving or purging its
+        tasks fails. Other topics wait for milliseconds. If an earlier call was killed, this call finishes its move.
 
         The move takes several transactions under a lock of the session, so it needs a connection in autocommit without
         a transaction pooler.
@@ -53,9 +53,10 @@ class PartitionMixin(FunctionCaller):
         return True
 
     def shared_partition(self, topic: str, most: int = _MAX_MOVED_BACK, patience: timedelta = _ONE_MINUTE) -> bool:
-        """Moves a topic's tasks back to the shared tables. Returns False if they are there. Needs autocommit.
+        """Move a topic's tasks back to the shared tables. Return False if they are in the shared tables already.
 
-        If an `own_partition` of the topic was killed, this call undoes its move, and returns True.
+        The connection must be in autocommit. If an `own_partition` of the topic was killed, this call undoes its move,
+        and returns True.
 
         :param most: the most tasks of the topic; all topics wait while they move.
         :param patience: how long each wait may take.
@@ -69,12 +70,17 @@ class PartitionMixin(FunctionCaller):
         )
 
     def drop_vacant_partitions(self, patience: timedelta = _ONE_MINUTE) -> int:
-        """Drops the tables of dropped topics. Returns the number of these topics. Needs autocommit."""
+        """Drop the tables of dropped topics. Return the number of these topics.
+
+        The connection must be in autocommit.
+
+        :param patience: how long each wait may take.
+        """
         self._require_autocommit()
         return self._number("SELECT taskq.drop_vacant_tables(%s::text::interval)", (interval_text(patience),))
 
     def _move(self, topic: str, token: int, patience: timedelta) -> None:
-        """Moves a paused topic as soon as none of its tasks is held and no push to it is open."""
+        """Move a paused topic as soon as none of its tasks is held and no push to it is open."""
         deadline = time.monotonic() + patience.total_seconds()
         self._await_nothing_held(topic, patience)
         self._step(_MAKE_TABLES, topic, token, patience)
@@ -87,7 +93,10 @@ class PartitionMixin(FunctionCaller):
             self._await_nothing_held(topic, patience)
 
     def _try_to_move(self, topic: str, token: int, patience: timedelta) -> bool:
-        """Moves a topic while pushes to it wait. False if a task is held, so that pushes have to continue first."""
+        """Move a topic while pushes to it wait.
+
+        Return False if a task is held. Pushes then continue until the next try.
+        """
         number = self._value("SELECT taskq.lock_pushes(%s::text, %s::text::interval)", (topic, interval_text(patience)))
         try:
             # A poll that started before the pause may have claimed a task since the wait.

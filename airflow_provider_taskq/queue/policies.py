@@ -42,10 +42,12 @@ class RetryPolicy:
     def correlation(
         cls, *, base: float = 2.0, max_backoff: timedelta = timedelta(minutes=180), max_retries: int = 100
     ) -> Self:
-        """Returns a policy with delays of `base ** n` minutes, at most until `max_backoff` after the task's creation.
+        """Return a policy with delays of `base ** n` minutes, at most until `max_backoff` after the task's creation.
 
-        `max_retries` is the number of failures in all. The policy reproduces the worked example in the guide of
-        camunda-bpm-correlate, "Scheduled Processing", to the second.
+        The policy reproduces the worked example in the guide of camunda-bpm-correlate, "Scheduled Processing", to the
+        second.
+
+        :param max_retries: the number of failures in all.
         """
         return cls(max_attempts=max_retries, factor=base, max_delay=max_backoff, horizon=max_backoff)
 
@@ -59,16 +61,17 @@ class RetryPolicy:
         max_attempts: int | None = None,
         max_elapsed: timedelta | None = None,
     ) -> Self:
-        """Returns a policy with delays that grow from `initial` by `multiplier` to `max_interval`.
+        """Return a policy with delays that grow from `initial` by `multiplier` to `max_interval`.
 
-        `max_attempts` is the number of retries after the first run; None for no limit. The defaults are those of
-        OpenCQRS's event handling.
+        The defaults are those of OpenCQRS's event handling.
+
+        :param max_attempts: the number of retries after the first run; None for no limit.
         """
         attempts = UNLIMITED if max_attempts is None else max_attempts + 1
         return cls(attempts, initial, multiplier, max_interval, max_elapsed=max_elapsed)
 
     def delay(self, attempts: int) -> timedelta | None:
-        """Returns the delay after `attempts` counted failures, before jitter and horizon; None to give up.
+        """Return the delay after `attempts` counted failures, before jitter and horizon; None to give up.
 
         :raises ValueError: for less than one failure.
         """
@@ -168,7 +171,7 @@ _TYPES: Mapping[str, tuple[type[Any], str]] = {
 
 
 def policy_fields(policy: TopicPolicy) -> dict[str, Any]:
-    """Returns all fields of a policy by name, those of its RetryPolicy first."""
+    """Return all fields of a policy by name, those of its RetryPolicy first."""
     return {
         **{name: getattr(policy.retry, name) for name in _RETRY_FIELDS},
         **{name: getattr(policy, name) for name in _TOPIC_FIELDS},
@@ -176,7 +179,7 @@ def policy_fields(policy: TopicPolicy) -> dict[str, Any]:
 
 
 def parse_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the changed fields by name, with `retry` replaced by its fields.
+    """Return the changed fields by name, with `retry` replaced by its fields.
 
     :raises InvalidArgument: for an unknown field or a value of another type.
     """
@@ -192,7 +195,10 @@ def parse_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_changes(policy: TopicPolicy, changes: Mapping[str, Any]) -> TopicPolicy:
-    """Returns the policy with the changed fields. Raises what `parse_changes` raises."""
+    """Return the policy with the changed fields.
+
+    :raises InvalidArgument: for an unknown field or a value of another type.
+    """
     values = {**policy_fields(policy), **parse_changes(changes)}
     return TopicPolicy(
         RetryPolicy(**{name: values[name] for name in _RETRY_FIELDS}), **{name: values[name] for name in _TOPIC_FIELDS}

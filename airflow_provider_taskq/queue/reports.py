@@ -19,8 +19,8 @@ class TopicSummary:
     """A topic with counts of tasks by status (TaskInfo.status), which stop at a cap.
 
     `paused` is about the topic; `paused_tasks` counts all READY tasks of a paused topic. `failed` includes `exhausted`.
-    `running` and `consumers` are counted among the first 10,000 held tasks of the database; `running_capped`: there are
-    more.
+    `running` and `consumers` are counted among the first 10,000 held tasks of the database; `running_capped` is True if
+    there are more held tasks.
     """
 
     topic: str
@@ -61,7 +61,10 @@ class TaskFilter:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """Sequences of tasks that match a filter. `looked_to`: where the search stopped, None if no task is beyond."""
+    """Sequences of tasks that match a filter.
+
+    `looked_to` is where the search stopped; None if no task is left beyond.
+    """
 
     sequences: Sequence[int]
     looked_to: int | None
@@ -340,9 +343,10 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The number of a topic's tasks that ended in a state within a span of time; 0 is the last span, 1 the one before.
+    """The number of a topic's tasks that ended in a state within a span of time.
 
-    Of a long history only the random share `sampled` is read, and the count is an estimate.
+    Span 0 is the last span, and span 1 the one before. Of a long history the queue reads only the random share
+    `sampled`, and the count is an estimate.
     """
 
     topic: str
@@ -363,11 +367,12 @@ class Severity(NamedEnum, IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """A measured condition that slows or threatens the queue, or would at a higher value.
+    """A measured condition that slows or threatens the queue, or would do so at a higher value.
 
-    `detail` is a sentence. `value` is the measured number of seconds, rows, bytes or transactions that the sentence
-    names, and `pid` the server's session in question. `topic`, `sequence` and `owner` are set if the finding is about
-    one. `remedy` is a command of `taskq` or an SQL statement that mends it, or shows its cause; None if it is fine.
+    `detail` is a sentence. `value` is the measured number of seconds, rows, bytes or transactions in that sentence, and
+    `pid` the server's session in question. `topic`, `sequence` and `owner` are set if the finding is about a topic, a
+    task or an owner. `remedy` is a command of `taskq` or an SQL statement that ends the condition or shows its cause;
+    None if the finding is fine, or if no command helps.
     """
 
     severity: Severity

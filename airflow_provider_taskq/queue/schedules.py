@@ -25,7 +25,7 @@ HASH_LENGTH = 32  # hexadecimal digits: 128 bits
 
 
 def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[datetime]:
-    """Returns the next `ahead` boundaries of a period strictly after `now`, counted from the epoch in UTC.
+    """Return the next `ahead` multiples of a period since the epoch, in UTC, strictly after `now`.
 
     :raises InvalidArgument: for a period or an `ahead` that is not positive, and for times after the year 9999.
     """
@@ -39,9 +39,9 @@ def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[dateti
 
 
 def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
-    """Returns times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one.
+    """Return times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one.
 
-    Needs pendulum, as Airflow does.
+    The function needs pendulum, as Airflow does.
 
     :raises InvalidArgument: for no hours, hours with a time zone, an unknown zone, and times after the year 9999.
     """
@@ -54,10 +54,12 @@ def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelt
 
 
 def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
-    """Returns the times of a cron expression in a time zone, within the bounds of `ticks_daily`.
+    """Return the times of a cron expression in a time zone, within the bounds of `ticks_daily`.
 
-    Five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly, @monthly, @yearly.
-    Needs croniter and pendulum, as Airflow does.
+    An expression has five fields (minute, hour, day of month, month, day of week), or is one of @hourly, @daily,
+    @weekly, @monthly and @yearly. The function needs croniter and pendulum, as Airflow does.
+
+    :raises InvalidArgument: for an invalid or random expression, an unknown zone, and times after the year 9999.
     """
     local, begin = _zone(zone), _moment(now)
     wall = begin.astimezone(local).replace(tzinfo=None, second=0, microsecond=0) - ONE_MINUTE
@@ -65,7 +67,7 @@ def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE
 
 
 def config_hash(*parts: Json) -> str:
-    """Returns a hash of a configuration, the same in every process and version: 32 hexadecimal digits.
+    """Return a hash of a configuration, the same in every process and version: 32 hexadecimal digits.
 
     Equal parts have the same hash, in any order of keys. 1, 1.0, "1" and True are four configurations.
     """
@@ -91,7 +93,7 @@ def _check_json(value: object) -> None:
 
 
 def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
-    """Yields the times after `begin` on a clock that never changes."""
+    """Yield the times after `begin` on a clock that never changes."""
     from croniter import CroniterError, croniter
 
     fields = expression.split()
@@ -108,7 +110,7 @@ def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
 
 
 def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: timedelta) -> list[datetime]:
-    """Returns the moments of ascending clock times, after `now` and at most `ahead` after it; at least the next one."""
+    """Return the moments of ascending clock times, after `now` and at most `ahead` after it; at least the next one."""
     if ahead < _ZERO:
         raise InvalidArgument(f"invalid ahead {ahead}: expected a duration of at least 0")
     found: list[datetime] = []
@@ -126,7 +128,7 @@ def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: tim
 
 
 def _first_moment(wall: datetime, zone: ZoneInfo) -> datetime | None:
-    """Returns the first moment at which clocks of the zone show this time; None if a change skips it."""
+    """Return the first moment at which clocks of the zone show this time; None if a change skips it."""
     moment = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     return moment if moment.astimezone(zone).replace(tzinfo=None) == wall else None
 
@@ -139,7 +141,7 @@ def _moment(now: datetime) -> datetime:
 
 
 def _zone(name: str) -> ZoneInfo:
-    """Returns a time zone, from the data of pendulum if the system has none."""
+    """Return a time zone, from the data of pendulum if the system has none."""
     import pendulum  # not at the top: Spark executors have psycopg only, and make no ticks
 
     try:
@@ -154,9 +156,9 @@ _MAX_TIMES = 6  # times of day that a description names
 
 
 def describe_schedule(moments: Iterable[datetime]) -> str:
-    """Describes a schedule by its times, in UTC: "every 15 minutes", "every day at 06:00", "Monday to Friday at 09:00".
+    """Describe a schedule by its times, in UTC: "every 15 minutes", "every day at 06:00", "Monday to Friday at 09:00".
 
-    The queue stores no other trace of a schedule. A single time has none.
+    The queue stores only the times of a schedule. If there is a single time, return "one time is known".
     """
     times = sorted({moment.astimezone(UTC) for moment in moments})
     if len(times) < 2:
@@ -180,7 +182,7 @@ def _regular(gap: timedelta, example: datetime) -> str:
 
 
 def _daily_words(times: Sequence[datetime]) -> str | None:
-    """Describes times that are the same on certain days of the week, or returns None.
+    """Describe times that are the same on certain days of the week, or return None.
 
     The first and the last day may lack some of the times.
     """

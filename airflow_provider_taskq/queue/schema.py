@@ -85,7 +85,7 @@ class SchemaStep:
 
 @cache
 def migrations() -> tuple[SchemaStep, ...]:
-    """Returns the numbered migrations of this package in order. A later release only adds to them."""
+    """Return the numbered migrations of this package in order. A later release only adds migrations."""
     return tuple(
         SchemaStep(int(file.name[:4]), file.name.removesuffix(".sql"), _read(file)) for file in _sql_files("migrations")
     )
@@ -93,13 +93,13 @@ def migrations() -> tuple[SchemaStep, ...]:
 
 @cache
 def functions() -> SchemaStep:
-    """Returns the functions of this package as one script. If one of them changes, `install` replaces all."""
+    """Return the functions of this package as one script. If one function changes, `install` replaces all of them."""
     return SchemaStep(_FUNCTIONS, f"functions {RELEASE}", _scripts("api", "internal"))
 
 
 @cache
 def views() -> SchemaStep:
-    """Returns the readable views of this package as one script. No function of `functions()` depends on them."""
+    """Return the readable views of this package as one script. No function of `functions()` depends on them."""
     return SchemaStep(_VIEWS, "views", _scripts("views"))
 
 
@@ -111,7 +111,7 @@ def _scripts(*folders: str) -> str:
 
 
 def _read(file: Traversable) -> str:
-    """Reads an SQL file, and replaces constants such as `:SUCCEEDED` by their values."""
+    """Read an SQL file, and replace constants such as `:SUCCEEDED` by their values."""
     # Constants as SQL functions would cost each session a parse for each use.
     return _CONSTANT.sub(lambda found: str(_CONSTANTS[found[1]]), file.read_text(encoding="utf-8"))
 
@@ -122,7 +122,7 @@ def _sql_files(folder: str) -> Iterator[Traversable]:
 
 
 def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None:
-    """Creates or upgrades the schema `taskq` in the caller's transaction. Several sessions may install at once.
+    """Create or upgrade the schema `taskq` in the caller's transaction. Several sessions may install at once.
 
     :param views: whether the schema has the readable views `tasks` and `topic_summaries`, and the function `newest`.
         None keeps the recorded choice; a new schema has them.
@@ -148,26 +148,26 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
 
 
 def _views_to_install(installed: dict[int, str], chosen: bool | None) -> SchemaStep:
-    """Returns the views as chosen, else as recorded; a new schema has them."""
+    """Return the views if the caller or the recorded choice wants them. A new schema has the views by default."""
     if chosen is None:
         chosen = installed.get(_VIEWS) != NO_VIEWS.checksum
     return views() if chosen else NO_VIEWS
 
 
 def has_views(conn: psycopg.Connection[Any]) -> bool:
-    """Whether the schema in the database has the readable views."""
+    """Return whether the schema in the database has the readable views."""
     return _read_checksums(conn).get(_VIEWS, NO_VIEWS.checksum) != NO_VIEWS.checksum
 
 
 def uninstall(conn: psycopg.Connection[Any]) -> None:
-    """Drops the schemas `taskq` and `taskq_internal` with everything in them, in the caller's transaction."""
+    """Drop the schemas `taskq` and `taskq_internal` with everything in them, in the caller's transaction."""
     conn.execute("DROP SCHEMA IF EXISTS taskq, taskq_internal CASCADE")
 
 
 def verify(conn: psycopg.Connection[Any]) -> None:
-    """Checks that the schema in the database is the one of this package.
+    """Check that the schema in the database is the one of this package.
 
-    :raises SchemaMismatch: if it is missing, older or newer; names the command to run.
+    :raises SchemaMismatch: if the schema is missing, older or newer. The message has the command to run.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()
@@ -184,7 +184,10 @@ def verify(conn: psycopg.Connection[Any]) -> None:
 
 
 def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
-    """Creates the schemas and the table of migrations. Returns False if another installer did at the same time."""
+    """Create the schemas and the table of migrations.
+
+    Return False if another installer has created them at the same time.
+    """
     try:
         with conn.transaction():
             conn.execute("CREATE SCHEMA IF NOT EXISTS taskq")
@@ -199,7 +202,7 @@ def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
 
 
 def _read_checksums(conn: psycopg.Connection[Any], relation: sql.Identifier = _VIEW) -> dict[int, str]:
-    """Returns the checksums of the installed steps by number."""
+    """Return the checksums of the installed steps by number."""
     query = sql.SQL("SELECT number, checksum FROM {}").format(relation)
     with conn.cursor(row_factory=tuple_row) as cursor:
         return dict(cursor.execute(query).fetchall())
@@ -246,9 +249,9 @@ def _check_release(conn: psycopg.Connection[Any], relation: sql.Identifier) -> N
 
 
 def _replace_functions(conn: psycopg.Connection[Any], wanted: SchemaStep) -> None:
-    """Drops every function and view of the schema, and creates those of this package with the `wanted` views.
+    """Drop every function and view of the schema, and create those of this package with the `wanted` views.
 
-    An object outside the schema that depends on one of them raises an error that names it; then nothing changes.
+    If an object outside the schema depends on one of them, raise an error that names the object, and change nothing.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
         before = cursor.execute("SELECT current_setting('check_function_bodies')").fetchone()

@@ -52,14 +52,14 @@ class Selection:
 
 
 def select_sequences(topic: str, sequences: Iterable[int]) -> Selection:
-    """Selects tasks by sequence."""
+    """Select tasks by sequence."""
     named = sorted(set(sequences))
     shown = ", ".join(map(str, named[:NAMED_IN_AUDIT])) + (", ..." if len(named) > NAMED_IN_AUDIT else "")
     return Selection(topic, named, len(named), f"sequences {shown}")
 
 
 def select_state(queue: TaskQueue, topic: str, state: State) -> Selection:
-    """Selects all tasks of a state, without a bound."""
+    """Select all tasks of a state, without a bound."""
     return Selection(topic, None, queue.count_tasks(topic, state=state), f"state {state.name}", (state,))
 
 
@@ -72,7 +72,7 @@ def select_filter(
     limit: int | None = None,
     timeout: timedelta | None = None,
 ) -> Selection:
-    """Selects the tasks with the lowest sequences that match a filter, state by state; locks nothing.
+    """Select the tasks with the lowest sequences that match a filter, state by state. Lock nothing.
 
     :param limit: the most tasks to select; MAX_TASKS by default.
     :raises TimeoutError: if the search takes longer than `timeout`.
@@ -102,7 +102,7 @@ def select_filter(
 
 
 def describe_filter(given: TaskFilter) -> str:
-    """A filter in words, such as `state FAILED, error group TimeoutError`."""
+    """Format a filter as text, such as `state FAILED, error group TimeoutError`."""
     values = {item.name: getattr(given, item.name) for item in fields(given)}
     words = {"state": None if given.state is None else given.state.name}
     words |= {name: moment.isoformat() for name in ("since", "until") if (moment := values[name]) is not None}
@@ -130,7 +130,7 @@ class Action:
     :param states: the states of tasks that the action applies to.
     :param change: the call of the queue that changes the tasks of a selection; a retry returns its pairs of sequences.
     :param detail: what the audit line says after the selection, such as `by RESET`.
-    :param locks: whether `apply` first locks tasks that a filter found. A purge checks and locks them itself.
+    :param locks: whether `apply` first locks tasks that a filter found. A purge checks and locks the tasks itself.
     """
 
     name: str
@@ -140,16 +140,18 @@ class Action:
     locks: bool = True
 
     def preview(self, queue: TaskQueue, selection: Selection) -> ActionResult:
-        """Counts the tasks that `apply` would change.
+        """Count the tasks that `apply` would change.
 
-        For tasks that are named by sequence it makes the change, so that an invalid one raises: roll back afterwards.
+        If the tasks are named by sequence, this method changes them, so that an invalid task raises the same error as
+        in `apply`. Roll back afterwards.
         """
         return ActionResult(selection.count) if selection.states else self._change(queue, selection)
 
     def apply(self, queue: TaskQueue, selection: Selection) -> ActionResult:
-        """Changes the tasks and writes the audit line.
+        """Change the tasks and write the audit line.
 
-        Of tasks that a filter found, it changes those that are still in that state and not locked by another session.
+        If a filter found the tasks, `apply` changes only those that are still in a state of the selection, and skips
+        those that another session has locked.
         """
         if self.locks and selection.states and selection.sequences is not None:
             held = queue.lock_tasks(selection.topic, selection.sequences, selection.states)
@@ -167,7 +169,7 @@ class Action:
 
 
 def retry(revival: Revival = Revival.RESET) -> Action:
-    """Starts ended tasks again, themselves or as copies."""
+    """Return the action that starts ended tasks again: the tasks themselves, or copies of them."""
 
     def change(queue: TaskQueue, tasks: Selection) -> Mapping[int, int]:
         return queue.revive(tasks.topic, _whole_state(tasks), revival, sequences=tasks.sequences)
@@ -176,7 +178,7 @@ def retry(revival: Revival = Revival.RESET) -> Action:
 
 
 def reassign(result: Result) -> Action:
-    """Gives ended tasks another result."""
+    """Return the action that gives ended tasks another result."""
 
     def change(queue: TaskQueue, tasks: Selection) -> int:
         return queue.reassign(tasks.topic, result, sequences=tasks.sequences, state=_whole_state(tasks))
@@ -185,12 +187,12 @@ def reassign(result: Result) -> Action:
 
 
 def run_now() -> Action:
-    """Makes waiting tasks due now."""
+    """Return the action that makes waiting tasks due now."""
     return Action("run_now", WAITING, lambda queue, tasks: queue.run_now(tasks.topic, tasks.sequences or ()))
 
 
 def set_priority(priority: int) -> Action:
-    """Changes the priority of waiting tasks."""
+    """Return the action that changes the priority of waiting tasks."""
 
     def change(queue: TaskQueue, tasks: Selection) -> int:
         return queue.set_priority(tasks.topic, tasks.sequences or (), priority)
@@ -199,12 +201,12 @@ def set_priority(priority: int) -> Action:
 
 
 def cancel() -> Action:
-    """Ends waiting tasks as FILTERED."""
+    """Return the action that ends waiting tasks as FILTERED."""
     return Action("cancel", WAITING, lambda queue, tasks: queue.cancel(tasks.topic, tasks.sequences or ()))
 
 
 def purge() -> Action:
-    """Removes tasks that no owner holds."""
+    """Return the action that removes tasks that no owner holds."""
 
     def change(queue: TaskQueue, tasks: Selection) -> int:
         return queue.purge_sequences(tasks.topic, tasks.sequences or (), tasks.states or PURGEABLE)
@@ -227,7 +229,7 @@ class AuditedQueue:
     audit_required: bool = True
 
     def push(self, topic: str, tasks: Iterable[NewTask], insertion: Insertion, detail: str = "") -> list[Task]:
-        """Pushes tasks. The audit line names a single task, and ends with `detail`."""
+        """Push tasks. The audit line names a single task, and ends with `detail`."""
         pushed = self.queue.push(topic, tasks, insertion)
         what = f"by {insertion.name}"
         if len(pushed) == 1:
@@ -236,38 +238,38 @@ class AuditedQueue:
         return pushed
 
     def push_stream(self, topic: str, tasks: Iterable[NewTask], insertion: Insertion) -> Pushed:
-        """Pushes any number of tasks in bounded memory."""
+        """Push any number of tasks in bounded memory."""
         pushed = self.queue.push_stream(topic, tasks, insertion)
         self.record("push", topic, f"by {insertion.name}", pushed.count)
         return pushed
 
     def pause(self, topic: str) -> bool:
-        """Pauses a topic. False if it is paused already."""
+        """Pause a topic. Return False if it was paused already."""
         changed = self.queue.pause_topic(topic)
         self.record("pause", topic, "the topic", int(changed))
         return changed
 
     def resume(self, topic: str) -> bool:
-        """Resumes a topic. False if it is not paused."""
+        """Resume a topic. Return False if it was not paused."""
         changed = self.queue.resume_topic(topic)
         self.record("resume", topic, "the topic", int(changed))
         return changed
 
     def release(self, owner: Owner) -> int:
-        """Ends the lease of an owner. Returns the number of tasks that become READY."""
+        """End the lease of an owner. Return the number of tasks that become READY."""
         count = self.queue.release(owner)
         self.record("release", None, f"owner {owner.name}", count)
         return count
 
     def expire(self, grace: timedelta) -> int:
-        """Takes back the tasks of leases that lapsed more than `grace` ago. Without such a task, no audit line."""
+        """Take back the tasks of leases that lapsed more than `grace` ago. Write no audit line if there are none."""
         count = self.queue.expire(grace)
         if count:
             self.record("expire", None, f"leases that lapsed more than {grace.total_seconds():g} s ago", count)
         return count
 
     def record(self, action: str, topic: str | None, what: str, count: int) -> None:
-        """Writes an audit line."""
+        """Write an audit line."""
         if self.audit_required:
             self.queue.record_action(action, topic, what, count)
             return

@@ -41,9 +41,10 @@ _EXPECTED = {
 
 
 def to_new_tasks(topic: str, tasks: Iterable[TaskInput]) -> Iterator[NewTask]:
-    """Converts the tasks of a push.
+    """Convert the tasks of a push.
 
-    :raises InvalidTask: for an input that is not a task; names its position, counted from 0, never the payload.
+    :raises InvalidTask: for an input that is not a task. The message has the position of the input, counted from 0, and
+        never the payload.
     """
     if isinstance(tasks, str | bytes | Mapping | NewTask):
         raise InvalidTask(f"topic {topic!r}: tasks is one {type(tasks).__name__}: give a list of tasks")
@@ -58,7 +59,7 @@ def to_new_tasks(topic: str, tasks: Iterable[TaskInput]) -> Iterator[NewTask]:
 
 
 def to_new_task(given: object) -> NewTask:
-    """Converts an identifier, a dict or a NewTask to a NewTask.
+    """Convert an identifier, a dict or a NewTask to a NewTask.
 
     A dict has the fields of NewTask; a field that is None or missing has its default. `available_at` may be a text in
     ISO 8601, `delay` and `ttl` a number of seconds or a text such as 90s, 5m, PT5M.
@@ -104,7 +105,7 @@ class TaskChunk:
     payloads: list[str | None]
 
     def columns(self) -> tuple[list[Any] | None, ...]:
-        """Returns the array arguments of taskq.push, from p_identifiers to p_priorities; None for an empty column.
+        """Return the array arguments of taskq.push, from p_identifiers to p_priorities; None for an empty column.
 
         :raises InvalidTask: for a value that cannot be sent.
         """
@@ -123,32 +124,38 @@ class TaskChunk:
         )
 
     def identifiers(self) -> list[str]:
-        """Returns the identifiers in order.
+        """Return the identifiers of the tasks in order.
 
-        :raises InvalidTask: for one that cannot be sent.
+        :raises InvalidTask: for an identifier that cannot be sent.
         """
         identifiers = [task.identifier for task in self.tasks]
         self._check_texts("identifier", identifiers)
         return identifiers
 
     def single(self) -> tuple[Any, ...] | None:
-        """Returns the arguments of taskq.push for one task, after the topic; None if the chunk needs the other push."""
+        """Return the arguments of taskq.push for one task, after the topic.
+
+        Return None if the chunk needs the push with arrays.
+        """
         if len(self.tasks) > 1 or self.offset or self.tasks[0].suspended or self.tasks[0].depends_on:
             return None
         identifiers, payloads, references, _, *rest = self.columns()
         return tuple(column and column[0] for column in (identifiers, payloads, references, *rest))
 
     def dependencies(self) -> tuple[list[int] | None, list[str] | None, list[str] | None]:
-        """Returns places in the chunk, topics and identifiers of all dependencies; None if there are none."""
+        """Return three arrays of the dependencies of all tasks: places of the tasks in the chunk, topics, identifiers.
+
+        Each array is None if no task has dependencies.
+        """
         found = [(place, *pair) for place, task in enumerate(self.tasks) for pair in task.depends_on]
         if not found:
             return None, None, None
         return [place for place, _, _ in found], [topic for _, topic, _ in found], [name for _, _, name in found]
 
     def require_offerable(self) -> None:
-        """Refuses tasks that can only be pushed.
+        """Refuse tasks that can only be pushed.
 
-        :raises InvalidTask: for a suspended task and one with dependencies.
+        :raises InvalidTask: for a suspended task, and for a task with dependencies.
         """
         for place, task in enumerate(self.tasks):
             if task.suspended or task.depends_on:
@@ -186,7 +193,7 @@ class TaskChunk:
 
 
 def split_into_chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[TaskChunk]:
-    """Cuts tasks of any number into chunks of bounded size.
+    """Cut tasks of any number into chunks of bounded size.
 
     :raises InvalidTask: for a payload that is not JSON.
     """

@@ -21,9 +21,9 @@ _NAMED = 10  # identifiers that a sentence names at most
 class TopicStatus:
     """The unfinished tasks of a topic, each counted once and up to `MAX_COUNT`, and whether the topic is paused.
 
-    `ready`: a poll under the condition could claim them now. `scheduled` and `retrying`: due later. `blocked`: due, but
-    behind a dependency, the topic's probe, or another task of their identifier. `paused`: due in a paused topic, or
-    paused themselves. `running`: held by owners.
+    `ready` counts tasks that a poll under the condition could claim now. `scheduled` and `retrying` tasks are due
+    later. `blocked` tasks are due, but behind a dependency, the topic's probe, or another task of their identifier.
+    `paused` tasks are due in a paused topic, or are paused themselves. `running` tasks are held by owners.
     """
 
     topic: str
@@ -39,14 +39,14 @@ class TopicStatus:
 
     @property
     def pause(self) -> str | None:
-        """A clause with the role that paused the topic and the time; None if it is not paused."""
+        """A clause with the role that paused the topic and the time; None if the topic is not paused."""
         if not self.topic_paused:
             return None
         since = f" since {self.paused_since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if self.paused_since else ""
         return f"topic paused by {self.paused_by or 'an unknown role'}{since}"
 
     def __str__(self) -> str:
-        """Lists the ready tasks, the other counts that are not 0, and the pause."""
+        """List the ready tasks, the other counts that are not 0, and the pause."""
         kinds = ("scheduled", "retrying", "blocked", "paused", "running")
         counts = [f"{_number(getattr(self, kind))} {kind}" for kind in kinds if getattr(self, kind)]
         return ", ".join([f"{_number(self.ready)} ready", *counts, *([self.pause] if self.pause else [])])
@@ -55,14 +55,20 @@ class TopicStatus:
 def describe_ready_wait(
     status: TopicStatus, min_tasks: int, condition: str = "NONE", max_wait: float | None = None
 ) -> str:
-    """Returns a sentence about a gate on ready tasks; `max_wait` in seconds."""
+    """Describe what a gate on ready tasks waits for.
+
+    :param max_wait: the gate opens for one task once that task has been due for this many seconds; None for no limit.
+    """
     under = "" if condition == "NONE" else f" under {condition}"
     aged = "" if max_wait is None or min_tasks == 1 else f", or one after {max_wait:g} s"
     return f"Waits for {_tasks(min_tasks, 'ready ')} of topic {status.topic!r}{under}{aged}; {status}."
 
 
 def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wanted: Collection[str]) -> str:
-    """Returns a sentence about a gate on states; `found` has the state of each identifier, None without a task."""
+    """Describe what a gate on states waits for.
+
+    :param found: the state of each identifier; None for an identifier without a task.
+    """
     missing = [
         f"{name!r} is {state}" if state else f"{name!r} has no task"
         for name, state in found.items()
@@ -75,7 +81,10 @@ def describe_state_wait(status: TopicStatus, found: Mapping[str, str | None], wa
 
 
 def describe_group_wait(status: TopicStatus, groups: int, incomplete: int | None) -> str:
-    """Returns a sentence about a gate on groups of suspended tasks; `incomplete` is None if not known."""
+    """Describe what a gate on groups of suspended tasks waits for.
+
+    :param incomplete: the number of incomplete groups; None if the number is not known.
+    """
     known = None if incomplete is None else f"{groups - incomplete} released, {incomplete} incomplete"
     parts = ", ".join(filter(None, [known, status.pause]))
     noun = "group" if groups == 1 else "groups"

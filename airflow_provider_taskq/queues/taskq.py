@@ -37,7 +37,10 @@ class TaskQMessageQueueProvider(BaseMessageQueueProvider):
         return TaskQEventTrigger
 
     def trigger_kwargs(self, queue: str, **kwargs: Any) -> dict[str, Any]:  # noqa: ARG002  the base's signature
-        """Return topic and Airflow connection, by default `taskq_default`, of a URI. Raises ValueError."""
+        """Return the topic and the Airflow connection of a URI. The default connection is `taskq_default`.
+
+        Raises ValueError for another form of URI than `taskq://conn_id/topic`.
+        """
         uri = urlsplit(queue)
         topic = unquote(uri.path.removeprefix("/"))
         if not topic or "/" in uri.path[1:] or uri.query or uri.fragment:

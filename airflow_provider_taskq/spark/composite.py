@@ -54,7 +54,7 @@ def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTran
     if not composite.steps:
         raise TaskQueueError(f"composite {composite.name!r} has no steps")
     if size < 1:
-        raise TaskQueueError(f"the size of a batch must be a whole number from 1, not {size}")
+        raise TaskQueueError(f"the size of a batch must be a whole number of at least 1, not {size}")
     try:
         cloudpickle.dumps(composite)  # type: ignore[no-untyped-call]
     except Exception as error:

@@ -88,7 +88,7 @@ def _conninfo_of(conn: psycopg.Connection[Any]) -> str:
 def freeze_gc() -> None:
     """Exclude the objects of all imported modules from garbage collection, once in each Python worker of Spark.
 
-    Does nothing in other processes.
+    Do nothing in other processes.
     """
     # Spark's daemon runs a full collection after every task of a worker that it reuses. Walking all objects of pyspark,
     # pyarrow, NumPy and psycopg takes 50 ms, as long as reading 20,000 tasks.

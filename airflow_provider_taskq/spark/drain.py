@@ -93,7 +93,7 @@ class DrainLimits:
         """Check the limits. A duration as deadline begins now. Raises TaskQueueError for an invalid limit."""
         for name, number in (("size", size), ("rounds", rounds), ("budget", budget)):
             if number is not None and number < 1:
-                raise TaskQueueError(f"{name} must be a whole number from 1, or None for no limit, not {number}")
+                raise TaskQueueError(f"{name} must be a whole number of at least 1, or None for no limit, not {number}")
         if isinstance(deadline, timedelta):
             deadline = datetime.now(UTC) + deadline
         elif deadline is not None and deadline.tzinfo is None:

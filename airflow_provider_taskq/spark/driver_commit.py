@@ -45,9 +45,10 @@ DRIVER_PART = -1  # the partition number of rows that the driver itself stages
 
 @dataclass(frozen=True, slots=True)
 class DriverActions:
-    """The actions of one batch that only the driver can take.
+    """The hooks and follow-ups of one batch that only the driver can run.
 
-    If one push of the batch cannot be staged, the driver takes all of its follow-ups; otherwise none.
+    If a push of the batch cannot be staged, the driver pushes and releases all follow-ups of the batch. Otherwise the
+    executor stages them, and `follow_ups` and `releases` are empty.
     """
 
     composite: str
@@ -61,8 +62,8 @@ class DriverActions:
     def of(
         cls, composite: str, batch: Batch, decisions: Mapping[Task, Decision], condition: Condition
     ) -> "DriverActions":
-        """Collect the actions of a batch. Raises TaskQueueError if it has any under a condition."""
-        # Under a condition the stage may drop decisions, and the driver learns this only after it has called the hooks.
+        """Collect the actions of a batch. Raises TaskQueueError if the batch has any and the drain has a condition."""
+        # Under a condition the stage may drop decisions. The driver would learn this only after it called the hooks.
         displacing = any(each.insertion is not Insertion.APPEND for each in batch.follow_ups)
         if condition is not Condition.NONE and (batch.commit_hooks or batch.after_commit_calls or displacing):
             raise TaskQueueError(
@@ -116,7 +117,7 @@ def commit_on_driver(writer: CompleteWriter, attempts: Sequence[StagedAttempt], 
     """Commit the decisions of these attempts together with the pickled `DriverActions` of their batches.
 
     The commit is retried for up to a minute if the server goes away or interrupts a commit hook. After that, the tasks
-    of the hook fail. The stage shows whether an attempt whose answer was lost has committed.
+    of the hook fail. If the answer of a commit is lost, the next attempt reads from the stage whether it succeeded.
     """
     commit = DriverCommit([cloudpickle.loads(each) for each in pickled])
     interruptions, backoff = HookInterruptions(MAX_HOOK_SECONDS), Backoff()
@@ -131,7 +132,7 @@ def commit_on_driver(writer: CompleteWriter, attempts: Sequence[StagedAttempt], 
 
 
 class DriverCommit:
-    """The actions of all batches of a drain's round, in the order of partitions."""
+    """The driver actions of all batches in one round of a drain, in the order of the partitions."""
 
     def __init__(self, actions: Sequence[DriverActions]) -> None:
         self._actions = actions
@@ -157,7 +158,7 @@ class DriverCommit:
         return changed
 
     def push_follow_ups(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Push and release the follow-ups that could not be staged, of the tasks that the stage has completed."""
+        """Push and release the follow-ups that could not be staged, for tasks that the stage has completed."""
         for actions, decisions in zip(self._actions, self._decisions, strict=True):
             if actions.pushes:
                 completed = _completed_decisions(conn, stage, decisions)

@@ -135,7 +135,7 @@ def _is_plain_json(text: str) -> bool:
 
 
 def _json_defect(text: str) -> str | None:
-    """Return what is wrong with a JSON text, or None. The answer quotes nothing: messages do not belong in a log."""
+    """Return why a text is not JSON that PostgreSQL can store, or None. Never quotes the text, which may be private."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

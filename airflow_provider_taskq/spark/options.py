@@ -113,7 +113,7 @@ def parse_partitions(values: Mapping[str, str]) -> int:
 def parse_number(text: str, name: str, least: int = 1) -> int:
     """Parse a whole number of at least `least`. Raises TaskQueueError, which names the option."""
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise TaskQueueError(f"format taskq: option {name!r} must be a whole number from {least}, not {text!r}")
+        raise TaskQueueError(f"format taskq: option {name!r} must be a whole number of at least {least}, not {text!r}")
     return int(text)
 
 

@@ -254,7 +254,10 @@ class DrainSession:
 
     @contextmanager
     def release_on_error(self, drain_lease: DrainLease) -> Iterator[None]:
-        """After an error, release the held tasks, and raise the queue's own error if that is the cause."""
+        """Release the held tasks after an error in the block.
+
+        Raises the queue's own error if that is the cause.
+        """
         try:
             yield
         except BaseException as error:

@@ -204,7 +204,7 @@ class QueryBatch:
         return QueryBatch(self.queries[:middle]), QueryBatch(self.queries[middle:])
 
     async def read(self, connection: psycopg.AsyncConnection[TupleRow]) -> dict[RegisteredQuery, QueryResult]:
-        """Run the SQL query. A registered query that the answer does not contain has no result."""
+        """Run the SQL query. A registered query that is missing from the answer has no result."""
         started_at = time.monotonic()
         async with connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(self._sql, self._arguments)

@@ -68,7 +68,7 @@ class Wait(Protocol[Outcome_co]):
 
     @property
     def topic(self) -> str:
-        """The topic. Its notifications wake the wait."""
+        """The topic, whose notifications wake the wait."""
 
     @property
     def poll_interval(self) -> float:

@@ -44,7 +44,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class CommitHook:
-    """A function that runs in the committing transaction, for one task or for the whole batch (None)."""
+    """A function that runs in the committing transaction. `task` is its task, or None for the whole batch."""
 
     call: CommitFunction
     task: Task | None = None
@@ -53,7 +53,10 @@ class CommitHook:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Code that runs for a batch now: its name, a function that formats its stack, and one that may cancel it."""
+    """Code that runs for a batch now.
+
+    It consists of a name, a function that formats the stack of the code, and a function that may cancel the code.
+    """
 
     name: str
     stack: Callable[[], str]
@@ -87,7 +90,7 @@ class Batch:
     def push(
         self, task: Task, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
     ) -> None:
-        """Pushes new tasks in the transaction that completes `task`, if `task` is continued.
+        """Push new tasks in the transaction that completes `task`, if `task` is continued.
 
         :param tasks: identifiers, dicts or NewTasks, as for `TaskQueue.push`.
         :raises InvalidTask: if `task` is not in this batch, or a new task is malformed.
@@ -98,7 +101,7 @@ class Batch:
     def junction(
         self, task: Task, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
     ) -> None:
-        """Releases groups, as `TaskQueue.junction`, when the transaction completes `task` and `task` is continued."""
+        """Release groups as `TaskQueue.junction`, in the transaction that completes `task`, if `task` is continued."""
         self._require_member(task)
         given = list(groups)
         if any(isinstance(group, str) for group in given):
@@ -106,7 +109,7 @@ class Batch:
         self.releases.append(Release(task, topic, tuple(tuple(group) for group in given), Junction(junction)))
 
     def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
-        """Calls `function(queue, decisions)` in the transaction that completes the batch.
+        """Register `function(queue, decisions)`, which is called in the transaction that completes the batch.
 
         The function gets the decisions so far, on `task` or on all tasks of the batch. It returns None, or a mapping
         with a decision on each of these tasks, which is merged by priority. Its writes through `queue.conn` are
@@ -120,35 +123,35 @@ class Batch:
         self.commit_hooks.append(CommitHook(function, task, success_on))
 
     def after_commit(self, call: Callable[[], None]) -> None:
-        """Calls a function after the batch is committed, and only then."""
+        """Register a function that the worker calls once the batch is committed. Its exceptions are only logged."""
         self.after_commit_calls.append(call)
 
     def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:
-        """Stores a value of `task` or of the batch. Raises SupplementError if there is one already."""
+        """Store a value of `task` or of the batch. Raises SupplementError if there is one already."""
         self._supplement.register(kind, value, task, qualifier)
 
     def require(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Returns a stored value. Raises SupplementError if there is none."""
+        """Return a stored value. Raises SupplementError if there is none."""
         return self._supplement.require(kind, task, qualifier)
 
     def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
-        """Returns a stored value, or None if there is none yet. Never waits."""
+        """Return a stored value, or None if there is none yet. Never wait."""
         return self._supplement.probe(kind, task, qualifier)
 
     def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Returns a stored value. Calls `make` if there is none; concurrent calls share its value."""
+        """Return a stored value. Call `make` if there is none; concurrent calls share its value."""
         return self._supplement.suggest(kind, make, task, qualifier)
 
     @contextmanager
     def running(
         self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Reports that code of this batch runs in the block. A handler reports its own threads in this way.
+        """Report that code of this batch runs in the block. A handler reports its own threads in this way.
 
         :param name: name of the code in logs.
         :param stack: returns the stack that the worker logs if the batch takes too long; by default that of this
             thread.
-        :param cancel: the worker calls it if it abandons the batch.
+        :param cancel: a function that the worker calls if it abandons the batch.
         """
         activity = Activity(name, stack or stack_of(threading.get_ident()), cancel)
         with self._lock:
@@ -160,22 +163,22 @@ class Batch:
                 del self._activities[id(activity)]
 
     def activities(self) -> list[Activity]:
-        """Returns the code that runs for this batch now."""
+        """Return the code that runs for this batch now."""
         with self._lock:
             return list(self._activities.values())
 
     def cancel(self) -> None:
-        """Sets `cancelled`, and calls `cancel` of all activities."""
+        """Set `cancelled`, and call the `cancel` of all activities."""
         self.cancelled.set()
         for activity in self.activities():
             if activity.cancel is not None:
                 activity.cancel()
 
     def result_of(self, outcome: Any, name: str) -> Any:
-        """Waits for a Future and returns its result. Returns any other outcome as it is.
+        """Wait for a Future and return its result. Return any other outcome as it is.
 
-        Raises the exception of the Future, and CancelledError if it was cancelled. If the worker abandons the batch,
-        cancels the Future and raises RuntimeError.
+        If the worker abandons the batch, cancel the Future and raise RuntimeError. Raises the exception of the Future,
+        and CancelledError if the Future was cancelled.
 
         :param name: name of the function that returned the outcome, for logs and errors.
         """
@@ -197,7 +200,7 @@ class Batch:
         return outcome.result()
 
     def adopt(self, other: "Batch", task: Task) -> None:
-        """Adds the follow-ups, releases and hooks that another process has recorded for one task of this batch."""
+        """Add the follow-ups, releases and hooks that another process has recorded for one task of this batch."""
         for follow_up in other.follow_ups:
             self._add_follow_up(follow_up)
         self.releases += other.releases
@@ -215,7 +218,7 @@ class Batch:
             raise InvalidTask(f"task {task.sequence} of topic {task.topic!r} is not in this batch")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles the tasks, follow-ups, releases and hooks, without the supplement."""
+        """Pickle the tasks, follow-ups, releases and hooks, without the supplement."""
         kept = ("tasks", "follow_ups", "releases", "commit_hooks", "after_commit_calls")
         return {name: getattr(self, name) for name in kept}
 
@@ -237,7 +240,7 @@ class PartialBatch(Batch):
         self._supplement = whole._supplement  # noqa: SLF001 -- of the same class
 
     def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
-        """Does the same as `Batch.in_commit`, for the tasks of this part only."""
+        """Register a function like `Batch.in_commit`, for the tasks of this part only."""
         if task is not None:
             self._require_member(task)
             self._whole.in_commit(function, task, success_on)
@@ -256,13 +259,13 @@ class PartialBatch(Batch):
     def running(
         self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Reports code of the whole batch, see `Batch.running`."""
+        """Report code of the whole batch; see `Batch.running`."""
         with self._whole.running(name, stack, cancel):
             yield
 
 
 def stack_of(thread: int) -> Callable[[], str]:
-    """Returns a function that formats the current stack of a thread."""
+    """Return a function that formats the current stack of a thread."""
 
     def stack() -> str:
         frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the one way to see the stack of another thread
@@ -272,11 +275,14 @@ def stack_of(thread: int) -> Callable[[], str]:
 
 
 def name_of(function: object) -> str:
-    """Returns the name of a handler or a function, for logs and errors."""
+    """Return the name of a handler or a function, for logs and errors."""
     name = getattr(function, "__qualname__", None) or getattr(function, "name", None)
     return str(name) if name else repr(function)
 
 
 def tagged(task: Task, new: NewTask) -> NewTask:
-    """A rewrite of follow-ups that sets their reference to the sequence of the task that they follow."""
+    """Return a follow-up with the sequence of the task that it follows as reference.
+
+    Pass this function as `rewrite` to a Worker.
+    """
     return replace(new, reference=str(task.sequence))

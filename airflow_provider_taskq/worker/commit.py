@@ -59,7 +59,7 @@ class HookInterruptions:
         self._first: dict[int, float] = {}
 
     def note(self, interrupted: CommitHookInterrupted) -> None:
-        """Counts and logs an interruption. Abandons the hook if this was one too many."""
+        """Count and log an interruption. Abandon the hook after too many interruptions."""
         key = id(interrupted.hook)
         first = self._first.setdefault(key, time.monotonic())
         self._counts[key] = self._counts.get(key, 0) + 1
@@ -72,14 +72,14 @@ class HookInterruptions:
 def commit_batch(
     queue: TaskQueue, owner: Owner, batch: Batch, decisions: Mapping[Task, Decision]
 ) -> Mapping[Task, Decision]:
-    """Commits a batch in one transaction, and returns the decisions as the commit hooks have left them.
+    """Commit a batch in one transaction, and return the decisions as the commit hooks have left them.
 
     The transaction calls the commit hooks, completes the tasks, pushes the follow-ups of continued tasks, and releases
-    their groups, in this order. After the commit, wakes the topics that got tasks, and calls the functions of
-    `after_commit`. The connection must not have an open transaction.
+    their groups, in this order. After the commit, the function wakes the topics that got tasks, and calls the functions
+    of `after_commit`. The connection must not have an open transaction.
 
-    Raises the errors of `complete`, `push` and `junction`, and transient errors of commit hooks, such as a deadlock. An
-    error undoes the whole transaction.
+    The function raises the errors of `complete`, `push` and `junction`, and transient errors of commit hooks, such as a
+    deadlock. An error undoes the whole transaction.
     """
     try:
         return try_commit_batch(queue, owner, batch, decisions, NO_ABANDONED_HOOKS, nullcontext)
@@ -95,7 +95,7 @@ def try_commit_batch(
     abandoned: AbandonedHooks,
     hook_statements: Callable[[], AbstractContextManager[None]],
 ) -> Mapping[Task, Decision]:
-    """Does the same as `commit_batch`, but raises CommitHookInterrupted for a transient error of a commit hook.
+    """Commit like `commit_batch`, but raise CommitHookInterrupted for a transient error of a commit hook.
 
     :param abandoned: errors by the id() of their hooks. Instead of a call of the hook, its tasks fail with this error.
     :param hook_statements: a context in which each hook runs. It may allow the hook's statements more time than the
@@ -115,9 +115,9 @@ def try_commit_batch(
 def run_commit_hook(
     queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision], abandoned: AbandonedHooks
 ) -> None:
-    """Calls a hook and merges its decisions into `decisions`. An error undoes its writes and fails its tasks.
+    """Call a hook and merge its decisions into `decisions`. An error undoes its writes and fails its tasks.
 
-    Raises CommitHookInterrupted for a transient error, and does not call a hook that is in `abandoned`.
+    Do not call a hook that is in `abandoned`. Raises CommitHookInterrupted for a transient error.
     """
     concerned = {task: decision for task, decision in decisions.items() if hook.task in (None, task)}
     if not concerned:
@@ -157,7 +157,7 @@ def _check_hook(hook: CommitHook, returned: Mapping[Task, Decision] | None, conc
 
 
 def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Decision]) -> list[str]:
-    """Pushes the follow-ups of continued tasks, then releases their groups. Returns the topics that got tasks."""
+    """Push the follow-ups of continued tasks, then release their groups. Return the topics that got tasks."""
 
     def continues(task: Task) -> bool:
         return task in decisions and bool(decisions[task].continued)
@@ -179,7 +179,7 @@ def push_follow_ups(queue: TaskQueue, batch: Batch, decisions: Mapping[Task, Dec
 
 
 def run_after_commit(queue: TaskQueue, batch: Batch, topics: Iterable[str]) -> None:
-    """Wakes topics and calls the functions of `after_commit`. Logs their errors."""
+    """Wake topics and call the functions of `after_commit`. Log their errors."""
     for topic in topics:
         _log_errors(f"notify({topic!r})", lambda topic=topic: queue.notify(topic))  # type: ignore[misc]
     for call in batch.after_commit_calls:
@@ -203,7 +203,7 @@ class BatchCommitter:
     def complete(
         self, batch: InFlightBatch, decisions: Mapping[Task, Decision], *, maybe_committed: bool = False
     ) -> None:
-        """Commits the decisions. After an error, commits FAILURE for the batch. If the lease is lost, abandons it.
+        """Commit the decisions. After an error, commit FAILURE for the batch. If the lease is lost, abandon the batch.
 
         :param maybe_committed: a call without an answer may have committed the decisions already.
         """
@@ -217,12 +217,15 @@ class BatchCommitter:
             self.completed(batch, committed)
 
     def completed(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
-        """Counts and reports a batch that is committed."""
+        """Count and report a batch that is committed."""
         self._account_for(batch, decisions)
         self._runtime.listeners.on_complete(batch.trace, decisions)
 
     def fail(self, batch: InFlightBatch, error: BaseException) -> None:
-        """Commits FAILURE for all tasks of a batch. If this fails too, loses the lease with all its batches."""
+        """Commit FAILURE for all tasks of a batch.
+
+        If this commit fails too, mark the lease as lost and abandon all its batches.
+        """
         tasks = batch.batch.tasks
         failed = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
         try:
@@ -239,9 +242,9 @@ class BatchCommitter:
     def _commit(
         self, in_flight: InFlightBatch, batch: Batch, decisions: Mapping[Task, Decision], maybe_committed: bool
     ) -> Mapping[Task, Decision]:
-        """Commits the decisions on the tasks that the owner still holds. Returns the committed decisions.
+        """Commit the decisions on the tasks that the owner still holds. Return the committed decisions.
 
-        Retries transient errors as long as the lease lasts, because finished work must not fail when the server is away
+        Retry transient errors as long as the lease lasts, because finished work must not fail when the server is away
         for a while.
         """
         backoff, attempts, check_held = Backoff(), 0, maybe_committed
@@ -292,7 +295,7 @@ class BatchCommitter:
     def _still_held(
         self, queue: TaskQueue, in_flight: InFlightBatch, decisions: Mapping[Task, Decision]
     ) -> dict[Task, Decision]:
-        """Returns the decisions on the tasks that the owner still holds. Raises LeaseLost if the lease is gone."""
+        """Return the decisions on the tasks that the owner still holds. Raises LeaseLost if the lease is gone."""
         # The other tasks were purged or dropped, or a call without an answer has completed all of them.
         owner = in_flight.lease.owner
         queue.heartbeat(owner)

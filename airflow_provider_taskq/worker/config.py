@@ -21,7 +21,10 @@ class Pending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """The settings of a worker. `Worker` documents them. ValueError if one is out of range."""
+    """The settings of a worker, which `Worker` documents.
+
+    Raises ValueError if a setting is out of range.
+    """
 
     topic: str
     name: str
@@ -42,7 +45,7 @@ class WorkerConfig:
     handler_statement_timeout: timedelta
 
     def call_limit(self) -> CallLimit:
-        """Returns the time limit for the calls of a new session."""
+        """Return the time limit for the calls of a new session."""
         return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ class Disconnected(TaskQueueError):
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether the server reported this error, which means that the call changed nothing.
+    """Return whether the server reported this error, which means that the call changed nothing.
 
     After any other error the outcome is unknown, as after a lost connection or an answer that the client cannot read.
     """
@@ -48,7 +48,10 @@ class DatabaseSession:
 
     @contextmanager
     def queue(self) -> Iterator[TaskQueue]:
-        """Yields the queue, for a few calls. Raises Disconnected if the connection fails, now or in the block."""
+        """Yield the queue, for a few calls.
+
+        Raises Disconnected if the connection fails, before the block or in it.
+        """
         if self._queue is not None and is_read_only(self._queue.conn):
             self.close()  # the address may lead to a writable server by now
         queue = self._queue
@@ -63,18 +66,18 @@ class DatabaseSession:
             raise Disconnected(str(error).strip() or type(error).__name__) from error
 
     def for_handler_statements(self) -> AbstractContextManager[None]:
-        """Gives the calls in the block the time limit of handler statements."""
+        """Give the calls in the block the time limit of handler statements."""
         return self._limit.for_handler_statements()
 
     def close(self) -> None:
-        """Closes the connection. The next call opens another."""
+        """Close the connection. The next call opens another."""
         queue, self._queue = self._queue, None
         if queue is not None:
             queue.conn.close()
 
 
 def connect_limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[Any]:
-    """Opens an autocommit connection whose calls have a time limit."""
+    """Open an autocommit connection whose calls have a time limit."""
     conn = connect()
     limit_calls(conn, limit)
     try:
@@ -86,20 +89,22 @@ def connect_limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[An
 
 
 def lease_call_limit(lease: timedelta, timeout: timedelta | None, handler_statements: timedelta) -> CallLimit:
-    """Returns the limit of calls under a lease: `timeout`, by default a third of the lease, at least 5 seconds."""
+    """Return the limit of calls under a lease: `timeout`, by default a third of the lease, at least 5 seconds."""
     seconds = max(_LEAST_CALL_SECONDS, lease.total_seconds() / 3) if timeout is None else timeout.total_seconds()
     return CallLimit(seconds, handler_statements.total_seconds())
 
 
 def heartbeat_limit(lease: float) -> CallLimit:
-    """Returns the limit of a heartbeat: a quarter of the lease (in seconds), which leaves time for another attempt."""
+    """Return the limit of a heartbeat: a quarter of the lease (in seconds), which leaves time for another attempt."""
     return CallLimit(max(_LEAST_HEARTBEAT_SECONDS, lease / 4), grows=False)
 
 
 def connection_factory(dsn: str | Connect | None, lease: timedelta | None = None) -> Connect:
-    """Returns a function that opens connections: `dsn` itself, or one for this DSN or the environment.
+    """Return a function that opens connections: `dsn` itself if it is a function, else one for this DSN.
 
-    :param lease: an attempt to connect takes a third of it at most, unless the DSN sets `connect_timeout`.
+    None stands for the DSN of the environment.
+
+    :param lease: an attempt to connect takes a third of the lease at most, unless the DSN sets `connect_timeout`.
     """
     if callable(dsn):
         return dsn

@@ -35,7 +35,7 @@ def each(
     executor: Executor | None = None,
     success_on: Exceptions = (),
 ) -> BatchHandler:
-    """Returns a handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
+    """Return a handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
 
     The function returns a Decision or a Result, or raises TaskResultException; None means SUCCESS. Any other exception
     fails its task only.
@@ -64,7 +64,7 @@ def each(
 
 
 def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
-    """Returns a handler as it is. Wraps a function of one task with `each`."""
+    """Return a handler as it is, and wrap a function of one task with `each`."""
     return given if isinstance(given, WorkHandler) else each(given)
 
 
@@ -80,7 +80,7 @@ class ThreadHandler(FunctionHandler):
         self._lock = threading.Lock()
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decision on each task. Starts no more tasks after the batch is abandoned."""
+        """Return the decision on each task. Start no more tasks after the batch is abandoned."""
         if self._threads == 1 or len(batch.tasks) == 1:
             started = {task: self._start(task, batch) for task in batch.tasks if not batch.cancelled.is_set()}
             return {task: self._finish(outcome, batch) for task, outcome in started.items()}
@@ -92,7 +92,7 @@ class ThreadHandler(FunctionHandler):
         return {task: future.result() for task, future in futures.items()}
 
     def close(self) -> None:
-        """Ends the threads. Does not wait for a stuck thread."""
+        """End the threads. Do not wait for a stuck thread."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -134,7 +134,7 @@ class ExecutorHandler(ThreadHandler):
         self._executor = executor
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decision on each task. Waits for Futures in the worker's thread, not in the executor's."""
+        """Return the decision on each task. Wait for Futures in the worker's thread, not in the executor's."""
         submitted = {
             task: self._executor.submit(copy_context().run, self._start_by_executor, task, batch)
             for task in batch.tasks
@@ -164,11 +164,11 @@ class AsyncHandler(FunctionHandler):
         self._semaphore: asyncio.Semaphore | None = None
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decision on each task."""
+        """Return the decision on each task."""
         return self._loop.run(self._decide_all(batch), batch, f"{name_of(self._function)} on the event loop")
 
     def close(self) -> None:
-        """Cancels the coroutines that still run, and ends the loop."""
+        """Cancel the coroutines that still run, and end the loop."""
         self._loop.close()
         self._semaphore = None
 

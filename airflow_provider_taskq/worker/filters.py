@@ -19,7 +19,7 @@ class FilteringHandler:
         self._judge = judge
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decisions of `judge` and of the handler."""
+        """Return the decisions of `judge` and of the handler."""
         judged = self._judge(batch.tasks)
         if len(judged) == len(batch.tasks):
             return judged
@@ -27,7 +27,7 @@ class FilteringHandler:
         return {**judged, **handle_batch(self._handler, part)}
 
     def close(self) -> None:
-        """Closes the handler."""
+        """Close the handler."""
         self._handler.close()
 
     def __repr__(self) -> str:
@@ -39,7 +39,7 @@ def partial(
     predicate: Callable[[Task], bool],
     fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
 ) -> BatchHandler:
-    """Returns a handler that passes the tasks for which `predicate` is true to `handler`.
+    """Return a handler that passes the tasks for which `predicate` is true to `handler`.
 
     :param fallback: the outcome of the other tasks, or a function that returns the outcome of a task.
     """
@@ -56,7 +56,7 @@ def matching(
     function: Callable[[Sequence[Task], Batch], Mapping[Task, HandlerOutcome] | HandlerOutcome],
     fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
 ) -> Callable[[Sequence[Task], Batch], dict[Task, HandlerOutcome]]:
-    """Returns a batch step of a composite that passes the tasks for which `predicate` is true to `function`.
+    """Return a batch step of a composite that passes the tasks for which `predicate` is true to `function`.
 
     :param fallback: see `partial`.
     """
@@ -72,7 +72,7 @@ def matching(
 
 
 def outdated(tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """FILTER for all tasks of an identifier except the one that was pushed last."""
+    """Return FILTER for all tasks of an identifier except the one that was pushed last."""
     given = list(tasks)
     last: dict[str, int] = {}
     for task in given:
@@ -85,7 +85,7 @@ def outdated(tasks: Iterable[Task]) -> dict[Task, Decision]:
 
 
 def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """FAILURE for all tasks of an identifier that has several tasks in the batch."""
+    """Return FAILURE for all tasks of an identifier that has several tasks in the batch."""
     given = list(tasks)
     counts = Counter(task.identifier for task in given)
     return {
@@ -96,12 +96,12 @@ def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
 
 
 def without(judge: Judge, handler: WorkHandler) -> BatchHandler:
-    """Returns a handler that lets `judge`, such as `outdated`, decide first. `handler` gets the other tasks."""
+    """Return a handler that lets `judge`, such as `outdated`, decide first. `handler` gets the other tasks."""
     return FilteringHandler(handler, judge)
 
 
 def step_of(judge: Judge) -> Callable[[Iterable[Task]], dict[Task, Decision]]:
-    """Returns a batch step of a composite that applies `judge` and continues the other tasks."""
+    """Return a batch step of a composite that applies `judge` and continues the other tasks."""
 
     def step(tasks: Iterable[Task]) -> dict[Task, Decision]:
         given = list(tasks)
@@ -112,14 +112,17 @@ def step_of(judge: Judge) -> Callable[[Iterable[Task]], dict[Task, Decision]]:
 
 
 def readable(handler: WorkHandler, batch: Batch) -> WorkHandler:
-    """Returns the handler, or one that fails the tasks of this batch whose payload cannot be decoded."""
+    """Return the handler itself if all payloads of the batch can be decoded.
+
+    Otherwise return a handler that fails the tasks whose payload cannot be decoded, and passes on the others.
+    """
     if not any(isinstance(task.payload, UnreadablePayload) for task in batch.tasks):
         return handler
     return FilteringHandler(handler, failures_of_unreadable)
 
 
 def failures_of_unreadable(tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """FAILURE, with the reason, for each task whose payload cannot be decoded."""
+    """Return FAILURE, with the reason, for each task whose payload cannot be decoded."""
     return {
         task: Decision(Result.FAILURE, error=InvalidTask(task.payload.reason))
         for task in tasks

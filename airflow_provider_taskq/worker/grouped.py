@@ -74,7 +74,7 @@ class GroupedRun:
 
 
 def by_sequence(task: Task) -> int:
-    """The default sort key of a group's tasks: the order in which they were pushed."""
+    """Return the default sort key of a group's tasks: the order in which they were pushed."""
     return task.sequence
 
 
@@ -149,14 +149,14 @@ class GroupedWorker(PeriodicService):
         super().__init__(f"grouped worker {topic}", self._connect, self._pause, limit)
 
     def start(self) -> None:
-        """Starts the thread; the first run follows after `initial_delay`. Raises TaskQueueError if it runs already."""
+        """Start the thread; the first run follows after `initial_delay`. Raises TaskQueueError if it runs already."""
         if not self.is_running:
             now = time.monotonic()
             self._run_due, self._cleanup_due = (now + delay.total_seconds() for delay in self._initial_delays)
         super().start()
 
     def run_once(self) -> GroupedRun:
-        """Handles the groups that are due now. Does nothing if another program holds the cluster lock."""
+        """Handle the groups that are due now. Do nothing if another program holds the cluster lock."""
         result = GroupedRun()
         with self._queue_for_once() as queue, self._locked(queue) as may_run:
             if not may_run:
@@ -195,7 +195,7 @@ class GroupedWorker(PeriodicService):
 
     @contextmanager
     def _locked(self, queue: TaskQueue) -> Iterator[bool]:
-        """Holds the cluster lock in the block. Yields False if another program holds it."""
+        """Hold the cluster lock in the block. Yield False if another program holds it."""
         if self._cluster_lock is None:
             yield True
             return
@@ -208,7 +208,7 @@ class GroupedWorker(PeriodicService):
                 queue.unlock(name, self.name)
 
     def _poll_groups(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
-        """Polls groups and sorts their tasks. Releases the tasks beyond `size` in the same transaction."""
+        """Poll groups and sort their tasks. Release the tasks beyond `size` in the same transaction."""
         self._unsortable = {}
         with queue.conn.transaction():
             polled = queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
@@ -219,7 +219,7 @@ class GroupedWorker(PeriodicService):
         return groups
 
     def _sorted(self, group: list[Task]) -> list[Task]:
-        """Sorts a group. Tasks for which the sorter fails come first, and `_call_handler` fails them."""
+        """Sort a group. Tasks for which the sorter fails come first, so that `_call_handler` fails them."""
         keys: dict[Task, Any] = {}
         for task in group:
             try:
@@ -252,7 +252,7 @@ class GroupedWorker(PeriodicService):
             ends_group = not succeeded and self.mode is GroupMode.FAIL_FIRST
 
     def _handle_task(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
-        """Commits the decision of the handler, or the decision on its error. Returns True for a success."""
+        """Commit the decision of the handler, or the decision on its error. Return True for a success."""
         try:
             if self._takes_queue:
                 decision = self._retry_commit(lambda: self._handle_in_transaction(queue, owner, task))
@@ -280,7 +280,7 @@ class GroupedWorker(PeriodicService):
         return decision
 
     def _call_handler(self, task: Task, *queue: TaskQueue) -> Decision:
-        """Calls the handler. Raises HandlerFailed for its errors, and for the last of several timeouts in a row."""
+        """Call the handler. Raises HandlerFailed for its errors, and for the last of several timeouts in a row."""
         count, reason = self._timeouts.get(task, (0, None))
         if count >= _MAX_TIMEOUTS:
             del self._timeouts[task]
@@ -295,12 +295,12 @@ class GroupedWorker(PeriodicService):
         return decision
 
     def _count_timeout(self, task: Task, error: BaseException | None) -> None:
-        """Counts an error of a statement or a transaction that exceeded its time limit, which ends the connection."""
+        """Count an error of a statement or a transaction that exceeded its time limit, which ends the connection."""
         if error is not None and is_session_timeout(error):
             self._timeouts[task] = (self._timeouts.get(task, (0, error))[0] + 1, error)
 
     def _retry_commit(self, commit: Callable[[], T]) -> T:
-        """Commits, and retries after transient errors, until LeaseLost or a stop.
+        """Commit, and retry after transient errors, until LeaseLost or a stop.
 
         A retry calls a handler that takes the queue again, because the error has undone its writes.
         """

@@ -1,4 +1,4 @@
-"""Handlers return a decision on each task of a batch. `batch` makes a handler of a function of a batch."""
+"""Protocols of handlers, the conversion of what they return to decisions, and `batch`, which makes a handler."""
 
 import asyncio
 import inspect
@@ -26,13 +26,13 @@ class WorkHandler(Protocol):
     """Decides on batches of tasks. A worker calls it from all its threads."""
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
-        """Returns a decision on each task of the batch, or a Future of these. An exception fails all tasks.
+        """Return a decision on each task of the batch, or a Future of these. An exception fails all tasks.
 
         Any thread may complete the Future. The worker cancels the Future if it abandons the batch.
         """
 
     def close(self) -> None:
-        """Ends the threads and processes of the handler. A later call of `handle` starts them again."""
+        """End the threads and processes of the handler. A later call of `handle` starts them again."""
 
 
 @runtime_checkable
@@ -40,11 +40,11 @@ class BatchHandler(WorkHandler, Protocol):
     """A handler that never returns a Future. `each` and `batch` make such handlers."""
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns a decision on each task of the batch. An exception fails all tasks."""
+        """Return a decision on each task of the batch. An exception fails all tasks."""
 
 
 class TaskResultException(Exception):
-    """A handler raises it to end the task, or the batch, with another result than FAILURE.
+    """A handler raises this error to end the task, or the batch, with another result than FAILURE.
 
     The parameters are those of `Decision`.
     """
@@ -61,13 +61,16 @@ class TaskResultException(Exception):
         self.decision = Decision(made, message, None, continued, delay)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the arguments, because Exception would pickle the message only."""
+        """Pickle the arguments, because Exception would pickle the message only."""
         made = self.decision
         return type(self), (made.result, made.continued, made.message, made.delay)
 
 
 class HandlerFailed(Exception):
-    """A handler raised the cause of this error. It distinguishes errors of handlers from those of the queue."""
+    """A handler raised the cause of this error.
+
+    The class distinguishes errors of handlers from errors of the queue.
+    """
 
 
 class ForeignDecision(Exception):
@@ -75,11 +78,13 @@ class ForeignDecision(Exception):
 
 
 def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
-    """Returns a handler that calls a function once for each batch: `batch -> {task: decision}`.
+    """Return a handler that calls `function(batch)` once for each batch.
 
-    The function may return one Decision or Result for all tasks; None means SUCCESS. It may also return a
-    `concurrent.futures.Future` of one of these, which any thread may complete. An exception fails all tasks, but an
-    exception of `success_on` means SUCCESS.
+    The function returns a dict of decisions by task, or one Decision or Result for all tasks; None means SUCCESS. A
+    task that is missing from the dict fails. The function may also return a `concurrent.futures.Future` of one of
+    these, which any thread may complete. An exception fails all tasks of the batch.
+
+    :param success_on: exceptions that mean SUCCESS for all tasks.
     """
     return BatchFunctionHandler(function, success_on)
 
@@ -107,7 +112,7 @@ class BatchFunctionHandler:
         self._success_on = success_on
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Calls the function and returns its decisions."""
+        """Call the function and return its decisions."""
         try:
             decided = batch.result_of(self._function(batch), name_of(self._function))
         except self._success_on as error:
@@ -115,14 +120,17 @@ class BatchFunctionHandler:
         return decisions_of(decided, batch.tasks)
 
     def close(self) -> None:
-        """Does nothing: the handler has no threads."""
+        """Do nothing: the handler has no threads."""
 
     def __repr__(self) -> str:
         return name_of(self._function)
 
 
 def decision_of(outcome: object) -> Decision:
-    """Converts the outcome of a handler. Raises TypeError for other values, ValueError if it cannot be stored."""
+    """Convert the outcome of a handler to a decision.
+
+    Raises TypeError for an outcome of another type, and ValueError if the outcome cannot be stored.
+    """
     if outcome is None:
         return _SUCCESS
     if isinstance(outcome, Decision):
@@ -134,14 +142,20 @@ def decision_of(outcome: object) -> Decision:
 
 
 def decisions_of(outcome: object, tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """Converts a mapping of outcomes by task, or one outcome for all tasks. Raises as `decision_of` does."""
+    """Convert a mapping of outcomes by task, or one outcome for all tasks, to decisions.
+
+    Raises the errors of `decision_of`.
+    """
     if isinstance(outcome, Mapping):
         return {task: decision_of(each) for task, each in outcome.items()}
     return dict.fromkeys(tasks, decision_of(outcome))
 
 
 def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
-    """Converts an exception: TaskResultException to its decision, `success_on` to SUCCESS, others to FAILURE."""
+    """Convert an exception to a decision.
+
+    A TaskResultException has its own decision. An exception of `success_on` means SUCCESS, any other one FAILURE.
+    """
     if not isinstance(error, TaskResultException):
         return _SUCCESS if isinstance(error, success_on) else Decision(Result.FAILURE, error=error)
     made = error.decision
@@ -151,7 +165,7 @@ def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
 
 
 def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
-    """Calls a handler, waits for its Future if it returns one, and returns a decision on each task.
+    """Call a handler, wait for its Future if it returns one, and return a decision on each task.
 
     Raises the exceptions of the handler, and ForeignDecision for a decision on a task of another batch.
     """
@@ -160,7 +174,7 @@ def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
 
 
 def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, Decision]) -> dict[Task, Decision]:
-    """Returns a decision on each of these tasks. Fails a task without one, with an error that has `name`.
+    """Return a decision on each of these tasks. Fail a task without a decision, with an error that has `name`.
 
     Raises ForeignDecision for a decision on another task.
     """
@@ -174,7 +188,7 @@ def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, 
 
 
 def requires_two_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a function has two positional parameters without a default, so that it takes the batch or the queue."""
+    """Return whether a function has at least two positional parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -184,7 +198,7 @@ def requires_two_arguments(function: Callable[..., Any]) -> bool:
 
 
 async def decision_of_call(call: Callable[[], Awaitable[HandlerOutcome]], success_on: Exceptions = ()) -> Decision:
-    """Awaits a call, and converts its outcome or its error. Raises CancelledError if this task is cancelled."""
+    """Await a call, and convert its outcome or its error. Raises CancelledError if this task is cancelled."""
     try:
         return decision_of(await call())
     except BaseException as error:  # also SystemExit, which would end the event loop

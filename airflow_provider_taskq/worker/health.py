@@ -17,10 +17,11 @@ SUBJECTS = ("lapsed leases", "ended partitions")
 
 
 class HealthSignal:
-    """Reports errors that last, and their end.
+    """Reports when errors begin to last, and when they end.
 
-    After `polls` checks in a row with errors, calls `on_error` with their number, and again every `repeat_after` while
-    they last. After `polls` checks in a row without errors, calls `on_recovery`. Mixed checks change nothing.
+    After `polls` checks in a row with errors, the signal calls `on_error` with their number, and again every
+    `repeat_after` while they last. After `polls` checks in a row without errors, it calls `on_recovery`. Mixed checks
+    change nothing.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class HealthSignal:
         self._reported_at = 0.0
 
     def observe(self, errors: int) -> None:
-        """Evaluates the number of errors that a check found."""
+        """Evaluate the number of errors that a check found."""
         self._last.append(errors > 0)
         if len(self._last) < (self._last.maxlen or 0):
             return
@@ -89,11 +90,11 @@ class HealthMonitor(PeriodicService):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the last check found no problem. Also True before the first check and within `grace`."""
+        """Whether the last check found no problem; True also before the first check and within `grace`."""
         return time.monotonic() - self._started_at < self._grace or not self.findings
 
     def check(self) -> list[HealthFinding]:
-        """Checks now; returns the problems."""
+        """Check now, and return the problems."""
         with self._queue_for_once() as queue:
             errors, findings = queue.topic_errors(), queue.health(self._patience)
         problems = [each for each in findings if each.subject in SUBJECTS and each.severity >= Severity.WARNING]

@@ -29,7 +29,7 @@ class BatchThread(Protocol):
     """A loop that handles batches and can be replaced when a handler is stuck in its thread."""
 
     def replace(self, stuck: "InFlightBatch", fail: bool) -> None:
-        """Starts another loop in place of this one. With `fail` the new loop commits FAILURE for the batch."""
+        """Start another loop in place of this one. With `fail` the new loop commits FAILURE for the batch."""
 
 
 class InFlightBatch:
@@ -45,11 +45,11 @@ class InFlightBatch:
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
-        """Returns True to the first caller only."""
+        """Claim the end of the batch. Return True to the first caller only."""
         return self._claimed.acquire(blocking=False)
 
     def abandon(self, reason: BaseException) -> bool:
-        """Takes the batch away from its handler. Returns False if another thread has claimed it."""
+        """Take the batch away from its handler. Return False if another thread has claimed it."""
         if not self.claim():
             return False
         self.abandoned_for = reason
@@ -57,7 +57,7 @@ class InFlightBatch:
         return True
 
     def describe(self) -> str:
-        """Formats the topic and the first sequences of the batch, for logs."""
+        """Format the topic and the first sequences of the batch, for logs."""
         tasks = self.batch.tasks
         shown = ",".join(str(task.sequence) for task in tasks[:5]) + (",..." if len(tasks) > 5 else "")
         return f"topic={tasks[0].topic} tasks={len(tasks)} sequences={shown}"
@@ -66,9 +66,9 @@ class InFlightBatch:
 class Lease:
     """The lease of one owner, and the batches that are held under it. A lost lease stays lost.
 
-    :param since: start of the registration, by `time.monotonic()`; None for now.
+    :param since: start of the registration, by `time.monotonic()`; by default now.
     :param on_abandon: a function that the lease calls with each batch that it takes away from a handler.
-    :param lost_after: seconds without a heartbeat after which the lease counts as lost; None for its length.
+    :param lost_after: seconds without a heartbeat after which the lease counts as lost; by default its length.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Lease:
             return list(self._batches.values())
 
     def add(self, batch: InFlightBatch) -> None:
-        """Adds a batch. Abandons it at once if the lease is lost already."""
+        """Add a batch. Abandon it at once if the lease is lost already."""
         with self._lock:
             self._batches[id(batch)] = batch
             lost = self.lost
@@ -102,19 +102,19 @@ class Lease:
             self.abandon(batch, lost)
 
     def remove(self, batch: InFlightBatch) -> None:
-        """Removes a batch that has ended."""
+        """Remove a batch that has ended."""
         with self._lock:
             self._batches.pop(id(batch), None)
 
     def abandon(self, batch: InFlightBatch, reason: BaseException) -> bool:
-        """Takes a batch away from its handler. Returns False if another thread has claimed it."""
+        """Take a batch away from its handler. Return False if another thread has claimed it."""
         if not batch.abandon(reason):
             return False
         self._on_abandon(batch)
         return True
 
     def lose(self, error: LeaseLost) -> bool:
-        """Marks the lease as lost and abandons its batches. Returns False if it was lost before."""
+        """Mark the lease as lost and abandon its batches. Return False if it was lost before."""
         with self._lock:
             if self.lost is not None:
                 return False
@@ -124,11 +124,11 @@ class Lease:
         return True
 
     def seconds_left(self) -> float:
-        """Seconds until the lease counts as lost, by this machine's monotonic clock."""
+        """Return the seconds until the lease counts as lost, by this machine's monotonic clock."""
         return self.extended_at + self._lost_after - time.monotonic()
 
     def overdue(self) -> LeaseLost | None:
-        """Returns an error if no heartbeat has reached the queue in time. The lease may still exist in the database."""
+        """Return an error if no heartbeat has reached the queue in time. The lease may still exist in the database."""
         if self.seconds_left() > 0:
             return None
         return LeaseLost(
@@ -168,28 +168,34 @@ class LeaseKeeper(ServiceThread):
 
     @property
     def owner_names(self) -> list[str]:
-        """The owners of these leases, and of those that were lost because the database could not be reached."""
+        """The owners of the leases that the keeper extends.
+
+        These include owners whose lease was lost because the database could not be reached.
+        """
         with self._lock:
             return list({lease.owner.name for lease in (*self._leases.values(), *self._unreachable.values())})
 
     def add(self, lease: Lease) -> None:
-        """Adds a lease to extend."""
+        """Add a lease to extend."""
         with self._lock:
             self._leases[id(lease)] = lease
 
     def remove(self, lease: Lease) -> None:
-        """Removes a lease, which then lapses unless it is released."""
+        """Remove a lease, which then lapses unless it is released."""
         with self._lock:
             self._leases.pop(id(lease), None)
 
     def lose(self, lease: Lease, error: LeaseLost) -> None:
-        """Removes a lost lease, abandons its batches, and calls `on_loss` the first time."""
+        """Remove a lost lease, abandon its batches, and call `on_loss` the first time."""
         self.remove(lease)
         if lease.lose(error):
             self._on_loss(error)
 
     def check_clock(self) -> None:
-        """Loses the leases that are overdue. Makes no call, because the network may block the heartbeats."""
+        """Mark the leases that are overdue as lost.
+
+        This method makes no call to the database, because the network may block the heartbeats.
+        """
         for lease in self.leases:
             if (error := lease.overdue()) is not None:
                 with self._lock:
@@ -197,7 +203,7 @@ class LeaseKeeper(ServiceThread):
                 self.lose(lease, error)
 
     def release(self, session: DatabaseSession, lease: Lease) -> bool:
-        """Removes a lease, and releases it with its tasks. Returns False if the database cannot be reached."""
+        """Remove a lease, and release it with its tasks. Return False if the database cannot be reached."""
         self.remove(lease)
         try:
             with session.queue() as queue:

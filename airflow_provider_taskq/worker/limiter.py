@@ -13,21 +13,21 @@ class Token(Protocol):
     """The right to have one batch in flight."""
 
     def release(self) -> None:
-        """Returns the token to its limiter. A second call does nothing."""
+        """Return the token to its limiter. A second call does nothing."""
 
 
 class Limiter(Protocol):
     """Hands out tokens. An exception of `request` stops the polls of the worker."""
 
     def request(self, withdrawn: Callable[[], bool]) -> Token | None:
-        """Waits for a token. Returns None when `withdrawn()` returns True."""
+        """Wait for a token. Return None as soon as `withdrawn()` returns True."""
 
 
 class NoLimit:
     """Hands out any number of tokens."""
 
     def request(self, withdrawn: Callable[[], bool]) -> Token | None:  # noqa: ARG002 -- no request waits
-        """Returns a token at once."""
+        """Return a token at once."""
         return _UnlimitedToken()
 
     def __repr__(self) -> str:
@@ -37,8 +37,8 @@ class NoLimit:
 class PriorityLimiter:
     """Hands out up to `limit` tokens at a time, by priority, then in the order of the requests.
 
-    Several workers can share it: `shared = PriorityLimiter(4)`, then `limiter=shared.at(10)` in one worker and
-    `limiter=shared.at(1)` in another. ValueError if `limit` is less than 1.
+    Several workers can share a limiter: `shared = PriorityLimiter(4)`, then `limiter=shared.at(10)` in one worker and
+    `limiter=shared.at(1)` in another. Raises ValueError if `limit` is less than 1.
     """
 
     def __init__(self, limit: int) -> None:
@@ -50,15 +50,15 @@ class PriorityLimiter:
         self._changed = threading.Condition()
 
     def at(self, priority: int) -> Limiter:
-        """Returns a limiter that shares these tokens and requests them at a priority. A higher priority comes first."""
+        """Return a limiter that shares these tokens and requests them at a priority. A higher priority comes first."""
         return _LimiterAtPriority(self, priority)
 
     def request(self, withdrawn: Callable[[], bool]) -> Token | None:
-        """Waits for a token at priority 0. Returns None when `withdrawn()` returns True."""
+        """Wait for a token at priority 0. Return None when `withdrawn()` returns True."""
         return self.request_at(0, withdrawn)
 
     def request_at(self, priority: int, withdrawn: Callable[[], bool]) -> Token | None:
-        """Waits for a token at a priority. Returns None when `withdrawn()` returns True."""
+        """Wait for a token at a priority. Return None when `withdrawn()` returns True."""
         place = (-priority, next(self._numbers))
         with self._changed:
             heapq.heappush(self._waiting, place)
@@ -75,7 +75,7 @@ class PriorityLimiter:
         return _LimitedToken(self)
 
     def release(self) -> None:
-        """Makes one token available again."""
+        """Make one token available again."""
         with self._changed:
             self._free += 1
             self._changed.notify_all()

@@ -16,32 +16,35 @@ class WorkerListener:
     """
 
     def on_fatal(self, error: BaseException) -> None:
-        """A poll failed, a lease was lost, or a batch could neither be completed nor failed.
+        """React to a failed poll, a lost lease, or a batch that could neither be completed nor failed.
 
         The worker goes on, except after an error of its limiter, which stops the polls.
         """
 
     def on_empty(self) -> None:
-        """A poll found nothing."""
+        """React to a poll that found nothing."""
 
     def on_start(self, tasks: Sequence[Task]) -> Any:  # noqa: ARG002
-        """A batch was polled. Returns its trace, which later hooks get."""
+        """React to a polled batch. Return the trace of the batch, which later hooks get."""
         return None
 
     def on_dispatched(self, trace: Any) -> None:
-        """The worker is about to call the handler with the batch, in this thread."""
+        """Act just before the worker calls the handler with the batch, in the same thread."""
 
     def on_callback(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
-        """The handler has returned its decisions; nothing is committed yet."""
+        """React to the decisions that the handler has returned. Nothing is committed yet."""
 
     def on_complete(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:
-        """The decisions are committed."""
+        """React to the commit of the decisions."""
 
     def on_error(self, trace: Any, error: BaseException) -> None:
-        """The whole batch is FAILED with this error, or it was abandoned and is polled again later."""
+        """React to an error of the whole batch.
+
+        The tasks are FAILED with this error, or the batch was abandoned and its tasks are polled again later.
+        """
 
     def on_stuck(self, trace: Any, seconds: float, stack: str) -> None:
-        """The handler has run for this many seconds. `stack` is its current stack."""
+        """React to a handler that has run for this many seconds. `stack` is the current stack of the handler."""
 
 
 class FatalListener(WorkerListener):
@@ -51,7 +54,7 @@ class FatalListener(WorkerListener):
         self._call = call
 
     def on_fatal(self, error: BaseException) -> None:
-        """Calls the function."""
+        """Call the function."""
         self._call(error)
 
 
@@ -66,7 +69,7 @@ class ListenerDispatcher(WorkerListener):
             setattr(self, hook, self._guarded(hook, getattr(listener, hook)))
 
     def on_fatal(self, error: BaseException) -> None:
-        """Logs the error and calls the hook."""
+        """Log the error and call the hook."""
         log.error("worker error: error=%s: %s", type(error).__name__, error)
         if self._listener is not None:
             self._guarded("on_fatal", self._listener.on_fatal)(error)

@@ -39,12 +39,15 @@ class NotificationListener(ServiceThread):
         super().__init__(f"taskq listens to {channel}")
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._sockets = socket.socketpair()
         super().start()
 
     def stop(self, timeout: float | None = 5.0) -> None:
-        """Stops the thread, and waits up to `timeout` seconds for it, as while it opens a connection."""
+        """Stop the thread, and wait up to `timeout` seconds for its end.
+
+        The thread does not end while it opens a connection.
+        """
         if self._sockets is None or self._stopped.is_set():
             return
         self._stopped.set()

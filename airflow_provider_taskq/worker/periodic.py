@@ -40,7 +40,7 @@ class PeriodicService:
         return self._stopped.is_set() and self.is_running
 
     def start(self) -> None:
-        """Starts the thread. Raises TaskQueueError if it runs already."""
+        """Start the thread. Raises TaskQueueError if it runs already."""
         if self.is_running:
             raise TaskQueueError(f"{self._service_name} runs already")
         self._stopped.clear()
@@ -48,7 +48,10 @@ class PeriodicService:
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stops after the current run. Returns False if that takes longer than `timeout` seconds; None for no limit."""
+        """Stop after the current run. Return False if the run takes longer than `timeout` seconds.
+
+        :param timeout: None for no limit.
+        """
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
@@ -65,16 +68,16 @@ class PeriodicService:
         self.stop()
 
     def _run_once(self) -> float:
-        """Does what is due, and returns the seconds until the next run."""
+        """Do what is due, and return the seconds until the next run."""
         raise NotImplementedError
 
     def _sleep(self, seconds: float) -> bool:
-        """Sleeps within a run. Returns True at once if the service has to stop."""
+        """Sleep within a run. Return True at once if the service has to stop."""
         return self._stopped.wait(seconds) and self.is_running
 
     @contextmanager
     def _queue_for_once(self) -> Iterator[TaskQueue]:
-        """Yields the queue, for a call from any thread. Closes the connection unless the service runs."""
+        """Yield the queue, for a call from any thread. Close the connection unless the service runs."""
         try:
             with self._session.queue() as queue:
                 yield queue

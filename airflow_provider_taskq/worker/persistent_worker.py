@@ -48,7 +48,10 @@ class PersistentWorker:
         return self._worker.is_active
 
     def initialize(self) -> bool:
-        """Starts to follow the stored state. Starts the worker if it is on. Returns False if no state is stored."""
+        """Start to follow the stored state, and start the worker if the state is on.
+
+        Return False if no state is stored.
+        """
         with self._lock:
             stored = self._stored_state()
             if self._thread is None:
@@ -64,7 +67,10 @@ class PersistentWorker:
             return stored is not None
 
     def start(self) -> bool:
-        """Starts the worker, here and in the other processes. Returns False if it runs here already."""
+        """Start the worker, here and in the other processes.
+
+        Return False if the worker runs in this process already.
+        """
         with self._lock:
             if not self._worker.start():
                 return False
@@ -73,7 +79,10 @@ class PersistentWorker:
             return True
 
     def stop(self, timeout: timedelta | None = GRACE) -> bool:
-        """Stops the worker, here and in the other processes. Returns False if it does not run here."""
+        """Stop the worker, here and in the other processes.
+
+        Return False if the worker does not run in this process.
+        """
         with self._lock:
             if not self._worker.is_active:
                 return False
@@ -82,11 +91,11 @@ class PersistentWorker:
             return self._worker.stop(timeout)
 
     def resume(self) -> bool:
-        """Lets the worker poll now instead of after its pause. Returns False if it does not run."""
+        """Let the worker poll now instead of after its pause. Return False if the worker does not run."""
         return self._worker.resume()
 
     def shutdown(self, timeout: timedelta | None = GRACE) -> bool:
-        """Stops the worker in this process only, and keeps the stored state. Returns False if it does not run."""
+        """Stop the worker in this process only, and keep the stored state. Return False if the worker does not run."""
         self._ended.set()
         self._changed.set()
         if self._notifications is not None:
@@ -99,7 +108,7 @@ class PersistentWorker:
             return self._worker.stop(timeout)
 
     def run(self, grace: timedelta | None = GRACE) -> None:
-        """Follows the stored state until SIGTERM or SIGINT. Starts the worker if no state is stored."""
+        """Follow the stored state until SIGTERM or SIGINT. Start the worker if no state is stored."""
         with StopSignals(self._worker.hurry) as signals:
             if not self.initialize():
                 self.start()

@@ -23,7 +23,10 @@ MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take 
 
 
 class TaskPoller:
-    """Polls for one thread, as an owner of its own. Finds tasks again that a call without an answer has claimed."""
+    """Polls for one thread, as an owner of its own.
+
+    If a poll got no answer, the next poll finds the tasks that it may have claimed.
+    """
 
     def __init__(self, runtime: WorkerRuntime, session: DatabaseSession, owner: str) -> None:
         self._runtime = runtime
@@ -33,7 +36,10 @@ class TaskPoller:
         self.may_hold_unknown = False  # the owner may hold tasks that a call without an answer has claimed
 
     def lease(self) -> Lease:
-        """Returns the lease to poll under. Registers the owner if it has no lease, or has lost the last one."""
+        """Return the lease to poll under.
+
+        Register the owner if it has no lease, or if its last lease is lost.
+        """
         if self._lease is None or self._lease.lost is not None:
             with self._session.queue() as queue:
                 since = time.monotonic()
@@ -44,7 +50,10 @@ class TaskPoller:
         return self._lease
 
     def poll(self, size: int) -> list[Task]:
-        """Polls up to `size` tasks. If the owner holds tasks that this process does not know yet, returns these."""
+        """Poll up to `size` tasks.
+
+        If the owner holds tasks that this process does not know yet, return these tasks instead.
+        """
         lease, config = self.lease(), self._runtime.config
         if self.may_hold_unknown:
             # Known before the call: meanwhile other threads may end batches of this lease, but they add none.
@@ -57,7 +66,10 @@ class TaskPoller:
         return self.claim(lambda queue: queue.poll(config.topic, lease.owner, size, config.order, config.condition))
 
     def claim(self, call: Callable[[TaskQueue], T]) -> T:
-        """Runs a call that claims tasks. If its outcome stays unknown, the next `poll` looks for claimed tasks."""
+        """Run a call that claims tasks.
+
+        If the outcome of the call stays unknown, the next `poll` looks for claimed tasks.
+        """
         try:
             with self._session.queue() as queue:
                 return call(queue)
@@ -66,10 +78,10 @@ class TaskPoller:
             raise
 
     def has_missed(self) -> bool:
-        """Whether another poll may find tasks after an empty one.
+        """Return whether another poll may find tasks after an empty one.
 
-        Under a condition, a poll skips the identifiers that a concurrent poll examines. The concurrent poll may claim
-        none of them either, if it started before the last task of the identifier was completed.
+        Under a condition, a poll skips the identifiers that a concurrent poll examines. The concurrent poll may not
+        claim them either, if it started before the last task of the identifier was completed.
         """
         config = self._runtime.config
         if config.condition is Condition.NONE:
@@ -78,12 +90,12 @@ class TaskPoller:
             return queue.has_unclaimed(config.topic, config.condition)
 
     def release(self) -> None:
-        """Releases the lease and its tasks."""
+        """Release the lease and its tasks."""
         if self._lease is not None:
             self._runtime.keeper.release(self._session, self._lease)
 
     def recover(self, error: LeaseLost) -> None:
-        """Extends the lease after a LeaseLost. If it is gone, abandons its batches."""
+        """Extend the lease after a LeaseLost. If the lease is gone, abandon its batches."""
         lease = self._lease
         if lease is None or lease.lost is not None:
             return
@@ -112,24 +124,24 @@ class BasePollLoop(ABC):
 
     @abstractmethod
     def _capacity(self) -> int:
-        """Waits until the loop can take tasks, and returns how many. Returns 0 if the loop has to stop."""
+        """Wait until the loop can take tasks, and return their number. Return 0 if the loop has to stop."""
 
     @abstractmethod
     def _dispatch(self, batch: InFlightBatch) -> None:
-        """Handles a polled batch, or passes it on."""
+        """Handle a polled batch, or pass it on."""
 
     def _poll(self, size: int) -> Sequence[Task]:
         return self._poller.poll(size)
 
     def _completed_by_poll(self) -> int:
-        """Returns the number of tasks that the next poll completes."""
+        """Return the number of tasks that the next poll completes."""
         return 0
 
     def _on_start(self) -> None:  # noqa: B027 -- most loops need nothing
-        """Runs before the first poll."""
+        """Prepare the loop before the first poll."""
 
     def _on_end(self) -> None:  # noqa: B027 -- most loops need nothing
-        """Runs after the last poll."""
+        """Clean up after the last poll."""
 
     def _run(self) -> None:
         try:
@@ -150,7 +162,7 @@ class BasePollLoop(ABC):
             self._runtime.threads.remove(self)
 
     def _poll_once(self) -> int:
-        """Polls and dispatches a batch. Returns the number of its tasks, or -1 if there was no poll."""
+        """Poll and dispatch a batch. Return the number of its tasks, or -1 if there was no poll."""
         runtime = self._runtime
         self._poller.lease()
         runtime.has_lease.set()
@@ -175,7 +187,7 @@ class BasePollLoop(ABC):
         return len(tasks)
 
     def _counted_poll(self, size: int, token: Token) -> tuple[Sequence[Task], InFlightBatch | None]:
-        """Polls, and sets `idle` if the topic is drained. Counts an unanswered poll together with its retry."""
+        """Poll, and set `idle` if the topic is drained. Count an unanswered poll together with its retry."""
         runtime = self._runtime
         quiet = runtime.counters.poll_started(self._completed_by_poll(), retried=self._unanswered)
         self._unanswered = True
@@ -192,7 +204,7 @@ class BasePollLoop(ABC):
         return tasks, batch
 
     def _has_missed(self, quiet: int | None) -> bool:
-        """Whether to poll again soon, because ready tasks are left that the poll did not get."""
+        """Return whether to poll again soon, because the poll left ready tasks."""
         runtime = self._runtime
         if runtime.idle.is_set() or not runtime.counters.is_quiet(quiet) or not self._poller.has_missed():
             return False
@@ -214,7 +226,7 @@ class BasePollLoop(ABC):
             self._runtime.idle_wait.wait(wakes, self._poll_seconds)
 
     def _run_step(self, step: Callable[[], int | None]) -> int | None:
-        """Runs one step. After an error calls `on_fatal`, pauses, and returns None; the loop goes on."""
+        """Run one step and return its result. After an error, call `on_fatal`, pause, and return None."""
         wakes = self._runtime.idle_wait.wakes()
         try:
             try:
@@ -239,7 +251,7 @@ class PollLoop(BasePollLoop):
         self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None
 
     def replace(self, stuck: InFlightBatch, fail: bool) -> None:
-        """Starts another loop in place of this one, which is stuck in a batch."""
+        """Start another loop in place of this one, which is stuck in a batch."""
         self._replaced = True
         self._runtime.threads.replace(self, PollLoop(self._runtime, stuck if fail else None))
 

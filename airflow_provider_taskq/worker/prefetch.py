@@ -24,19 +24,19 @@ class PrefetchBuffer:
         self._changed = threading.Condition()
 
     def capacity(self) -> int:
-        """Waits for room, and returns the number of tasks that fit. Returns 0 after `end`."""
+        """Wait for room, and return the number of tasks that fit. Return 0 after `end`."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending or self._room() > 0)
             return 0 if self._ending else self._room()
 
     def put(self, batch: InFlightBatch) -> None:
-        """Adds a batch."""
+        """Add a batch."""
         with self._changed:
             (self._rejected if self._rejects else self._batches).append(batch)
             self._changed.notify_all()
 
     def take(self) -> InFlightBatch | None:
-        """Waits for the next batch and removes it. Returns None when the buffer is closed and empty."""
+        """Wait for the next batch and remove it. Return None when the buffer is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._batches)
             batch = self._batches.popleft() if self._batches else None
@@ -44,7 +44,7 @@ class PrefetchBuffer:
             return batch
 
     def end(self, *, reject: bool) -> None:
-        """Ends the polls. With `reject`, keeps all batches for `close`, and `take` gets no more of them."""
+        """End the polls. With `reject`, keep all batches for `close`, so that `take` gets none of them."""
         with self._changed:
             self._ending, self._rejects = True, reject
             if reject:
@@ -53,7 +53,7 @@ class PrefetchBuffer:
             self._changed.notify_all()
 
     def close(self) -> Sequence[InFlightBatch]:
-        """Lets `take` return None when the buffer is empty. Returns the rejected batches."""
+        """Let `take` return None when the buffer is empty. Return the rejected batches."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -99,7 +99,7 @@ class HandleLoop:
         self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
 
     def replace(self, stuck: InFlightBatch, fail: bool) -> None:
-        """Starts another loop in place of this one, which is stuck in a batch."""
+        """Start another loop in place of this one, which is stuck in a batch."""
         self._replaced = True
         self._runtime.threads.replace(self, HandleLoop(self._runtime, self._buffer, stuck if fail else None))
 
@@ -130,7 +130,7 @@ class HandleLoop:
 
 
 def prefetching_threads(runtime: WorkerRuntime) -> list[WorkerThread]:
-    """Makes the threads of a worker that prefetches."""
+    """Make the threads of a worker that prefetches."""
     buffer = PrefetchBuffer(runtime.config.prefetch)
     reject = runtime.config.pending is not Pending.FINISH
     runtime.on_stopping.append(lambda: buffer.end(reject=reject))

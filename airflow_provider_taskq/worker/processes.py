@@ -35,7 +35,7 @@ class ProcessHandler(FunctionHandler):
         self._lock = threading.Lock()
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Returns the decision on each task."""
+        """Return the decision on each task."""
         with self._lock:
             if self._threads is None or self._idle is None:
                 self._threads = ThreadPool(self._processes, "taskq processes")
@@ -47,7 +47,7 @@ class ProcessHandler(FunctionHandler):
         return {task: future.result() for task, future in futures.items()}
 
     def close(self) -> None:
-        """Ends the processes after their current tasks."""
+        """End the processes after their current tasks."""
         with self._lock:
             threads, idle, self._threads, self._idle = self._threads, self._idle, None, None
         if threads is None or idle is None:
@@ -70,7 +70,7 @@ class ProcessHandler(FunctionHandler):
             idle.put(process if process is not None and process.is_alive() else None)
 
     def _handle_in(self, process: "_ChildProcess", task: Task, batch: Batch) -> Decision:
-        """Handles one task in a process. Kills the process if the worker abandons the batch."""
+        """Handle one task in a process. Kill the process if the worker abandons the batch."""
         name = f"{name_of(self._function)} for task {task.sequence} in process {process.pid}"
         call = _ProcessCall(process)
         try:
@@ -83,7 +83,10 @@ class ProcessHandler(FunctionHandler):
 
 
 class _ProcessCall:
-    """One task in a process. `kill` does nothing after the end of the task, because it would hit the next one."""
+    """One task in a process.
+
+    `kill` does nothing after the end of the task, because it would hit the next task.
+    """
 
     def __init__(self, process: "_ChildProcess") -> None:
         self._process = process
@@ -125,7 +128,7 @@ class _ChildProcess:
         return not self._tasks.closed and self._process.is_alive()
 
     def call(self, task: Task, batch: Batch) -> Decision:
-        """Returns the decision on a task, and adopts its follow-ups and hooks into `batch`."""
+        """Return the decision on a task, and adopt its follow-ups and hooks into `batch`."""
         try:
             self._tasks.send(task)
             wait([self._tasks, self._process.sentinel])
@@ -141,7 +144,7 @@ class _ChildProcess:
         return Decision(Result.FAILURE, error=f"the process that handled this task {died}")
 
     def stack(self) -> str:
-        """Returns the stack of the main thread, which another thread of the process sends."""
+        """Return the stack of the main thread, which another thread of the process sends."""
         with self._requesting:
             try:
                 self._requests.send(None)
@@ -153,7 +156,7 @@ class _ChildProcess:
         self._process.kill()
 
     def end(self) -> None:
-        """Ends the process and waits for it. Kills it if it does not end in time."""
+        """End the process and wait for its end. Kill the process if it does not end in time."""
         atexit.unregister(self._process.kill)
         self._tasks.close()
         self._process.join(timeout=_ANSWER_SECONDS)
@@ -164,7 +167,7 @@ class _ChildProcess:
 
 
 def _serve(tasks: Connection, requests: Connection, function: Callable[..., Any], success_on: Exceptions) -> None:
-    """The main function of a child process: handles tasks until the parent closes the pipe."""
+    """Handle tasks in a child process until the parent closes the pipe."""
     for each in (signal.SIGINT, signal.SIGTERM):
         # A terminal or a service manager signals all processes of a group. The parent decides when this one ends.
         signal.signal(each, signal.SIG_IGN)
@@ -185,7 +188,7 @@ def _serve(tasks: Connection, requests: Connection, function: Callable[..., Any]
 
 
 def _answer(tasks: Connection, decision: Decision, batch: Batch) -> None:
-    """Sends a decision and its batch, or a FAILURE if one of them does not pickle."""
+    """Send a decision and its batch, or a FAILURE if one of them does not pickle."""
     try:
         tasks.send((_with_text(decision), batch))
     except Exception as error:  # noqa: BLE001 -- whatever pickle raises
@@ -193,7 +196,7 @@ def _answer(tasks: Connection, decision: Decision, batch: Batch) -> None:
 
 
 def _with_text(decision: Decision) -> Decision:
-    """Returns the decision with an error that pickles."""
+    """Return the decision with an error that pickles."""
     return replace(decision, error=picklable_error(decision.error))
 
 

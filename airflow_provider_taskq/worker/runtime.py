@@ -55,11 +55,14 @@ class IdleWait:
         self._ended = False
 
     def wakes(self) -> int:
-        """The number of wakes so far. Read it before a poll, because a wake during the poll must end the next wait."""
+        """Return the number of wakes so far.
+
+        Read the number before a poll, because a wake during the poll must end the next wait.
+        """
         return self._wakes
 
     def wait(self, wakes: int, took: float = 0.0) -> None:
-        """Waits for the time of the next poll: after the pause, or at once if there was a wake since `wakes`.
+        """Wait for the time of the next poll: after the pause, or at once if there was a wake since `wakes`.
 
         :param took: seconds that the last empty poll took. A slow poll makes the pause longer, so that empty polls take
             at most a fifth of the time.
@@ -76,22 +79,22 @@ class IdleWait:
             self._changed.notify_all()
 
     def seconds_after(self, took: float) -> float:
-        """The pause, in seconds, after an empty poll that took `took` seconds."""
+        """Return the pause, in seconds, after an empty poll that took `took` seconds."""
         return max(self._seconds, _IDLE_FACTOR * took)
 
     def sleep(self, wakes: int, seconds: float) -> None:
-        """Waits `seconds`, or until a wake after `wakes`, whether or not another thread polls."""
+        """Wait `seconds`, or until a wake after `wakes`, whether or not another thread polls."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._wakes > wakes, seconds)
 
     def wake(self) -> None:
-        """Lets all waiting threads poll at once."""
+        """Let all waiting threads poll at once."""
         with self._changed:
             self._wakes += 1
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Ends the waits of all threads. Later waits return at once."""
+        """End the waits of all threads. Later waits return at once."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -105,24 +108,24 @@ class ThreadRegistry:
         self._changed = threading.Condition()
 
     def start(self, thread: WorkerThread) -> None:
-        """Adds and starts a thread."""
+        """Add and start a thread."""
         with self._changed:
             self._threads.add(thread)
         thread.thread.start()
 
     def replace(self, stuck: WorkerThread, thread: WorkerThread) -> None:
-        """Starts a thread in place of one that is stuck in a handler, which is left behind."""
+        """Start a thread in place of a thread that is stuck in a handler. The stuck thread is left behind."""
         self.start(thread)  # before the removal, so that a concurrent `wait` sees one of them
         self.remove(stuck)
 
     def remove(self, thread: WorkerThread) -> None:
-        """Removes a thread that ends."""
+        """Remove a thread that ends."""
         with self._changed:
             self._threads.discard(thread)
             self._changed.notify_all()
 
     def wait(self, deadline: float | None, is_hurried: Callable[[], bool]) -> None:
-        """Waits until all threads but the caller's are removed, at most until `deadline` or until `is_hurried()`.
+        """Wait until all threads but the caller's are removed, at most until `deadline` or until `is_hurried()`.
 
         :param deadline: by time.monotonic(); None for no limit.
         """
@@ -177,7 +180,7 @@ class WorkerRuntime:
         self._lock = threading.Lock()
 
     def start(self, threads: Sequence[WorkerThread], timeout: float | None) -> None:
-        """Starts all threads, and returns when one of them holds a lease.
+        """Start all threads, and return when one of them holds a lease.
 
         Raises TimeoutError, and stops all threads, if none holds a lease after `timeout` seconds.
         """
@@ -197,7 +200,7 @@ class WorkerRuntime:
             raise TimeoutError(f"worker {self.config.name!r} got no lease within {timeout} seconds")
 
     def stop(self, timeout: float | None, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Waits `timeout` seconds for the batches in flight, abandons those that are left, and releases all leases.
+        """Wait `timeout` seconds for the batches in flight, abandon those that are left, and release all leases.
 
         :param timeout: None for no limit.
         :param is_hurried: ends the wait when it returns True.
@@ -214,23 +217,23 @@ class WorkerRuntime:
         self.handler.close()
 
     def stop_polling(self) -> None:
-        """Ends all polls, so that no thread starts another batch."""
+        """End all polls, so that no thread starts another batch."""
         self.stopping.set()
         self.idle_wait.end()
         for call in self.on_stopping:
             call()
 
     def session(self) -> DatabaseSession:
-        """Returns a new session with the database."""
+        """Return a new session with the database."""
         return DatabaseSession(self.connect, self.config.call_limit())
 
     def next_owner_name(self) -> str:
-        """Returns an owner name that was not used before."""
+        """Return an owner name that was not used before."""
         with self._lock:
             return next(self._owner_names)
 
     def token(self) -> Token | None:
-        """Waits for the limiter's token. Returns None if the worker stops. An error of the limiter stops all polls."""
+        """Wait for the limiter's token. Return None if the worker stops. An error of the limiter stops all polls."""
         try:
             return self._limiter.request(self.stopping.is_set)
         except Exception as error:  # noqa: BLE001 -- whatever a limiter raises
@@ -239,16 +242,16 @@ class WorkerRuntime:
             return None
 
     def start_batch(self, tasks: Sequence[Task], lease: Lease, token: Token) -> InFlightBatch:
-        """Counts a polled batch and adds it to its lease."""
+        """Count a polled batch and add it to its lease."""
         batch = InFlightBatch(Batch(tasks, self.config.rewrite), lease, token, self.listeners.on_start(tasks))
         self.counters.polled(len(tasks))
         lease.add(batch)
         return batch
 
     def run_handler(self, batch: InFlightBatch, thread: BatchThread) -> dict[Task, Decision] | BaseException | None:
-        """Calls the handler in this thread. Returns its decisions, or the error that fails the whole batch.
+        """Call the handler in this thread. Return its decisions, or the error that fails the whole batch.
 
-        Returns None if the batch was abandoned while the handler ran.
+        Return None if the batch was abandoned while the handler ran.
         """
         batch.thread = thread
         outcome = self._decide(batch)
@@ -259,7 +262,7 @@ class WorkerRuntime:
         return outcome
 
     def _decide(self, in_flight: InFlightBatch) -> dict[Task, Decision] | BaseException:
-        """Calls the handler with the tasks whose payload could be decoded, and fails the others."""
+        """Call the handler with the tasks whose payload could be decoded, and fail the others."""
         batch = in_flight.batch
         self.listeners.on_dispatched(in_flight.trace)
         self.watchdog.add(in_flight)
@@ -275,7 +278,7 @@ class WorkerRuntime:
             self.counters.handled(self.watchdog.remove(in_flight))
 
     def on_abandoned(self, batch: InFlightBatch) -> None:
-        """Counts, logs and reports a batch that was taken away from its handler. Its tasks are polled again later."""
+        """Count, log and report a batch that was taken away from its handler. Its tasks are polled again later."""
         batch.token.release()
         self.counters.ended(len(batch.batch.tasks), ())
         log.warning("batch abandoned: %s reason=%s", batch.describe(), batch.abandoned_for)
@@ -294,7 +297,7 @@ class WorkerRuntime:
                 self.keeper.remove(lease)
 
     def _handler_timed_out(self, batch: InFlightBatch) -> None:
-        """Lets another thread replace the thread of a handler that exceeds its limit, and fail the batch."""
+        """Let another thread replace the thread of a handler that exceeds its limit, and fail the batch."""
         fail = batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self.config.limit}"))
         # Without `fail` the batch was abandoned before, with its lease, or the handler has just ended.
         is_stuck = fail or self.watchdog.is_handled(batch)

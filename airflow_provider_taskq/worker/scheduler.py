@@ -44,7 +44,10 @@ class TickSchedule:
     due: float = 0.0  # by time.monotonic()
 
     def install(self, queue: TaskQueue) -> int:
-        """Adds the missing ticks, and returns their number. Fails if that takes longer than the interval."""
+        """Add the missing ticks, and return their number.
+
+        The call fails if it takes longer than the interval.
+        """
         now = queue.now()
         ticks = list(self.make(now))
         with queue.conn.transaction():
@@ -71,7 +74,7 @@ class Scheduler(PeriodicService):
         super().__init__("scheduler", connection_factory(dsn), 1.0)
 
     def add(self, topic: str, prefix: str, hash_: str, interval: timedelta, make: MakeTicks) -> None:
-        """Adds a schedule whose ticks `make(now)` returns. `interval` is the time between installations.
+        """Add a schedule whose ticks `make(now)` returns. `interval` is the time between installations.
 
         Raises InvalidArgument if the prefix is blank or the interval is not longer than 0.
         """
@@ -91,7 +94,7 @@ class Scheduler(PeriodicService):
         *,
         version: Json = None,
     ) -> None:
-        """Adds ticks at each multiple of a period since the epoch. Installs them every quarter of the period.
+        """Add ticks at each multiple of a period since the epoch. Install them every quarter of the period.
 
         :param payload: JSON, a NewTask, or a function of the tick's moment that returns one of them.
         :param ahead: number of ticks that are installed ahead.
@@ -113,7 +116,7 @@ class Scheduler(PeriodicService):
         interval: timedelta | None = None,
         version: Json = None,
     ) -> None:
-        """Adds ticks at times of day in a time zone. For `payload` and `version` see `every`.
+        """Add ticks at times of day in a time zone. For `payload` and `version` see `every`.
 
         :param ahead: installs the ticks within this time, and at least the next one.
         :param interval: time between installations; by default a quarter of `ahead`, at most an hour.
@@ -139,7 +142,15 @@ class Scheduler(PeriodicService):
         interval: timedelta | None = None,
         version: Json = None,
     ) -> None:
-        """Adds the ticks of a cron expression in a time zone. For the other parameters see `daily` and `every`."""
+        """Add ticks at the times of a cron expression in a time zone.
+
+        Each installation checks the expression and the zone: `install()` raises InvalidArgument, and a running
+        scheduler logs a warning and tries again after `interval`. For the other parameters see `daily` and `every`.
+
+        :param expression: five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly,
+            @monthly or @yearly.
+        :param zone: the name of a time zone, for example `Europe/Berlin`.
+        """
         hash_ = config_hash("cron", expression, zone, _hashed(payload, version))
         interval = _default_interval(ahead) if interval is None else interval
         self.add(
@@ -147,13 +158,13 @@ class Scheduler(PeriodicService):
         )
 
     def start(self) -> None:
-        """Starts the thread, which installs all schedules at once. Raises TaskQueueError if it runs already."""
+        """Start the thread, which installs all schedules at once. Raises TaskQueueError if it runs already."""
         for schedule in self.schedules:
             schedule.due = 0.0
         super().start()
 
     def install(self) -> int:
-        """Installs the next ticks of every schedule now, and returns the number of new ticks."""
+        """Install the next ticks of every schedule now, and return the number of new ticks."""
         with self._queue_for_once() as queue:
             return sum(schedule.install(queue) for schedule in self.schedules)
 
@@ -184,7 +195,7 @@ def _default_interval(ahead: timedelta) -> timedelta:
 
 
 def _hashed(payload: Payload, version: Json) -> Json:
-    """Returns the part of a schedule's hash that stands for its payload: the payload, or the version of a function."""
+    """Return the part of a schedule's hash that stands for its payload: the payload, or the version of a function."""
     if callable(payload):
         return version
     if isinstance(payload, NewTask):

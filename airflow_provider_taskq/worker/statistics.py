@@ -45,19 +45,19 @@ class WorkerCounters:
         self._lock = threading.Lock()
 
     def polled(self, tasks: int) -> None:
-        """Counts a polled batch of this many tasks."""
+        """Count a polled batch of this many tasks."""
         with self._lock:
             self._in_flight += tasks
             self._started += 1
 
     def handled(self, seconds: float) -> None:
-        """Counts a batch whose handler took this many seconds."""
+        """Count a batch whose handler took this many seconds."""
         with self._lock:
             self._batches += 1
             self._times.append(seconds)
 
     def ended(self, tasks: int, results: Iterable[Result]) -> None:
-        """Counts the end of a batch: the committed results, and the other tasks as abandoned."""
+        """Count the end of a batch: the committed results, and the other tasks as abandoned."""
         counted = Counter(results)
         with self._lock:
             self._in_flight -= tasks
@@ -65,28 +65,31 @@ class WorkerCounters:
             self._abandoned += tasks - counted.total()
 
     def poll_started(self, completing: int, *, retried: bool) -> int | None:
-        """Counts the start of a poll. Returns a mark for `is_quiet` and `poll_ended`; None if tasks are in flight.
+        """Count the start of a poll. Return a mark for `is_quiet` and `poll_ended`, or None if tasks are in flight.
 
         :param completing: tasks in flight that the same call completes.
-        :param retried: the poll replaces one that got no answer.
+        :param retried: whether the poll replaces a poll that got no answer.
         """
         with self._lock:
             self._polling += not retried
             return self._started if self._in_flight == completing else None
 
     def is_quiet(self, quiet: int | None) -> bool:
-        """Whether no task was in flight, and no other poll ran, since the poll of this mark started."""
+        """Return whether no task was in flight, and no other poll ran, since the poll of this mark started."""
         with self._lock:
             return quiet == self._started and self._polling == 1 and not self._in_flight
 
     def poll_ended(self, quiet: int | None) -> bool | None:
-        """Counts the end of a poll. Returns whether no task was in flight during it; None if one is in flight now."""
+        """Count the end of a poll. Return whether no task was in flight during the poll.
+
+        Return None if a task is in flight now.
+        """
         with self._lock:
             self._polling -= 1
             return None if self._polling or self._in_flight else quiet == self._started
 
     def snapshot(self) -> WorkerStatistics:
-        """Returns the current values."""
+        """Return the current values."""
         with self._lock:
             results, times = Counter(self._results), sorted(self._times)
             batches, in_flight, abandoned = self._batches, self._in_flight, self._abandoned
@@ -110,7 +113,7 @@ class WorkerCounters:
 
 
 def percentile(ascending: list[float], share: float) -> float:
-    """Returns the interpolated value that this share (0 to 1) of the values does not exceed; 0 for an empty list."""
+    """Return the interpolated value that this share (0 to 1) of the values does not exceed; 0 for an empty list."""
     if not ascending:
         return 0.0
     place = share * (len(ascending) - 1)

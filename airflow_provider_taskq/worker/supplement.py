@@ -25,7 +25,7 @@ class Supplement:
         self._makers: dict[_Key, int] = {}
 
     def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:
-        """Stores a value. Raises SupplementError if there is one already."""
+        """Store a value. Raises SupplementError if there is one already."""
         key = (kind, task, qualifier)
         with self._lock:
             if key in self._values:
@@ -34,7 +34,7 @@ class Supplement:
             self._values[key].set_result(value)
 
     def require(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Returns the value. Raises SupplementError if there is none."""
+        """Return the value. Raises SupplementError if there is none."""
         key = (kind, task, qualifier)
         with self._lock:
             found = self._values.get(key)
@@ -44,13 +44,13 @@ class Supplement:
         return found.result()  # type: ignore[no-any-return]  # an instance of the class in the key
 
     def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
-        """Returns the value, or None if there is none yet. Never waits."""
+        """Return the value, or None if there is none yet. Never wait."""
         with self._lock:
             found = self._values.get((kind, task, qualifier))
         return found.result() if found is not None and found.done() else None
 
     def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Returns the value. Calls `make` if there is none; concurrent calls wait for its value and share it.
+        """Return the value. Call `make` if there is none; concurrent calls wait for its value and share it.
 
         If `make` raises an error, all these calls raise it, and the next call tries again.
         """

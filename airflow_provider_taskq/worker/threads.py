@@ -24,11 +24,14 @@ class ServiceThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout: float | None = _SERVICE_STOP_SECONDS) -> None:
-        """Signals the thread to end, and waits up to `timeout` seconds for it; None for no limit."""
+        """Signal the thread to end, and wait for its end.
+
+        :param timeout: the most seconds to wait; None for no limit.
+        """
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
@@ -52,7 +55,7 @@ class ThreadPool:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """Runs a call when a thread is free, and returns a Future of its result."""
+        """Run a call when a thread is free, and return a Future of its result."""
         future: Future[T] = Future()
         context = copy_context()
 
@@ -69,17 +72,17 @@ class ThreadPool:
         return future
 
     def slot(self) -> "PoolSlot":
-        """Returns a slot for a call that may get stuck. The call must end the slot."""
+        """Return a slot for a call that may get stuck. The call must end the slot when it returns."""
         return PoolSlot(self)
 
     def close(self) -> None:
-        """Ends the threads after the submitted calls. Does not wait for them."""
+        """End the threads after the submitted calls. Do not wait for them."""
         with self._lock:
             for _ in range(self._threads):
                 self._calls.put(None)
 
     def resize(self, by: int) -> None:
-        """Allows one thread more (1) or one less (-1)."""
+        """Raise the number of threads by one (1), or lower it by one (-1)."""
         with self._lock:
             self._size += by
             if by < 0:
@@ -110,7 +113,7 @@ class PoolSlot:
         self._lock = threading.Lock()
 
     def abandon(self) -> None:
-        """Lets the pool start another thread, because the call is stuck."""
+        """Let the pool start another thread, because the call is stuck."""
         with self._lock:
             if self._state != "busy":
                 return
@@ -118,7 +121,7 @@ class PoolSlot:
         self._pool.resize(+1)
 
     def end(self) -> None:
-        """Gives the slot back. The call invokes it at its end."""
+        """Give the slot back. The call must do this at its end."""
         with self._lock:
             abandoned, self._state = self._state == "abandoned", "ended"
         if abandoned:
@@ -135,9 +138,10 @@ class EventLoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[T], batch: Batch, name: str) -> T:
-        """Awaits on the loop, with the context variables of this thread, and returns the result.
+        """Await an awaitable on the loop, with the context variables of this thread, and return the result.
 
-        Cancels the awaitable if the batch is abandoned. `name` names it in reports of slow handlers.
+        If the batch is abandoned, cancel the awaitable. `name` is the name of the awaitable in reports of slow
+        handlers.
         """
         future = asyncio.run_coroutine_threadsafe(_in_context(copy_context(), awaitable), self._started())
 
@@ -150,7 +154,7 @@ class EventLoopThread:
             return future.result()
 
     def stacks(self) -> str:
-        """Formats the stack of the loop's thread, which a task may block, and the stacks of all tasks."""
+        """Format the stack of the loop's thread, which a task may block, and the stacks of all tasks."""
         thread, loop = self._thread, self._loop
         if thread is None or loop is None:
             return "(ended)\n"
@@ -162,7 +166,7 @@ class EventLoopThread:
         return "".join(lines)
 
     def close(self) -> None:
-        """Stops the loop and cancels its tasks. Waits at most a second if a task blocks the loop."""
+        """Stop the loop and cancel its tasks. Wait at most a second if a task blocks the loop."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:

@@ -53,19 +53,19 @@ class Watchdog(ServiceThread):
         super().__init__("taskq watchdog")
 
     def add(self, batch: InFlightBatch) -> None:
-        """Starts to watch a batch. Call it before the handler."""
+        """Start to watch a batch. Call this method before the handler."""
         now = time.monotonic()
         with self._lock:
             self._watched[id(batch)] = _Watched(batch, now, now + self._slow_after)
 
     def remove(self, batch: InFlightBatch) -> float:
-        """Ends the watch of a batch. Returns the seconds since `add`."""
+        """End the watch of a batch. Return the seconds since `add`."""
         with self._lock:
             watched = self._watched.pop(id(batch))
         return time.monotonic() - watched.began
 
     def is_handled(self, batch: InFlightBatch) -> bool:
-        """Whether the handler of the batch still runs."""
+        """Return whether the handler of the batch still runs."""
         with self._lock:
             return id(batch) in self._watched
 

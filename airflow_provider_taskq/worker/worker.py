@@ -120,12 +120,12 @@ class Worker:
         return self._connect
 
     def call_limit(self) -> CallLimit:
-        """Returns the time limit for the calls of a new session."""
+        """Return the time limit for the calls of a new session."""
         return self._config.call_limit()
 
     @property
     def is_active(self) -> bool:
-        """Whether the worker runs. False from the beginning of a stop."""
+        """Whether the worker runs; False from the beginning of a stop."""
         runtime = self._runtime
         return runtime is not None and not runtime.stopping.is_set()
 
@@ -136,7 +136,7 @@ class Worker:
         return runtime is not None and runtime.idle.is_set()
 
     def start(self, timeout: timedelta | None = GRACE) -> bool:
-        """Starts the worker, and returns when it holds a lease. Returns False if the worker runs already.
+        """Start the worker, and return when it holds a lease. Return False if the worker runs already.
 
         :param timeout: None for no limit.
         :raises TimeoutError: if the worker holds no lease after `timeout`.
@@ -161,10 +161,10 @@ class Worker:
             return True
 
     def stop(self, timeout: timedelta | None = GRACE) -> bool:
-        """Starts no new batch, waits for the batches in flight, and releases all other tasks.
+        """Start no new batch, wait for the batches in flight, and release all other tasks.
 
-        After `timeout` it abandons the batches in flight: their handlers run on, but the worker ignores their decisions
-        and releases the tasks. Returns False if the worker did not run.
+        Return False if the worker did not run. After `timeout` the worker abandons the batches in flight: their
+        handlers run on, but the worker ignores their decisions and releases the tasks.
 
         :param timeout: None for no limit; 0 also ends the wait of a concurrent `stop`.
         """
@@ -178,11 +178,11 @@ class Worker:
             return active
 
     def hurry(self) -> None:
-        """Ends the wait of `stop` for batches in flight. Safe in a signal handler."""
+        """End the wait of `stop` for batches in flight. A signal handler may call this method."""
         self._hurried = True
 
     def resume(self) -> bool:
-        """Lets the worker poll now instead of after its pause. Returns False if the worker does not run."""
+        """Let the worker poll now instead of after its pause. Return False if the worker does not run."""
         runtime = self._runtime
         if runtime is None or not self.is_active:
             return False
@@ -190,22 +190,26 @@ class Worker:
         return True
 
     def statistics(self) -> WorkerStatistics:
-        """Returns the counters since the worker was created."""
+        """Return the counters since the worker was created."""
         return self._counters.snapshot()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until `stop` or an error of the limiter stops the worker. Returns False after `timeout` seconds."""
+        """Wait until `stop` or an error of the limiter stops the worker. Return False after `timeout` seconds.
+
+        :param timeout: None for no limit.
+        """
         runtime = self._runtime
         return runtime is None or runtime.stopping.wait(timeout)
 
     def drain(self, max_failed: MaxFailed = None) -> WorkerStatistics:
-        """Runs until a poll finds nothing while no task is in flight. Then stops, and returns the statistics.
+        """Run until a poll finds nothing while no task is in flight, then stop and return the statistics.
 
-        Leaves tasks that are due later or wait for a retry. A call of `stop` ends the drain earlier.
+        The drain leaves tasks that are due later or wait for a retry. A call of `stop` ends the drain earlier.
 
         :param max_failed: how many tasks may fail for good: a count (int), or a share of the tasks that ended (float),
-            see `FailureLimit`. More failures do not stop the drain: it raises TooManyFailures, with the counts and the
-            first errors, at its end. Failures that the topic's policy retries do not count.
+            see `FailureLimit`. More failures do not stop the drain. Failures that the topic's policy retries do not
+            count.
+        :raises TooManyFailures: at the end, if more tasks failed. The message has the counts and the first errors.
         """
         limit = FailureLimit.of(max_failed)
         self.start()
@@ -218,7 +222,7 @@ class Worker:
         return self.statistics()
 
     def counts(self) -> DrainCounts:
-        """Asks the database how many tasks this worker has ended since its last start, and how many of them failed."""
+        """Ask the database how many tasks this worker has ended since its last start, and how many of them failed."""
         runtime = self._last_runtime
         if runtime is None or runtime.started is None:
             return DrainCounts(0, 0)
@@ -226,7 +230,7 @@ class Worker:
             return TaskQueue(conn).drain_counts(self.topic, runtime.owner_prefix, runtime.started)
 
     def run(self, grace: timedelta | None = GRACE) -> None:
-        """Runs until SIGTERM or SIGINT. Then stops within `grace`, or at once after a second signal."""
+        """Run until SIGTERM or SIGINT. Then stop within `grace`, or at once after a second signal."""
         with StopSignals(self.hurry) as signals:
             self.start()
             while not signals.received and not self.wait(CHECK_SECONDS):

@@ -13,7 +13,7 @@ from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
-from airflow_provider_taskq.worker import Batch, notifications
+from airflow_provider_taskq.worker import Batch, notification_listener
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.persistent_worker import CHANNEL
@@ -274,8 +274,8 @@ def test_grouped_workers_and_schedulers_continue_when_their_connections_fall_sil
 def test_a_listener_without_notifications_tests_its_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "_SILENCE_SECONDS", 0.2)
-    monkeypatch.setattr(notifications, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(notification_listener, "_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(notification_listener, "_ANSWER_SECONDS", 0.5)
     heard: list[str] = []
     listening = threading.Semaphore(0)
     listener = NotificationListener(lambda: connect(proxy.dsn(dsn)), CHANNEL, heard.append, listening.release)

@@ -224,4 +224,4 @@ def test_transactions_of_several_verbs_and_drops_at_random_end_without_a_deadloc
     assert set(done) <= {"committed", "UnknownTopic", "LeaseLost"}
     assert set(dropped) <= {"dropped True", "dropped False", "TaskQueueError"}
     assert done["committed"] > 20
-    assert dropped["dropped True"] > 5
+    assert dropped["dropped True"] >= 2

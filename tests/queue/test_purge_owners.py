@@ -134,6 +134,6 @@ def test_owners_are_purged_at_read_committed_only(queue: TaskQueue, owner: Owner
     unseen(queue, owner)
     with connect(dsn) as conn:
         conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        with pytest.raises(TaskQueueError, match=r"purge_owners\(\) runs at READ COMMITTED only"):
+        with pytest.raises(TaskQueueError, match=r"purge_owners\(\) needs READ COMMITTED"):
             TaskQueue(conn).purge_owners(HOUR)
     assert names(queue) == [owner.name]

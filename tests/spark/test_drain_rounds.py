@@ -44,7 +44,7 @@ def states(queue: TaskQueue) -> dict[str, int]:
 @pytest.mark.parametrize("name", ["size", "rounds", "budget"])
 def test_limits_start_at_one(name: str) -> None:
     limits: dict[str, int | None] = {"size": None, "rounds": None, "budget": None, name: 0}
-    with pytest.raises(TaskQueueError, match=f"{name} must be a whole number from 1"):
+    with pytest.raises(TaskQueueError, match=f"{name} must be a whole number of at least 1"):
         DrainLimits.of(limits["size"], limits["rounds"], limits["budget"], None)
 
 

@@ -96,7 +96,7 @@ def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
     ("change", "words"),
     [
         ({"topic": "nowhere"}, "topic 'nowhere' is not known"),
-        ({"fence": ""}, "option 'fence' must be a whole number from 1, not ''"),
+        ({"fence": ""}, "option 'fence' must be a whole number of at least 1, not ''"),
         ({"dsn": "postgresql://u:sesame@h/d"}, "unknown option 'dsn'"),
     ],
 )

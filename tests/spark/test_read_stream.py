@@ -228,7 +228,7 @@ def test_a_stream_may_begin_at_the_end(dsn: str, push: Any) -> None:
     ("options", "words"),
     [
         ({"topic": ""}, "option 'topic' is missing"),
-        ({"after": "noon"}, "option 'after' must be a whole number from 0, not 'noon'"),
+        ({"after": "noon"}, "option 'after' must be a whole number of at least 0, not 'noon'"),
         (
             {"maxTasksPerTrigger": "0"},
             "option 'maxTasksPerTrigger' " + ("must be a whole number" if ADMISSION_CONTROL else "needs"),

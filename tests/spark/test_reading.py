@@ -129,8 +129,8 @@ def test_a_reader_that_stops_early_ends_its_session(dsn: str, held: Callable[[in
     [
         ({"mode": "tasks"}, "to read, set option mode to 'held', not 'tasks'"),
         ({"owner": ""}, "option 'owner' is missing"),
-        ({"fence": "-1"}, "option 'fence' must be a whole number from 1, not '-1'"),
-        ({"partitions": "many"}, "option 'partitions' must be a whole number from 1, not 'many'"),
+        ({"fence": "-1"}, "option 'fence' must be a whole number of at least 1, not '-1'"),
+        ({"partitions": "many"}, "option 'partitions' must be a whole number of at least 1, not 'many'"),
         ({"partition": "4"}, "unknown option 'partition': use fence, owner, partitions, topic"),
         ({"dsn": "postgresql://u:secret@h/d"}, "unknown option 'dsn'"),
     ],

@@ -108,7 +108,7 @@ def test_the_name_of_a_stream_belongs_to_one_checkpoint_until_it_is_forgotten(
     shutil.rmtree(tmp_path / "one")
     with pytest.raises(PySparkException) as failed:
         run(logged.select("identifier"), "one", **named)
-    assert "stream 'named' is that of another query, which has committed up to batch 0" in describe_error(failed.value)
+    assert "stream 'named' belongs to another query, which has committed up to batch 0" in describe_error(failed.value)
     assert len(names(queue, "copies")) == 4
     assert conn.execute("SELECT taskq.forget_stream('named'), taskq.forget_stream('named')").fetchall() == [
         (True, False)
@@ -135,7 +135,7 @@ def test_batches_written_by_foreachbatch_belong_to_a_checkpoint_too(
     ran("one")
     forget_last_commit(tmp_path / "one")
     ran("one")
-    with pytest.raises(PySparkException, match="stream 'named' is that of another query"):
+    with pytest.raises(PySparkException, match="stream 'named' belongs to another query"):
         ran("two")
     assert names(queue, "copies") == [f"item-{number}" for number in range(12)]
 

@@ -106,7 +106,7 @@ def test_a_commit_hook_that_does_not_pickle_raises_one_sentence() -> None:
 
 
 def test_an_invalid_batch_size_raises() -> None:
-    with pytest.raises(TaskQueueError, match="the size of a batch must be a whole number from 1, not 0"):
+    with pytest.raises(TaskQueueError, match="the size of a batch must be a whole number of at least 1, not 0"):
         by_composite(Composite("noting").with_batch(len), 0)
 
 

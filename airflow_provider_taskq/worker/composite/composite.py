@@ -90,7 +90,7 @@ class Composite:
         after: After = (),
         mode: StepMode = StepMode.PARALLEL,
     ) -> F | Callable[[F], F]:
-        """Adds a function of one task, as a decorator: `task -> outcome`, or `(task, batch) -> outcome`.
+        """Add a function of one task, as a decorator: `task -> outcome`, or `(task, batch) -> outcome`.
 
         The function returns a Decision or a Result, or raises TaskResultException; None means SUCCESS. Any other
         exception fails its task only. A coroutine function is awaited, for all tasks at once if `mode` is PARALLEL.
@@ -110,7 +110,7 @@ class Composite:
     def batch(
         self, function: F | None = None, /, *, name: str | None = None, after: After = ()
     ) -> F | Callable[[F], F]:
-        """Adds a function of all tasks at once, as a decorator: `tasks -> outcome`, or `(tasks, batch) -> outcome`.
+        """Add a function of all tasks at once, as a decorator: `tasks -> outcome`, or `(tasks, batch) -> outcome`.
 
         The function returns a mapping with a decision on each task, or one outcome for all tasks. It may return a
         coroutine or a `concurrent.futures.Future` of these. An exception fails all tasks. For the options see `step`.
@@ -118,7 +118,7 @@ class Composite:
         return self._add_step(function, name, after, StepMode.SEQUENTIAL, whole=True)
 
     def context(self, function: Context) -> Context:
-        """Adds a function `(batch, decisions) -> decisions or None` that runs after the last step, as a decorator.
+        """Add a function `(batch, decisions) -> decisions or None` that runs after the last step, as a decorator.
 
         The decisions that it returns, one on each task, are merged with those of the steps. An exception fails all
         tasks. The function may call `batch.in_commit` and `batch.after_commit`.
@@ -127,7 +127,7 @@ class Composite:
         return function
 
     def around(self, function: Around) -> Around:
-        """Adds a function `(step, tasks, proceed) -> decisions` that wraps each step, as a decorator.
+        """Add a function `(step, tasks, proceed) -> decisions` that wraps each step, as a decorator.
 
         `proceed()` runs the step and returns its decisions. The wrapper that was added first is the outermost.
         """
@@ -135,7 +135,7 @@ class Composite:
         return function
 
     def rewrite(self, function: Rewrite) -> Rewrite:
-        """Adds a function `(task, new task) -> new task` that changes the tasks that steps push, as a decorator."""
+        """Add a function `(task, new task) -> new task` that changes the tasks that steps push, as a decorator."""
         self._replace(self._definition.with_rewrite(function))
         return function
 
@@ -147,35 +147,38 @@ class Composite:
         after: After = (),
         mode: StepMode = StepMode.PARALLEL,
     ) -> Self:
-        """Returns a copy with one more step. For the parameters see `step`."""
+        """Return a copy with one more step. For the parameters see `step`."""
         return self._with(self._definition.with_step(function, name, after, mode, whole=False))
 
     def with_batch(self, function: Callable[..., Any], *, name: str | None = None, after: After = ()) -> Self:
-        """Returns a copy with one more step of all tasks at once. For the parameters see `step`."""
+        """Return a copy with one more step of all tasks at once. For the parameters see `step`."""
         return self._with(self._definition.with_step(function, name, after, StepMode.SEQUENTIAL, whole=True))
 
     def with_context(self, function: Context) -> Self:
-        """Returns a copy with one more context."""
+        """Return a copy with one more context."""
         return self._with(self._definition.with_context(function))
 
     def with_around(self, function: Around) -> Self:
-        """Returns a copy with one more wrapper around each step."""
+        """Return a copy with one more wrapper around each step."""
         return self._with(self._definition.with_around(function))
 
     def with_rewrite(self, function: Rewrite) -> Self:
-        """Returns a copy with one more rewrite."""
+        """Return a copy with one more rewrite."""
         return self._with(self._definition.with_rewrite(function))
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Runs a batch through the steps, and returns the decision on each task."""
+        """Run a batch through the steps, and return the decision on each task."""
         return self.submit(batch).result()
 
     def submit(self, batch: Batch) -> BatchFuture:
-        """Starts a batch and returns a Future of its decisions. Waits while `concurrency` batches are in flight."""
+        """Start a batch and return a Future of its decisions. Wait while `concurrency` batches are in flight."""
         return self._started().submit(batch)
 
     def close(self) -> None:
-        """Waits for the batches in flight, or fails them with CompositeClosed. A later batch starts it again."""
+        """Wait for the batches in flight, or fail them with CompositeClosed.
+
+        A later batch starts the composite again.
+        """
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:

@@ -49,7 +49,7 @@ class CompositeEngine:
         self._closed = False
 
     def submit(self, batch: Batch) -> BatchFuture:
-        """Starts a batch and returns a Future of its decisions. Waits while `concurrency` batches are in flight."""
+        """Start a batch and return a Future of its decisions. Wait while `concurrency` batches are in flight."""
         future: BatchFuture = Future()
         with self._changed:
             while self._concurrency and len(self._in_flight) >= self._concurrency and not self._closed:
@@ -68,7 +68,7 @@ class CompositeEngine:
         return future
 
     def close(self) -> None:
-        """Waits for the batches in flight, or fails them with CompositeClosed. Then ends the threads."""
+        """Wait for the batches in flight, or fail them with CompositeClosed. Then end the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -100,7 +100,7 @@ class CompositeEngine:
         self._end(future, outcome)
 
     def _end(self, future: BatchFuture, outcome: Mapping[Task, Decision] | BaseException) -> None:
-        """Makes room for another batch and completes the future, unless that has happened before."""
+        """Make room for another batch and complete the future. Do nothing if the batch has ended before."""
         with self._changed:
             if future not in self._in_flight:
                 return
@@ -132,7 +132,7 @@ class CompositeRun:
     done: dict[str, dict[Task, Decision]] = field(default_factory=dict)
 
     def decisions(self) -> Mapping[Task, Decision]:
-        """Runs all steps and contexts, and returns their merged decision on each task of the batch."""
+        """Run all steps and contexts, and return their merged decision on each task of the batch."""
         self._run_steps()
         merged = {task: self._merged(task) for task in self.batch.tasks}
         added = [apply_context(context, self.batch, merged) for context in self.definition.contexts]
@@ -142,7 +142,10 @@ class CompositeRun:
         return merged
 
     def _run_steps(self) -> None:
-        """Starts each step when its dependencies have ended. Runs a lone step here, unless the user has an executor."""
+        """Start each step when its dependencies have ended.
+
+        A lone step runs in this thread, unless the user has an executor.
+        """
         left = {step.name: step for step in self.definition.steps}
         running: dict[Future[dict[Task, Decision]], str] = {}
         while left or running:
@@ -156,7 +159,7 @@ class CompositeRun:
                 self.done[running.pop(future)] = future.result()
 
     def _take_ready(self, left: dict[str, Step]) -> list[tuple[Step, list[Task]]]:
-        """Removes the steps that can start from `left`. Returns them with their tasks; ends steps without tasks."""
+        """Remove the steps that can start from `left`. Return them with their tasks; end steps without tasks."""
         ready: list[tuple[Step, list[Task]]] = []
         for step in list(left.values()):  # in order of definition, since a step without tasks makes later ones ready
             if all(name in self.done for name in step.after):
@@ -168,7 +171,7 @@ class CompositeRun:
         return ready
 
     def _entering(self, step: Step) -> list[Task]:
-        """Returns the tasks that every step before this one has continued."""
+        """Return the tasks that every step before this one has continued."""
         before = [self.done[name] for name in step.after]
 
         def continued(task: Task) -> bool:
@@ -182,7 +185,7 @@ class CompositeRun:
         return run_step(step, tasks, self.batch, self.threads, self.definition.around)
 
     def _merged(self, task: Task) -> Decision:
-        """Merges the decisions of the steps. If two results are equal, keeps the message of the later step."""
+        """Merge the decisions of the steps. If two results are equal, keep the message of the later step."""
         own = [decisions[task] for step in self.definition.steps if task in (decisions := self.done[step.name])]
         return reduce(_merge, reversed(own)) if own else _SUCCESS
 

@@ -32,7 +32,7 @@ Context: TypeAlias = Callable[[Batch, Decisions], Mapping[Task, Decision | Resul
 
 
 class StepMode(StrEnum):
-    """How a step handles its tasks: several at once, or one after another in the order of the batch."""
+    """How a step handles its tasks: several tasks at once, or one after another in the order of the batch."""
 
     PARALLEL = "PARALLEL"
     SEQUENTIAL = "SEQUENTIAL"
@@ -42,7 +42,7 @@ class StepMode(StrEnum):
 class Step:
     """A named function of one task, or of all tasks at once if `whole`. It runs after the steps of these names.
 
-    `wants_batch`: the function takes the batch as its second argument.
+    `wants_batch` is True if the second argument of the function is the batch.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Step:
     wants_batch: bool = False
 
     def call(self, given: object, batch: Batch) -> Any:
-        """Calls the function with a task, or with all tasks."""
+        """Call the function with a task, or with all tasks."""
         return self.function(given, batch) if self.wants_batch else self.function(given)
 
 
@@ -73,7 +73,10 @@ class CompositeDefinition:
     def with_step(
         self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool
     ) -> "CompositeDefinition":
-        """Returns a copy with one more step. Raises InvalidArgument if its name is taken or `after` is unknown."""
+        """Return a copy with one more step.
+
+        Raises InvalidArgument if the name of the step is taken, or a step of `after` is unknown.
+        """
         if not callable(function):
             raise InvalidArgument(f"composite {self.name!r}: a step must be a function, not {type(function).__name__}")
         step = Step(
@@ -89,15 +92,15 @@ class CompositeDefinition:
         return replace(self, steps=(*self.steps, step))
 
     def with_context(self, context: Context) -> "CompositeDefinition":
-        """Returns a copy with one more context."""
+        """Return a copy with one more context."""
         return replace(self, contexts=(*self.contexts, context))
 
     def with_around(self, around: Around) -> "CompositeDefinition":
-        """Returns a copy with one more wrapper around each step."""
+        """Return a copy with one more wrapper around each step."""
         return replace(self, around=(*self.around, around))
 
     def with_rewrite(self, rewrite: Rewrite) -> "CompositeDefinition":
-        """Returns a copy with one more rewrite."""
+        """Return a copy with one more rewrite."""
         return replace(self, rewrites=(*self.rewrites, rewrite))
 
     def _names(self, after: After) -> tuple[str, ...]:
@@ -122,10 +125,11 @@ def _name_of(function: StepFunction) -> str:
 def run_step(
     step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads, around: Sequence[Around]
 ) -> dict[Task, Decision]:
-    """Calls a step with its tasks, and returns a decision on each. Raises ForeignDecision if it decides on others.
+    """Call a step with its tasks, and return a decision on each task.
 
     An exception fails the task of the call. An exception of a batch step, or of a wrapper, fails all tasks. A
-    TaskResultException sets their result instead. A task without a decision fails.
+    TaskResultException sets their result instead. A task without a decision fails. Raises ForeignDecision if the step
+    decides on other tasks.
     """
     call: Callable[[], Decisions] = partial(_call_whole if step.whole else _call_each, step, tasks, batch, threads)
     for wrapper in reversed(around):
@@ -142,7 +146,7 @@ def run_step(
 
 
 def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decisions:
-    """Calls a context with the decisions so far. Returns the decisions of the context: none, or one on each task."""
+    """Call a context with the decisions so far. Return the decisions of the context: none, or one on each task."""
     name = f"context {name_of(context)}"
     try:
         with batch.running(name):
@@ -156,9 +160,9 @@ def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decis
 
 
 def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
-    """Sorts follow-ups and releases in the order of the batch, and rewrites the follow-ups.
+    """Sort follow-ups and releases in the order of the batch, and rewrite the follow-ups.
 
-    Returns FAILURE for each task whose follow-up cannot be rewritten or pushed.
+    Return FAILURE for each task whose follow-up cannot be rewritten or pushed.
     """
     places = {task: place for place, task in enumerate(batch.tasks)}
     batch.follow_ups.sort(key=lambda follow_up: places[follow_up.task])  # threads add them in any order
@@ -212,7 +216,7 @@ async def _await_each(step: Step, tasks: Sequence[Task], batch: Batch) -> dict[T
 
 
 def _result_of(value: Any, batch: Batch, threads: CompositeThreads) -> Any:
-    """Waits for a Future or an awaitable, and returns its result. Returns any other value as it is."""
+    """Wait for a Future or an awaitable, and return its result. Return any other value as it is."""
     if isinstance(value, Future):
         return batch.result_of(value, "a step")
     return threads.run_awaitable(value, batch) if inspect.isawaitable(value) else value

@@ -37,13 +37,13 @@ class CompositeThreads:
         self._loop = EventLoopThread(f"taskq {name} loop")
 
     def start(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Starts a step in another thread. Returns a Future of its result."""
+        """Start a step in another thread. Return a Future of its result."""
         return self._steps.submit(function, *arguments)
 
     def each(
         self, function: Callable[[T], None], items: Iterable[T], within: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Calls a function for each item, in this thread and in others, and returns when all calls have ended.
+        """Call a function for each item, in this thread and in others, and return when all calls have ended.
 
         The calls in other threads run within `within()`. Raises the first error of a call.
         """
@@ -60,11 +60,14 @@ class CompositeThreads:
         shared.finish()
 
     def run_awaitable(self, awaitable: Awaitable[T], batch: Batch) -> T:
-        """Awaits on the event loop of the composite, and returns the result. See `EventLoopThread.run`."""
+        """Await an awaitable on the event loop of the composite, and return the result.
+
+        See `EventLoopThread.run`.
+        """
         return self._loop.run(awaitable, batch, "a coroutine on the event loop")
 
     def close(self) -> None:
-        """Ends the threads. Does not wait for a stuck thread."""
+        """End the threads. Do not wait for a stuck thread."""
         self._steps.close()
         self._tasks.close()
         self._loop.close()
@@ -92,11 +95,11 @@ class _ExecutorPool:
         return future
 
     def close(self) -> None:
-        """Does nothing: the user shuts the executor down."""
+        """Do nothing: the user shuts the executor down."""
 
 
 class _SharedItems(Generic[T]):
-    """Items that several threads take and handle. `finish` does not wait for a thread that has taken no item."""
+    """Items that several threads handle. `finish` does not wait for a thread that has taken no item."""
 
     def __init__(self, function: Callable[[T], None], items: Iterable[T]) -> None:
         self.left = deque(items)
@@ -106,7 +109,7 @@ class _SharedItems(Generic[T]):
         self._errors: list[BaseException] = []
 
     def work(self) -> None:
-        """Handles items until none is left. After an error drops the rest."""
+        """Handle items until none is left. An error drops the items that no thread has taken."""
         while True:
             with self._changed:
                 if not self.left:
@@ -124,7 +127,7 @@ class _SharedItems(Generic[T]):
                     self._changed.notify_all()
 
     def finish(self) -> None:
-        """Works too, waits until all items are handled, and raises the first error."""
+        """Handle items in this thread too, wait for the other threads, and raise the first error."""
         self.work()
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)

@@ -1,17 +1,17 @@
--- Access: the schema taskq holds what roles may use, the schema taskq_internal all else. Every function of taskq
--- runs with the rights of the schema's owner, so a role needs no right on a table. A role may call the functions of
--- the kinds that it was granted:
+-- Access: the schema taskq has everything that roles may use, and the schema taskq_internal has the rest. Every
+-- function of taskq runs with the rights of the schema's owner, so a role needs no right on a table. A role may call
+-- the functions of the kinds of access that it was granted.
 --
--- The kind producer pushes tasks and installs ticks. A consumer claims, completes, and reads the log. A reader looks
--- at tasks, owners and health, and changes nothing. An operator may call all of these, and the functions that change
--- topics and the tasks of others.
+-- A producer pushes tasks and installs ticks. A consumer claims and completes tasks, and reads the log. A reader sees
+-- tasks, owners and health, and changes nothing. An operator may call all of these functions, and the functions that
+-- change topics and the tasks of others.
 --
--- A consumer that pushes follow-ups needs both kinds. docs/production/roles.md lists every function; a test compares.
--- Only the owner installs and upgrades the schema.
+-- A consumer that pushes follow-ups needs the kinds consumer and producer. docs/production/roles.md lists every
+-- function, and a test compares the list. Only the owner installs and upgrades the schema.
 
--- Which kind of role may call which functions. by_topic: a role that is limited to topics may call it, too. Such a
--- function checks the topic or the owner, or changes nothing of other topics. A function of this schema that is in no
--- list is for operators. Only the owner of the schema may call grant_access and revoke_access.
+-- Which kind of role may call which functions. With by_topic true, a role that is limited to topics may call the
+-- function, too. Such a function checks the topic or the owner, or changes nothing of other topics. A function of this
+-- schema that is in no list is for operators. Only the owner of the schema may call grant_access and revoke_access.
 CREATE VIEW taskq.privileges AS
 SELECT 'producer' AS kind, unnest(ARRAY[
     'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged',
@@ -42,21 +42,21 @@ UNION ALL SELECT 'reader', unnest(ARRAY[
 UNION ALL SELECT DISTINCT 'operator', p.proname::text, false FROM pg_proc p
 WHERE p.pronamespace = 'taskq'::regnamespace AND p.proname NOT IN ('grant_access', 'revoke_access');
 COMMENT ON VIEW taskq.privileges IS
-'Which kind of role (see taskq.grant_access) may call which function of this schema. by_topic: a role that is limited
-to topics may call it, too.';
+'The functions of this schema that each kind of role may call (see taskq.grant_access). With by_topic true, a role that
+is limited to topics may call the function, too.';
 
--- The installed migrations. Clients compare them with their own release.
+-- The installed migrations. Clients compare these migrations with those of their own release.
 CREATE VIEW taskq.migrations AS SELECT number, name, checksum, applied FROM taskq_internal.migration;
 COMMENT ON VIEW taskq.migrations IS
-'The installed migrations with their checksums. Number 0 stands for all functions, -1 for the optional views.';
+'The installed migrations with their checksums. Number 0 stands for all functions, and -1 for the optional views.';
 
--- The rights on every topic are privileges on this view, which has no rows: INSERT to push, DELETE to push with
--- DELETE, UPDATE to consume, SELECT to read. A role that is limited to topics has none of them. A check looks a
--- privilege up in a microsecond, and PostgreSQL applies memberships, the owner and superusers.
+-- Privileges on this view, which has no rows, are the rights on every topic: INSERT to push, DELETE to push with the
+-- insertion DELETE, UPDATE to consume, SELECT to read. A role that is limited to topics has none of them. A check looks
+-- a privilege up in a microsecond, and PostgreSQL applies memberships, the owner and superusers.
 CREATE VIEW taskq.every_topic AS SELECT WHERE false;
 COMMENT ON VIEW taskq.every_topic IS
-'Has no rows. Privileges on it stand for access to every topic: INSERT to push, DELETE to push with DELETE, UPDATE to
-consume, SELECT to read.';
+'A view without rows. Privileges on this view stand for access to every topic: INSERT to push, DELETE to push with the
+insertion DELETE, UPDATE to consume, SELECT to read.';
 
 CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT NULL, may_delete boolean DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -76,11 +76,12 @@ BEGIN
     PERFORM taskq_internal.grant_privileges(grant_access.role);
 END $$;
 COMMENT ON FUNCTION taskq.grant_access IS
-'Grants a role one kind of access: producer, consumer, reader or operator. The queue stores the grant and repeats it
-after an upgrade. Grants add up. topics: the topics that the role is limited to, which need not exist yet; NULL stands
-for every topic. An operator cannot be limited. may_delete: whether a producer may push with the insertion DELETE;
-NULL means that a producer of every topic may. Only the owner of the schema may call it. Errors: TQ000 for an unknown
-role or kind, and for a limit to a kind that the role already has for every topic.';
+'Grants a role one kind of access: producer, consumer, reader or operator. Several grants add up. The queue stores the
+grant and repeats it after an upgrade. The argument topics limits the role to these topics, which need not exist yet.
+With topics NULL the role may use every topic. An operator cannot be limited. The argument may_delete tells whether a
+producer may push with the insertion DELETE. With may_delete NULL only a producer of every topic may. Only the owner of
+the schema may call this function. Raises TQ000 for an unknown role or kind, and for a limit to a kind that the role
+already has for every topic.';
 
 CREATE FUNCTION taskq.revoke_access(role text, kind text DEFAULT NULL, topics text[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -93,10 +94,10 @@ BEGIN
     PERFORM taskq_internal.grant_privileges(revoke_access.role);
 END $$;
 COMMENT ON FUNCTION taskq.revoke_access IS
-'Revokes what grant_access has granted to a role: all kinds, or one kind, or one kind for the named topics. Only the
-owner of the schema may call it.';
+'Revokes access that taskq.grant_access has granted to a role: all kinds, one kind, or one kind for the named topics.
+Only the owner of the schema may call this function.';
 
--- Raises an error (TQ000) for a grant that cannot be made.
+-- Raises TQ000 for a grant that grant_access cannot make.
 CREATE FUNCTION taskq_internal.check_grant(p_role text, p_kind text, p_topics text[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -129,7 +130,7 @@ BEGIN
     EXECUTE format('REVOKE ALL ON SCHEMA taskq FROM %I', p_role);
 END $$;
 
--- Grants a role the privileges of its kinds of access on the functions and views as they are now.
+-- Grants a role the privileges of its kinds of access on the functions and views that the schema has now.
 CREATE FUNCTION taskq_internal.grant_privileges(p_role text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_access   record;
@@ -147,8 +148,8 @@ BEGIN
         END LOOP;
         IF v_access.kind IN ('consumer', 'operator') THEN
             EXECUTE format('GRANT INSERT ON taskq.staged, taskq.staged_junction TO %I', p_role);
-            -- Whether a decision is continued (taskq_internal.apply_follow_ups). Without the columns of a task such a
-            -- row pushes nothing.
+            -- Such a row tells whether a decision is continued (taskq_internal.apply_follow_ups). Without the columns
+            -- of a task it pushes nothing.
             EXECUTE format('GRANT INSERT (stage, part, attempt, place, parent, suspended) ON taskq.staged_task TO %I',
                            p_role);
         END IF;
@@ -159,7 +160,7 @@ BEGIN
         EXECUTE format('GRANT %s ON taskq.every_topic TO %I',
                        array_to_string(taskq_internal.rights_of(v_access.kind, v_access.may_delete), ', '), p_role);
         IF v_access.kind IN ('reader', 'operator') THEN
-            -- An installation without the readable views lacks the first two.
+            -- In an installation without the readable views, the first two views do not exist.
             FOR v_view IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'taskq'::regnamespace
                           AND c.relname IN ('tasks', 'topic_summaries', 'task_info') LOOP
                 EXECUTE format('GRANT SELECT ON %s TO %I', v_view, p_role);
@@ -168,7 +169,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The privileges on taskq.every_topic that stand for a kind of access.
+-- Returns the privileges on taskq.every_topic that stand for a kind of access.
 CREATE FUNCTION taskq_internal.rights_of(p_kind text, p_may_delete boolean) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE p_kind WHEN 'producer' THEN CASE WHEN p_may_delete THEN ARRAY['INSERT', 'DELETE']
         ELSE ARRAY['INSERT'] END
@@ -177,28 +178,28 @@ CREATE FUNCTION taskq_internal.rights_of(p_kind text, p_may_delete boolean) RETU
                        WHEN 'operator' THEN ARRAY['INSERT', 'DELETE', 'UPDATE', 'SELECT'] END
 $$;
 
--- The role that calls: the one that SET ROLE chose, else the one that logged in. Inside a SECURITY DEFINER function,
--- current_user is the owner of the function. So it does not show the owner of a function that calls a verb for
--- other roles.
+-- Returns the calling role: the role of SET ROLE, or else the role that logged in. Inside a SECURITY DEFINER function,
+-- current_user is the owner of the function. So this function does not show the owner of a function that calls a verb
+-- for other roles.
 CREATE FUNCTION taskq_internal.acting_role() RETURNS name LANGUAGE sql STABLE AS $$
     SELECT coalesce(nullif(current_setting('role'), 'none'), session_user)::name
 $$;
 
--- Whether the calling role has one of these rights on every topic: as 'SELECT, UPDATE'. The planner puts the body in
--- the place of the call, so a check takes a microsecond.
+-- Returns whether the calling role has one of these rights, such as 'SELECT, UPDATE', on every topic. The planner
+-- inlines the body, so a check takes a microsecond.
 CREATE FUNCTION taskq_internal.may_access_all(p_rights text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name,
                                'taskq.every_topic'::regclass, p_rights)
 $$;
 
--- Whether the calling role has one of these rights on a topic.
+-- Returns whether the calling role has one of these rights on a topic.
 CREATE FUNCTION taskq_internal.may_access(p_topic text, p_rights text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT taskq_internal.may_access_all(p_rights) OR taskq_internal.may_access_topic(p_topic, p_rights)
 $$;
 
--- The same for a role without the right on every topic. While no role is limited in one of these rights, the
--- privilege to call the function suffices, as the caller may be a SECURITY DEFINER function whose owner has the
--- right.
+-- Returns whether the calling role, which lacks these rights on every topic, has one of them on a topic. While no role
+-- is limited in one of these rights, the privilege to call the function suffices, because the caller may be a SECURITY
+-- DEFINER function whose owner has the right.
 CREATE FUNCTION taskq_internal.may_access_topic(p_topic text, p_rights text) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -212,8 +213,8 @@ BEGIN
                           OR a.kind = 'producer' AND NOT a.may_delete AND 'DELETE' = ANY (v_rights));
 END $$;
 
--- Raises insufficient_privilege unless the calling role has one of these rights on a topic; NULL stands for every
--- topic.
+-- Raises insufficient_privilege unless the calling role has one of these rights on a topic. A NULL topic stands for
+-- every topic.
 CREATE FUNCTION taskq_internal.check_access(p_topic text, p_rights text) RETURNS void LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF NOT taskq_internal.may_access(p_topic, p_rights) THEN
@@ -224,8 +225,8 @@ BEGIN
     END IF;
 END $$;
 
--- The topic of that name, on which the calling role has one of these rights. Raises insufficient_privilege, whether
--- or not the topic exists, or unknown topic (TQ001).
+-- Returns the topic with this name if the calling role has one of these rights on it. Raises insufficient_privilege if
+-- the role has none of them, whether or not the topic exists. Raises TQ001 if the topic does not exist.
 CREATE FUNCTION taskq_internal.accessible_topic(p_topic text, p_rights text) RETURNS taskq_internal.topic
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -241,17 +242,17 @@ BEGIN
     RETURN v_topic;
 END $$;
 
--- Whether the calling role may use an owner that this role registered: its own, or any where it may consume every
--- topic.
+-- Returns whether the calling role may use an owner that the role p_registered_by registered. A role may use the owners
+-- that it registered itself, and all owners if it may consume every topic.
 CREATE FUNCTION taskq_internal.may_act_as(p_registered_by name) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT taskq_internal.may_access_all('UPDATE') OR p_registered_by = taskq_internal.acting_role()
         OR taskq_internal.may_access_topic(NULL, 'UPDATE')
 $$;
 
--- Secures the schema after its functions were replaced. Only granted roles may call them. Public functions run with
--- the owner's rights and do not use the caller's search path. Roles get their earlier grants again. JIT is off:
--- before PostgreSQL 18 the planner adds a high cost for a disabled plan node, which would start a compilation that
--- takes longer than any verb.
+-- Secures the schema after an installation has replaced its functions. Only granted roles may call them. Public
+-- functions run with the owner's rights and do not use the caller's search path. Roles get their earlier grants again.
+-- JIT is off: before PostgreSQL 18 the planner adds a high cost for a disabled plan node, which would start a
+-- compilation that takes longer than any verb.
 CREATE FUNCTION taskq_internal.secure_schema() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;

@@ -1,5 +1,5 @@
--- Administration: what an operator does to READY tasks, purges, and the audit of what people do on the page and the
--- command line.
+-- Administration: actions of an operator on READY tasks, purges, and the audit of the actions of users on the page and
+-- the command line.
 
 CREATE FUNCTION taskq.pause_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -15,8 +15,9 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.pause_task IS
-'Pauses a READY task: no poll hands it out until resume_task, run_now or set_due. Returns false if it was paused
-already. Errors: TQ001 unknown topic; TQ003 if the task is not READY or another transaction is claiming it.';
+'Pauses a READY task. Polls do not return it until a call of resume_task, run_now or set_due. Returns false if the task
+was paused already. Raises TQ001 for an unknown topic, and TQ003 if the task is not READY or another transaction is
+claiming it.';
 
 CREATE FUNCTION taskq.resume_task(p_topic text, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -31,8 +32,9 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.resume_task IS
-'Resumes a paused task: a retry is due now, any other task in its original place. Returns false if it was not paused.
-Errors: TQ001, TQ003 as for pause_task.';
+'Resumes a paused task. A retry becomes due now. Any other task becomes due at the time that its push set. Returns false
+if the task was not paused. Raises TQ001 for an unknown topic, and TQ003 if the task is not READY or another transaction
+is claiming it.';
 
 CREATE FUNCTION taskq.set_due(p_topic text, p_sequence bigint, p_due timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -40,14 +42,15 @@ DECLARE
 BEGIN
     IF NOT taskq_internal.is_moment(p_due) THEN
         PERFORM taskq_internal.raise_error('TQ002', format(
-            'topic %L, sequence %s: %s lies outside of the years 1 to 9999', p_topic, p_sequence, p_due));
+            'topic %L, sequence %s: %s is outside the years 1 to 9999', p_topic, p_sequence, p_due));
     END IF;
     PERFORM taskq_internal.set_due_time(
         v_task, coalesce(p_due, taskq_internal.original_due_time(v_task)), :HISTORY_DUE_SET);
 END $$;
 COMMENT ON FUNCTION taskq.set_due IS
-'Sets when a READY task is due; NULL restores the time of its push. Errors: TQ001, TQ003 as for pause_task; TQ002 for
-a time outside the years 1 to 9999.';
+'Sets the time at which a READY task is due. With p_due NULL the task is due again at the time that its push set. Raises
+TQ001 for an unknown topic, TQ002 for a time outside the years 1 to 9999, and TQ003 if the task is not READY or another
+transaction is claiming it.';
 
 CREATE FUNCTION taskq.set_attempts(p_topic text, p_sequence bigint, p_attempts int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -56,9 +59,8 @@ DECLARE
 BEGIN
     IF p_attempts IS NULL OR p_attempts NOT BETWEEN 0 AND v_topic.max_attempts - 1 THEN
         PERFORM taskq_internal.raise_error('TQ002',
-                format('topic %L, sequence %s: of %s attempts %s may count, not %s', p_topic, p_sequence,
-            v_topic.max_attempts, CASE v_topic.max_attempts WHEN 1 THEN 'none'
-                ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
+            format('topic %L, sequence %s: the number of counted attempts must be %s, not %s', p_topic, p_sequence,
+            CASE v_topic.max_attempts WHEN 1 THEN '0' ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
     UPDATE taskq_internal.live SET attempt = p_attempts,
         waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits
@@ -68,8 +70,9 @@ BEGIN
     PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_ATTEMPTS_SET, p_attempts);
 END $$;
 COMMENT ON FUNCTION taskq.set_attempts IS
-'Sets the number of counted attempts of a READY task: 0 as after its push, max_attempts - 1 for one last attempt.
-Errors: TQ001, TQ003 as for pause_task; TQ002 for a number out of range.';
+'Sets the number of counted attempts of a READY task to p_attempts. With 0 the task is as after its push. With
+max_attempts - 1 it has one attempt left. Raises TQ001 for an unknown topic, TQ002 for a number out of range, and TQ003
+if the task is not READY or another transaction is claiming it.';
 
 CREATE FUNCTION taskq.run_now(p_topic text, p_sequences bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -86,9 +89,9 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.run_now IS
-'Makes READY tasks due now, paused ones too. Dependencies, a probe and the pause of the topic still hold them back.
-Returns how many tasks changed. Errors: TQ001; TQ003, naming the first task that is not READY or that another
-transaction is claiming: then nothing changes.';
+'Makes READY tasks due now, including paused tasks. Dependencies, a probe and the pause of the topic still block the
+tasks. Returns how many tasks changed. Raises TQ001 for an unknown topic. Raises TQ003, and changes nothing, if a task
+is not READY or another transaction is claiming it; the error names the first such task.';
 
 CREATE FUNCTION taskq.set_priority(p_topic text, p_sequences bigint[], p_priority int) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -110,9 +113,9 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.set_priority IS
-'Sets the priority of READY tasks, -100 to 100, higher first. It lasts until the task ends: a reset task and a copy
-have the priority of the push. Returns how many tasks changed. Errors: TQ001, TQ003 as for run_now; TQ002 for a
-priority out of range.';
+'Sets the priority of READY tasks to p_priority, from -100 to 100. Polls return higher priorities first. The priority
+lasts until the task ends: a reset task and a copy have the priority of the push. Returns how many tasks changed. Raises
+TQ001 for an unknown topic, TQ002 for a priority out of range, and TQ003 as taskq.run_now does.';
 
 CREATE FUNCTION taskq.cancel(p_topic text, p_sequences bigint[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -132,8 +135,8 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.cancel IS
-'Ends READY tasks as FILTERED without running them. They can be revived. Tasks that depend on them keep waiting.
-Returns how many. Errors: TQ001, TQ003 as for run_now.';
+'Ends READY tasks as FILTERED without running them. A user can revive them. Tasks that depend on them keep waiting.
+Returns how many tasks it canceled. Raises TQ001 for an unknown topic, and TQ003 as taskq.run_now does.';
 
 CREATE FUNCTION taskq.purge_past_ttl(p_topic text, p_size int) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -158,9 +161,10 @@ BEGIN
     RETURN cardinality(v_found);
 END $$;
 COMMENT ON FUNCTION taskq.purge_past_ttl IS
-'Removes tasks with an error that are past their ttl, the p_size lowest sequences of each state: FAILED tasks, and
-READY tasks that are also past the topic''s retry horizon. Without a horizon a READY task stays until it is FAILED; a
-task without a ttl stays. Returns how many. Never waits: a task that another transaction holds stays. Errors: TQ001.';
+'Removes tasks with an error that are past their ttl: FAILED tasks, and READY tasks that are also past the retry horizon
+of the topic. It removes the p_size lowest sequences of each state. If the topic has no horizon, a READY task stays
+until it is FAILED. A task without a ttl stays. Returns how many tasks it removed. Never waits: a task that another
+transaction holds stays. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.release_tasks(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -181,8 +185,9 @@ BEGIN
     RETURN cardinality(v_back);
 END $$;
 COMMENT ON FUNCTION taskq.release_tasks IS
-'Gives some of an owner''s tasks back: READY in their original place, the attempt not counted. Returns how many.
-Errors: TQ005 if the lease is gone; TQ004 for tasks that the owner does not hold.';
+'Makes some of an owner''s tasks READY again, in their original place. The attempt is not counted. Returns how many
+tasks it released. Raises TQ005 if the owner has no lease under the fence, and TQ004 for tasks that the owner does not
+hold.';
 
 CREATE FUNCTION taskq.purge(p_topic text, p_from bigint, p_to bigint, p_state int, p_size bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -196,9 +201,10 @@ BEGIN
         v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), p_from, p_to, p_size);
 END $$;
 COMMENT ON FUNCTION taskq.purge IS
-'Removes the p_size lowest tasks from sequence p_from to p_to, both included; NULL leaves a bound open. p_state: only
-tasks of this state; without it FAILED to REDUNDANT, so ACTIVE, READY and EXPIRED tasks stay unless named. Returns how
-many. Never waits: a task that another transaction holds stays. Errors: TQ001; TQ000 for an unknown state.';
+'Removes the p_size lowest tasks between the sequences p_from and p_to, both included. A bound of NULL is open. With
+p_state it removes only tasks in this state. With p_state NULL it removes tasks in the states FAILED to REDUNDANT, and
+keeps ACTIVE, READY and EXPIRED tasks. Returns how many tasks it removed. Never waits: a task that another transaction
+holds stays. Raises TQ001 for an unknown topic, and TQ000 for an unknown state.';
 
 CREATE FUNCTION taskq.purge_all(p_topic text, p_alone boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -215,11 +221,11 @@ BEGIN
          + taskq_internal.purge_by_state(v_topic_id, :EXPIRED, :REDUNDANT, NULL, NULL, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.purge_all IS
-'Removes every task of a topic, held ones too, and returns how many. Never waits: a task that another transaction holds
-stays. p_alone: the call is a transaction of its own, so own tables may be truncated; for this it waits a moment for
-their users. Errors: TQ001.';
+'Removes every task of a topic, including held tasks. Returns how many tasks it removed. Never waits: a task that
+another transaction holds stays. With p_alone true the call is the only one in its transaction. Then it may truncate the
+topic''s own tables, and waits a moment for their users. Raises TQ001 for an unknown topic.';
 
--- Reads what has ended once, and only if there is an owner to remove.
+-- The function scans the ended tasks once, and only if there is an owner to remove.
 CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint
 LANGUAGE plpgsql SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -227,7 +233,7 @@ DECLARE
     v_named bigint[];
     v_count bigint;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('purge_owners() runs');
+    PERFORM taskq_internal.require_read_committed('purge_owners()');
     DELETE FROM taskq_internal.drain
         WHERE coalesce(finished, began) <= clock_timestamp() - taskq_internal.clamp_age(p_older_than);
     v_found := ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
@@ -247,12 +253,12 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.purge_owners IS
-'Removes owners without a sign of life for p_older_than whose lease has lapsed or is gone, that hold nothing, and that
-no stored task names. Also removes the reports of drains of that age. Skips an owner that is in use. Returns how many
-owners. Errors: TQ000 above READ COMMITTED.';
+'Removes owners that did not register, send a heartbeat or release for p_older_than. Such an owner also has no valid
+lease, holds no tasks, and no stored task names it. Also removes the reports of drains of that age. Skips an owner that
+another transaction is using. Returns how many owners it removed. Raises TQ000 above READ COMMITTED.';
 
--- The actor is what the client says. session_user is the role that logged in: neither SET ROLE nor the owner of a
--- function changes it.
+-- The client names the actor. session_user is the role that logged in: neither SET ROLE nor the owner of a function
+-- changes it.
 CREATE FUNCTION taskq.record_action(p_action text, p_topic text, p_what text, p_count bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -264,8 +270,9 @@ BEGIN
             p_count);
 END $$;
 COMMENT ON FUNCTION taskq.record_action IS
-'Stores an action of this transaction in the audit, under the name in the setting taskq.actor, with session_user as the
-role. p_what: the tasks and the way they were chosen; p_count: their number. Errors: TQ000 if no actor is set.';
+'Stores an action of this transaction in the audit. The entry names the actor from the setting taskq.actor, and
+session_user as the role. p_what describes the tasks and how the user selected them. p_count is the number of tasks.
+Raises TQ000 if no actor is set.';
 
 CREATE FUNCTION taskq.audit_trail(p_topic text, p_after bigint, p_size int)
 RETURNS TABLE (audit_id bigint, happened timestamptz, actor text, role text, action text, topic text, what text,
@@ -276,8 +283,8 @@ LANGUAGE sql STABLE AS $$
     ORDER BY a.audit_id DESC LIMIT greatest(p_size, 0)
 $$;
 COMMENT ON FUNCTION taskq.audit_trail IS
-'The audit of a topic, or of all with NULL, the newest entry first: p_size entries before audit_id p_after (NULL: from
-the newest).';
+'Returns up to p_size audit entries of a topic whose audit_id is below p_after, the newest first. With p_topic NULL it
+returns the entries of all topics. With p_after NULL it begins with the newest entry.';
 
 CREATE FUNCTION taskq.lock_tasks(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -294,9 +301,9 @@ BEGIN
                  ORDER BY e.sequence FOR UPDATE SKIP LOCKED);
 END $$;
 COMMENT ON FUNCTION taskq.lock_tasks IS
-'Locks those of the tasks that are in one of the states (READY, EXPIRED to SUCCEEDED) and returns their sequences in
-order. Leaves out tasks that another transaction holds, or that have another state by now. For an action on the result
-of an earlier search. Errors: TQ001.';
+'Locks those of the given tasks that are in one of the given states, which are READY and EXPIRED to SUCCEEDED. Returns
+their sequences in order. Skips tasks that another transaction holds or whose state has changed. An action on the result
+of an earlier search calls it first. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.purge_sequences(p_topic text, p_sequences bigint[], p_states int[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -315,8 +322,8 @@ BEGIN
     RETURN cardinality(v_live || v_ended);
 END $$;
 COMMENT ON FUNCTION taskq.purge_sequences IS
-'Removes those of the tasks that are in one of the states and are not held, and returns how many. Never waits: a task
-that another transaction holds stays. Errors: TQ001.';
+'Removes those of the given tasks that are in one of the given states and that no owner holds. Returns how many tasks it
+removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT tasks bigint)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -330,10 +337,11 @@ BEGIN
     tasks := (SELECT count(*) FROM (SELECT FROM taskq_internal.live l WHERE l.holder = ANY (v_lapsed) LIMIT 1000) n);
 END $$;
 COMMENT ON FUNCTION taskq.count_lapsed IS
-'The number of leases that lapsed more than p_grace ago, and of the tasks held under them, each counted up to 1,000.';
+'Returns the number of leases that lapsed more than p_grace ago, and the number of tasks held under them. Each count
+stops at 1,000.';
 
--- Locks a READY task until the transaction ends. Never waits. Raises TQ003 if the task is not READY, is unknown, or
--- is being claimed.
+-- Locks a READY task until the transaction ends. Never waits. Raises TQ003 if the task is not READY or does not exist,
+-- or if another transaction is claiming it.
 CREATE FUNCTION taskq_internal.lock_ready_task(p_topic text, p_sequence bigint) RETURNS taskq_internal.live
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -351,8 +359,8 @@ BEGIN
     RETURN v_task;
 END $$;
 
--- Locks READY tasks in order of sequence until the transaction ends. Never waits. Raises TQ003, naming the first
--- task that is not READY, is unknown, or is being claimed.
+-- Locks READY tasks in the order of their sequences until the transaction ends. Never waits. Raises TQ003 if a task is
+-- not READY or does not exist, or if another transaction is claiming it. The error names the first such task.
 CREATE FUNCTION taskq_internal.lock_ready_tasks(p_topic text, p_sequences bigint[]) RETURNS SETOF taskq_internal.live
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -374,14 +382,14 @@ BEGIN
         ORDER BY l.sequence;
 END $$;
 
--- When a waiting task is due, whatever else it waits for.
+-- Returns the due time of a waiting task. Besides this time, the task may wait for a dependency, a probe or a pause.
 CREATE FUNCTION taskq_internal.due_time(p_task taskq_internal.live) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN CASE WHEN p_task.waits = :WAITS_DEPENDENCIES
         THEN coalesce(p_task.due_again, taskq_internal.original_due_time(p_task)) ELSE p_task.available_at END;
 END $$;
 
--- When a task was due as it was pushed.
+-- Returns the due time that the push of a task set.
 CREATE FUNCTION taskq_internal.original_due_time(p_task taskq_internal.live) RETURNS timestamptz
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
@@ -389,8 +397,8 @@ BEGIN
             AND t.sequence = p_task.sequence);
 END $$;
 
--- Gives a task, whose row this transaction holds, another due time, and records it. A paused task
--- then waits for what it would wait for without the pause.
+-- Changes the due time of a task whose row this transaction holds, and records the change. It also ends the pause of a
+-- paused task, which then waits for its dependencies or for the probe again.
 CREATE FUNCTION taskq_internal.set_due_time(p_task taskq_internal.live, p_due timestamptz, p_kind int) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -404,7 +412,7 @@ BEGIN
                          AND d.sequence = p_task.sequence)
                 THEN :WAITS_DEPENDENCIES
             ELSE :WAITS_NOTHING END;
-        -- -infinity: the next poll checks the dependencies.
+        -- With -infinity the next poll checks the dependencies.
         UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'
         WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
     END IF;
@@ -415,8 +423,7 @@ BEGIN
     PERFORM taskq_internal.record_ready_change(p_task, p_kind, NULL);
 END $$;
 
--- Records in the history what is done to a READY task. p_other: the new number of
--- attempts, or the new priority.
+-- Records a change of a READY task in the history. p_other is the new number of attempts or the new priority.
 CREATE FUNCTION taskq_internal.record_ready_change(p_task taskq_internal.live, p_kind int, p_other bigint) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO taskq_internal.history (happened, topic_id, sequence, kind, state, attempt, other, actor, role)
@@ -424,8 +431,8 @@ LANGUAGE sql AS $$
         taskq_internal.current_actor(), session_user
 $$;
 
--- Removes tasks of the states p_low to p_high, either two of ACTIVE and READY or two of the rest, in batches that
--- bound the server's memory.
+-- Removes tasks in the states p_low to p_high, in batches that limit the server's memory. The states are either ACTIVE
+-- and READY, or among the others.
 CREATE FUNCTION taskq_internal.purge_by_state(
     p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -449,8 +456,8 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Locks the p_size lowest tasks from p_low to p_high, of ACTIVE and READY, in a range of sequences, and returns their
--- sequences in order. Never waits: leaves out what another transaction holds.
+-- Locks the p_size lowest ACTIVE or READY tasks in a range of sequences and in the states p_low to p_high. Returns
+-- their sequences in order. Never waits: it leaves out tasks that another transaction holds.
 CREATE FUNCTION taskq_internal.lock_live_tasks(
     p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -465,8 +472,7 @@ BEGIN
                  ORDER BY l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Deletes tasks, whose rows this transaction holds, with all that is stored of them, and wakes the tasks that depend
--- on them.
+-- Deletes tasks whose rows this transaction holds, and all their related rows. Wakes the tasks that depend on them.
 CREATE FUNCTION taskq_internal.delete_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE

@@ -1,6 +1,6 @@
--- Browse: what the page shows of topics, owners, locks, consumer groups, ticks and tasks. Every read is bounded, so
--- that ten million tasks cost the same as ten thousand: a count stops at a cap, a walk over rows at a budget, and
--- the result tells where it stopped.
+-- Browse: the data that the page shows of topics, owners, locks, consumer groups, ticks and tasks. Every read is
+-- bounded, so ten million tasks cost the same as ten thousand. A count stops at a cap, and a walk over rows stops at a
+-- budget. The result tells where the read stopped.
 
 CREATE FUNCTION taskq.browse_topics(p_search text, p_exact boolean, p_after text, p_size int, p_cap int)
 RETURNS TABLE (topic text, paused boolean, ready bigint, scheduled bigint, retrying bigint, blocked bigint,
@@ -42,9 +42,10 @@ BEGIN
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.browse_topics IS
-'Topics in order of name, after p_after, at most p_size: counts by status, and since when the oldest task is due.
-p_search: part of the name, or with p_exact the name. Each count stops at p_cap; running and consumers come from the
-first 10,000 held tasks of the database, and running_capped tells that there are more.';
+'Returns up to p_size topics after the name p_after, in the order of their names. Each row has the counts by status and
+the time since when the oldest task has been due. p_search is a part of the name. With p_exact true it is the whole
+name. Each count stops at p_cap. The columns running and consumers count the first 10,000 held tasks of the database;
+running_capped tells whether there are more.';
 
 CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int, p_budget int)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz,
@@ -79,9 +80,10 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.browse_owners IS
-'Owners whose lease is not gone, the newest registration first, before fence p_after; at most p_size of the p_budget
-owners that are read. p_search: part of the name; with p_exact the owner of that name, its lease gone or not. held
-counts up to 1,000 tasks. If the budget ends first, the last row has no name, and its fence is where to continue.';
+'Returns owners that have a lease, the newest registration first, with a fence below p_after. It reads p_budget owners
+and returns up to p_size of them. p_search is a part of the name. With p_exact true it returns the owner with that name,
+even without a lease. The column held counts up to 1,000 tasks. If the budget ends first, the last row has no name, and
+its fence is the p_after of the next call.';
 
 CREATE FUNCTION taskq.browse_holders(p_topic text)
 RETURNS TABLE (name text, held bigint, lease_until timestamptz, lapsed boolean) LANGUAGE plpgsql STABLE
@@ -98,8 +100,8 @@ BEGIN
     JOIN taskq_internal.owner o ON o.owner_id = h.holder ORDER BY h.held DESC, o.name;
 END $$;
 COMMENT ON FUNCTION taskq.browse_holders IS
-'The owners that hold tasks of a topic, those with most tasks first, at most 100, from the first 10,000 held tasks of
-the database. Errors: TQ001.';
+'Returns up to 100 owners that hold tasks of a topic, owners with the most tasks first. It counts the first 10,000 held
+tasks of the database. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.browse_locks(p_after text, p_size int)
 RETURNS TABLE (name text, held_by text, locked timestamptz, until timestamptz, seconds_left bigint)
@@ -110,8 +112,8 @@ LANGUAGE sql STABLE AS $$
         LIMIT greatest(p_size, 0)
 $$;
 COMMENT ON FUNCTION taskq.browse_locks IS
-'Named locks that are held, or blocked until their shortest time is over, in order of name, after p_after, at most
-p_size.';
+'Returns up to p_size named locks after the name p_after, in the order of their names. It returns the locks that a
+holder has, or that stay blocked until their shortest time is over.';
 
 CREATE FUNCTION taskq.browse_groups(p_size int, p_cap int)
 RETURNS TABLE (group_name text, topic text, part int, place bigint, advanced timestamptz, behind bigint)
@@ -126,8 +128,8 @@ BEGIN
     ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
 END $$;
 COMMENT ON FUNCTION taskq.browse_groups IS
-'The progress of consumer groups, and how many tasks of the topic come after it, counted up to p_cap. At most p_size
-rows.';
+'Returns up to p_size rows with the progress of consumer groups, in the order of their names. Each row has the number of
+tasks of the topic that follow the progress, counted up to p_cap.';
 
 CREATE FUNCTION taskq.browse_ticks(p_topic text, p_steps int)
 RETURNS TABLE (prefix text, config_hash text, waiting bigint, next timestamptz, last timestamptz, capped boolean,
@@ -170,8 +172,9 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.browse_ticks IS
-'Waiting ticks of a topic by prefix and config hash: how many (up to 1,000), the next, the last, and the last fifty
-nominal times, past ones included. Reads at most p_steps prefixes; capped tells that there are more. Errors: TQ001.';
+'Returns the waiting ticks of a topic, by prefix and configuration hash. Each row has their number (up to 1,000), the
+next tick, the last tick, and the last fifty nominal times, including past times. Reads at most p_steps prefixes; the
+column capped tells whether there are more. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.find_tasks(
     p_topic text, p_state int, p_status text, p_identifier text, p_reference text, p_since timestamptz,
@@ -223,11 +226,11 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.find_tasks IS
-'Sequences of a topic''s tasks that match a filter, in order (p_newest: descending), beyond p_after: at most p_size,
-from at most p_budget rows of the narrowest index. NULL leaves a part of the filter out. p_status as in
-taskq.task_info, with exhausted under failed; p_since and p_until are times of the push, both included; p_error is
-part of the error, in any case; p_error_group as in taskq.error_groups. looked_to: where to continue, if the budget
-ended first. Errors: TQ001.';
+'Returns up to p_size sequences of a topic''s tasks that match a filter, beyond p_after. The order is ascending, or
+descending with p_newest true. A filter of NULL matches every task. p_status is a status of taskq.task_info; failed
+includes exhausted. p_since and p_until limit the time of the push, both included. p_error is a part of the error, in
+upper or lower case. p_error_group is a group of taskq.error_groups. The call reads up to p_budget rows of the narrowest
+index. If the budget ends first, looked_to is the p_after of the next call. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.search_tasks(p_text text, p_size int) RETURNS TABLE (topic text, sequence bigint)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
@@ -253,7 +256,7 @@ BEGIN
     JOIN taskq_internal.topic p ON p.topic_id = n.topic_id ORDER BY n.sequence DESC LIMIT v_size;
 END $$;
 COMMENT ON FUNCTION taskq.search_tasks IS
-'Tasks of all topics whose sequence, identifier or reference equals the text, the newest first, at most p_size.';
+'Returns up to p_size tasks of all topics whose sequence, identifier or reference equals the text, the newest first.';
 
 CREATE FUNCTION taskq.browse_tasks(p_topic text, p_sequences bigint[], p_error int)
 RETURNS TABLE (sequence bigint, topic text, identifier text, reference text, state int, descent int, status text,
@@ -282,9 +285,9 @@ BEGIN
                         AND v.sequence = u.sequence OFFSET 0) i;
 END $$;
 COMMENT ON FUNCTION taskq.browse_tasks IS
-'The given tasks with everything but payload and output, of which it returns the sizes; in no order. Tracebacks are cut
-to p_error characters; 0 leaves only their summaries. waited and ran: how long the last attempt waited for its poll,
-and how long it ran. Errors: TQ001.';
+'Returns the given tasks in no order. The rows have the sizes of payload and output instead of their values. Tracebacks
+are cut to p_error characters. With p_error 0 the rows have only the summaries of errors. The columns waited and ran
+tell how long the last attempt waited for its poll and how long it ran. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.browse_held(p_owner text, p_workers boolean, p_after bigint, p_size int)
 RETURNS TABLE (topic text, sequence bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
@@ -307,8 +310,8 @@ BEGIN
     JOIN taskq_internal.topic p ON p.topic_id = l.topic_id ORDER BY l.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.browse_held IS
-'Topics and sequences of the tasks that an owner holds, in order, after sequence p_after, at most p_size. p_workers:
-also those of owners named p_owner/..., at most 1,000 of them.';
+'Returns the topics and sequences of up to p_size tasks that an owner holds, after the sequence p_after, in order. With
+p_workers true it includes the tasks of up to 1,000 owners whose names begin with p_owner and a slash.';
 
 CREATE FUNCTION taskq.find_claimed(p_topic text, p_owner text, p_since timestamptz, p_budget int)
 RETURNS TABLE (sequence bigint, state int) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
@@ -331,8 +334,8 @@ BEGIN
     ORDER BY n.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.find_claimed IS
-'Tasks of a topic that an owner holds, or that ended under it since p_since, with their states, in order. Reads the
-newest p_budget ended tasks of the topic. Errors: TQ001.';
+'Returns the tasks of a topic that an owner holds or that ended under the owner since p_since, with their states, in
+order. Reads the newest p_budget ended tasks of the topic. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.find_pushed(p_topic text, p_first bigint, p_last bigint, p_size int) RETURNS bigint[]
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -349,7 +352,8 @@ BEGIN
         LIMIT greatest(p_size, 0));
 END $$;
 COMMENT ON FUNCTION taskq.find_pushed IS
-'The tasks of one push, given its first and last sequence: at most p_size of the first 10,000. Errors: TQ001.';
+'Returns up to p_size tasks of one push, from its first and last sequence. Reads the first 10,000 tasks of the push.
+Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.newest_sequences(p_topic text, p_identifiers text[])
 RETURNS TABLE (identifier text, sequence bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off
@@ -365,7 +369,8 @@ BEGIN
     FROM unnest(p_identifiers) AS u (identifier);
 END $$;
 COMMENT ON FUNCTION taskq.newest_sequences IS
-'The newest task of each identifier, in the order given; NULL for an identifier without a task. Errors: TQ001.';
+'Returns the sequence of the newest task of each identifier, in the order of the identifiers. It is NULL for an
+identifier without a task. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.dependencies(p_topic text, p_sequence bigint)
 RETURNS TABLE (topic text, identifier text, sequence bigint, state text) LANGUAGE plpgsql STABLE
@@ -384,8 +389,8 @@ BEGIN
                        ORDER BY t.sequence DESC LIMIT 1) n ON true;
 END $$;
 COMMENT ON FUNCTION taskq.dependencies IS
-'The tasks that a task depends on: the newest task of each identifier with the name of its state; at most fifty.
-Errors: TQ001.';
+'Returns the dependencies of a task: for each one the newest task of its identifier, with the name of its state. Returns
+at most fifty rows. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.task_texts(p_topic text, p_sequence bigint, p_length int)
 RETURNS TABLE (payload text, payload_bytes int, output text, output_bytes int) LANGUAGE plpgsql STABLE
@@ -399,10 +404,10 @@ BEGIN
     FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
 END $$;
 COMMENT ON FUNCTION taskq.task_texts IS
-'Payload and output of a task as text, cut to p_length characters, and their sizes in bytes. No row for an unknown
-task. Errors: TQ001.';
+'Returns the payload and the output of a task as text, cut to p_length characters, and their sizes in bytes. Returns no
+row for an unknown task. Raises TQ001 for an unknown topic.';
 
--- The number of held tasks of each topic, and of their holders, among the first 10,000 held tasks.
+-- Returns, for each topic, the number of its held tasks and of their holders among the first 10,000 held tasks.
 CREATE FUNCTION taskq_internal.count_held_by_topic() RETURNS TABLE (topic_id int, held bigint, consumers bigint)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -413,9 +418,9 @@ BEGIN
     GROUP BY n.topic_id;
 END $$;
 
--- The number of READY tasks of a topic in each status of taskq.task_info, each up to a cap. In a paused topic all
--- are paused. Otherwise reads priority by priority, as times are in order only within a priority: p_cap * 10 rows
--- that are due and as many that are not.
+-- Returns the number of READY tasks of a topic in each status of taskq.task_info, each up to p_cap. In a paused topic
+-- all tasks count as paused. Otherwise it reads priority by priority, because due times are in order only within a
+-- priority. It reads p_cap * 10 due rows, and as many rows that are not due.
 CREATE FUNCTION taskq_internal.count_ready_by_status(
     p_topic_id int, p_paused boolean, p_cap int, OUT ready bigint, OUT scheduled bigint, OUT retrying bigint,
     OUT blocked bigint, OUT paused bigint
@@ -469,7 +474,7 @@ BEGIN
         ORDER BY l.sequence LIMIT greatest(p_cap, 0)) n WHERE n.waits <> :WAITS_RESUME);
 END $$;
 
--- How many tasks of a topic are EXPIRED, FAILED or SUSPENDED, up to a cap.
+-- Returns how many tasks of a topic are EXPIRED, FAILED or SUSPENDED, up to p_cap.
 CREATE FUNCTION taskq_internal.count_in_state(p_topic_id int, p_state int, p_cap int) RETURNS bigint
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -479,7 +484,7 @@ BEGIN
         ORDER BY e.sequence LIMIT greatest(p_cap, 0)) n);
 END $$;
 
--- When the last of a topic's newest hundred ended tasks ended.
+-- Returns the latest end among the newest hundred ended tasks of a topic.
 CREATE FUNCTION taskq_internal.last_completed(p_topic_id int) RETURNS timestamptz
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -488,7 +493,7 @@ BEGIN
                                           ORDER BY e.sequence DESC LIMIT 100) n);
 END $$;
 
--- The state of tasks with this status; NULL for an unknown status.
+-- Returns the state of tasks with this status, and NULL for an unknown status.
 CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_status IN ('ready', 'scheduled', 'retrying', 'blocked', 'paused') THEN :READY
                 WHEN p_status = 'exhausted' THEN :FAILED WHEN p_status = '' THEN NULL
@@ -496,7 +501,7 @@ CREATE FUNCTION taskq_internal.state_of_status(p_status text) RETURNS int LANGUA
                                           'recreated', 'redundant'], p_status) - 1 END
 $$;
 
--- The held tasks of a topic, in no order; NULL if more than p_budget are held in the database.
+-- Returns the held tasks of a topic, in no order. Returns NULL if owners hold more than p_budget tasks in the database.
 CREATE FUNCTION taskq_internal.held_sequences(p_topic_id int, p_budget int) RETURNS bigint[]
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -506,7 +511,7 @@ BEGIN
                   ORDER BY l.holder, l.sequence LIMIT greatest(p_budget, 0)::bigint + 1) n);
 END $$;
 
--- The narrowest source of tasks for a filter.
+-- Returns the name of the narrowest source of tasks for a filter.
 CREATE FUNCTION taskq_internal.filter_source(
     p_state int, p_status text, p_identifier text, p_reference text, p_error text, p_held bigint[]
 ) RETURNS text LANGUAGE sql IMMUTABLE AS $$
@@ -521,7 +526,7 @@ CREATE FUNCTION taskq_internal.filter_source(
                 ELSE 'task' END
 $$;
 
--- The query that reads the source in order, up to $7 rows. $1: topic_id; $2 and $3: the bounds; $4: state; $5:
+-- Returns the query that reads the source in order, up to $7 rows. $1: topic_id; $2 and $3: the bounds; $4: state; $5:
 -- identifier; $6: reference; $8: held tasks.
 CREATE FUNCTION taskq_internal.filter_scan_query(p_source text, p_order text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -550,8 +555,8 @@ BEGIN
         ELSE format('SELECT s.sequence FROM taskq_internal.%I s WHERE s.topic_id = $1 AND %s', p_source, v_rest) END;
 END $$;
 
--- The condition on the rows that were read. $10: error; $11: max_attempts; $12: whether the topic is paused; $13:
--- since; $14: until; $15: error group.
+-- Returns the condition on the rows that the query reads. $10: error; $11: max_attempts; $12: whether the topic is
+-- paused; $13: since; $14: until; $15: error group.
 CREATE FUNCTION taskq_internal.filter_condition(
     p_state int, p_status text, p_reference text, p_since timestamptz, p_until timestamptz, p_error text,
     p_error_group text
@@ -579,7 +584,7 @@ CREATE FUNCTION taskq_internal.filter_condition(
             ' coalesce(l.identifier, e.identifier)) = $15' END)
 $$;
 
--- The tables that a condition needs.
+-- Returns the joins with the tables that a condition needs.
 CREATE FUNCTION taskq_internal.filter_joins(p_filter text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT concat_ws(' ', CASE WHEN strpos(p_filter, 't.') > 0
                      THEN 'LEFT JOIN taskq_internal.task t ON t.topic_id = $1 AND t.sequence = w.sequence' END,

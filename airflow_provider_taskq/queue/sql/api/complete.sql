@@ -1,5 +1,5 @@
--- Complete: a decision ends a task, or makes it READY again for a retry. All decisions of a call, or none. Exchange:
--- complete and poll in one call.
+-- Complete: a decision ends a task, or makes it READY again for a retry. A call applies all its decisions or none.
+-- Exchange: completes and polls in one call.
 
 CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
@@ -35,11 +35,12 @@ BEGIN
     RETURN cardinality(v_done);
 END $$;
 COMMENT ON FUNCTION taskq.complete IS
-'Ends tasks that the owner holds under this fence, all or none, and returns how many. The arrays go together.
-p_results: 0 FAILURE, 1 SUSPENSION, 2 FILTER, 3 SUCCESS; p_outputs: JSON texts; p_delays: snoozes a SUSPENSION;
-p_summaries: one line for each error, taken from the error if NULL. A FAILURE with attempts left makes the task READY
-again. Errors: TQ005 if the lease is gone; TQ004 for tasks that the owner does not hold; TQ002 for an invalid result
-or output.';
+'Completes tasks that the owner holds under p_fence, all of them or none. Returns how many tasks it completed. The
+arrays have one element for each task. p_results has 0 for FAILURE, 1 for SUSPENSION, 2 for FILTER and 3 for SUCCESS.
+p_outputs has JSON texts, and p_errors has the texts of errors. A delay in p_delays snoozes a SUSPENSION. p_summaries
+has one line for each error. With a NULL summary the call takes the line from the error. After a FAILURE with attempts
+left the task is READY again. Raises TQ005 if the owner has no lease under p_fence, TQ004 for tasks that the owner does
+not hold, and TQ002 for an invalid result or output.';
 
 CREATE FUNCTION taskq.exchange(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[],
@@ -53,9 +54,10 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq.poll(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
 END $$;
 COMMENT ON FUNCTION taskq.exchange IS
-'Completes tasks as taskq.complete, then polls as taskq.poll, in one call: both or neither. Errors: those of both.';
+'Completes tasks like taskq.complete and then polls like taskq.poll, in one call. It does both or neither. Raises the
+errors of both functions: TQ001 for an unknown topic, TQ002, TQ004, TQ005 and TQ000.';
 
--- The topics, in order, of the tasks that the owner holds among these.
+-- Returns the topics, in order, of those of the given tasks that the owner holds.
 CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[]
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
@@ -63,7 +65,7 @@ BEGIN
                  AND sequence = ANY (p_sequences) ORDER BY 1);
 END $$;
 
--- Raises TQ002 for invalid decisions: a result outside 0..3, a missing result, a task that is decided twice.
+-- Raises TQ002 for invalid decisions: a result outside 0 to 3, a missing result, or two decisions for a task.
 CREATE FUNCTION taskq_internal.check_decisions(p_sequences bigint[], p_results smallint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -83,7 +85,7 @@ BEGIN
     END IF;
 END $$;
 
--- Raises TQ002 for an output that some client could not read, naming its task.
+-- Raises TQ002 for an output that a client could not read. The error names the task.
 CREATE FUNCTION taskq_internal.check_outputs(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_sequence bigint;
@@ -98,7 +100,7 @@ BEGIN
     END IF;
 END $$;
 
--- Moves held tasks to their end state, with output and error, and returns their sequences.
+-- Moves held tasks to their end state, with output and error. Returns their sequences.
 CREATE FUNCTION taskq_internal.end_tasks(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[], p_summaries text[]
 ) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
@@ -123,8 +125,9 @@ BEGIN
     RETURN v_ended;
 END $$;
 
--- Makes those tasks READY again that have a next time, and returns their sequences: a snooze, a failure within the
--- ttl (neither counts), and a recorded failure with attempts left.
+-- Makes tasks READY again that have a next attempt, and returns their sequences. These are snoozed tasks, failures
+-- within the ttl, and recorded failures with attempts left. Snoozes and failures within the ttl do not count as
+-- attempts.
 CREATE FUNCTION taskq_internal.return_to_ready(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[],
     p_delays interval[]
@@ -179,8 +182,8 @@ BEGIN
     RETURN v_back;
 END $$;
 
--- The delay after p_attempts recorded failures, without jitter: min(base * factor ^ (attempts - 1), max_delay). NULL
--- to give up: no attempts are left, or the delays add up to max_elapsed.
+-- Returns the delay after p_attempts recorded failures, without jitter: min(base * factor ^ (attempts - 1), max_delay).
+-- Returns NULL if no attempts are left, or if the delays add up to max_elapsed: the task then fails.
 CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int) RETURNS interval
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -203,7 +206,7 @@ BEGIN
     RETURN taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
 END $$;
 
--- min(base * factor ^ (attempts - 1), max_delay). Compares logarithms first, as the power may overflow.
+-- Returns min(base * factor ^ (attempts - 1), max_delay). Compares logarithms first, because the power may overflow.
 CREATE FUNCTION taskq_internal.backoff_delay(p_base interval, p_factor double precision, p_max interval, p_attempts int)
 RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
@@ -216,7 +219,7 @@ RETURNS interval LANGUAGE sql IMMUTABLE AS $$
                    p_max) END
 $$;
 
--- Raises TQ004 for tasks that the owner does not hold now, naming the first few.
+-- Raises TQ004 for tasks that the owner does not hold now. The error names the first few of these tasks.
 CREATE FUNCTION taskq_internal.raise_not_held(p_owner text, p_fence bigint, p_sequences bigint[], p_done bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

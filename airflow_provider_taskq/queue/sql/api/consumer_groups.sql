@@ -1,16 +1,16 @@
 -- Consumer groups: each group handles a topic's log in partitions, and each partition has one member at a time.
 --
 -- A member is one running program of the group. It has a lease and a fence. It reads tasks and stores progress only
--- under its fence, and the transaction that does so holds the partition's row until it ends. A program that acquires
--- a partition skips such a row. If another member has acquired the partition, the transaction of the first one fails.
+-- under its fence, and the transaction that does so holds the partition's row until it ends. A program that acquires a
+-- partition skips a held row. If another member has acquired the partition, the transaction of the first member fails.
 --
 -- The number of partitions changes by generations. join_group ends a generation: it locks the rows of the partitions,
--- which waits for members that read at this moment, and ends the generation at the furthest place that any member
--- has read. No member reads beyond that place in this generation, and the next generation begins after it. Each task
--- belongs to one generation by its place, and there to one partition. So no task is skipped or repeated, and no two
--- members have tasks of one identifier, also while programs with the old and with the new setting run.
+-- which waits for members that read at this moment, and ends the generation at the furthest place that any member has
+-- read. No member reads beyond that place in this generation, and the next generation begins after it. The place of a
+-- task assigns it to one generation, and within that generation to one partition. So no task is skipped or repeated,
+-- and no two members have tasks of one identifier, even while programs with the old and with the new setting run.
 --
--- Rows are locked in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number,
+-- Transactions lock rows in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number,
 -- taskq_internal.progress.
 
 CREATE FUNCTION taskq.join_group(p_group text, p_topic text, p_partitions int, p_level int)
@@ -46,9 +46,10 @@ BEGIN
                  WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
 COMMENT ON FUNCTION taskq.join_group IS
-'Joins a consumer group of a topic with a number of partitions and a level; the latest request decides. If it differs,
-the next generation begins when all partitions have come to the end of this one. Returns the current and the next
-assignment. Errors: TQ001; TQ000 for a number or a level out of range.';
+'Joins a consumer group of a topic, and requests a number of partitions and a partition level. The latest request of any
+member decides. If a request differs from the current assignment, the next generation begins when all partitions have
+reached the end of the current one. Returns the current assignment and, in next_partitions and next_level, the requested
+one. Raises TQ001 for an unknown topic, and TQ000 for a number or a level out of range.';
 
 CREATE FUNCTION taskq.acquire_partition(
     p_group text, p_topic text, p_member text, p_lease interval, p_except int[] DEFAULT '{}'
@@ -62,7 +63,7 @@ DECLARE
     v_fence    bigint;
 BEGIN
     PERFORM taskq_internal.check_duration(format('group %L: the lease', p_group), p_lease);
-    PERFORM taskq_internal.require_read_committed('acquire_partition() runs');
+    PERFORM taskq_internal.require_read_committed('acquire_partition()');
     PERFORM taskq_internal.begin_next_generation(p_group, v_topic_id);
     SELECT h.* INTO v_found FROM taskq_internal.consumer_partition h
     LEFT JOIN taskq_internal.progress g
@@ -84,10 +85,10 @@ BEGIN
                  FROM taskq_internal.consumer_group r WHERE r.group_name = p_group AND r.topic_id = v_topic_id;
 END $$;
 COMMENT ON FUNCTION taskq.acquire_partition IS
-'Acquires the lease of a partition that has no member, or whose member''s lease has lapsed, under a new fence.
-p_member: the name of one running program; p_except: partitions to leave out. Begins the next generation if it is due.
-Returns no row if no partition is free. Never waits. Errors: TQ001; TQ008 for an invalid lease; TQ000 above READ
-COMMITTED.';
+'Acquires one partition that has no member, or whose member''s lease has lapsed, and gives the caller a lease with a new
+fence. p_member is the name of one running program. p_lease is the length of the lease. The call skips the partitions in
+p_except. The call begins the next generation if that is due. It never waits. Returns no row if no partition is free.
+Raises TQ001 for an unknown topic, TQ008 for an invalid lease, and TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.renew_partitions(p_group text, p_topic text, p_member text) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
@@ -103,8 +104,9 @@ BEGIN
                  RETURNING h.fence;
 END $$;
 COMMENT ON FUNCTION taskq.renew_partitions IS
-'Extends all partition leases of a member in a group, lapsed ones too, by their length. Returns the fences of those
-that no other member has acquired. Errors: TQ001.';
+'Renews all partition leases of a member in a group, including lapsed leases. Each lease runs for its full length from
+now. Returns the fences of the renewed leases. A fence is missing if another member has acquired its partition. Raises
+TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.read_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_size int)
 RETURNS TABLE (place bigint, identifier text, payload json, reference text, after bigint, at_end boolean)
@@ -124,7 +126,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ008', format(
             'group %L: invalid size %s: expected at least 1', p_group, p_size));
     END IF;
-    -- A new statement: it sees a commit that has ended the generation.
+    -- This has to be a separate statement: its new snapshot sees a commit that has ended the generation.
     SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
     PERFORM taskq_internal.check_log_read(p_partition, v_group.partitions, v_group.level);
     v_after := coalesce(taskq.progress(p_group, p_topic, p_partition), v_group.begins);
@@ -133,7 +135,7 @@ BEGIN
         SELECT t.sequence FROM taskq_internal.task t
         WHERE t.topic_id = v_topic_id AND t.sequence > v_after AND t.sequence < least(v_horizon, v_group.ends + 1)
           AND (v_group.partitions = 1
-               OR v_group.level = 2147483647  -- the programs of the group choose by a function of their own
+               OR v_group.level = 2147483647  -- the group's programs apply their own partitioning function
                OR taskq_internal.partition_of(t.identifier, v_group.partitions, v_group.level,
                        t.sequence) = p_partition)
         ORDER BY t.sequence LIMIT p_size);
@@ -154,10 +156,11 @@ BEGIN
     WHERE h.group_name = p_group AND h.topic_id = v_topic_id AND h.partition = p_partition AND h.reach < v_seen;
 END $$;
 COMMENT ON FUNCTION taskq.read_partition IS
-'The next tasks of a partition after its progress, at most p_size, for the member with this fence. after: the place to
-pass to advance_partition. With fewer tasks, a last row without a task tells how far the log was read, and at_end
-whether the generation ends there. Errors: TQ001; TQ005 if the fence does not hold the partition; TQ008 for a p_size
-below 1; TQ000 as for taskq.events.';
+'Returns up to p_size tasks that follow the progress of a partition, for the member that holds the partition under
+p_fence. The column after has the place to pass to advance_partition as p_after. If fewer than p_size tasks remain, a
+last row without a task has the place up to which the call read the log. Its column at_end tells whether the generation
+ends there. Raises TQ001 for an unknown topic, TQ005 if the fence does not hold the partition, and TQ008 if p_size is
+below 1. Raises TQ000 above READ COMMITTED, on a standby, or for an invalid partition.';
 
 CREATE FUNCTION taskq.advance_partition(
     p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint
@@ -175,9 +178,10 @@ BEGIN
     RETURN taskq_internal.store_progress(p_group, v_topic_id, p_partition, p_after, p_cursor);
 END $$;
 COMMENT ON FUNCTION taskq.advance_partition IS
-'Moves the progress of a partition from p_after to p_cursor, under the member''s fence. Returns false, and changes
-nothing, if the progress is not at p_after. The transaction then keeps others from the partition, so the server ends
-an idle session after the length of the lease. Errors: TQ001; TQ005 if the fence does not hold the partition.';
+'Moves the progress of a partition from p_after to p_cursor, for the member that holds the partition under p_fence.
+Returns false and changes nothing if the progress is not at p_after. Until the calling transaction ends, no other member
+can acquire the partition. For this reason the server ends a session that is idle in this transaction for longer than
+the lease. Raises TQ001 for an unknown topic, and TQ005 if the fence does not hold the partition.';
 
 CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text)
 RETURNS boolean LANGUAGE plpgsql AS $$
@@ -192,8 +196,9 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.release_partition IS
-'Gives a partition back; p_error is kept until progress is made. Returns false if the fence does not hold the
-partition. Errors: TQ001.';
+'Releases a partition that a member holds under p_fence. The partition keeps p_error, the error that ended the work,
+until a member makes progress. With p_error NULL the call keeps an earlier error. Returns false if the fence does not
+hold the partition. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.partition_states(p_topic text DEFAULT NULL)
 RETURNS TABLE (group_name text, topic text, generation int, partitions int, level int, partition int, member text,
@@ -214,16 +219,18 @@ LANGUAGE sql STABLE AS $$
     ORDER BY r.group_name, p.name, h.partition
 $$;
 COMMENT ON FUNCTION taskq.partition_states IS
-'Each partition of each consumer group, of one topic or of all with NULL: member, lease, progress, and since when the
-next task waits for it. No row for an unknown topic.';
+'Returns the partitions of all consumer groups of a topic, with their members, leases, progress and last errors. With
+p_topic NULL it returns the partitions of all topics. The column behind_since tells since when the next task waits for
+the partition''s group. Returns no row for an unknown topic.';
 
 CREATE FUNCTION taskq.forget_group(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
     v_found    boolean;
 BEGIN
-    -- Locks in the order above: the cascade of the deletion comes to the partitions in any order. Locks the group
-    -- without its key: a member that changes its partition twice in a transaction locks that key by the foreign key.
+    -- Locks the rows in the order that the head of this file states, because the cascade of the deletion would lock the
+    -- partitions in any order. The lock leaves the group's key free: a member that changes its partition twice in a
+    -- transaction locks that key through the foreign key.
     PERFORM FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group FOR NO KEY UPDATE;
     PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = v_topic_id AND h.group_name = p_group
     ORDER BY h.partition FOR UPDATE;
@@ -233,8 +240,8 @@ BEGIN
     RETURN v_found OR FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.forget_group IS
-'Removes a consumer group of a topic with its progress; its consumers stop. Returns false if there is none. Errors:
-TQ001.';
+'Removes a consumer group of a topic and its progress. Members of the group that still run get TQ005 and stop. Returns
+false if the topic has neither the group nor any progress of it. Raises TQ001 for an unknown topic.';
 
 -- Creates the partitions of a generation, without members.
 CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void
@@ -257,8 +264,8 @@ BEGIN
             WHERE h.group_name = p_group.group_name AND h.topic_id = p_group.topic_id);
 END $$;
 
--- Begins the next generation if one is requested and every partition has come to the end of this one. Never waits:
--- if another transaction does this, or stores progress, the next call begins it.
+-- Begins the next generation if a member has requested one and every partition has reached the end of the current one.
+-- Never waits: if another transaction begins the generation or stores progress now, a later call begins it.
 CREATE FUNCTION taskq_internal.begin_next_generation(p_group text, p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_group  taskq_internal.consumer_group;
@@ -272,7 +279,7 @@ BEGIN
     v_locked := (SELECT count(*) FROM (
         SELECT FROM taskq_internal.consumer_partition h WHERE h.group_name = p_group AND h.topic_id = p_topic_id
         ORDER BY h.partition FOR UPDATE SKIP LOCKED) n);
-    IF v_locked < v_group.partitions OR EXISTS (  -- a partition that has not come to the end
+    IF v_locked < v_group.partitions OR EXISTS (  -- a partition has not reached the end
         SELECT FROM taskq_internal.consumer_partition h
         LEFT JOIN taskq_internal.progress g
             ON (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition)
@@ -292,7 +299,8 @@ BEGIN
     WHERE group_name = p_group AND topic_id = p_topic_id;
 END $$;
 
--- Locks the partition that a member leases under a fence, until the transaction ends; TQ005 if no lease has the fence.
+-- Locks the partition that a member leases under p_fence until the transaction ends. Raises TQ005 if no lease has this
+-- fence.
 CREATE FUNCTION taskq_internal.lock_partition(p_group text, p_topic_id int, p_partition int, p_fence bigint)
 RETURNS taskq_internal.consumer_partition LANGUAGE plpgsql AS $$
 DECLARE
@@ -309,8 +317,8 @@ BEGIN
     RETURN v_partition;
 END $$;
 
--- Moves progress from one place to another; false if it is not at the first place. Without stored progress that is
--- the beginning of the generation.
+-- Moves the progress of a partition from p_after to p_cursor. Returns false if the progress is not at p_after. A
+-- partition without stored progress is at the beginning of the generation.
 CREATE FUNCTION taskq_internal.store_progress(
     p_group text, p_topic_id int, p_partition int, p_after bigint, p_cursor bigint
 ) RETURNS boolean LANGUAGE plpgsql AS $$

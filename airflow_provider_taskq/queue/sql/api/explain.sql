@@ -1,4 +1,4 @@
--- Explain: why a task is not running, in one sentence.
+-- Explain: tells in one sentence why a task is not running.
 
 CREATE FUNCTION taskq.explain(p_topic text, p_sequence bigint, OUT reason text, OUT waits_normally boolean)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
@@ -30,9 +30,10 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.explain IS
-'reason: why a task is not running, or that it runs or has ended, as one sentence; NULL for an unknown task.
-waits_normally: true for a READY task that waits only for its first due time, or for tasks before it in a topic that
-workers poll; false for another READY task; NULL for a task that is not READY. Errors: TQ001.';
+'Explains in one sentence why a task is not running, or that it runs or has ended. Returns a NULL reason for an unknown
+task. waits_normally is true for a READY task that waits only for its first due time, or for tasks before it in a topic
+that workers poll. It is false for any other READY task, and NULL for a task that is not READY. Raises TQ001 for an
+unknown topic.';
 
 CREATE FUNCTION taskq.explain_dependency(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -54,7 +55,7 @@ BEGIN
                                 ELSE taskq.state_name(v_first.state) END) END;
 END $$;
 COMMENT ON FUNCTION taskq.explain_dependency IS
-'The first dependency that is not fulfilled, as a sentence.';
+'Describes in a sentence the first dependency that is not fulfilled.';
 
 CREATE FUNCTION taskq.explain_ready(
     p_paused boolean, p_topic_id int, p_sequence bigint, p_waits smallint, p_attempt int, p_due timestamptz
@@ -70,7 +71,7 @@ BEGIN
                 ELSE concat_ws('; ', 'may be polled', taskq.explain_turn(p_topic_id, p_sequence)) END;
 END $$;
 COMMENT ON FUNCTION taskq.explain_ready IS
-'Why a READY task is not running, from its columns. Used by the view taskq.tasks.';
+'Explains why a READY task is not running, from the columns of the task. The view taskq.tasks calls this function.';
 
 CREATE FUNCTION taskq.explain_ended(
     p_state smallint, p_descent smallint, p_attempt int, p_max_attempts int, p_owner text
@@ -83,9 +84,10 @@ CREATE FUNCTION taskq.explain_ended(
                 WHEN p_descent IS NOT NULL THEN 'was ' || taskq.state_name(p_descent) END
 $$;
 COMMENT ON FUNCTION taskq.explain_ended IS
-'Why an ended task is in its state; NULL if it ended without a failure. Used by the view taskq.tasks.';
+'Explains why an ended task is in its state. Returns NULL if the task ended without a failure. The view taskq.tasks
+calls this function.';
 
--- The holder of a task, and the end of its lease, as a sentence.
+-- Returns a sentence with the holder of a task and the end of its lease.
 CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN o.lease_until < statement_timestamp()
         THEN format('it was claimed by %s, whose lease lapsed %s ago: the next expire() takes it back', o.name,
@@ -95,7 +97,8 @@ CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUA
     FROM taskq_internal.owner o WHERE o.owner_id = p_holder
 $$;
 
--- The first thing that keeps a READY task, or else its position, as a sentence; waits_normally as in taskq.explain.
+-- Explains in a sentence the first obstacle to a READY task, or else its position. waits_normally is that of
+-- taskq.explain.
 CREATE FUNCTION taskq_internal.explain_waiting(
     p_topic taskq_internal.topic, p_task taskq_internal.live, OUT reason text, OUT waits_normally boolean
 ) LANGUAGE plpgsql STABLE AS $$
@@ -127,7 +130,8 @@ BEGIN
     END IF;
 END $$;
 
--- That no worker seems to poll a topic: no owner holds its tasks and none has ended for a minute; else NULL.
+-- Returns a sentence if no worker seems to poll a topic: no owner holds its tasks, and none has ended for a minute.
+-- Returns NULL otherwise.
 CREATE FUNCTION taskq_internal.explain_unserved(p_topic_id int) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -143,7 +147,7 @@ BEGIN
             'none of its tasks has ended yet');
 END $$;
 
--- The position of a READY task among the first thousand that may be polled, as a sentence.
+-- Returns a sentence with the position of a READY task among the first thousand tasks that a poll may claim.
 CREATE FUNCTION taskq_internal.queue_position(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE

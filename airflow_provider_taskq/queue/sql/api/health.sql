@@ -1,5 +1,6 @@
--- Health: what slows or threatens the queue, in sentences. Every read is bounded, so a call takes milliseconds on
--- any queue. It needs no rights beyond those on the schema: a finding tells what the role may not see.
+-- Health findings: sentences about what slows or threatens the queue. Every read is bounded, so a call takes
+-- milliseconds on any queue. The caller needs only rights on the schema. If its role cannot see something, a finding
+-- says so.
 
 CREATE FUNCTION taskq.health(p_patience interval DEFAULT '5 minutes')
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
@@ -31,10 +32,11 @@ LANGUAGE sql AS $$
         f.value DESC NULLS LAST
 $$;
 COMMENT ON FUNCTION taskq.health IS
-'Health findings, the worst first: severity critical, warning, notice or fine; each subject has at least one row.
-value: seconds, rows, bytes or transactions, as detail says; pid, topic, sequence and owner: what the finding is
-about; remedy: a command of taskq or an SQL statement that mends it, or shows its cause. p_patience: how long a due
-task or a lapsed lease may wait. Reads bounded samples, so it takes milliseconds on any queue.';
+'Returns health findings, the worst first. The severity is critical, warning, notice or fine. Each subject has at least
+one row. The unit of value is seconds, rows, bytes or transactions, as detail says. The columns pid, topic, sequence and
+owner name the object of the finding. The column remedy has a command of taskq or an SQL statement that ends the
+condition or shows its cause, or NULL. A due task or a lapsed lease may wait for p_patience before a finding reports it.
+The function reads bounded samples, so it takes milliseconds on any queue.';
 
 CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT CASE WHEN s < 120 THEN s || ' s'
@@ -45,7 +47,7 @@ CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE
     FROM (SELECT floor(greatest(0, extract(epoch FROM p_duration)))::bigint AS s) n
 $$;
 COMMENT ON FUNCTION taskq.format_duration IS
-'A duration as text with at most two units, such as 3 h 20 min.';
+'Returns a duration as text with at most two units, for example 3 h 20 min.';
 
 CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -66,7 +68,8 @@ BEGIN
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.oldest_due IS
-'The task of a topic that has been due for longest, of any priority; NULLs if none is due.';
+'Returns the task of a topic that has been due the longest, of any priority, and the time since when it is due. Returns
+NULLs if no task is due.';
 
 CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -96,22 +99,24 @@ BEGIN
     RETURN NULL;
 END $$;
 COMMENT ON FUNCTION taskq.explain_turn IS
-'What keeps a READY task from being polled one at a time per identifier, as a sentence; NULL if nothing does.';
+'Explains in a sentence why a poll that takes one task per identifier at a time does not return a READY task. Returns
+NULL if no other task of the identifier blocks the task.';
 
--- The severity of a value by its three bounds.
+-- Returns the severity of a value, by the lower bounds of notice, warning and critical.
 CREATE FUNCTION taskq_internal.severity(p_value numeric, p_notice numeric, p_warning numeric, p_critical numeric)
 RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_value >= p_critical THEN 'critical' WHEN p_value >= p_warning THEN 'warning'
                 WHEN p_value >= p_notice THEN 'notice' ELSE 'fine' END
 $$;
 
--- A name as a word of a shell's command.
+-- Returns a name as one word of a shell command, in quotes if it needs them.
 CREATE FUNCTION taskq_internal.shell_word(p_name text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_name ~ '^[A-Za-z0-9_./][A-Za-z0-9_./-]*$' THEN p_name
                 ELSE '''' || replace(p_name, '''', '''\''''') || '''' END
 $$;
 
--- Dead rows that are not yet vacuumed, by table, against the number at which autovacuum begins.
+-- Reports the dead rows of each table that vacuum has not removed yet, compared with the number at which autovacuum
+-- begins.
 CREATE FUNCTION taskq_internal.health_of_vacuum()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -142,7 +147,7 @@ BEGIN
     WHERE w.place = 1 OR w.place <= 5 AND w.severity <> 'fine';
 END $$;
 
--- The tables with their dead and live rows, and the number of dead rows at which autovacuum begins.
+-- Returns the tables with their dead and live rows, and with the number of dead rows at which autovacuum begins.
 CREATE FUNCTION taskq_internal.vacuum_state()
 RETURNS TABLE (name text, dead bigint, alive bigint, bound numeric, disabled boolean, vacuumed timestamptz)
 LANGUAGE sql STABLE AS $$
@@ -161,7 +166,8 @@ LANGUAGE sql STABLE AS $$
     WHERE c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND c.relkind = 'r'
 $$;
 
--- What keeps vacuum from removing dead rows: open transactions, standbys, replication slots, prepared transactions.
+-- Reports what keeps vacuum from removing dead rows: open transactions, standbys, replication slots, prepared
+-- transactions.
 CREATE FUNCTION taskq_internal.health_of_horizon()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -187,7 +193,7 @@ BEGIN
     END IF;
 END $$;
 
--- Everything that holds back the oldest row version that vacuum may remove from this database's tables.
+-- Returns everything that holds back the oldest row version that vacuum may remove from the tables of this database.
 CREATE FUNCTION taskq_internal.horizon()
 RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int, remedy text) LANGUAGE sql AS $$
     SELECT CASE WHEN a.backend_type = 'walsender' THEN 'a standby with hot_standby_feedback' ELSE 'a session' END
@@ -202,7 +208,7 @@ RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int, 
     FROM pg_stat_activity a
     WHERE coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL AND a.pid <> pg_backend_pid()
       AND (a.datname IS NULL OR a.datname = current_database())
-      -- neither autovacuum's launcher nor its workers, though some roles cannot see the type of a session
+      -- leaves out autovacuum's launcher and workers, also for roles that cannot see the type of a session
       AND a.usesysid IS NOT NULL
       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
     UNION ALL
@@ -216,7 +222,8 @@ RETURNS TABLE (holder text, age bigint, since timestamptz, state text, pid int, 
     FROM pg_prepared_xacts p WHERE p.database = current_database()
 $$;
 
--- Sessions that have waited for a lock of the queue's for a second or more, with the pid of the one that they wait for.
+-- Reports sessions that have waited for a lock of the queue for a second or more, with the pid of the session that
+-- blocks each.
 CREATE FUNCTION taskq_internal.health_of_waits()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -229,8 +236,8 @@ BEGIN
                  CASE l.locktype WHEN 'relation' THEN 'the table ' || l.relation::regclass
                                  WHEN 'advisory' THEN 'a topic' ELSE 'a row' END AS what
           FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-          -- The lock of a topic is awaited in steps of 2 seconds (taskq_internal.await_topic_lock), all of them in
-          -- one statement.
+          -- A session waits for the lock of a topic in steps of 2 seconds (taskq_internal.await_topic_lock), all of
+          -- them in one statement.
           CROSS JOIN LATERAL (SELECT CASE l.locktype WHEN 'advisory' THEN least(a.query_start, l.waitstart)
                               ELSE l.waitstart END AS since) s
           WHERE NOT l.granted AND s.since < clock_timestamp() - interval '1 second'
@@ -246,7 +253,7 @@ BEGIN
     END IF;
 END $$;
 
--- Numbers that run out: transactions and multixacts until they are frozen, and the values of sequences.
+-- Reports numbers that run out: transactions and multixacts until they are frozen, and the values of sequences.
 CREATE FUNCTION taskq_internal.health_of_numbers()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -271,7 +278,8 @@ BEGIN
     ORDER BY s.last_value::numeric / s.max_value DESC LIMIT 1;
 END $$;
 
--- Sessions of the server, or of this database if it has a tighter limit, against the number that it accepts.
+-- Reports the number of sessions, compared with the number that the server accepts, or this database if its limit is
+-- tighter.
 CREATE FUNCTION taskq_internal.health_of_connections()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -291,7 +299,8 @@ BEGIN
     ORDER BY n.used::numeric / greatest(n.most, 1) DESC LIMIT 1;
 END $$;
 
--- Indexes of the hot table that are much larger than their entries need, by the pages that the last vacuum counted.
+-- Reports indexes of taskq_internal.live that are much larger than their entries need, by the pages that the last
+-- vacuum counted.
 CREATE FUNCTION taskq_internal.health_of_indexes()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -313,7 +322,7 @@ BEGIN
     END IF;
 END $$;
 
--- Leases that lapsed and that no program has ended since.
+-- Reports leases that have lapsed and that no call of expire() or maintain() has ended since.
 CREATE FUNCTION taskq_internal.health_of_leases(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -347,11 +356,12 @@ BEGIN
            v_count, NULL::int, NULL::text, NULL::bigint, v_owner, 'taskq maintain';
 END $$;
 
--- Topics whose due tasks have waited longer than p_patience, and why: no worker takes them, other tasks of their
--- identifiers hold them back, or there are more than the workers can handle. Paused topics are named too.
+-- Reports the topics whose due tasks have waited longer than p_patience, with the reason: no worker claims the tasks,
+-- other tasks of their identifiers block them, or more tasks arrive than the workers can handle. It also reports paused
+-- topics.
 --
--- A poll leaves no trace of its own, which would be a write. A topic counts as served if a running lease holds some
--- of its tasks, or if one of its newest tasks has ended within that time.
+-- A poll leaves no trace, because a trace would be a write. So a topic counts as served if a running lease holds some
+-- of its tasks, or if one of its newest tasks has ended within p_patience.
 CREATE FUNCTION taskq_internal.health_of_topics(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -405,8 +415,8 @@ BEGIN
            'taskq topics';
 END $$;
 
--- The topics of which owners with a running lease hold tasks: of a thousand owners, and of the first and the last
--- hundred tasks of each.
+-- Returns the topics of tasks that owners with a running lease hold. It reads up to a thousand owners, and the first
+-- and the last hundred tasks of each.
 CREATE FUNCTION taskq_internal.served_topics() RETURNS int[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -421,7 +431,7 @@ BEGIN
              LIMIT 100)) h);
 END $$;
 
--- Whether one of the newest hundred ended tasks of a topic has ended since.
+-- Returns whether one of the newest hundred ended tasks of a topic has ended since p_since.
 CREATE FUNCTION taskq_internal.has_ended_since(p_topic_id int, p_since timestamptz) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -431,8 +441,8 @@ BEGIN
         WHERE n.completed >= p_since);
 END $$;
 
--- Tasks that wait for a task which has ended without success, until an operator acts. Reads the first two thousand
--- waiting dependencies.
+-- Reports tasks that depend on a task that has ended without success. They wait until an operator acts. Reads the first
+-- two thousand waiting dependencies.
 CREATE FUNCTION taskq_internal.health_of_dependencies()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -468,7 +478,8 @@ BEGIN
         AND b.topic_id = v_example.on_topic_id;
 END $$;
 
--- Open pushes, for which the readers of their topics' logs wait (taskq.log_blockers lists those of one topic).
+-- Reports open pushes, which hold back the readers of their topics' logs. taskq.log_blockers returns those of one
+-- topic.
 CREATE FUNCTION taskq_internal.health_of_logs()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -504,7 +515,8 @@ BEGIN
     END IF;
 END $$;
 
--- Partitions that an error ended, which their consumer does not retry, and that have made no progress since.
+-- Reports partitions of consumer groups that an error ended and that have made no progress since. Their consumers do
+-- not retry them.
 CREATE FUNCTION taskq_internal.health_of_partitions()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -524,7 +536,7 @@ BEGIN
     END IF;
 END $$;
 
--- Moves of topics to own tables that have not ended, and tables that dropped topics have left.
+-- Reports unfinished moves of topics to own tables, and tables that dropped topics have left.
 CREATE FUNCTION taskq_internal.health_of_moves()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -644,7 +656,7 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- What is left of jobs and owners: stages of jobs that died, and rows of owners of long ago.
+-- Reports the stages of jobs that died, and the number of stored owners.
 CREATE FUNCTION taskq_internal.health_of_leftovers()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
@@ -670,9 +682,10 @@ BEGIN
         v_owners, NULL::int, 'taskq owners purge';
 END $$;
 
--- Tasks that FAILED in the last hour: a row for each of the ten topics with most of them, with their share in what
--- ended and their error groups. What ended is an estimate for a long history (taskq.throughput); the failures are
--- those among the topic's newest 1,000. A tenth is a warning, a half critical; fewer than 5 are a notice.
+-- Reports the tasks that FAILED in the last hour. Each of the ten topics with the most failures gets a row with the
+-- share of FAILED tasks among the ended tasks, and with the error groups. For a long history the number of ended tasks
+-- is an estimate (taskq.throughput). The failures are counted among the topic's newest 1,000. A share of a tenth is a
+-- warning, and a half is critical. Fewer than 5 failures are a notice.
 CREATE FUNCTION taskq_internal.health_of_failures()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -727,7 +740,7 @@ BEGIN
     END IF;
 END $$;
 
--- The number of tasks among the newest p_most FAILED ones of a topic that failed since a moment.
+-- Returns how many of the newest p_most FAILED tasks of a topic have failed since p_since.
 CREATE FUNCTION taskq_internal.recent_failures(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -739,7 +752,8 @@ BEGIN
             WHERE n.completed >= p_since);
 END $$;
 
--- The number of tasks among the newest p_most ended ones of a topic that ended, FAILED to SUCCEEDED, since a moment.
+-- Returns how many of the newest p_most ended tasks of a topic have ended since p_since, in a state from FAILED to
+-- SUCCEEDED.
 CREATE FUNCTION taskq_internal.recent_ends(p_topic_id int, p_since timestamptz, p_most int) RETURNS bigint
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN

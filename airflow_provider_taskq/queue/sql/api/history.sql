@@ -1,4 +1,4 @@
--- History: how a task came to its state, and what the rows of the history record.
+-- History: the changes of a task up to its state, and the contents of the rows of the history.
 
 CREATE FUNCTION taskq.timeline(p_topic text, p_sequence bigint)
 RETURNS TABLE (happened timestamptz, what text, state int, attempt int, holder text, actor text, role text,
@@ -47,18 +47,19 @@ BEGIN
     ORDER BY n.place, n.happened;
 END $$;
 COMMENT ON FUNCTION taskq.timeline IS
-'The history of a task, the oldest entry first: its push, the last 200 entries, and its end. what: pushed, failed,
-lapsed, reset, recreated, reassigned, paused, resumed, due set, attempts set, priority set, canceled, held,
-ended. state: the state before the entry, or now (held, ended). waited and ran: times of the attempt. Errors: TQ001.';
+'Returns the history of a task, the oldest entry first: its push, the last 200 entries, and its end. The column what is
+pushed, failed, lapsed, reset, recreated, reassigned, paused, resumed, due set, attempts set, priority set, canceled,
+held or ended. The column state has the state before the entry. For held and ended it has the current state. The columns
+waited and ran have the times of the attempt. Raises TQ001 for an unknown topic.';
 
--- The person that acts in this transaction, as the page and the command line set it in taskq.actor; NULL for
--- programs. Any client may set it, so history and audit also keep session_user, the role that logged in.
+-- Returns the person that acts in this transaction, as the page and the command line set it in taskq.actor. Returns
+-- NULL for programs. Any client may set it, so history and audit also store session_user, the role that logged in.
 CREATE FUNCTION taskq_internal.current_actor() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT nullif(left(current_setting('taskq.actor', true), 200), '')
 $$;
 
--- Records what is about to happen to ended tasks: RESET, RECREATED or REASSIGNED. p_others goes with p_sequences if
--- the kind has one.
+-- Records a change of ended tasks before it happens: RESET, RECREATED or REASSIGNED. p_others has one element for each
+-- element of p_sequences, if the kind needs one.
 CREATE FUNCTION taskq_internal.record_ended_change(
     p_topic_id int, p_kind int, p_sequences bigint[], p_others bigint[] DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -74,14 +75,14 @@ BEGIN
         ON e.sequence = u.sequence;
 END $$;
 
--- Whether the failure of an attempt is recorded: of the first hundred each, then every hundredth, so that a task
--- with endless retries does not fill the disk.
+-- Returns whether the queue records the failure of an attempt. It records the first hundred failures of a task and then
+-- every hundredth, so that a task with endless retries does not fill the disk.
 CREATE FUNCTION taskq_internal.is_attempt_recorded(p_attempt int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_attempt <= 100 OR p_attempt % 100 = 0
 $$;
 
--- How long an attempt waited: from its due time, or from the push if that was later, to the poll that claimed it;
--- NULL if no poll did.
+-- Returns how long an attempt waited for the poll that claimed it. The wait begins at the due time, or at the push if
+-- that was later. Returns NULL if no poll claimed the attempt.
 CREATE FUNCTION taskq_internal.queue_time(p_created timestamptz, p_due timestamptz, p_polled timestamptz)
 RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_polled IS NOT NULL
@@ -89,7 +90,8 @@ RETURNS interval LANGUAGE sql IMMUTABLE AS $$
                         p_due)), interval '0') END
 $$;
 
--- How long an attempt ran, from the poll that claimed it to its end; NULL if it was not claimed or has no end.
+-- Returns how long an attempt ran, from the poll that claimed it to its end. Returns NULL if no poll claimed the
+-- attempt, or if it has not ended.
 CREATE FUNCTION taskq_internal.run_time(p_polled timestamptz, p_end timestamptz) RETURNS interval
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_polled IS NOT NULL AND p_end IS NOT NULL

@@ -1,11 +1,11 @@
--- Leases: owners of tasks, named locks, and the switch of workers.
+-- Leases: owners of tasks, named locks, and the activation of workers.
 --
 -- An owner is a name with a lease on the server's clock and a fence, which locks out earlier users of the name. The
--- lease ends when the owner releases it, or when taskq.expire takes it after it has lapsed.
+-- lease ends when the owner releases it, or when taskq.expire ends it after it has lapsed.
 --
--- A named lock is a lease for one holder; a program that cannot get it goes on without it. A transaction that
--- changes a lock holds the row of its name in taskq_internal.mutex until it ends, and never waits for that row. So
--- an open transaction keeps others from the lock without making them wait.
+-- A named lock is a lease for one holder. A program that cannot get the lock goes on without it. A transaction that
+-- changes a lock holds the row of its name in taskq_internal.mutex until the transaction ends, and never waits for that
+-- row. So an open transaction keeps other programs from the lock without making them wait.
 
 CREATE FUNCTION taskq.register(p_owner text, p_lease interval DEFAULT '5 minutes')
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -18,7 +18,7 @@ BEGIN
     INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen, registered_by)
     VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(),
             taskq_internal.acting_role())
-    ON CONFLICT (name) DO UPDATE SET  -- a new fence: others may have drawn greater ones during the wait
+    ON CONFLICT (name) DO UPDATE SET  -- a new fence: other owners may have drawn greater ones during the wait
         fence = nextval('taskq_internal.fence'), claim_fence = NULL, lease = p_lease,
         lease_until = clock_timestamp() + p_lease, seen = clock_timestamp(), registered_by = excluded.registered_by
     WHERE taskq_internal.may_act_as(o.registered_by)
@@ -33,8 +33,9 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.register IS
 'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
-fence (resumed), and the earlier fence loses them. Atomic against taskq.expire. Errors: TQ008 for an invalid
-lease; check_violation for a blank name; insufficient_privilege for a name that another role has registered.';
+fence. The column resumed tells whether there are such tasks. A caller with the earlier fence loses access to them. The
+call is atomic against taskq.expire. Raises TQ008 for an invalid lease, check_violation for a blank name, and
+insufficient_privilege for a name that another role has registered.';
 
 CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -58,9 +59,9 @@ BEGIN
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
 COMMENT ON FUNCTION taskq.take_over IS
-'Registers an owner under a new fence to continue the claim that was made under fence p_claim. So each attempt of a
-job locks out the attempt before it. Errors: TQ005 unless p_claim is current, or was taken over by the current
-registration; TQ008 for an invalid lease.';
+'Registers an owner under a new fence, to continue the claim that was made under the fence p_claim. So each attempt of a
+job locks out the attempt before it. Raises TQ005 unless p_claim is the current fence or the current registration has
+taken it over. Raises TQ008 for an invalid lease.';
 
 CREATE FUNCTION taskq.heartbeat(p_owner text, p_fence bigint) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
@@ -75,7 +76,8 @@ BEGIN
     RETURN v_until;
 END $$;
 COMMENT ON FUNCTION taskq.heartbeat IS
-'Extends a lease by its length, a lapsed one too, and returns its new end. Errors: TQ005 if the lease is gone.';
+'Renews a lease for its full length from now, even if the lease has lapsed. Returns the new end of the lease. Raises
+TQ005 if the owner has no lease under the fence.';
 
 CREATE FUNCTION taskq.owners(p_within interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -87,7 +89,8 @@ LANGUAGE sql STABLE AS $$
     ORDER BY o.name
 $$;
 COMMENT ON FUNCTION taskq.owners IS
-'Owners whose lease has not lapsed; with p_within only those with a sign of life within that time.';
+'Returns the owners whose lease has not lapsed. With p_within it returns only owners that registered or sent a heartbeat
+within this time.';
 
 CREATE FUNCTION taskq.owner(p_owner text, p_claim bigint DEFAULT NULL)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -97,8 +100,9 @@ LANGUAGE sql STABLE AS $$
       AND (taskq_internal.may_access_all('SELECT') OR taskq_internal.may_act_as(o.registered_by))
 $$;
 COMMENT ON FUNCTION taskq.owner IS
-'The owner of this name whose lease is not gone, lapsed or not; else no row. p_claim: only if it holds the claim that
-was made under this fence.';
+'Returns the owner with this name, even if its lease has lapsed. Returns no row after the owner released the lease or
+taskq.expire ended it. With p_claim it returns the owner only if the owner holds the claim that was made under this
+fence.';
 
 CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -106,7 +110,7 @@ DECLARE
     v_owner_id bigint;
     v_count    bigint;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('leases end');
+    PERFORM taskq_internal.require_read_committed('release()');
     UPDATE taskq_internal.owner SET fence = NULL, seen = clock_timestamp()
     WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by) RETURNING owner_id
         INTO v_owner_id;
@@ -123,24 +127,25 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.release IS
-'Gives back all tasks of an owner and ends its lease: the tasks are READY in their original place, the attempt not
-counted. Returns how many; 0 if the lease is gone. Errors: TQ000 above READ COMMITTED.';
+'Ends the lease of an owner. Its tasks become READY in their original place, and the attempt is not counted. Returns how
+many tasks it released. Returns 0 if the owner has no lease under the fence. Raises TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.expire(p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}') RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('leases end');
+    PERFORM taskq_internal.require_read_committed('expire()');
     v_count := taskq_internal.end_leases(taskq_internal.lock_lapsed_owners(p_grace, p_except));
     PERFORM taskq.prune_stages();
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.expire IS
-'Ends every lease that lapsed more than p_grace ago, but those of the owners in p_except, and returns how many tasks
-they held. By the policy of the topic a task becomes READY in its original place (redelivered, the attempt not
-counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or registration is
-in flight. Also removes what executors of these owners have staged. Errors: TQ000 above READ COMMITTED.';
+'Ends every lease that lapsed more than p_grace ago, except the leases of the owners in p_except. Returns how many tasks
+these owners held. The policy of the topic decides on each task. It becomes READY in its original place (redelivered,
+the attempt not counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or
+registration is in progress. Also removes the rows that executors of these owners have staged. Raises TQ000 above READ
+COMMITTED.';
 
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,
@@ -163,8 +168,8 @@ BEGIN
     ORDER BY l.priority DESC, l.available_at, l.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.held IS
-'The tasks that an owner holds under this fence, of a topic or of all with NULL, in polled order. No row if the lease
-is gone or the topic is unknown.';
+'Returns the tasks that an owner holds under p_fence, in the order of the polls. With p_topic NULL it returns the tasks
+of all topics. Returns no row if the owner has no lease under p_fence, or if the topic is unknown.';
 
 CREATE FUNCTION taskq.lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -186,8 +191,9 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.lock IS
-'Takes the named lock for p_by, or extends it, for p_at_most; unlock does not free it before p_at_least. Returns false
-if another holder has it. Never waits. Errors: TQ000, TQ008 for a blank name or an invalid time.';
+'Acquires the named lock for p_by, or extends it, for p_at_most. taskq.unlock does not free the lock before p_at_least.
+Returns false if another holder has the lock. Never waits. Raises TQ000 for a blank holder or if p_at_least is longer
+than p_at_most, TQ008 for an invalid duration, and check_violation for a blank name.';
 
 CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -200,8 +206,8 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.unlock IS
-'Gives the named lock back. Before its p_at_least is over, no one can take it. Returns false if p_by does not have it.
-Never waits.';
+'Releases the named lock. Other holders can acquire it only after its p_at_least. Returns false if p_by does not hold
+the lock. Never waits.';
 
 CREATE FUNCTION taskq.set_worker_active(p_name text, p_active boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -216,20 +222,20 @@ BEGIN
     RETURN v_before;
 END $$;
 COMMENT ON FUNCTION taskq.set_worker_active IS
-'Sets whether workers of this name are to work, and notifies the channel taskq_worker. Returns the earlier value; NULL
-if there was none.';
+'Activates or deactivates the workers with this name, and notifies the channel taskq_worker. Returns the earlier value,
+or NULL if there was none.';
 
 CREATE FUNCTION taskq.is_worker_active(p_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT w.active FROM taskq_internal.worker w WHERE w.name = p_name
 $$;
 COMMENT ON FUNCTION taskq.is_worker_active IS
-'Whether workers of this name are to work; NULL if it was never set.';
+'Returns whether the workers with this name are active. Returns NULL if no call of set_worker_active has set it.';
 
 CREATE FUNCTION taskq.workers() RETURNS TABLE (name text, active boolean, changed timestamptz) LANGUAGE sql STABLE AS $$
     SELECT w.name, w.active, w.changed FROM taskq_internal.worker w ORDER BY w.name
 $$;
 COMMENT ON FUNCTION taskq.workers IS
-'The names of workers, and whether they are to work.';
+'Returns the names of workers and whether they are active.';
 
 CREATE FUNCTION taskq.forget_worker(p_name text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -237,10 +243,10 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.forget_worker IS
-'Removes what was set for workers of this name. Returns false if there is nothing.';
+'Removes the setting of taskq.set_worker_active for this name. Returns false if there is none.';
 
--- Locks the owners whose leases lapsed more than p_grace ago, but those in p_except. Never waits: leaves out owners
--- whose poll, completion or registration is in flight.
+-- Locks the owners whose leases lapsed more than p_grace ago, except the owners in p_except. Returns their numbers.
+-- Never waits: skips an owner whose poll, completion or registration is in progress.
 CREATE FUNCTION taskq_internal.lock_lapsed_owners(p_grace interval, p_except text[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
@@ -250,8 +256,8 @@ BEGIN
                  FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Ends the leases of owners, whose rows this transaction holds, and gives their tasks back by the policies of the
--- topics. Returns how many tasks.
+-- Ends the leases of owners whose rows this transaction has locked. The policy of the topic decides on each of their
+-- tasks. Returns how many tasks these owners held.
 CREATE FUNCTION taskq_internal.end_leases(p_owners bigint[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -289,15 +295,16 @@ BEGIN
     RETURN v_given + v_ended;
 END $$;
 
--- Raises TQ005 for an owner whose lease is gone.
+-- Raises TQ005 for an owner that has no lease under a fence.
 CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
     SELECT taskq_internal.raise_error('TQ005', format(
         'the lease of owner %L under fence %s is gone: it expired, was released, or the name was registered again',
         p_owner, p_fence))
 $$;
 
--- The number of an owner whose lease is not gone, and stays so until the transaction ends; else TQ005. A lapsed
--- lease is not gone before it is taken. Waits for a transaction that is taking it.
+-- Returns the number of an owner that has a lease under p_fence, and keeps the lease from ending until the transaction
+-- ends. A lapsed lease counts until taskq.expire ends it. Waits for a transaction that is ending the lease. Raises
+-- TQ005 if the owner has no such lease.
 CREATE FUNCTION taskq_internal.require_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint;
@@ -310,8 +317,8 @@ BEGIN
     RETURN v_owner_id;
 END $$;
 
--- The same for a poll, which never waits and needs a lease that has not lapsed (else TQ005). NULL while another
--- transaction takes the lease.
+-- Returns the number of an owner for a poll, which never waits and needs a lease that has not lapsed. Returns NULL
+-- while another transaction is ending the lease. Raises TQ005 if the owner has no such lease.
 CREATE FUNCTION taskq_internal.require_running_lease(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_owner_id bigint;
@@ -332,7 +339,8 @@ BEGIN
     RETURN v_owner_id;
 END $$;
 
--- What a task waits for when it is given back: a retry of a probing topic for its probe, other tasks for nothing.
+-- Returns what a released task waits for. In a topic with a probe, a retry waits for the probe. For any other task the
+-- function returns p_waits.
 CREATE FUNCTION taskq_internal.waits_after_release(p_topic_id int, p_attempt int, p_waits smallint) RETURNS smallint
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -342,7 +350,7 @@ BEGIN
     RETURN p_waits;
 END $$;
 
--- Raises TQ000 for a blank holder or name, or an invalid time.
+-- Raises TQ000 for a blank holder or if the times do not fit together, and TQ008 for an invalid duration.
 CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -359,21 +367,22 @@ BEGIN
     PERFORM taskq_internal.check_duration(format('lock %L: at_least', p_name), p_at_least, interval '0');
 END $$;
 
--- Whether p_by may have the named lock: it has no holder, p_by holds it, or it has run out.
+-- Returns whether p_by may acquire the named lock: the lock has no holder, p_by holds it, or it has run out.
 CREATE FUNCTION taskq_internal.is_lock_free(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN NOT EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by <> p_by
                        AND until > clock_timestamp());
 END $$;
 
--- Whether p_by has the named lock.
+-- Returns whether p_by holds the named lock.
 CREATE FUNCTION taskq_internal.is_lock_held(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by
                    AND until > clock_timestamp());
 END $$;
 
--- Keeps all others from changing the named lock until this transaction ends; false if another transaction does.
+-- Keeps other transactions from changing the named lock until this transaction ends. Returns false if another
+-- transaction already does.
 CREATE FUNCTION taskq_internal.try_lock_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM FROM taskq_internal.mutex
@@ -381,8 +390,9 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- The row of taskq_internal.mutex for a name of a kind (MutexKind in queue/models.py). Outsiders cannot lock these
--- rows. One of 4,096 pairs of names shares a row: then one waits for the other, or counts as taken.
+-- Returns the row of taskq_internal.mutex for a name of a kind (MutexKind in queue/models.py). Roles without access
+-- cannot lock these rows. Two names share a row with a probability of 1 in 4,096. Then a caller waits for the other
+-- name, or finds it locked.
 CREATE FUNCTION taskq_internal.mutex_bucket(p_kind int, p_name text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT p_kind * 4096 + (hashtext(p_name) & 4095)
 $$;

@@ -1,8 +1,9 @@
--- The log: a topic's tasks read in the order of their sequences, by any number of readers. Reading claims nothing.
+-- The log: readers read the tasks of a topic in the order of their sequences. A topic can have any number of readers.
+-- Reading claims nothing.
 --
--- A plain cursor (sequence > n) loses rows: sequences are drawn in one order and committed in another, so that a
--- reader can pass a number whose task is committed later. So a transaction that pushes makes three announcements
--- before it draws a number. All of them are locks that end with it:
+-- A plain cursor (sequence > n) loses rows. Transactions draw sequences in one order and commit in another, so a reader
+-- can pass a number whose task is committed later. For this reason a transaction that pushes makes three announcements
+-- before it draws a number. All of them are locks that end with the transaction:
 --
 --   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
 --   topic   an advisory lock on the topic (taskq_internal.lock_topic_shared), or ROW SHARE on
@@ -10,34 +11,34 @@
 --   push    ROW SHARE on taskq_internal.push, taken last
 --
 -- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction
--- that holds `push` and announces the topic; a push without a floor has floor 0. Why nothing below the horizon is
--- ever skipped:
+-- that holds `push` and announces the topic. A push without a floor has floor 0. These steps show that readers never
+-- skip a task below the horizon:
 --
 --   1. The reader looks up M, the last number drawn, and then, in one read of pg_locks, the floors of open pushes. The
 --      horizon H is the least of them, at most M + 1. Then it reads on a new snapshot, up to but not including H.
---   2. Let a task have a number s < H. s <= M, so its transaction had drawn s, and before that had announced its topic,
---      a floor <= s and its push, before the reader looked at the locks.
---   3. Were the transaction open throughout that read, H would be at most its floor, and so at most s. So it had ended,
---      or ended during the read. Locks are released after the rows became visible: the reader's later snapshot sees the
---      task, or no snapshot ever will.
+--   2. Let a task have a number s < H. Then s <= M, so the transaction of the task had drawn s before the reader read
+--      the locks. Before that, it had announced its topic, a floor <= s and its push.
+--   3. If the transaction were open throughout that read, H would be at most its floor, and so at most s. So the
+--      transaction had ended, or it ended during the read. A transaction releases its locks after its rows become
+--      visible. So the reader's later snapshot sees the task, or, after a rollback, no snapshot ever does.
 --
--- One read of pg_locks is not one moment: it reads the fast-path slots of each session first, where `push` usually
--- is, and then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another
--- session asks for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is
--- open throughout shows `push` in the slots, under the same virtual transaction as the rest, or in the table together
--- with the rest.
+-- One read of pg_locks is not one moment. It reads the fast-path slots of each session first, where `push` usually is,
+-- and then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another
+-- session asks for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is open
+-- throughout shows `push` in the slots, under the same virtual transaction as its other locks, or in the table together
+-- with them.
 --
--- A savepoint that is rolled back takes its tasks along with its locks, and the next push announces again. Prepared
+-- The rollback of a savepoint removes its tasks along with its locks, and the next push announces again. Prepared
 -- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_blockers names them), and
--- for no other transaction, in this database or another. Its own uncommitted push counts like any other's: the log
+-- for no other transaction, in this database or another. Its own uncommitted push holds it back too, because the log
 -- has committed tasks only.
 --
--- What other roles can do. Any role that can connect can take any advisory lock, so floor and topic count only with
--- `push`, which no role can take without drawing numbers (see migrations/0002_tasks.sql). A role that takes the key
--- of a floor exclusively makes a push take a lower floor; the key of a topic, makes it count for all topics. Both are
--- safe. Any role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
+-- Any role that can connect can take any advisory lock. So floor and topic count only together with `push`, which no
+-- role can take without drawing numbers (see migrations/0002_tasks.sql). If a role takes the key of a floor
+-- exclusively, a push takes a lower floor. If a role takes the key of a topic exclusively, a push counts for all
+-- topics. Both are safe. Any role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
 --
--- Numbers are drawn one by one (CACHE 1), which all this rests on.
+-- All of this requires that the sequence hands out numbers one by one (CACHE 1).
 
 CREATE FUNCTION taskq.log_blockers(p_topic text)
 RETURNS TABLE (pid int, since timestamptz, application text, floor bigint) LANGUAGE plpgsql STABLE AS $$
@@ -55,11 +56,12 @@ BEGIN
     ORDER BY o.floor, o.pid;
 END $$;
 COMMENT ON FUNCTION taskq.log_blockers IS
-'The open transactions that hold a topic''s log back: a reader gets no task from sequence floor on until they end.
-since and application are NULL for sessions of other roles, unless the owner of the schema has pg_read_all_stats.
-Errors: TQ001.';
+'Returns the open transactions that hold a topic''s log back. Until such a transaction ends, no reader gets a task whose
+sequence is at or above its floor. The columns since and application are NULL for sessions of other roles, unless the
+owner of the schema has pg_read_all_stats. Raises TQ001 for an unknown topic.';
 
--- The last place is that of a committed task: after a crash the server may forget numbers that were only drawn.
+-- The last row has the sequence of a committed task, not the last number drawn: after a crash, the server may draw a
+-- number again that no committed task has.
 CREATE FUNCTION taskq.events(p_topic text, p_after bigint, p_size int, p_partition int, p_partitions int, p_level int)
 RETURNS TABLE (place bigint, identifier text, payload json, reference text) LANGUAGE plpgsql SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -87,10 +89,12 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.events IS
-'The next tasks of a topic''s log after p_after (NULL: from the start), in order, at most p_size, of partition
-p_partition of p_partitions. p_level: NULL partitions by identifier, n by its first n levels, 0 by sequence. With
-fewer tasks, a last row without a task tells how far the log was read. Claims nothing. Errors: TQ001; TQ000 above READ
-COMMITTED, on a standby, or for an invalid partition.';
+'Returns up to p_size tasks of a topic''s log after the place p_after, in order. With p_after NULL it begins at the
+start of the log. The call returns only the tasks of partition p_partition, out of p_partitions. With p_level NULL a
+task''s whole identifier decides on its partition; with p_level n, the first n levels of the identifier; with p_level 0,
+its sequence. If fewer than p_size tasks remain, a last row without a task tells how far the call read the log. The call
+claims nothing. Raises TQ001 for an unknown topic. Raises TQ000 above READ COMMITTED, on a standby, or for an invalid
+partition.';
 
 CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -100,7 +104,8 @@ BEGIN
             WHERE p.group_name = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
 END $$;
 COMMENT ON FUNCTION taskq.progress IS
-'How far a group has handled a partition of a topic; NULL if it has not started. Errors: TQ001.';
+'Returns the place up to which a group has handled a partition of a topic. Returns NULL if the group has stored no
+progress. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -111,19 +116,24 @@ BEGIN
     ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
 END $$;
 COMMENT ON FUNCTION taskq.advance IS
-'Stores how far a group has handled a partition of a topic; an earlier place replays. Waits for another transaction
-that stores it: the later commit wins. Errors: TQ001.';
+'Stores the place up to which a group has handled a partition of a topic. With an earlier place the group reads the
+following tasks again. If another transaction stores this progress, the call waits for its end, and the later commit
+wins. Raises TQ001 for an unknown topic.';
 
--- The upper 16 of the 64 bits of the advisory locks that carry a floor.
+-- Returns the upper 16 of the 64 bits of each advisory lock whose key carries a floor.
 CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 32327  -- 0x7E47, a number that other programs are unlikely to use
 $$;
 
--- Announces this transaction's floor and that it pushes, before it draws a number from taskq_internal.task_sequence.
--- Never waits. Returns the floor. To lock again what the transaction holds adds no entry to the server's lock table:
--- so 10,000 pushes take one floor, that of the first, which taskq.log_floor carries; the setting ends with the lock,
--- at the end of the transaction or a rollback to a savepoint. A floor in use by another program is passed by steps at
--- random, which cannot be foreseen; if 0 is in use too, there is none, and readers count it as 0.
+-- Announces the floor of this transaction, and that the transaction pushes, before it draws a number from
+-- taskq_internal.task_sequence. Returns the floor. Never waits.
+--
+-- A transaction that locks its floor again adds no entry to the server's lock table. So 10,000 pushes use one floor,
+-- that of the first push. The setting taskq.log_floor carries the floor to the later pushes. The setting ends when the
+-- lock ends: at the end of the transaction, or at a rollback to a savepoint.
+--
+-- If another program holds the lock of a floor, the loop tries lower floors, in steps at random that the program cannot
+-- foresee. If the lock of floor 0 is taken too, the transaction has no floor, and readers count its floor as 0.
 CREATE FUNCTION taskq_internal.announce_push() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_hint  text := current_setting('taskq.log_floor', true);
@@ -144,15 +154,16 @@ BEGIN
     RETURN v_floor;
 END $$;
 
--- Draws the sequences of new tasks, ascending. The transaction has announced its push (lock_topic_shared,
--- announce_push).
+-- Draws the sequences of new tasks in ascending order. The transaction has to announce its push before
+-- (lock_topic_shared, announce_push).
 CREATE FUNCTION taskq_internal.draw_sequences(p_count int) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(SELECT nextval('taskq_internal.task_sequence') FROM generate_series(1, p_count));
 END $$;
 
--- The open transactions that push: the floor from which each holds logs back, and the topics that it announced;
--- everywhere if it could not announce one. One read of pg_locks. A prepared transaction has no pid.
+-- Returns the open transactions that push, each with its floor and the topics that it announced. The column everywhere
+-- is true if the transaction could not announce one of its topics. The query reads pg_locks once. A prepared
+-- transaction has no pid.
 CREATE FUNCTION taskq_internal.push_transactions()
 RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean)
 LANGUAGE sql STABLE AS $$
@@ -170,15 +181,15 @@ LANGUAGE sql STABLE AS $$
     HAVING bool_or(l.relation = 'taskq_internal.push'::regclass)
 $$;
 
--- The open transactions that push to a topic.
+-- Returns the open transactions that push to a topic.
 CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int)
 RETURNS TABLE (virtualtransaction text, pid int, floor bigint) LANGUAGE sql STABLE AS $$
     SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.push_transactions() o
     WHERE o.everywhere OR p_topic_id = ANY (o.topics)
 $$;
 
--- The end of a topic's log: no task below it will appear later, for a statement that begins after this one. The
--- order of its two reads matters, see above.
+-- Returns the end of a topic's log. In a statement that begins after this one, no task below the end will appear later.
+-- The order of the two reads matters: see the head of this file.
 CREATE FUNCTION taskq_internal.log_horizon(p_topic_id int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_next bigint := (SELECT s.last_value + s.is_called::int FROM taskq_internal.task_sequence s);
@@ -186,7 +197,7 @@ BEGIN
     RETURN least(v_next, (SELECT min(o.floor) FROM taskq_internal.open_pushes(p_topic_id) o));
 END $$;
 
--- Raises TQ000 for a partition that does not exist, and for a transaction in which the log cannot be read.
+-- Raises TQ000 for an invalid partition or level, and for a transaction in which the log cannot be read.
 CREATE FUNCTION taskq_internal.check_log_read(p_partition int, p_partitions int, p_level int) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -198,16 +209,17 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ000', format(
             'invalid level %s: 0 is the task''s own sequence, n its first n levels', p_level));
     END IF;
-    PERFORM taskq_internal.require_read_committed('the log is read');
+    PERFORM taskq_internal.require_read_committed('a read of the log');
     IF pg_is_in_recovery() THEN
         PERFORM taskq_internal.raise_error(
             'TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
     END IF;
 END $$;
 
--- What decides on a task's partition. p_level NULL: its identifier; n: its first n levels, from the first slash on
--- (an identifier without a slash is taken whole); 0: its sequence. STABLE, like array_to_string: an IMMUTABLE
--- function could not be inlined, and would cost a call for each task.
+-- Returns the text that decides on a task's partition. With p_level NULL this is the identifier. With p_level n it is
+-- the first n levels of the identifier, from the first slash on, or the whole identifier if it has no slash. With
+-- p_level 0 it is the sequence. The function is STABLE, like array_to_string: PostgreSQL could not inline an IMMUTABLE
+-- function, and would call it for each task.
 CREATE FUNCTION taskq_internal.sequence_id(p_identifier text, p_level int, p_sequence bigint) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN p_level IS NULL THEN p_identifier
@@ -216,22 +228,22 @@ LANGUAGE sql STABLE AS $$
                 ELSE '/' || array_to_string((string_to_array(p_identifier, '/'))[2:least(p_level, 1000) + 1], '/') END
 $$;
 
--- The partition of a task: the CRC-32 of its sequence id, modulo the partitions.
+-- Returns the partition of a task: the CRC-32 of its sequence id, modulo the number of partitions.
 CREATE FUNCTION taskq_internal.partition_of(p_identifier text, p_partitions int, p_level int, p_sequence bigint)
 RETURNS int LANGUAGE sql STABLE AS $$
     SELECT (taskq_internal.crc32(taskq_internal.sequence_id(p_identifier, p_level, p_sequence)) % p_partitions)::int
 $$;
 
--- The CRC-32 of a text's UTF-8, as zlib has it.
+-- Returns the CRC-32 of a text in UTF-8, as zlib computes it.
 CREATE FUNCTION taskq_internal.crc32(p_text text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 BEGIN
     IF current_setting('server_version_num')::int >= 180000 THEN
-        RETURN crc32(convert_to(p_text, 'UTF8'));  -- a tenth of the time
+        RETURN crc32(convert_to(p_text, 'UTF8'));  -- takes a tenth of the fallback's time
     END IF;
     RETURN taskq_internal.crc32_fallback(convert_to(p_text, 'UTF8'));
 END $$;
 
--- The same for servers before 18: byte by byte, with the table of all 256.
+-- Computes the CRC-32 byte by byte with a table of 256 values, for servers before version 18.
 CREATE FUNCTION taskq_internal.crc32_fallback(p_bytes bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
     v_crc bigint := 4294967295;

@@ -1,21 +1,21 @@
--- Own tables for a busy topic: task_N, live_N and ended_N, where N is the topic's number, which is never used again.
--- So its vacuum is its own, and emptying or dropping it is instant.
+-- Own tables for a busy topic: they are named task_N, live_N and ended_N, where N is the topic's number, which no other
+-- topic ever gets. Vacuum then runs for the topic alone, and the topic can be emptied or dropped instantly.
 --
--- A move takes five transactions, as no verb may wait longer than a moment for it. (1) begin_partition_move pauses
+-- A move takes five transactions, because no verb may wait for it longer than a moment. (1) begin_partition_move pauses
 -- the topic and stores the move in taskq_internal.topic_move. (2) create_own_tables creates the tables; no session
--- waits. (3) close_shared_tables adds a constraint: the shared tables take no more rows of this topic. It needs
--- these tables alone for a moment, and from then on the topic stands still: paused, nothing held, pushes locked out.
--- (4) move_to_own_tables moves the rows, validates the constraint while all others work, and attaches the tables.
--- The validated constraint spares the scan of the shared tables that ATTACH makes under an exclusive lock.
--- undo_partition_move takes all of it back.
+-- waits. (3) close_shared_tables adds a constraint, so that the shared tables take no more rows of this topic. It needs
+-- an exclusive lock on these tables for a moment. From then on the topic stands still: it is paused, no owner holds its
+-- tasks, and pushes are locked out. (4) move_to_own_tables moves the rows, validates the constraint while all other
+-- sessions work, and attaches the tables. Because of the validated constraint, ATTACH does not scan the shared tables
+-- under an exclusive lock. undo_partition_move undoes all steps.
 --
--- lock_pushes and unlock_pushes keep pushes out during steps 3 and 4, by a lock of the session. A table is locked
--- exclusively with a lock_timeout of 10 ms, again and again, because others wait behind a session that waits for
--- such a lock. Each function has to be a transaction of its own, as others wait for its end.
+-- lock_pushes and unlock_pushes keep pushes out during steps 3 and 4, by a lock of the session. The move locks a table
+-- exclusively with a lock_timeout of 10 ms, and repeats this, because other sessions queue behind a session that waits
+-- for such a lock. Each function needs a transaction of its own, because other sessions wait for its end.
 --
--- A session that ends on the way leaves its row in taskq_internal.topic_move. begin_partition_move then takes the
--- move over, and the steps are repeated; move_to_shared_tables undoes it. One session at a time changes tables:
--- taskq_internal.lock_moves.
+-- If the session of a move ends early, its row stays in taskq_internal.topic_move. begin_partition_move then takes the
+-- move over and the caller repeats the steps, or move_to_shared_tables undoes the move. One session at a time changes
+-- tables (taskq_internal.lock_moves).
 
 CREATE FUNCTION taskq.begin_partition_move(p_topic text, p_patience interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -29,11 +29,11 @@ BEGIN
     IF taskq_internal.has_own_tables(v_topic.topic_id) THEN
         RETURN NULL;
     END IF;
-    -- Waits for an open transaction that has called taskq.set_paused.
+    -- Waits for the end of an open transaction that has called taskq.set_paused.
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
     v_paused := EXISTS (SELECT FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
                 AND taskq_internal.record_pause(v_topic.topic_id, true, 'the move to its own tables');
-    LOOP  -- another program may hold the same key by chance
+    LOOP  -- another program may hold this key by chance
         v_token := ('x' || replace(gen_random_uuid()::text, '-', ''))::bit(64)::bigint;
         EXIT WHEN pg_try_advisory_lock(v_token);
     END LOOP;
@@ -44,14 +44,16 @@ BEGIN
     RETURN v_token;
 END $$;
 COMMENT ON FUNCTION taskq.begin_partition_move IS
-'Begins the move of a topic to its own tables, or takes over one whose session has ended. Pauses the topic. Returns the
-token for the next steps; NULL if the topic has its own tables. Errors: TQ001; TQ000 if another session moves it.';
+'Begins the move of a topic to its own tables, or takes over a move whose session has ended. Pauses the topic. Returns
+the token that the next steps need, or NULL if the topic already has its own tables. Raises TQ001 for an unknown topic.
+Raises TQ000 if another session is moving this topic, or moves another topic for longer than p_patience.';
 
 CREATE FUNCTION taskq.end_move_session(p_token bigint) RETURNS boolean LANGUAGE sql AS $$
     SELECT pg_advisory_unlock(p_token)
 $$;
 COMMENT ON FUNCTION taskq.end_move_session IS
-'Releases the lock that marks this session as the one of the move.';
+'Releases the advisory lock that marks this session as the session of a move. Returns false if this session does not
+hold it.';
 
 CREATE FUNCTION taskq.create_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -72,8 +74,8 @@ BEGIN
         AND step = 'the topic was paused';
 END $$;
 COMMENT ON FUNCTION taskq.create_own_tables IS
-'Step 2 of a move: creates the topic''s tables with the columns, indexes and storage parameters of the shared ones.
-Errors: TQ000 if the move has ended.';
+'Creates the own tables of a topic, as step 2 of its move. They get the columns, indexes and storage parameters of the
+shared tables. Raises TQ000 if the move has ended, or if another session moves a topic for longer than p_patience.';
 
 CREATE FUNCTION taskq.lock_pushes(p_topic text, p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
@@ -89,20 +91,21 @@ EXCEPTION WHEN lock_not_available THEN
         'pushes to topic %L have been open for longer than %s', p_topic, taskq.format_duration(p_patience)));
 END $$;
 COMMENT ON FUNCTION taskq.lock_pushes IS
-'Keeps pushes to a topic out for this session until unlock_pushes, over several transactions, and returns the topic''s
-number. Needs a session that no pooler shares. Errors: TQ001; TQ000 if a push stays open for longer than p_patience.';
+'Locks out pushes to a topic until this session calls unlock_pushes, over several transactions. Waits up to p_patience
+for open pushes. Returns the topic''s number, which unlock_pushes needs. The session must not go through a pooler that
+shares it. Raises TQ001 for an unknown topic, and TQ000 if a push stays open for longer than p_patience.';
 
 CREATE FUNCTION taskq.unlock_pushes(p_topic_id int) RETURNS boolean LANGUAGE sql AS $$
     SELECT pg_advisory_unlock(taskq_internal.topic_lock_class(), p_topic_id)
 $$;
 COMMENT ON FUNCTION taskq.unlock_pushes IS
-'Ends lock_pushes for the topic of this number.';
+'Ends lock_pushes for the topic with this number. Returns false if this session has not locked its pushes.';
 
 CREATE FUNCTION taskq.has_held_tasks(p_topic text) RETURNS boolean LANGUAGE sql AS $$
     SELECT taskq_internal.topic_has_held_tasks(p.topic_id) FROM taskq_internal.find_topic(p_topic) p
 $$;
 COMMENT ON FUNCTION taskq.has_held_tasks IS
-'Whether any owner holds tasks of the topic. Errors: TQ001.';
+'Returns whether any owner holds tasks of the topic. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.close_shared_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -124,9 +127,9 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.close_shared_tables IS
-'Step 3 of a move: the shared tables take no more rows of the topic. Returns false, and changes nothing, if its tasks
-are held, or a session that uses the tables waits for this one: repeat it. Errors: TQ000 if the move has ended, or the
-tables stay in use for longer than p_patience.';
+'Closes the shared tables to new rows of a topic, as step 3 of its move. Returns false and changes nothing if an owner
+holds tasks of the topic, or if a session that uses the tables waits for this session. The caller then repeats the step.
+Raises TQ000 if the move has ended, or if the tables stay in use for longer than p_patience.';
 
 CREATE FUNCTION taskq.move_to_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -157,12 +160,13 @@ BEGIN
     END LOOP;
     PERFORM taskq_internal.end_move(v_topic_id);
     RETURN true;
-EXCEPTION WHEN lock_not_available THEN  -- rolls the move back
+EXCEPTION WHEN lock_not_available THEN  -- the error has rolled the block back
     RETURN false;
 END $$;
 COMMENT ON FUNCTION taskq.move_to_own_tables IS
-'Step 4 of a move: moves the rows, attaches the tables and ends the move. Returns false, and changes nothing, if a
-session that uses the tables waits for this one: repeat it. Errors: TQ000 as for close_shared_tables.';
+'Moves the rows of a topic to its own tables, attaches these tables and ends the move, as step 4 of the move. Returns
+false and changes nothing if a session that uses the tables waits for this session. The caller then repeats the step.
+Raises TQ000 if the move has ended, or if the tables stay in use for longer than p_patience.';
 
 CREATE FUNCTION taskq.undo_partition_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -175,8 +179,9 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.undo_partition_move IS
-'Undoes a move, and resumes the topic if the move has paused it. Returns false if the move has ended. Errors: TQ000 as
-for close_shared_tables.';
+'Undoes the move with the token p_token, and resumes the topic if the move paused it. Returns false if the move has
+ended. Raises TQ000 if the tables stay in use for longer than p_patience, or if a session that uses the tables waits for
+this session.';
 
 CREATE FUNCTION taskq.move_to_shared_tables(p_topic text, p_most bigint, p_patience interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -218,9 +223,10 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.move_to_shared_tables IS
-'Moves a topic back to the shared tables, or undoes an interrupted move. Returns false if it is there already. All
-topics wait while the rows move. Errors: TQ001; TQ000 for more than p_most tasks, or if another session moves the
-topic.';
+'Moves a topic from its own tables back to the shared tables, or undoes an interrupted move. All topics wait while the
+rows move. Returns false if the topic is in the shared tables already. Raises TQ001 for an unknown topic. Raises TQ000
+if the topic has more than p_most tasks, if another session moves a topic, if the tables stay in use for longer than
+p_patience, or if a session that uses the tables waits for this session.';
 
 CREATE FUNCTION taskq.drop_vacant_tables(p_patience interval) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
@@ -241,24 +247,24 @@ BEGIN
     RETURN cardinality(v_vacant);
 END $$;
 COMMENT ON FUNCTION taskq.drop_vacant_tables IS
-'Drops the empty tables that dropped topics have left. Returns how many topics that were. Errors: TQ000 if they stay in
-use for longer than p_patience.';
+'Drops the empty tables that dropped topics have left. Returns the number of these topics. Raises TQ000 if the tables
+stay in use for longer than p_patience, or if a session that uses the tables waits for this session.';
 
--- Whether a topic has own tables.
+-- Returns whether a topic has its own tables.
 CREATE FUNCTION taskq_internal.has_own_tables(p_topic_id int) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM pg_inherits WHERE inhparent = 'taskq_internal.live'::regclass
                    AND inhrelid = to_regclass('taskq_internal.live_' || p_topic_id))
 $$;
 
--- Locks out other sessions that change tables, until this transaction ends. It comes before any other lock: two of
--- them would wait for each other's tables. Roles have no rights on this table, so no other session can hold the
--- lock.
+-- Locks out other sessions that change tables until this transaction ends. A caller takes this lock before any other
+-- lock, because two sessions could wait for each other's tables. Roles have no rights on the locked table, so no other
+-- session can hold the lock.
 CREATE FUNCTION taskq_internal.lock_moves(p_patience interval) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '1min' AS $$
 BEGIN
-    PERFORM taskq_internal.require_read_committed('topics move');
+    PERFORM taskq_internal.require_read_committed('a move of a topic');
     PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_patience), true);
-    -- it conflicts with itself, and with no reading or writing of rows
+    -- this mode conflicts with itself, but not with statements that read or write rows
     LOCK TABLE taskq_internal.topic_move IN SHARE UPDATE EXCLUSIVE MODE;
 EXCEPTION WHEN lock_not_available THEN
     PERFORM taskq_internal.raise_error('TQ000',
@@ -269,12 +275,12 @@ EXCEPTION WHEN lock_not_available THEN
         taskq.format_duration(p_patience)));
 END $$;
 
--- A duration as a lock_timeout, for which 0 would mean no limit.
+-- Returns a duration as a value for lock_timeout. The least value is 1 ms, because 0 would mean no limit.
 CREATE FUNCTION taskq_internal.lock_timeout_setting(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
 $$;
 
--- Whether the session of a move is still connected.
+-- Returns whether the session of a move is still connected.
 CREATE FUNCTION taskq_internal.is_move_connected(p_move taskq_internal.topic_move) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM pg_locks l
@@ -283,7 +289,7 @@ CREATE FUNCTION taskq_internal.is_move_connected(p_move taskq_internal.topic_mov
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
 $$;
 
--- Raises TQ000 for a topic that another session is moving.
+-- Raises TQ000 if another session is moving the topic.
 CREATE FUNCTION taskq_internal.raise_if_moving(p_topic taskq_internal.topic) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_move taskq_internal.topic_move;
@@ -297,8 +303,8 @@ BEGIN
     END IF;
 END $$;
 
--- The number of the topic that moves under a token; TQ000 for a move that has ended or that another session has
--- taken over.
+-- Returns the number of the topic that moves under p_token. Raises TQ000 if the move has ended, or if another session
+-- has taken it over.
 CREATE FUNCTION taskq_internal.require_move(p_topic text, p_token bigint, p_patience interval) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -314,8 +320,7 @@ BEGIN
     RETURN v_topic_id;
 END $$;
 
--- Ends a move, and resumes the topic if the move has paused it. Locks the topic's row first, as taskq.set_paused
--- does.
+-- Ends a move, and resumes the topic if the move paused it. Locks the topic's row first, as taskq.set_paused does.
 CREATE FUNCTION taskq_internal.end_move(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_resumes boolean;
@@ -327,11 +332,12 @@ BEGIN
     END IF;
 END $$;
 
--- Locks tables exclusively for a change of the catalog. First against other maintenance, which ends an autovacuum
--- after deadlock_timeout and makes no verb wait; then against all, where each try makes others wait for at most a
--- few times 10 ms. Raises TQ000 after p_patience, naming a session. Returns false, with nothing locked, if a session
--- that uses these tables waits for this one: PostgreSQL would end one of the two. It checks that before each try,
--- and a try is shorter than deadlock_timeout.
+-- Locks tables exclusively for a change of the catalog. The first lock keeps other maintenance out: it ends an
+-- autovacuum after deadlock_timeout, and no verb waits for it. The second lock keeps all sessions out. Each attempt at
+-- it makes other sessions wait for at most a few times 10 ms. Raises TQ000 after p_patience and names a session that
+-- uses the tables. Returns false, with no table locked, if a session that uses these tables waits for this session,
+-- because PostgreSQL would end one of the two. The loop checks this before each attempt, and an attempt is shorter than
+-- deadlock_timeout.
 CREATE FUNCTION taskq_internal.lock_tables_exclusively(p_tables text[], p_patience interval) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
 DECLARE
@@ -361,7 +367,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Whether a session that uses any of these tables waits for this session.
+-- Returns whether a session that uses any of these tables waits for this session.
 CREATE FUNCTION taskq_internal.blocks_session_using(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid
@@ -370,7 +376,7 @@ CREATE FUNCTION taskq_internal.blocks_session_using(p_tables text[]) RETURNS boo
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
 $$;
 
--- The sessions that wait for this session, directly or through another, and since when.
+-- Returns the sessions that wait for this session, directly or through another session, and since when.
 CREATE FUNCTION taskq_internal.sessions_blocked_by_this() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
     WITH RECURSIVE blocked AS MATERIALIZED (
         SELECT l.pid, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers FROM pg_locks l WHERE NOT l.granted
@@ -382,7 +388,7 @@ CREATE FUNCTION taskq_internal.sessions_blocked_by_this() RETURNS TABLE (pid int
     SELECT * FROM waiting
 $$;
 
--- The pid of the session with the oldest transaction that uses any of these tables.
+-- Returns the pid of the session that uses any of these tables and has the oldest transaction.
 CREATE FUNCTION taskq_internal.session_using(p_tables text[]) RETURNS int LANGUAGE sql AS $$
     SELECT l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables)
@@ -392,7 +398,8 @@ CREATE FUNCTION taskq_internal.session_using(p_tables text[]) RETURNS int LANGUA
     ORDER BY a.xact_start LIMIT 1
 $$;
 
--- Whether any task of a topic is held. Few tasks are held, and they have an index.
+-- Returns whether an owner holds any task of a topic. The query reads the held tasks of all topics: they are few, and
+-- they have an index.
 CREATE FUNCTION taskq_internal.topic_has_held_tasks(p_topic_id int) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -401,7 +408,7 @@ BEGIN
                    WHERE h.topic_id = p_topic_id);
 END $$;
 
--- Undoes what is left of the move of a topic, by its number, and ends the move; also for a dropped topic.
+-- Undoes an unfinished move of the topic with this number, and ends the move. It also cleans up after a dropped topic.
 CREATE FUNCTION taskq_internal.reopen_shared_tables(p_topic_id int, p_patience interval) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -425,10 +432,10 @@ BEGIN
     PERFORM taskq_internal.end_move(p_topic_id);
 END $$;
 
--- Empties the own tables of a topic at once, and returns how many tasks they had. NULL, with nothing changed, if the
--- topic has none, if they are in use for longer than a second, or if a push to it is open: then the caller deletes
--- row by row. The transaction has to end at once, as all users of these tables wait for it. p_drops: it also removes
--- the topic and related rows, for which it does not wait either.
+-- Empties the own tables of a topic at once, and returns how many tasks they had. Returns NULL and changes nothing if
+-- the topic has no own tables, if these stay in use for longer than a second, or if a push to the topic is open. The
+-- caller then deletes row by row. The transaction has to end soon, because all users of these tables wait for it. With
+-- p_drops the call also locks the rows that are removed with the topic, and does not wait for them either.
 CREATE FUNCTION taskq_internal.truncate_topic(p_topic_id int, p_drops boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint;
@@ -441,8 +448,8 @@ BEGIN
             RETURN NULL;
         END IF;
         v_count := (SELECT count(*) FROM taskq_internal.task WHERE topic_id = p_topic_id);
-        -- Another session has moved it back meanwhile. From here on this transaction locks taskq_internal.task, so no
-        -- session can.
+        -- Another session may have moved the topic back in the meantime. From here on this transaction locks
+        -- taskq_internal.task, so no session can move the topic.
         IF NOT taskq_internal.has_own_tables(p_topic_id) THEN
             RETURN NULL;
         ELSIF NOT taskq_internal.lock_tables_exclusively(ARRAY(SELECT t || '_' || p_topic_id
@@ -461,8 +468,8 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Locks the rows that are removed with a topic and that others write while they use its tasks; raises 55P03 if they
--- do so now.
+-- Locks the rows that taskq.drop_topic removes with a topic and that other sessions write while they use its tasks.
+-- Raises 55P03 if another session holds one of these rows now.
 CREATE FUNCTION taskq_internal.lock_related_rows(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM taskq_internal.consumer_group WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
@@ -484,7 +491,7 @@ BEGIN
             AND d.waiting));
 END $$;
 
--- The numbers of dropped topics of which a table, or the constraint of an unfinished move, is left.
+-- Returns the numbers of dropped topics that have left a table, or the constraint of an unfinished move.
 CREATE FUNCTION taskq_internal.dropped_topics_with_tables() RETURNS SETOF int LANGUAGE sql STABLE AS $$
     SELECT n.topic_id FROM (
         SELECT substring(c.relname FROM '[0-9]+$')::int AS topic_id FROM pg_class c

@@ -1,5 +1,5 @@
--- Poll: tasks are handed out by priority, then by age, each to one owner, and never more than requested. A poll
--- never waits. Batches hand out all due tasks of an identifier together.
+-- Poll: hands out tasks by priority, then by age, each to one owner. A poll never waits, and never returns more tasks
+-- than requested. A poll of batches hands out all due tasks of an identifier together.
 
 CREATE FUNCTION taskq.poll(
     p_topic text, p_owner text, p_fence bigint, p_size int DEFAULT 1, p_order text DEFAULT 'FIRST_IN_FIRST_OUT',
@@ -14,14 +14,15 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic_id, v_claimed);
 END $$;
 COMMENT ON FUNCTION taskq.poll IS
-'Claims up to p_size due tasks for the owner and returns them. p_order: FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT;
-p_condition: NONE, SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. Never waits. Errors: TQ001; TQ005 if
-the lease has lapsed or is gone; TQ000 for an unknown order or condition, and under a condition above READ COMMITTED.';
+'Claims up to p_size due tasks for the owner and returns them. p_order is FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT.
+p_condition is NONE, SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. Never waits. Raises TQ001 for an
+unknown topic, and TQ005 if the lease has lapsed or no longer exists. Raises TQ000 for an unknown order or condition,
+and for a poll under a condition above READ COMMITTED.';
 
 CREATE FUNCTION taskq.claim(p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text)
 RETURNS int LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_chunk int := 50000;  -- bounds the server's memory for a claim of millions
+    v_chunk int := 50000;  -- limits the server's memory for a claim of millions
     v_got   int;
     v_all   int := 0;
 BEGIN
@@ -34,7 +35,8 @@ BEGIN
     RETURN v_all;
 END $$;
 COMMENT ON FUNCTION taskq.claim IS
-'Claims tasks like taskq.poll, without returning them. Returns how many. Errors: those of taskq.poll.';
+'Claims tasks like taskq.poll, but does not return them. Returns how many tasks it claimed. Raises the errors of
+taskq.poll, such as TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.ready(p_topic text, p_limit int DEFAULT 1, p_condition text DEFAULT 'NONE') RETURNS int
 LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
@@ -44,10 +46,11 @@ BEGIN
                                       least(p_limit, taskq_internal.max_tasks()), p_condition);
 END $$;
 COMMENT ON FUNCTION taskq.ready IS
-'How many tasks could be polled now, counted up to p_limit, without the rows and, under a condition, the identifiers
-that open transactions hold. 0 for a paused topic. Takes no locks. Errors: TQ001; TQ000 for an unknown condition.';
+'Returns how many tasks a poll could claim now, counted up to p_limit. It does not count rows that open transactions
+hold. Under a condition it also leaves out identifiers that open transactions hold. Returns 0 for a paused topic. Takes
+no locks. Raises TQ001 for an unknown topic, and TQ000 for an unknown condition.';
 
--- An open poll under a condition holds all identifiers that it examines, also those of which it claims nothing.
+-- An open poll under a condition holds all identifiers that it examines, even those of which it claims no task.
 CREATE FUNCTION taskq.has_unclaimed(p_topic text, p_condition text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
@@ -55,9 +58,10 @@ BEGIN
     RETURN taskq_internal.count_ready(taskq_internal.accessible_topic(p_topic, 'UPDATE'), 1, p_condition, true) > 0;
 END $$;
 COMMENT ON FUNCTION taskq.has_unclaimed IS
-'Whether a topic has a task that could be polled now, also one of an identifier that an open poll has locked. An empty
-poll under a condition does not prove that the topic is empty; false from this function does, but for rows that an
-open transaction holds. Errors: TQ001; TQ000 for an unknown condition.';
+'Returns whether a topic has a task that a poll could claim now. It includes tasks of identifiers that an open poll has
+locked. An empty poll under a condition does not prove that the topic is empty. A result of false from this function
+proves it, except for rows that an open transaction holds. Raises TQ001 for an unknown topic, and TQ000 for an unknown
+condition.';
 
 CREATE FUNCTION taskq.ready_many(p_topics text[], p_limits int[], p_conditions text[] DEFAULT NULL)
 RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE SET plan_cache_mode = force_generic_plan AS $$
@@ -68,8 +72,9 @@ RETURNS TABLE ("position" int, ready int) LANGUAGE sql STABLE SET plan_cache_mod
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
 $$;
 COMMENT ON FUNCTION taskq.ready_many IS
-'taskq.ready for many topics in one call. p_limits and p_conditions go with p_topics (NULL: no condition). One row for
-each topic: its position from 1, and its count, NULL for an unknown topic.';
+'Returns the counts of taskq.ready for many topics in one call. p_limits and p_conditions have one element for each
+element of p_topics. A condition of NULL stands for NONE. Each row has the position of a topic, from 1, and its count.
+The count is NULL for an unknown topic.';
 
 CREATE FUNCTION taskq.poll_batch(p_topic text, p_owner text, p_fence bigint, p_identifiers int, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
@@ -86,7 +91,7 @@ BEGIN
             'topic %L: invalid group size %s: expected -1 for all tasks, or 0 or more', p_topic, p_size));
     END IF;
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
-        PERFORM taskq_internal.require_read_committed('poll_batch() runs');
+        PERFORM taskq_internal.require_read_committed('poll_batch()');
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
         v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
@@ -96,10 +101,11 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_claimed);
 END $$;
 COMMENT ON FUNCTION taskq.poll_batch IS
-'Claims whole groups: the due tasks of up to p_identifiers identifiers, in polled order, at most p_size of each (-1:
-all), and returns them in the order of the groups'' first tasks. Leaves out an identifier with an ACTIVE or a FAILED
-task, or with a retry that is not due. Never waits. Errors: TQ001; TQ005 if the lease has lapsed or is gone; TQ008 for
-an invalid size; TQ000 above READ COMMITTED.';
+'Claims the due tasks of up to p_identifiers identifiers, in polled order, and returns them. It claims at most p_size
+tasks of each identifier. With p_size -1 it claims all of them. The groups come in the order of their first tasks. It
+leaves out an identifier with an ACTIVE or a FAILED task, or with a retry that is not due. Never waits. Raises TQ001 for
+an unknown topic, TQ005 if the lease has lapsed or no longer exists, TQ008 for an invalid size, and TQ000 above READ
+COMMITTED.';
 
 -- Claims up to p_size due tasks of a topic for a holder and returns their sequences in polled order.
 CREATE FUNCTION taskq_internal.claim_first_due(p_topic_id int, p_holder bigint, p_size int, p_lifo boolean)
@@ -114,15 +120,15 @@ BEGIN
         EXIT WHEN cardinality(v_found) = 0;
         v_got := taskq_internal.claim_locked(p_topic_id, p_holder, v_found);
         v_claimed := v_claimed || v_got;
-        EXIT WHEN cardinality(v_got) = cardinality(v_found);  -- else tasks that have to wait leave room
+        EXIT WHEN cardinality(v_got) = cardinality(v_found);  -- otherwise, tasks that have to wait leave room
     END LOOP;
     RETURN v_claimed;
 END $$;
 
--- Locks the first p_size due tasks that no other transaction holds, and returns their sequences in polled order: by
--- priority (higher first), then due time, then sequence; the last two reversed with p_lifo. Reads one index range
--- for each priority, so scheduled tasks of a high priority are never walked. The rows are locked first and then
--- changed by key, so the size is a hard bound on any plan.
+-- Locks the first p_size due tasks that no other transaction holds. Returns their sequences in polled order: by
+-- priority (higher first), then due time, then sequence. With p_lifo true, due time and sequence are reversed. Reads
+-- one index range for each priority, so it never reads scheduled tasks of a high priority. It locks the rows first and
+-- changes them by key, so no plan can exceed the size.
 CREATE FUNCTION taskq_internal.lock_first_due(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_sort = off AS $$
@@ -158,8 +164,8 @@ BEGIN
     RETURN v_locked;
 END $$;
 
--- Makes READY tasks, whose rows this transaction has locked, ACTIVE for a holder and returns their sequences. Tasks
--- with a dependency that is no longer fulfilled wait on and are left out.
+-- Makes READY tasks ACTIVE for a holder and returns their sequences. This transaction has locked their rows. It leaves
+-- out tasks with a dependency that is no longer fulfilled: these wait again.
 CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
@@ -183,7 +189,7 @@ BEGIN
     RETURN v_kept;
 END $$;
 
--- Claims tasks for an owner, with the checks of its lease (TQ005), the order and the condition.
+-- Claims tasks for an owner. Checks the lease (TQ005), the order and the condition first.
 CREATE FUNCTION taskq_internal.claim_for_owner(
     p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -200,21 +206,21 @@ BEGIN
         RETURN '{}';
     END IF;
     IF p_condition <> 'NONE' THEN
-        PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
+        PERFORM taskq_internal.require_read_committed('a poll under a condition');
     END IF;
     v_promoted := taskq_internal.promote_waiting(v_topic, v_size, v_lifo, p_condition);
     v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                     WHEN p_condition = 'NONE'
                         THEN taskq_internal.claim_first_due(v_topic.topic_id, v_owner_id, v_size, v_lifo)
                     ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
-    IF cardinality(v_promoted) > 0 THEN  -- saves most polls a call
+    IF cardinality(v_promoted) > 0 THEN  -- saves a call in most polls
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
     END IF;
     RETURN v_claimed;
 END $$;
 
--- Whether a topic was paused since it was looked up, checked after this transaction has the tables in use. A move
--- pauses the topic first, and then waits for the users of the tables.
+-- Returns whether a topic was paused since the caller looked it up. The caller checks this when it already uses the
+-- tables, because a move first pauses the topic and then waits for the users of the tables.
 CREATE FUNCTION taskq_internal.is_paused_now(p_topic_id int) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN (SELECT t.paused FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id);
@@ -236,7 +242,7 @@ BEGIN
     END IF;
 END $$;
 
--- The columns that a client gets of the tasks that it claimed, in the order of the sequences.
+-- Returns the columns that a client gets of the tasks that it claimed, in the order of the sequences.
 CREATE FUNCTION taskq_internal.claimed_tasks(p_topic_id int, p_sequences bigint[])
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off
@@ -253,8 +259,8 @@ BEGIN
     ORDER BY u.place;
 END $$;
 
--- The count of taskq.ready: tasks that can be claimed at once, then tasks that a poll would promote first. p_locked:
--- identifiers that an open transaction holds count too.
+-- Returns the count of taskq.ready: tasks that a poll can claim at once, and tasks that a poll would promote first.
+-- With p_locked true it includes identifiers that an open transaction holds.
 CREATE FUNCTION taskq_internal.count_ready(
     p_topic taskq_internal.topic, p_limit int, p_condition text, p_locked boolean DEFAULT false
 ) RETURNS int LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -277,8 +283,8 @@ BEGIN
     RETURN least(v_count, p_limit);
 END $$;
 
--- Counts the due READY tasks of a topic up to p_limit, priority by priority as lock_first_due walks them, without
--- the rows that another transaction holds: those that SKIP LOCKED would skip, without taking a lock.
+-- Counts the due READY tasks of a topic up to p_limit, priority by priority like lock_first_due. It leaves out the rows
+-- that another transaction holds, which SKIP LOCKED would skip. It takes no lock.
 CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -307,10 +313,10 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Whether a transaction is still open. For the xmax of a row: rows of live are only locked FOR UPDATE, by the call
--- that then changes them, so it is one transaction and no multixact. For the xmin of a visible row: it is this
--- transaction's own. p_next is the next transaction number, which gives the epoch of the row's 32 bits; a number
--- beyond it began after this snapshot.
+-- Returns whether a transaction is still open. p_xid may be the xmax of a row of live. These rows are only locked FOR
+-- UPDATE, by the call that then changes them, so xmax is one transaction and no multixact. The xmin of a visible row
+-- belongs to this transaction itself. p_next is the next transaction number. It gives the epoch of the row's 32 bits; a
+-- number beyond it began after this snapshot.
 CREATE FUNCTION taskq_internal.is_transaction_open(p_xid xid, p_next bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -329,9 +335,9 @@ BEGIN
     RETURN v_xid > 0 AND pg_xact_status(v_xid::text::xid8) IS NOT DISTINCT FROM 'in progress';
 END $$;
 
--- Locks the due tasks of identifiers, which this transaction has locked, at most p_each of each (NULL: all), and
--- returns them in the order of the identifiers. Checks each identifier again; leaves out a blocked one, and one with
--- a task that another transaction holds.
+-- Locks the due tasks of identifiers that this transaction has locked, at most p_each of each identifier. With p_each
+-- NULL it locks all of them. Returns them in the order of the identifiers. It checks each identifier again, and leaves
+-- out a blocked identifier and an identifier with a task that another transaction holds.
 CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
@@ -344,7 +350,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              -- + 0 keeps the planner from live_ready, which has the tasks of all identifiers.
+              -- + 0 keeps the planner from the index live_ready, which has the tasks of all identifiers.
               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
         WHERE (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = u.identifier

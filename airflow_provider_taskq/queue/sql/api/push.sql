@@ -1,17 +1,16 @@
--- Push: stores tasks, all of them or none, in the order given. Offer: stores a task unless one of its identifier
+-- Push: stores tasks in the given order, all of them or none. Offer: stores a task unless a task of its identifier
 -- waits.
 --
--- A waiting task is READY and not held: scheduled tasks and retries are waiting tasks too. A row that another
--- transaction has locked counts as held, so an offer never waits for a consumer, and creates a task then.
+-- A waiting task is READY and not held. Scheduled tasks and retries are waiting tasks too. A row that another
+-- transaction has locked counts as held. So an offer never waits for a consumer: it creates a task instead.
 --
--- An offer locks the bucket of its identifier in taskq_internal.offer_lock until the transaction ends. A second
--- offer of the identifier waits for that lock, and then looks for the waiting task in a new statement, whose
--- snapshot has what the first one committed. With the older snapshot of REPEATABLE READ it would miss that task, so
--- offers are refused there.
+-- An offer locks the bucket of its identifier in taskq_internal.offer_lock until the transaction ends. A second offer
+-- of the identifier waits for that lock, and then looks for the waiting task in a new statement, whose snapshot sees
+-- the commit of the first offer. The older snapshot of REPEATABLE READ would miss that task, so offers raise an error
+-- there.
 --
--- The row of the waiting task stays locked as well, also if the offer changes nothing. Otherwise a poll could hand
--- the task out before the offering transaction commits the data that the task is about, and no later task would see
--- that data.
+-- The row of the waiting task stays locked too, even if the offer changes nothing. Otherwise a poll could hand the task
+-- out before the offering transaction commits the data that the task is about, and no later task would see that data.
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload text DEFAULT NULL, reference text DEFAULT NULL,
@@ -25,8 +24,8 @@ DECLARE
     v_due      timestamptz := v_now;
     v_sequence bigint;
 BEGIN
-    -- A task that may be refused, or that needs more than two rows, goes through the array form: it alone has the
-    -- rules. This function stores a plain task in half the time.
+    -- The array form handles a task that it may reject, or that needs more than two rows, because only the array form
+    -- has the rules. This function stores a plain task in half the time.
     IF (identifier ~ '\S' AND length(identifier) <= 500
         AND coalesce(octet_length(payload) <= v_topic.max_payload_bytes, true)
         AND taskq_internal.needs_json_check(payload) IS NOT TRUE
@@ -53,11 +52,11 @@ BEGIN
     RETURN v_sequence;
 END $$;
 COMMENT ON FUNCTION taskq.push(text, text, text, text, text, interval, timestamptz, int, interval, boolean) IS
-'Stores one task and returns its sequence: taskq.push(''orders'', ''customer-17'', ''{"total": 12}'', priority => 5).
-payload: a JSON text; insertion: APPEND, SUPERSEDE, REPLACE or DELETE, which decides on older tasks of the identifier;
-at most one of delay and available_at; priority: -100 to 100, higher first; ttl: while the task is younger, failures
-are not recorded; suspended: stored as SUSPENDED. Never waits for a consumer. Errors: TQ001 unknown topic; TQ002
-invalid task.';
+'Stores one task and returns its sequence, for example taskq.push(''orders'', ''customer-17'', ''{"total": 12}'',
+priority => 5). The payload is a JSON text. The insertion (APPEND, SUPERSEDE, REPLACE or DELETE) decides on older tasks
+of the identifier. Give at most one of delay and available_at. The priority is -100 to 100; polls return higher
+priorities first. While the task is younger than its ttl, failures are not recorded. With suspended true the task is
+stored as SUSPENDED. Never waits for a consumer. Raises TQ001 for an unknown topic, and TQ002 for an invalid task.';
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload jsonb, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
@@ -68,7 +67,8 @@ CREATE FUNCTION taskq.push(
                       suspended)
 $$;
 COMMENT ON FUNCTION taskq.push(text, text, jsonb, text, text, interval, timestamptz, int, interval, boolean) IS
-'taskq.push for one task with a payload of type jsonb: taskq.push(''orders'', id::text, to_jsonb(NEW)).';
+'Stores one task with a payload of type jsonb, like taskq.push with a text, for example taskq.push(''orders'', id::text,
+to_jsonb(NEW)).';
 
 CREATE FUNCTION taskq.push(
     topic text, identifier text, payload json, reference text DEFAULT NULL, insertion text DEFAULT 'APPEND',
@@ -79,7 +79,8 @@ CREATE FUNCTION taskq.push(
                       suspended)
 $$;
 COMMENT ON FUNCTION taskq.push(text, text, json, text, text, interval, timestamptz, int, interval, boolean) IS
-'taskq.push for one task with a payload of type json: taskq.push(''orders'', id::text, to_json(NEW)).';
+'Stores one task with a payload of type json, like taskq.push with a text, for example taskq.push(''orders'', id::text,
+to_json(NEW)).';
 
 CREATE FUNCTION taskq.push(
     p_topic text, p_insertion text, p_identifiers text[], p_payloads text[] DEFAULT NULL,
@@ -150,12 +151,13 @@ END $$;
 COMMENT ON FUNCTION taskq.push(
     text, text, text[], text[], text[], boolean[], timestamptz[], interval[], interval[], int[], int, bigint, int[],
         text[], text[]) IS
-'Stores many tasks, all or none, and returns their sequences in input order, NULL for one that DELETE did not store.
-Each array but p_identifiers may be NULL, or has a value or NULL for each task; payloads are JSON texts. Dependencies:
-the place of a task in this call, from 0, with the topic and the identifier that it depends on. For a push in several
-calls of one transaction: p_offset is the number of tasks sent before, for the positions in errors, and p_since the
-first sequence of the push. Errors: TQ001 unknown topic; TQ002 invalid task, naming its position from 0; then nothing
-is stored.';
+'Stores many tasks, all of them or none. Returns their sequences in input order, with NULL for a task that DELETE did
+not store. p_insertion decides on older tasks of the identifiers, as in the push of one task. Each array except
+p_identifiers may be NULL; otherwise it has a value or NULL for each task. Payloads are JSON texts. The p_depend arrays
+have one element for each dependency: the position of the task in this call, from 0, and the topic and identifier that
+the task depends on. A push may take several calls in one transaction. Then p_offset is the number of tasks in the
+earlier calls, which errors add to positions, and p_since is the first sequence of the push. Raises TQ001 for an unknown
+topic. Raises TQ002 for an invalid task, and names its position from 0. After an error no task is stored.';
 
 CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -166,8 +168,8 @@ BEGIN
             ORDER BY t.sequence LIMIT 1);
 END $$;
 COMMENT ON FUNCTION taskq.first_pushed IS
-'The lowest sequence from p_since on that this transaction has pushed to a topic and that is still stored. Errors:
-TQ001.';
+'Returns the lowest sequence from p_since on that this transaction has pushed to a topic and that is still stored.
+Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.offer(
     topic text, identifier text, payload text DEFAULT NULL, if_exists text DEFAULT 'update',
@@ -180,9 +182,10 @@ BEGIN
                           ARRAY[delay], ARRAY[ttl], ARRAY[priority]) o;
 END $$;
 COMMENT ON FUNCTION taskq.offer IS
-'Stores a task unless one of the identifier waits (is READY and not held); then updates it, or ignores the offer with
-if_exists ''ignore''. At most one of delay and available_at. outcome: CREATED, UPDATED or IGNORED; sequence: of the
-waiting task. Waits for open offers of the identifier. Errors: TQ001; TQ002 invalid task; TQ008 invalid if_exists;
+'Stores a task, unless a task of the identifier already waits: it is READY and not held. If if_exists is ''update'', the
+offer updates that task. If it is ''ignore'', the task does not change. Give at most one of delay and available_at.
+Returns the outcome, which is CREATED, UPDATED or IGNORED, and the sequence of the waiting task. Waits for open offers
+of the identifier. Raises TQ001 for an unknown topic, TQ002 for an invalid task, TQ008 for an invalid if_exists, and
 TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.offer_many(
@@ -232,9 +235,10 @@ BEGIN
     INTO outcomes, sequences FROM unnest(outcomes, sequences, v_places) AS u (outcome, sequence, place);
 END $$;
 COMMENT ON FUNCTION taskq.offer_many IS
-'Offers many tasks as taskq.offer, all or none. The arrays go together as in taskq.push; results are in input order. A
-repeated identifier meets the task of its earlier offer. p_offset: the number of tasks sent before, for the positions
-in errors. Errors: those of taskq.offer.';
+'Offers many tasks like taskq.offer, all of them or none. The arrays have one element for each task, as in taskq.push.
+Returns the results in input order. If an identifier is repeated, its later offers find the task of the first one.
+p_offset is the number of tasks in earlier calls, which errors add to positions. Raises the errors of taskq.offer: TQ001
+for an unknown topic, TQ002, TQ008 and TQ000.';
 
 CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -250,11 +254,12 @@ BEGIN
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.drop IS
-'Removes the waiting tasks of an identifier; a task that another transaction has locked stays. Waits for open offers of
-the identifier. Returns false if there is none. Errors: TQ001; TQ000 above READ COMMITTED.';
+'Removes the waiting tasks of an identifier. A task that another transaction has locked stays. Waits for open offers
+of the identifier. Returns false if it removed no task. Raises TQ001 for an unknown topic, and TQ000 above READ
+COMMITTED.';
 
--- Buckets are locked in their order, so two calls never wait for each other. One of 65,536 pairs of identifiers shares
--- a bucket by chance.
+-- The function locks the buckets in their order, so two calls never wait for each other. Two identifiers share a bucket
+-- by chance with a probability of 1 in 65,536.
 CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -262,14 +267,14 @@ DECLARE
                              FROM unnest(p_identifiers) AS u (identifier));
 BEGIN
     PERFORM taskq_internal.check_access(p_topic, 'INSERT');
-    PERFORM taskq_internal.require_read_committed('tasks are offered and dropped');
+    PERFORM taskq_internal.require_read_committed('an offer');
     PERFORM FROM taskq_internal.offer_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
 END $$;
 COMMENT ON FUNCTION taskq.lock_offers IS
-'Locks identifiers for offers and drops of this transaction, in one order, so that two calls never deadlock. A caller
-that offers in several calls locks all identifiers first. Errors: TQ000 above READ COMMITTED.';
+'Locks identifiers for the offers and drops of this transaction. It locks them in one order, so two calls never
+deadlock. A caller that offers in several calls locks all identifiers first. Raises TQ000 above READ COMMITTED.';
 
--- Raises TQ002 for the first task that breaks a rule, naming its position.
+-- Raises TQ002 for the first task that breaks a rule. The error names its position.
 CREATE FUNCTION taskq_internal.check_tasks(
     p_topic taskq_internal.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[],
     p_delays interval[], p_ttls interval[], p_priorities int[], p_offset int
@@ -286,7 +291,7 @@ BEGIN
                 format('its identifier has %s characters, more than 500', length(identifier))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
             WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
-            WHEN NOT taskq_internal.is_moment(available_at) THEN 'its available_at lies outside of the years 1 to 9999'
+            WHEN NOT taskq_internal.is_moment(available_at) THEN 'its available_at is outside the years 1 to 9999'
             WHEN NOT taskq_internal.is_duration(delay, interval '-3650 days') THEN 'its delay is longer than 3650 days'
             WHEN NOT taskq_internal.is_duration(ttl, interval '0') THEN 'its ttl is negative, or longer than 3650 days'
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
@@ -300,7 +305,7 @@ BEGIN
                          cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities))) AS place,
                      unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
                      unnest(p_available_at) AS available_at,
-                     -- PostgreSQL materializes unnest in FROM, but not here.
+                     -- PostgreSQL materializes unnest in FROM, but not in the select list.
                      unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;
     IF FOUND THEN
@@ -309,8 +314,8 @@ BEGIN
     END IF;
 END $$;
 
--- The state in which each task of a push is stored: READY, SUSPENDED, REDUNDANT if the same identifier comes again
--- later in the push, or NOT_STORED under DELETE.
+-- Returns the state in which each task of a push is stored: READY or SUSPENDED. If the insertion is not APPEND and the
+-- identifier comes again later in the push, the state is REDUNDANT, or NOT_STORED under DELETE.
 CREATE FUNCTION taskq_internal.push_states(p_insertion text, p_identifiers text[], p_suspended boolean[])
 RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT ARRAY(
@@ -323,9 +328,9 @@ RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
         ORDER BY n.place)::smallint[]
 $$;
 
--- Does to the older tasks of these identifiers what the insertion says. Never waits: a row that another transaction
--- holds counts as ACTIVE. Mostly that is a poll or a completion; if it is another push that displaces the row, the
--- tasks of both pushes stand.
+-- Applies the insertion to the older tasks of these identifiers. Never waits: a row that another transaction holds
+-- counts as ACTIVE. Usually a poll or a completion holds it. If another push displaces the same row, the tasks of both
+-- pushes remain.
 CREATE FUNCTION taskq_internal.displace_older_tasks(
     p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint
 ) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -335,8 +340,9 @@ DECLARE
     v_waiting     bigint[];
     v_ended       bigint[];
 BEGIN
-    -- One index lookup per identifier. Given "identifier = ANY (array)", a server before PostgreSQL 17 may read all of
-    -- the topic and compare each row with the whole array. A subquery that locks, or has an OFFSET, stays a lookup.
+    -- The query makes one index lookup for each identifier. Given "identifier = ANY (array)", a server before
+    -- PostgreSQL 17 may read the whole topic and compare each row with the whole array. A subquery that locks, or has
+    -- an OFFSET, stays a lookup.
     v_waiting := ARRAY(SELECT l.sequence FROM unnest(v_identifiers) AS u (identifier)
                        CROSS JOIN LATERAL (
                            SELECT b.sequence FROM taskq_internal.live b
@@ -375,8 +381,8 @@ BEGIN
     WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN :EXPIRED AND :SUCCEEDED;
 END $$;
 
--- Locks and returns the newest waiting task of each identifier, NULL if there is none, in input order. The caller has
--- called lock_offers.
+-- Locks the newest waiting task of each identifier, and returns their sequences in input order. It returns NULL for an
+-- identifier without a waiting task. The caller has called lock_offers.
 CREATE FUNCTION taskq_internal.lock_newest_waiting(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -388,7 +394,7 @@ BEGIN
                  ORDER BY u.place);
 END $$;
 
--- All waiting tasks of an identifier that no other transaction has locked, locked.
+-- Locks the waiting tasks of an identifier that no other transaction has locked, and returns them.
 CREATE FUNCTION taskq_internal.lock_waiting(p_topic_id int, p_identifier text) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -397,7 +403,8 @@ BEGIN
                      FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Offers tasks of different identifiers, for which the caller holds lock_offers. Results in input order.
+-- Offers tasks with different identifiers, for which the caller holds the locks of lock_offers. Returns the results in
+-- input order.
 CREATE FUNCTION taskq_internal.offer_distinct(
     p_topic taskq_internal.topic, p_update boolean, p_identifiers text[], p_payloads text[], p_references text[],
     p_available_at timestamptz[], p_delays interval[], p_ttls interval[], p_priorities int[], OUT outcomes text[],
@@ -412,7 +419,7 @@ BEGIN
     IF p_update THEN
         v_updated := taskq_internal.replace_waiting(
             p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities);
-        -- A changed task may be due earlier. For a new task, the push below notifies.
+        -- A changed task may be due earlier. For a new task, the call of push below sends the notification.
         IF p_topic.notify AND cardinality(v_updated) > 0 THEN
             PERFORM taskq.notify(p_topic.name);
         END IF;
@@ -439,12 +446,13 @@ BEGIN
     LEFT JOIN unnest(v_missing, v_created) AS c (place, sequence) ON c.place = w.place;
 END $$;
 
--- Gives waiting tasks, whose rows this transaction has locked, what was offered, and returns the sequences of those
--- that differed. Sequences may be NULL; the other arrays are those of taskq.push. Payloads are compared as texts.
+-- Replaces the contents of waiting tasks, whose rows this transaction has locked, with the offered contents. Returns
+-- the sequences of the tasks that differed. Sequences may be NULL. The other arrays are those of taskq.push. The
+-- function compares payloads as texts.
 --
--- An offer without a due time asks for a task that is due at once. A task that is due already keeps its place in the
--- order then. A paused task stays paused, and a task that waits for dependencies or a probe waits on: the offer
--- changes when they are due then. Attempts and the last error stay.
+-- An offer without a due time asks for a task that is due at once. A task that is due already then keeps its place in
+-- the order. A paused task stays paused, and a task that waits for dependencies or a probe keeps waiting: the offer
+-- changes their later due time. Attempts and the last error stay.
 CREATE FUNCTION taskq_internal.replace_waiting(
     p_topic_id int, p_sequences bigint[], p_payloads text[], p_references text[], p_available_at timestamptz[],
     p_delays interval[], p_ttls interval[], p_priorities int[]

@@ -1,6 +1,6 @@
 -- Read: single tasks, pages, counts, and slices of tasks for parallel readers.
 
--- One row a task, whichever tables it is in, with the names of things.
+-- One row for each task, from any of the tables, with the names of its topic and owner.
 CREATE VIEW taskq.task_info AS
 SELECT t.sequence, p.name AS topic, t.identifier, t.payload, t.reference,
        coalesce(l.attempt, e.attempt) AS attempt,
@@ -35,9 +35,9 @@ LEFT JOIN taskq_internal.live l ON l.topic_id = t.topic_id AND l.sequence = t.se
 LEFT JOIN taskq_internal.ended e ON e.topic_id = t.topic_id AND e.sequence = t.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = coalesce(l.holder, e.holder);
 COMMENT ON VIEW taskq.task_info IS
-'All tasks with everything about them but their history: the rows of taskq.task, taskq.latest and taskq.page. state and
-descent are numbers (taskq.state_name); status is ready, scheduled, retrying, blocked, paused, running, exhausted, or
-the name of the state.';
+'All tasks with all their columns, except the history. taskq.task, taskq.latest and taskq.page return these rows. The
+columns state and descent are numbers, which taskq.state_name names. The column status is ready, scheduled, retrying,
+blocked, paused, running, exhausted, or the name of the state.';
 
 CREATE FUNCTION taskq.task(p_topic text, p_sequence bigint) RETURNS SETOF taskq.task_info
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
@@ -47,7 +47,8 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = p_sequence;
 END $$;
 COMMENT ON FUNCTION taskq.task IS
-'One task with all its columns but its history; no row if the topic does not have it. Errors: TQ001.';
+'Returns one task with all its columns, except the history. Returns no row if the topic has no such task. Raises TQ001
+for an unknown topic.';
 
 CREATE FUNCTION taskq.latest(p_topic text, p_identifiers text[]) RETURNS SETOF taskq.task_info
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
@@ -63,10 +64,12 @@ BEGIN
     RETURN QUERY SELECT * FROM taskq.task_info i WHERE i.topic_id = v_topic_id AND i.sequence = ANY (v_sequences);
 END $$;
 COMMENT ON FUNCTION taskq.latest IS
-'The task with the highest sequence of each identifier; no row for an identifier without a task. Errors: TQ001.';
+'Returns the task with the highest sequence of each identifier. An identifier without tasks has no row. Raises TQ001 for
+an unknown topic.';
 
--- Walks in order the table that can hold such tasks: for a state its table, and for EXPIRED, FAILED and SUSPENDED the
--- index of these. So a page costs its length, or at most what the filter has.
+-- The query reads, in order, only the table that can hold such tasks: the table of the state, and for EXPIRED, FAILED
+-- and SUSPENDED the index of these states. So the cost of a page is its length, or at most the number of tasks that
+-- match the filter.
 CREATE FUNCTION taskq.page(
     p_topic text, p_after bigint, p_before bigint, p_size int, p_state int, p_identifier text, p_reference text,
     p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL
@@ -106,8 +109,8 @@ BEGIN
         USING v_topic_id, v_sequences;
 END $$;
 COMMENT ON FUNCTION taskq.page IS
-'A page of tasks: ascending after p_after, or descending before p_before, at most p_size. p_from and p_to bound the
-sequences; NULL leaves a filter out. A page from p_from NULL is empty. Errors: TQ001.';
+'Returns up to p_size tasks: ascending after p_after, or descending before p_before. p_from and p_to bound the
+sequences. A filter of NULL matches every task. With p_from NULL the page is empty. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.count(
     p_topic text, p_recent boolean, p_state int, p_identifier text, p_reference text, p_from bigint, p_to bigint
@@ -147,8 +150,9 @@ BEGIN
         USING v_topic_id, p_from, p_to, p_identifier, p_reference, p_state, p_topic;
 END $$;
 COMMENT ON FUNCTION taskq.count IS
-'How many tasks of a topic (NULL: of each) are in each state, with the highest sequence of each count; NULL leaves a
-filter out. p_recent: only the newest task of each identifier in the range. No row for an unknown topic.';
+'Returns how many tasks of a topic are in each state, with the highest sequence of each count. With p_topic NULL it
+returns the counts of all topics. A filter of NULL matches every task. With p_recent true it counts only the newest task
+of each identifier in the range. Returns no row for an unknown topic.';
 
 CREATE FUNCTION taskq.results(p_since timestamptz, p_until timestamptz)
 RETURNS TABLE (topic text, result int, count bigint) LANGUAGE plpgsql STABLE AS $$
@@ -161,11 +165,12 @@ BEGIN
     ORDER BY p.name, c.state;
 END $$;
 COMMENT ON FUNCTION taskq.results IS
-'How many tasks of each topic completed with which result between two moments, both included; NULL leaves a bound open.
-A topic without any has one row with NULLs.';
+'Returns how many tasks completed from p_since to p_until, both included, by topic and result. A bound of NULL is open.
+A topic without such tasks has one row with NULLs.';
 
--- Concurrent calls of push may draw sequences in another order than their times. So everything created within ten
--- seconds of the nearest task is compared: no call takes longer between the two.
+-- Concurrent calls of push may draw their sequences in another order than their times. So the function compares all
+-- tasks that were created within ten seconds of the nearest task. No call takes longer than that between its time and
+-- its sequences.
 CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS bigint
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
@@ -182,8 +187,8 @@ BEGIN
     RETURN (SELECT min(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN p_moment AND v_nearest + v_slack);
 END $$;
 COMMENT ON FUNCTION taskq.resolve IS
-'The first sequence of all topics created at or after a moment; with p_preceding the last one created at or before it.
-NULL if there is none.';
+'Returns the first sequence of all topics that was created at or after a moment. With p_preceding true it returns the
+last sequence that was created at or before the moment. Returns NULL if there is none.';
 
 CREATE FUNCTION taskq.task_bounds(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,
@@ -208,10 +213,11 @@ BEGIN
         USING v_topic_id, v_low, v_high, p_states, p_identifiers, greatest(p_parts, 1);
 END $$;
 COMMENT ON FUNCTION taskq.task_bounds IS
-'Splits the tasks that match the filters into at most p_parts ranges of sequences of nearly equal size; NULL leaves a
-filter out. Errors: TQ001.';
+'Splits the tasks that match the filters into at most p_parts ranges of sequences of nearly equal size. A filter of NULL
+matches every task. Returns the lowest and highest sequence and the number of tasks of each range. Raises TQ001 for an
+unknown topic.';
 
--- One snapshot for each range: tasks may change between the reads of two ranges.
+-- Each range has a snapshot of its own: tasks may change between the reads of two ranges.
 CREATE FUNCTION taskq.task_slice(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,
     p_until timestamptz, p_bulky boolean
@@ -237,8 +243,8 @@ BEGIN
         USING v_topic_id, p_low, p_high, p_states, p_identifiers, p_since, p_until, p_bulky;
 END $$;
 COMMENT ON FUNCTION taskq.task_slice IS
-'The tasks that match the filters in one range of sequences, in order; payload and output only with p_bulky. Errors:
-TQ001.';
+'Returns the tasks that match the filters in the range of sequences from p_low to p_high, in order. A filter of NULL
+matches every task. Returns payload and output only with p_bulky true. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.log_end(p_topic text, p_after bigint, p_size bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -261,8 +267,9 @@ BEGIN
     RETURN greatest(v_end, p_after);
 END $$;
 COMMENT ON FUNCTION taskq.log_end IS
-'The last task of a topic''s log after p_after, at most p_size tasks further (NULL: no limit); p_after if there is
-none. No later task appears up to there. Errors: TQ001; TQ000 as for taskq.events.';
+'Returns the sequence of the last task of a topic''s log after p_after, at most p_size tasks further. With p_size NULL
+there is no limit. Returns p_after if no task follows. No task appears later with a sequence up to the result. Raises
+TQ001 for an unknown topic. Raises TQ000 above READ COMMITTED or on a standby.';
 
 CREATE FUNCTION taskq.log_bounds(p_topic text, p_after bigint, p_end bigint, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
@@ -277,8 +284,9 @@ BEGIN
     GROUP BY n.part ORDER BY 1;
 END $$;
 COMMENT ON FUNCTION taskq.log_bounds IS
-'Splits a topic''s log after p_after up to p_end into at most p_parts ranges of sequences of nearly equal size. Errors:
-TQ001.';
+'Splits the tasks of a topic''s log after p_after, up to and including p_end, into at most p_parts ranges of nearly
+equal size. Returns the lowest and the highest sequence and the number of tasks of each range. p_end must be a result of
+log_end(): behind it, tasks may still appear in a range. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int,
@@ -295,10 +303,10 @@ BEGIN
     WHERE t.topic_id = v_topic_id AND t.sequence BETWEEN p_low AND p_high ORDER BY t.sequence;
 END $$;
 COMMENT ON FUNCTION taskq.log_slice IS
-'The tasks of a topic''s log in a range of sequences, in order. Up to a taskq.log_end every read returns the same, but
-for purged tasks. Errors: TQ001.';
+'Returns the tasks of a topic''s log in a range of sequences, in order. Up to a result of taskq.log_end, every call
+returns the same tasks, except for purged tasks. Raises TQ001 for an unknown topic.';
 
--- The same by topic number and state, without topics that have none.
+-- Returns the counts of taskq.results by topic number and state, without topics that have no such tasks.
 CREATE FUNCTION taskq_internal.count_completed(p_since timestamptz, p_until timestamptz)
 RETURNS TABLE (topic_id int, state int, count bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off
 SET enable_indexscan = off AS $$
@@ -310,7 +318,7 @@ BEGIN
         e.state;
 END $$;
 
--- When the first and the last task of all topics were created, by their sequences.
+-- Returns the times at which the first and the last task of all topics were created, by their sequences.
 CREATE FUNCTION taskq_internal.created_range(OUT oldest timestamptz, OUT newest timestamptz)
 LANGUAGE plpgsql STABLE SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -323,12 +331,13 @@ BEGIN
                         ORDER BY t.sequence DESC LIMIT 1) high;
 END $$;
 
--- A time from p_low on at which a task was created, at most ten seconds after the first such; NULL if there is none
--- up to p_end. Reads one second, then four times as much each, then halves the range: few block ranges are read.
+-- Returns a time from p_low on at which a task was created, at most ten seconds after the first such time. Returns NULL
+-- if no task was created up to p_end. It reads one second, then four times as much each time, and then halves the
+-- range. So it reads few block ranges.
 CREATE FUNCTION taskq_internal.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
-    v_low   timestamptz := p_low;  -- nothing is between p_low and here
+    v_low   timestamptz := p_low;  -- no task is between p_low and here
     v_span  interval := '1 second';
     v_next  timestamptz;
     v_found timestamptz;
@@ -349,12 +358,12 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- The same backwards: a time up to p_high, at most ten seconds before the last such; NULL if there is none from
--- p_end on.
+-- Does the same backwards: returns a time up to p_high, at most ten seconds before the last such time. Returns NULL if
+-- no task was created from p_end on.
 CREATE FUNCTION taskq_internal.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
 DECLARE
-    v_high  timestamptz := p_high;  -- nothing is between here and p_high
+    v_high  timestamptz := p_high;  -- no task is between here and p_high
     v_span  interval := '1 second';
     v_next  timestamptz;
     v_found timestamptz;
@@ -375,8 +384,8 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- The query for the sequences of such tasks, or of some more, from the narrowest table that has them all. $1: the
--- topic's number; $2 and $3: the range; $4: states; $5: identifiers.
+-- Returns the query for the sequences of tasks that match the filters, from the narrowest table that has all of them.
+-- The query may return more sequences. $1: the topic's number; $2 and $3: the range; $4: states; $5: identifiers.
 CREATE FUNCTION taskq_internal.slice_source(p_states int[], p_identifiers text[]) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE

@@ -1,4 +1,4 @@
--- Revive and reassign: what an operator does to ended tasks, EXPIRED to SUCCEEDED.
+-- Revive and reassign: actions of an operator on ended tasks, EXPIRED to SUCCEEDED.
 
 CREATE FUNCTION taskq.revive(
     p_topic text, p_revival text DEFAULT 'RESET', p_sequences bigint[] DEFAULT NULL, p_state int DEFAULT NULL,
@@ -23,11 +23,11 @@ BEGIN
     RETURN QUERY SELECT * FROM unnest(v_old, v_new);
 END $$;
 COMMENT ON FUNCTION taskq.revive IS
-'Revives ended tasks (EXPIRED to SUCCEEDED): those in p_sequences, or the p_size lowest of p_state from p_from to p_to.
-p_revival RESET makes the task READY again; APPEND, SUPERSEDE and REPLACE mark it RECREATED and push a copy. Returns
-each sequence and the one that continues it. Named tasks are all found or none; of a state, tasks that another
-transaction holds are left out. Errors: TQ001; TQ003 for a task that has not ended or is unknown; TQ000 for
-contradicting arguments.';
+'Revives ended tasks (EXPIRED to SUCCEEDED): the tasks in p_sequences, or the p_size lowest tasks in p_state from p_from
+to p_to. With p_revival RESET the tasks become READY again. With APPEND, SUPERSEDE or REPLACE they become RECREATED, and
+the call pushes copies. Returns each sequence with the sequence that continues it. A call with p_sequences revives all
+tasks or none. A call with p_state leaves out tasks that another transaction holds. Raises TQ001 for an unknown topic,
+TQ003 for a task that has not ended or does not exist, and TQ000 for contradicting arguments.';
 
 CREATE FUNCTION taskq.reassign(
     p_topic text, p_result int, p_sequences bigint[], p_state int, p_from bigint, p_to bigint
@@ -55,32 +55,34 @@ BEGIN
     RETURN cardinality(v_found);
 END $$;
 COMMENT ON FUNCTION taskq.reassign IS
-'Gives ended tasks another result, 0 FAILURE to 3 SUCCESS, and keeps their output. The tasks are chosen as in
-taskq.revive. Returns how many. Errors: those of taskq.revive.';
+'Changes the result of ended tasks to p_result, which is 0 FAILURE, 1 SUSPENSION, 2 FILTER or 3 SUCCESS. The tasks keep
+their output. The arguments select the tasks as in taskq.revive. Returns how many tasks it changed. Raises TQ001 for an
+unknown topic, and the other errors of taskq.revive.';
 
 CREATE FUNCTION taskq.state_name(p_state int) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce((ARRAY['ACTIVE', 'READY', 'EXPIRED', 'FAILED', 'SUSPENDED', 'FILTERED', 'SUCCEEDED', 'RECREATED',
                            'REDUNDANT'])[p_state + 1], p_state::text)
 $$;
 COMMENT ON FUNCTION taskq.state_name IS
-'The name of a state from its number.';
+'Returns the name of a state from its number.';
 
--- The state in which a result ends a task.
+-- Returns the state in which a result ends a task.
 CREATE FUNCTION taskq_internal.state_of_result(p_result int) RETURNS smallint LANGUAGE sql IMMUTABLE AS $$
     SELECT (CASE p_result WHEN :SUCCESS THEN :SUCCEEDED WHEN :FAILURE THEN :FAILED WHEN :FILTER THEN :FILTERED
                           WHEN :SUSPENSION THEN :SUSPENDED END)::smallint
 $$;
 
--- The result of a completed state.
+-- Returns the result of a completed state.
 CREATE FUNCTION taskq_internal.result_of_state(p_state int) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE p_state WHEN :SUCCEEDED THEN :SUCCESS WHEN :FAILED THEN :FAILURE WHEN :FILTERED THEN :FILTER
                         WHEN :SUSPENDED THEN :SUSPENSION END
 $$;
 
--- Locks ended tasks, and returns their sequences in order: those in p_sequences, or the p_size lowest of p_state
--- from p_from to p_to, both included; NULL leaves a bound open. Of a state, tasks that another transaction holds are
--- left out. Named tasks are waited for: all or none; TQ003 for one that has not ended or is unknown. TQ000 for both
--- ways, for neither, and for a range or a size of named tasks.
+-- Locks ended tasks and returns their sequences in order: the tasks in p_sequences, or the p_size lowest tasks in
+-- p_state from p_from to p_to, both included. A bound of NULL is open. With p_state it leaves out tasks that another
+-- transaction holds. With p_sequences it waits for them, and locks all tasks or none; it raises TQ003 for a task that
+-- has not ended or does not exist. Raises TQ000 if both p_sequences and p_state are given, or neither, and for a range
+-- or a size together with p_sequences.
 CREATE FUNCTION taskq_internal.lock_ended_range(
     p_topic_id int, p_topic text, p_sequences bigint[], p_state int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -126,9 +128,9 @@ BEGIN
     RETURN v_held;
 END $$;
 
--- Locks the p_size lowest tasks of the states p_low to p_high in a range of sequences, and returns their sequences
--- in order. Never waits: leaves out tasks that another transaction holds. One of the states EXPIRED, FAILED and
--- SUSPENDED has an index; other states take a walk over the ended tasks.
+-- Locks the p_size lowest tasks of the states p_low to p_high in a range of sequences. Returns their sequences in
+-- order. Never waits: it leaves out tasks that another transaction holds. For one of the states EXPIRED, FAILED and
+-- SUSPENDED it reads an index. For other states it walks over the ended tasks.
 CREATE FUNCTION taskq_internal.lock_ended(
     p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -149,8 +151,7 @@ BEGIN
                  ORDER BY e.sequence LIMIT v_size FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Makes ended tasks, whose rows this transaction holds, READY in their original place, as if they had just been
--- pushed.
+-- Makes ended tasks READY in their original place, as if they had just been pushed. This transaction holds their rows.
 CREATE FUNCTION taskq_internal.reset_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
@@ -159,8 +160,8 @@ BEGIN
     PERFORM taskq_internal.insert_ready_tasks(p_topic_id, p_sequences);
 END $$;
 
--- Inserts tasks as READY in their original place. The next poll checks those with dependencies. Sends a notification
--- if the topic's policy has notify, as a push does.
+-- Inserts tasks as READY in their original place. The next poll checks the tasks with dependencies. If the topic's
+-- policy has notify, it sends a notification, as a push does.
 CREATE FUNCTION taskq_internal.insert_ready_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -174,9 +175,9 @@ BEGIN
         AND cardinality(p_sequences) > 0;
 END $$;
 
--- Marks ended tasks, whose rows this transaction holds, RECREATED, and pushes a copy of each in the order given, all
--- at once: only the last copy of an identifier stands, unless they are appended. The topic's limits hold for new
--- tasks only. Returns the sequences of the copies.
+-- Marks ended tasks RECREATED and pushes a copy of each, all at once and in the order given. This transaction holds
+-- their rows. Unless the insertion is APPEND, only the last copy of an identifier remains in effect. The limits of the
+-- topic apply to new tasks only. Returns the sequences of the copies.
 CREATE FUNCTION taskq_internal.recreate_tasks(p_topic_id int, p_insertion text, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -220,14 +221,14 @@ BEGIN
     RETURN v_new;
 END $$;
 
--- Whether any task may wait for one of this topic.
+-- Returns whether any task may wait for a task of this topic.
 CREATE FUNCTION taskq_internal.has_dependents(p_topic_id int) RETURNS boolean
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.dependency WHERE on_topic_id = p_topic_id AND waiting);
 END $$;
 
--- The name of a task's state, or that the topic does not have the task.
+-- Returns the name of a task's state, or a text that the topic does not have the task.
 CREATE FUNCTION taskq_internal.task_state_name(p_topic_id int, p_sequence bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN

@@ -1,11 +1,12 @@
--- Stages: the executors of a distributed job stage decisions, and its driver commits them all at once.
+-- Stages: the executors of a distributed job stage decisions, and its driver commits all of them at once.
 --
--- Follow-ups are new tasks and junctions in taskq.staged_task and taskq.staged_junction, with the decided task as
--- parent. They are applied if each decision of the parent is continued: SUCCESS, unless the decision says otherwise
--- by a row of taskq.staged_task without topic and identifier, where suspended tells whether it is continued.
+-- Follow-ups are new tasks and junctions in taskq.staged_task and taskq.staged_junction, with the decided task as their
+-- parent. The commit applies them if each decision of the parent is continued. A decision is continued if it is
+-- SUCCESS, unless it overrides this by a row of taskq.staged_task without topic and identifier. The column suspended of
+-- that row then tells whether the decision is continued.
 --
--- In rounds, an owner claims, works and commits several times under one lease. Drains: programs that work until a
--- topic has no more tasks; a row tells when the drain began, and has its report.
+-- In rounds, an owner claims, works and commits several times under one lease. A drain is a program that works until a
+-- topic has no more tasks. Its row tells when it began, and has its report.
 
 CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off
@@ -24,11 +25,12 @@ BEGIN
     GROUP BY n.part ORDER BY 1;
 END $$;
 COMMENT ON FUNCTION taskq.held_bounds IS
-'Splits the tasks that an owner holds (p_topic NULL: of all topics) into at most p_parts ranges of sequences of nearly
-equal size. Leaves out deferred tasks. Errors: TQ005 if the lease is gone; TQ001.';
+'Splits the tasks that an owner holds into at most p_parts ranges of sequences of nearly equal size. With p_topic NULL
+it splits the tasks of all topics. Leaves out deferred tasks. Returns the lowest and highest sequence and the number of
+tasks of each range. Raises TQ005 if the owner has no lease under p_fence, and TQ001 for an unknown topic.';
 
--- Both tables are walked in the order of their sequences and merged: this needs neither a sort of payloads nor a hash
--- of them, which was half of the cost of a read.
+-- The plan reads both tables in the order of their sequences and merges them. This needs neither a sort nor a hash of
+-- the payloads, which took half of the time of a read.
 CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
                redelivered boolean, priority int, created timestamptz, available_at timestamptz)
@@ -67,8 +69,10 @@ BEGIN
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.held_slice IS
-'The tasks that an owner holds in a range of sequences, topic by topic, in order. Every read returns the same until the
-tasks are completed. Leaves out deferred tasks. Errors: TQ005 if the lease is gone; TQ001.';
+'Returns the tasks that an owner holds between the sequences p_low and p_high, topic by topic, in the order of their
+sequences. With p_topic NULL it returns the tasks of all topics. Leaves out deferred tasks. Every call returns the same
+tasks until the owner completes them. Raises TQ005 if the owner has no lease under p_fence, and TQ001 for an unknown
+topic.';
 
 CREATE FUNCTION taskq.open_stage(
     p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false
@@ -82,15 +86,16 @@ BEGIN
     RETURN v_stage;
 END $$;
 COMMENT ON FUNCTION taskq.open_stage IS
-'Opens a stage for the decisions of an owner''s job, and returns its number. p_condition: the condition of the claim;
-no decision then overtakes a task of its identifier. p_rounds: the owner claims again after the commit, so a failure
-within the ttl stays held. Errors: TQ005 if the lease is gone; TQ000 for an unknown condition.';
+'Opens a stage for the decisions of an owner''s job, and returns its number. p_condition is the condition of the claim.
+Under a condition, the commit drops decisions that overtake a task of the same identifier. With p_rounds true the owner
+claims again after the commit, and a failure within the task''s ttl stays held. Raises TQ005 if the owner has no lease
+under p_fence, and TQ000 for an unknown condition.';
 
--- The commit waits for the end of the transactions that have passed this check (taskq_internal.await_executors), so
--- attempts that outlive their job leave nothing behind and are not counted.
+-- The commit waits for the end of the transactions that have passed this check (taskq_internal.await_executors). So an
+-- attempt that outlives its job leaves no rows in the stage, and the commit does not count it.
 CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    -- The driver of a stream opens no stage, so its first executor does.
+    -- The driver of a stream opens no stage, so the first executor opens it.
     IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
     END IF;
@@ -106,8 +111,8 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.check_stage IS
-'The last statement of an executor that stages decisions. Errors: TQ007 if the stage was committed; TQ005 if the lease
-is gone.';
+'Checks that a stage still accepts decisions. An executor that stages decisions calls it as its last statement. Raises
+TQ007 if the stage was committed, and TQ005 if the owner has no lease under p_fence.';
 
 CREATE FUNCTION taskq.complete_staged(
     p_owner text, p_fence bigint, p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[]
@@ -147,10 +152,12 @@ BEGIN
     RETURN v_done;
 END $$;
 COMMENT ON FUNCTION taskq.complete_staged IS
-'Completes the staged decisions of the winning attempt of each part, with their follow-ups, in this transaction, and
-returns how many tasks. p_counts: how many decisions each attempt has staged. Several decisions of a task merge to the
-first of FAILURE, SUSPENSION, FILTER, SUCCESS. A repeated call returns the same and changes nothing. Errors: TQ005 if
-the lease is gone; TQ004 for tasks not held; TQ007 if the counts differ; those of taskq.push.';
+'Commits the staged decisions of the successful attempt of each part, with their follow-ups, in this transaction. The
+arrays p_parts, p_attempts and p_counts name, for each part, its successful attempt and the number of decisions that
+this attempt reported. If a task has several decisions, the first of FAILURE, SUSPENSION, FILTER and SUCCESS applies.
+Returns how many tasks it completed. A repeated call returns the same number and changes nothing. Raises TQ005 if the
+owner has no lease under p_fence, TQ004 for tasks that the owner does not hold, and TQ007 if the counts differ. Also
+raises the errors of taskq.push.';
 
 CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, count bigint) LANGUAGE sql STABLE AS $$
     SELECT s.result::int, count(*) FROM taskq.staged s
@@ -159,7 +166,8 @@ CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, cou
     GROUP BY s.result ORDER BY s.result
 $$;
 COMMENT ON FUNCTION taskq.stage_results IS
-'How many tasks a committed stage completed with each result, until the stage is abandoned.';
+'Returns how many tasks a committed stage completed with each result. Returns no row before the commit, nor after
+taskq.abandon_stage.';
 
 CREATE FUNCTION taskq.completed_in_stage(p_stage uuid, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -167,7 +175,8 @@ BEGIN
     RETURN ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = ANY (p_sequences));
 END $$;
 COMMENT ON FUNCTION taskq.completed_in_stage IS
-'Those of the tasks that a committed stage has ended or made READY again, without those whose decision it dropped.';
+'Returns the sequences among p_sequences whose decision a committed stage applied: the task has ended or is READY again.
+Leaves out the tasks whose decision the commit dropped.';
 
 CREATE FUNCTION taskq.count_stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT count(*) FROM taskq.staged_task s
@@ -175,7 +184,7 @@ CREATE FUNCTION taskq.count_stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE s
             AND c.committed IS NOT NULL)
 $$;
 COMMENT ON FUNCTION taskq.count_stage_pushed IS
-'How many tasks a committed stage pushed, until the stage is abandoned.';
+'Returns how many tasks a committed stage pushed. Returns 0 before the commit, and after taskq.abandon_stage.';
 
 CREATE FUNCTION taskq.notify_stage_topics(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -184,8 +193,8 @@ BEGIN
           UNION SELECT topic FROM taskq.staged_junction WHERE stage = p_stage) f;
 END $$;
 COMMENT ON FUNCTION taskq.notify_stage_topics IS
-'Calls taskq.notify for the topics to which a committed stage pushed or in which it released groups, until the stage is
-abandoned.';
+'Calls taskq.notify for each topic to which a committed stage pushed tasks or in which it released groups. Does nothing
+after taskq.abandon_stage.';
 
 CREATE FUNCTION taskq.abandon_stage(p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -198,9 +207,10 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.abandon_stage IS
-'Removes what was staged, and returns how many decisions. A committed stage stays committed.';
+'Removes the decisions and follow-ups of a stage. Returns how many decisions it removed. A committed stage stays
+committed.';
 
--- Walks the index from stage to stage, so the cost is that of the stages and not of their decisions.
+-- The query walks the index from stage to stage, so its cost grows with the stages and not with their decisions.
 CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_dead uuid[];
@@ -217,7 +227,7 @@ BEGIN
         SELECT k.stage FROM known k JOIN taskq_internal.stage s ON s.stage = k.stage
         WHERE s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence));
     DELETE FROM taskq.staged WHERE stage = ANY (v_dead);
-    -- After a day: an executor that has passed taskq.check_stage may still commit what it staged.
+    -- Keeps the row for a day: an executor that has passed taskq.check_stage may still commit what it staged.
     DELETE FROM taskq_internal.stage s
     WHERE coalesce(s.committed, s.opened) < clock_timestamp() - interval '1 day' AND s.fence IS NOT NULL
       AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
@@ -226,7 +236,8 @@ BEGIN
     RETURN cardinality(v_dead);
 END $$;
 COMMENT ON FUNCTION taskq.prune_stages IS
-'Removes the stages whose owner''s lease is gone, and returns how many. One session prunes at a time; no other waits.';
+'Removes the stages whose owner no longer has the lease under which they were opened. Returns how many stages it
+removed. One session prunes at a time. The call returns 0 if another session prunes.';
 
 CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -241,8 +252,9 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.defer_held_tasks IS
-'Defers the tasks that an owner holds: they stay held until the lease ends, and are not read again. So a task without a
-decision comes once in a lease. Returns how many tasks are new. Errors: TQ005 if the lease is gone.';
+'Defers the tasks that an owner holds: they stay held until the lease ends, and later reads leave them out. So the owner
+reads a task without a decision once in a lease. Returns how many tasks it newly deferred. Raises TQ005 if the owner has
+no lease under p_fence.';
 
 CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_size int, p_condition text) RETURNS int
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
@@ -258,9 +270,9 @@ BEGIN
     IF v_topic.paused OR v_owner_id IS NULL OR p_condition = 'NONE' THEN
         RETURN 0;
     END IF;
-    PERFORM taskq_internal.require_read_committed('a poll under a condition runs');
+    PERFORM taskq_internal.require_read_committed('a claim under a condition');
     WHILE v_all < p_size LOOP
-        v_limit := least(10000, p_size - v_all);  -- chunks bound the server's memory
+        v_limit := least(10000, p_size - v_all);  -- chunks limit the server's memory
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
         v_heads := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition) END;
@@ -272,16 +284,17 @@ BEGIN
     RETURN v_all;
 END $$;
 COMMENT ON FUNCTION taskq.claim_batch IS
-'Claims the due tasks of identifiers that have the turn under the condition, identifier by identifier, up to p_size
-tasks. An identifier with more tasks than that is cut at its end; one with a second attempted task gives the first
-alone. Returns how many. Never waits. Errors: TQ001; TQ005 if the lease has lapsed or is gone; TQ000 for an unknown
+'Claims up to p_size due tasks of the identifiers that have the turn under p_condition, identifier by identifier. If the
+claim reaches p_size within an identifier, the later tasks of that identifier stay unclaimed. If an identifier has
+another attempted task, the call claims only the first task of the identifier. Returns how many tasks it claimed. Never
+waits. Raises TQ001 for an unknown topic, TQ005 if the lease has lapsed or no longer exists, and TQ000 for an unknown
 condition or above READ COMMITTED.';
 
 CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     SELECT count(*) FROM taskq.staged WHERE stage = p_stage
 $$;
 COMMENT ON FUNCTION taskq.count_staged IS
-'How many decisions a stage has so far.';
+'Returns how many decisions a stage has so far.';
 
 CREATE FUNCTION taskq.begin_drain(p_name text, p_fence bigint, p_topic text) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
@@ -302,8 +315,9 @@ BEGIN
     RETURN v_began;
 END $$;
 COMMENT ON FUNCTION taskq.begin_drain IS
-'Stores the start of a drain, and returns the moment from which its tasks count: the start of the earlier drain of this
-name, if that one left no report. p_fence: the fence of its owner; NULL for several owners. Errors: TQ001.';
+'Stores the start of a drain. Returns the moment from which its tasks count. If an earlier drain of this name and topic
+left no report, this is the start of the earlier drain. p_fence is the fence of the drain''s owner. It is NULL for a
+drain with several owners. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.end_drain(p_name text, p_fence bigint, p_report text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -317,8 +331,8 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.end_drain IS
-'Stores the report of a drain. Returns false, and stores nothing, if a later drain of this name has started under
-another fence. Errors: TQ008 for a report that is not JSON or has more than 64 KiB.';
+'Stores the report of a drain. Returns false and stores nothing if the drain has a report already, or if a later drain
+of this name has started under another fence. Raises TQ008 for a report that is not JSON or is larger than 64 KiB.';
 
 CREATE FUNCTION taskq.find_drain(p_name text)
 RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json) LANGUAGE sql STABLE AS $$
@@ -326,10 +340,11 @@ RETURNS TABLE (topic text, began timestamptz, finished timestamptz, report json)
     WHERE d.name = p_name AND taskq_internal.may_access(d.topic, 'SELECT, UPDATE')
 $$;
 COMMENT ON FUNCTION taskq.find_drain IS
-'The latest drain of this name; finished and report are NULL until its end. No row if there was none.';
+'Returns the latest drain with this name. The columns finished and report are NULL until the drain ends. Returns no row
+if no drain has this name.';
 
--- Reads what has ended since then by the block range index of `completed`. The expressions with `+ 0` keep the planner
--- from other indexes, by which it would read the whole history of the topic.
+-- The query finds the tasks that have ended since p_since by the block range index of `completed`. The expressions with
+-- `+ 0` keep the planner from other indexes, with which it would read the whole history of the topic.
 CREATE FUNCTION taskq.count_ended_by(p_topic text, p_owner text, p_since timestamptz)
 RETURNS TABLE (state int, count bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off
 SET enable_nestloop = off AS $$
@@ -343,8 +358,9 @@ BEGIN
     GROUP BY e.state ORDER BY 1;
 END $$;
 COMMENT ON FUNCTION taskq.count_ended_by IS
-'How many tasks of a topic an owner, or one named p_owner/..., has ended since a moment, by state. A task that waits
-for its retry has not ended. Errors: TQ001.';
+'Returns how many tasks of a topic an owner has ended since a moment, for each state. It includes the tasks of owners
+whose names begin with p_owner and a slash. A task that waits for its retry has not ended. Raises TQ001 for an unknown
+topic.';
 
 CREATE FUNCTION taskq.find_failed_by(p_topic text, p_owner text, p_since timestamptz, p_size int)
 RETURNS TABLE (sequence bigint, identifier text, error text) LANGUAGE plpgsql STABLE SET enable_seqscan = off
@@ -360,10 +376,12 @@ BEGIN
     ORDER BY e.sequence LIMIT p_size;
 END $$;
 COMMENT ON FUNCTION taskq.find_failed_by IS
-'The first p_size FAILED tasks of a topic that an owner has ended since a moment, in order of sequence. Errors: TQ001.';
+'Returns up to p_size FAILED tasks of a topic that an owner has ended since a moment, in the order of their sequences.
+It includes the tasks of owners whose names begin with p_owner and a slash. Raises TQ001 for an unknown topic.';
 
--- Waits until the executors that have passed taskq.check_stage have committed; later ones wait for the end of this
--- transaction. Not for long: an executor that hangs holds nothing up, and what it stages is removed with the lease.
+-- Waits until the executors that have passed taskq.check_stage have committed. Executors that come later wait for the
+-- end of this transaction. The wait is limited to the lock_timeout below, so an executor that hangs does not block the
+-- commit. taskq.prune_stages removes what such an executor stages.
 CREATE FUNCTION taskq_internal.await_executors(p_stage uuid) RETURNS void LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM FROM taskq_internal.mutex
@@ -372,8 +390,8 @@ EXCEPTION WHEN lock_not_available THEN
     NULL;
 END $$;
 
--- Raises TQ007 if a winning attempt has staged more or fewer decisions than it reported: the server crashed and lost
--- them, or the stage was abandoned.
+-- Raises TQ007 if the stage has more or fewer decisions of a successful attempt than the attempt reported. The server
+-- has then crashed and lost them, or a session has abandoned the stage.
 CREATE FUNCTION taskq_internal.check_stage_counts(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -391,7 +409,7 @@ BEGIN
     END IF;
 END $$;
 
--- Deletes what attempts staged that did not win.
+-- Deletes the rows that unsuccessful attempts staged.
 CREATE FUNCTION taskq_internal.drop_failed_attempts(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -403,7 +421,7 @@ BEGIN
         SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
 END $$;
 
--- Leaves one decision for each task of a stage: deletes all but the first.
+-- Leaves one decision for each task of a stage: deletes all but the first in the order of the results.
 CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq.staged s USING (
@@ -412,9 +430,9 @@ BEGIN
     WHERE d.place > 1 AND s.ctid = d.ctid;
 END $$;
 
--- Completes what is staged, and returns how many tasks. If there is more than one chunk, one statement that reads
--- all tasks of the owner ends those that can only end. The rest, and all if any task waits for others, goes through
--- taskq.complete. Errors: those of taskq.complete.
+-- Completes the staged decisions, and returns how many tasks it completed. For more than 50,000 decisions, one
+-- statement ends the tasks whose decisions cannot return them to READY, and taskq.complete handles the rest. If any
+-- task waits for other tasks, taskq.complete handles all decisions. Raises the errors of taskq.complete.
 CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -426,8 +444,8 @@ BEGIN
         + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
 END $$;
 
--- Completes decisions of a stage, all or those that may return their task to READY, in chunks that bound the
--- server's memory, and returns how many.
+-- Completes decisions of a stage, and returns how many. With p_all false it completes only the decisions that may
+-- return their task to READY. It works in chunks, which limit the server's memory.
 CREATE FUNCTION taskq_internal.complete_in_chunks(p_owner text, p_fence bigint, p_stage uuid, p_all boolean)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -447,7 +465,7 @@ DECLARE
 BEGIN
     OPEN v_chunks;
     LOOP
-        FETCH v_chunks INTO v_chunk;  -- one by one: a FOR loop would prefetch fifty
+        FETCH v_chunks INTO v_chunk;  -- one by one: a FOR loop would prefetch fifty chunks
         EXIT WHEN NOT FOUND;
         v_done := v_done + taskq.complete(p_owner, p_fence, v_chunk.sequences, v_chunk.results, v_chunk.outputs,
                                           v_chunk.errors, v_chunk.delays);
@@ -456,15 +474,16 @@ BEGIN
     RETURN v_done;
 END $$;
 
--- Whether a decision may return its task to READY. True for an invalid decision, which is then refused.
+-- Returns whether a decision may return its task to READY. Returns true for an invalid decision, which taskq.complete
+-- then rejects.
 CREATE FUNCTION taskq_internal.may_return_to_ready(p_result smallint, p_delay interval) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_result NOT BETWEEN :SUSPENSION AND :SUCCESS OR p_delay IS NOT NULL
 $$;
 
--- Ends the tasks of a stage whose decisions cannot return them to READY, and returns how many. This is end_tasks for
--- millions: both tables are walked in the order of their sequences and merged, without arrays. Errors: those of
--- taskq.complete.
+-- Ends the tasks of a stage whose decisions cannot return them to READY, and returns how many. It does the work of
+-- end_tasks for millions of tasks: the plan reads both tables in the order of their sequences and merges them, without
+-- arrays. Raises the errors of taskq.complete.
 CREATE FUNCTION taskq_internal.end_staged_tasks(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_hashjoin = off AS $$
 DECLARE
@@ -506,8 +525,8 @@ BEGIN
     RETURN v_ended;
 END $$;
 
--- Deletes the follow-ups of tasks that are not continued. Runs before the decisions of a task are merged, as all of
--- them count.
+-- Deletes the follow-ups of tasks that are not continued. Runs before merge_decisions, because all decisions of a task
+-- count.
 CREATE FUNCTION taskq_internal.drop_not_continued(p_stage uuid) RETURNS void
 LANGUAGE plpgsql SET enable_nestloop = off AS $$
 BEGIN
@@ -528,7 +547,8 @@ BEGIN
       AND NOT EXISTS (SELECT FROM continued c WHERE c.sequence = j.parent);
 END $$;
 
--- Pushes and releases what follows the completed decisions.
+-- Deletes the follow-ups of tasks whose decision the commit dropped. Pushes the tasks and releases the groups of the
+-- others.
 CREATE FUNCTION taskq_internal.apply_follow_ups(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_nestloop = off AS $$
 BEGIN
@@ -540,7 +560,7 @@ BEGIN
     PERFORM taskq_internal.release_staged_groups(p_stage);
 END $$;
 
--- Releases the groups of a stage, each once, ten thousand of a topic at a time.
+-- Releases each group of a stage once, in chunks of about ten thousand groups of a topic.
 CREATE FUNCTION taskq_internal.release_staged_groups(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_chunk record;
@@ -558,7 +578,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Claims the due tasks behind the first ones of identifiers, which this transaction has locked; returns how many.
+-- Claims the due tasks that follow the first tasks of their identifiers. p_heads has these first tasks, which this
+-- transaction has locked. Returns how many tasks it claimed.
 CREATE FUNCTION taskq_internal.claim_remaining_tasks(p_topic_id int, p_holder bigint, p_heads bigint[], p_size int)
 RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -581,13 +602,13 @@ BEGIN
         v_found := taskq_internal.lock_remaining_tasks(p_topic_id, v_now, v_identifiers, v_chunk);
         v_all := v_all + cardinality(taskq_internal.claim_locked(p_topic_id, p_holder, v_found));
         v_room := p_size - v_all;
-        EXIT WHEN cardinality(v_found) < v_chunk;  -- no more tasks, or an identifier was cut
+        EXIT WHEN cardinality(v_found) < v_chunk;  -- no tasks are left, or a lock has cut an identifier
     END LOOP;
     RETURN v_all;
 END $$;
 
--- Locks the first due tasks of identifiers, identifier by identifier, at most p_size in all, and returns their
--- sequences. If another transaction holds a task of an identifier, only the tasks before it.
+-- Locks the first due tasks of the given identifiers, identifier by identifier, at most p_size in all. Returns their
+-- sequences. If another transaction holds a task of an identifier, it returns only the tasks before that task.
 CREATE FUNCTION taskq_internal.lock_remaining_tasks(p_topic_id int, p_now timestamptz, p_identifiers text[], p_size int)
 RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -600,7 +621,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              -- + 0 keeps the planner from live_ready, which has the tasks of all identifiers.
+              -- + 0 keeps the planner from the index live_ready, which has the tasks of all identifiers.
               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_size) t
         LIMIT p_size);
@@ -620,7 +641,7 @@ BEGIN
         WHERE n.whole);
 END $$;
 
--- Deletes the deferred tasks of owners whose leases are gone. Walks the index from fence to fence.
+-- Deletes the deferred tasks of leases that no longer exist. The query walks the index from fence to fence.
 CREATE FUNCTION taskq_internal.prune_deferred_tasks() RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
@@ -634,8 +655,9 @@ BEGIN
         WHERE k.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = k.fence)));
 END $$;
 
--- Deletes from a stage of rounds the failures within the ttl, which are not recorded: their tasks would be READY at
--- once, and the next round would claim them before everything pushed later. They stay held until the lease ends.
+-- Deletes from a stage of rounds the failures of tasks within their ttl, without recording them. Such a task would be
+-- READY at once, and the next round would claim it before all tasks that were pushed later. The tasks stay held until
+-- the lease ends.
 CREATE FUNCTION taskq_internal.skip_unrecorded_failures(p_owner_id bigint, p_stage uuid) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -658,9 +680,9 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Deletes from a stage that was opened under a condition the decisions that overtake: of each identifier those
--- behind the first task that failed, is snoozed, has no decision, or is suspended under a condition that blocks.
--- Their tasks are given back.
+-- Deletes the overtaking decisions from a stage that was opened under a condition. A decision overtakes if an earlier
+-- task of its identifier failed, is snoozed, has no decision, or is suspended under a condition that blocks. The owner
+-- gives the tasks of deleted decisions back.
 CREATE FUNCTION taskq_internal.drop_overtaking_decisions(p_owner_id bigint, p_stage uuid, p_condition text)
 RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE

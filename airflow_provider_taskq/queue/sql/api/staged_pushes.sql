@@ -1,5 +1,5 @@
--- Staged pushes: tasks that executors stage and their driver pushes, all in one transaction, and once for any number
--- of calls.
+-- Staged pushes: executors stage tasks, and their driver pushes all of them in one transaction. A repeated call of the
+-- driver pushes nothing.
 
 CREATE FUNCTION taskq.open_push() RETURNS uuid LANGUAGE plpgsql AS $$
 BEGIN
@@ -7,10 +7,11 @@ BEGIN
     RETURN gen_random_uuid();
 END $$;
 COMMENT ON FUNCTION taskq.open_push IS
-'Opens a stage for tasks that executors stage, and returns its number. Removes what dead drivers have left.';
+'Opens a stage for tasks that executors stage. Returns the ID of the stage. Also removes the stages that dead drivers
+have left.';
 
--- The removal of a stage waits for the end of the transactions that have passed this check, so attempts that outlive
--- their job leave nothing behind.
+-- The removal of a stage waits for the end of the transactions that have passed this check. So an attempt that outlives
+-- its job leaves no rows in the stage.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM taskq_internal.mutex
@@ -21,7 +22,8 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.check_push IS
-'The last statement of an executor that stages tasks. Errors: TQ007 if the stage was committed or abandoned.';
+'Checks that a stage still accepts tasks. An executor that stages tasks calls it as its last statement. Raises TQ007 if
+the stage was committed or abandoned.';
 
 CREATE FUNCTION taskq.push_staged(
     p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[], p_counts bigint[]
@@ -44,9 +46,10 @@ BEGIN
     RETURN v_done;
 END $$;
 COMMENT ON FUNCTION taskq.push_staged IS
-'Pushes the staged tasks of the winning attempt of each part, by part and place, to p_topic (NULL: each to its own
-topic), and returns how many were stored. p_counts: how many tasks each attempt has staged. A repeated call returns
-the same and changes nothing. Errors: TQ007 if the counts differ; those of taskq.push.';
+'Pushes the staged tasks of the successful attempt of each part, in the order of part and place. Returns how many tasks
+it pushed. All tasks go to p_topic. With p_topic NULL each task names its own topic. The arrays p_parts, p_attempts and
+p_counts name, for each part, its successful attempt and the number of tasks that this attempt staged. A repeated call
+returns the same number and changes nothing. Raises TQ007 if the counts differ, and the errors of taskq.push.';
 
 CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -62,14 +65,15 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.abandon_push IS
-'Removes what was staged, and returns how many tasks. The stage accepts no more; a committed stage stays committed.';
+'Removes the staged rows of a stage. Returns how many tasks were staged. The stage accepts no more rows. A committed
+stage stays committed.';
 
 CREATE FUNCTION taskq.begin_stream_batch(p_stream text, p_batch bigint, p_query text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_last taskq_internal.stream;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('batches of streams are committed');
+    PERFORM taskq_internal.require_read_committed('begin_stream_batch()');
     INSERT INTO taskq_internal.stream AS s (name, batch, committed, query)
         VALUES (p_stream, p_batch, clock_timestamp(), p_query)
     ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
@@ -80,16 +84,16 @@ BEGIN
     SELECT * INTO v_last FROM taskq_internal.stream WHERE name = p_stream;
     IF v_last.query <> p_query THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
-            'stream %L is that of another query, which has committed up to batch %s: a new checkpoint'
-            ' numbers its batches from 0 again, so that they would be taken for replays and lost; name the'
-            ' stream otherwise, or forget the old one by taskq.forget_stream', p_stream, v_last.batch));
+            'stream %L belongs to another query, which has committed up to batch %s. A new checkpoint numbers'
+            ' its batches from 0 again, and they would be lost as repetitions. Use another name for the'
+            ' stream, or remove the old stream with taskq.forget_stream', p_stream, v_last.batch));
     END IF;
     RETURN false;
 END $$;
 COMMENT ON FUNCTION taskq.begin_stream_batch IS
-'Whether a stream commits this batch for the first time; a number up to the last one is a repetition. Stored with this
-transaction. p_query: the number of the query in Spark''s checkpoint. Waits for another run of the same stream.
-Errors: TQ000 if another query uses the name.';
+'Records in this transaction that a stream commits a batch. p_query is the ID of the query in Spark''s checkpoint. Waits
+for another run of the same stream. Returns false if the stream has already committed this batch or a later one. Raises
+TQ000 if another query uses the name.';
 
 CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -97,7 +101,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.forget_stream IS
-'Removes a stream, so that a query with a new checkpoint can use its name. Returns false if there is none.';
+'Removes a stream, so that a query with a new checkpoint can use its name. Returns false if there is no such stream.';
 
 CREATE FUNCTION taskq.purge_streams(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -108,11 +112,11 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.purge_streams IS
-'Removes streams that have committed nothing for p_older_than, and returns how many. A stream that continues later may
-push its last batch twice.';
+'Removes streams that have committed no batch for p_older_than. Returns how many streams it removed. A removed stream
+that continues later may push its last batch twice.';
 
--- Raises TQ007 if a winning attempt has staged more or fewer tasks than it reported: the server crashed and lost
--- them, or they were removed after a day.
+-- Raises TQ007 if the stage has more or fewer tasks of a successful attempt than the attempt reported. The server has
+-- then crashed and lost them, or prune_staged_tasks has removed them after a day.
 CREATE FUNCTION taskq_internal.check_staged_tasks(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
 RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -130,8 +134,8 @@ BEGIN
     END IF;
 END $$;
 
--- Pushes what these attempts have staged, in chunks that bound the server's memory, and returns how many tasks. An
--- invalid task is named by its place among all of them, and by its identifier.
+-- Pushes the tasks that these attempts have staged, in chunks that limit the server's memory. Returns how many tasks it
+-- pushed. An error names an invalid task by its place among all tasks, and by its identifier.
 CREATE FUNCTION taskq_internal.push_from_stage(
     p_stage uuid, p_topic text, p_insertion text, p_parts int[], p_attempts bigint[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -165,7 +169,8 @@ EXCEPTION WHEN SQLSTATE 'TQ002' OR data_exception OR statement_too_complex THEN
     RETURN NULL;
 END $$;
 
--- The last place of the next chunk after p_place: 10,000 tasks, or 8 MB of payload; NULL if there are none.
+-- Returns the last place of the next chunk after p_place: 10,000 tasks, or 8 MB of payload. Returns NULL if no tasks
+-- are left.
 CREATE FUNCTION taskq_internal.chunk_end(p_stage uuid, p_part int, p_attempt bigint, p_place bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -177,9 +182,9 @@ BEGIN
         ORDER BY s.place LIMIT 10000) n WHERE n.before < 8000000);
 END $$;
 
--- A chunk as arrays for taskq.push, one row for each topic. If tasks have dependencies, one row for each run of
--- tasks of the same topic, so that every task comes after those before it. With p_topic all go to that topic, which
--- takes half the time.
+-- Returns a chunk as arrays for taskq.push, with one row for each topic. If tasks have dependencies, each run of tasks
+-- of the same topic has a row, so that every task comes after the tasks before it. With p_topic all tasks go to that
+-- topic, which takes half the time.
 CREATE FUNCTION taskq_internal.staged_chunk(
     p_stage uuid, p_part int, p_attempt bigint, p_place bigint, p_last bigint, p_topic text
 ) RETURNS TABLE (topic text, places bigint[], identifiers text[], payloads text[], refs text[], suspended boolean[],
@@ -214,7 +219,7 @@ BEGIN
         USING p_stage, p_part, p_attempt, p_place, p_last;
 END $$;
 
--- Pushes one row of taskq_internal.staged_chunk, and returns the first sequence of it.
+-- Pushes one row of taskq_internal.staged_chunk. Returns its first sequence.
 CREATE FUNCTION taskq_internal.push_chunk(p_chunk record, p_insertion text, p_since bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -237,7 +242,8 @@ BEGIN
     RETURN (SELECT min(u.sequence) FROM unnest(v_sequences) AS u (sequence));
 END $$;
 
--- Raises the error of a chunk again, naming the task among all that are pushed, and never its payload.
+-- Raises the error of a chunk again. The error names the position of the task among all pushed tasks, and never its
+-- payload.
 CREATE FUNCTION taskq_internal.raise_staged_error(
     p_code text, p_message text, p_before bigint, p_places bigint[], p_identifiers text[], p_payloads text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -257,7 +263,7 @@ BEGIN
     PERFORM taskq_internal.raise_error('TQ002', v_reason);
 END $$;
 
--- Whether a text is JSON; NULL counts as such.
+-- Returns whether a text is JSON. Returns true for NULL.
 CREATE FUNCTION taskq_internal.is_json(p_text text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     PERFORM p_text::json;
@@ -266,9 +272,10 @@ EXCEPTION WHEN data_exception OR statement_too_complex THEN
     RETURN false;
 END $$;
 
--- Removes what dead drivers have staged: under a fence that is gone, or without one more than a day ago. A job that
--- stages for longer than a day fails at its commit. One session prunes at a time; no other waits. Returns how many
--- stages. Walks the index from stage to stage, so the cost is that of the stages and not of their tasks.
+-- Removes the rows that dead drivers have staged: under a fence that no longer exists, or without a fence more than a
+-- day ago. A job that stages for longer than a day fails at its commit. One session prunes at a time; the others return
+-- 0. Returns how many stages it removed. The query walks the index from stage to stage, so its cost grows with the
+-- stages and not with their tasks.
 CREATE FUNCTION taskq_internal.prune_staged_tasks() RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -297,8 +304,8 @@ BEGIN
     RETURN cardinality(v_dead);
 END $$;
 
--- Whether this transaction may prune stages; false while another does. Locks a table, which needs no transaction
--- number.
+-- Returns whether this transaction may prune stages: false while another transaction prunes them. The function locks a
+-- table, because this needs no transaction number.
 CREATE FUNCTION taskq_internal.may_prune() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.prune IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;

@@ -1,4 +1,4 @@
--- Statistics: how many tasks ended, how often they were tried, how long they took, and their errors in groups.
+-- Statistics: how many tasks ended, how many attempts they took, how long they ran, and their errors in groups.
 
 CREATE FUNCTION taskq.statistics(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, ended bigint, succeeded bigint, failed bigint, retried bigint, retries bigint,
@@ -31,16 +31,17 @@ BEGIN
     JOIN taskq_internal.topic p ON p.topic_id = s.topic_id ORDER BY p.name;
 END $$;
 COMMENT ON FUNCTION taskq.statistics IS
-'Tasks that ended within p_within, by topic: how many ended, succeeded, failed and were retried; and the seconds from
-when the last attempt was due until its end: shortest, mean, longest and percentiles. Costs what has ended since.
-Errors: TQ001.';
+'Returns statistics of the tasks that ended within p_within, by topic. With p_topic NULL it returns all topics. Each row
+has the number of tasks that ended, succeeded, failed and were retried. It also has the seconds from the due time of the
+last attempt to its end: shortest, mean, longest and percentiles. The cost grows with the number of tasks that ended
+within p_within. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.record_handling_times(p_topic text, p_seconds float8[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_hour     timestamptz := date_trunc('hour', clock_timestamp(), 'UTC');
 BEGIN
-    -- Each new row locks the topic's row by its foreign key, and would wait for a drop of the topic.
+    -- Each new row locks the topic's row through its foreign key, and would wait for a drop of the topic.
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR KEY SHARE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -56,8 +57,9 @@ BEGIN
     DELETE FROM taskq_internal.handling h WHERE h.topic_id = v_topic_id AND h.hour < v_hour - interval '8 days';
 END $$;
 COMMENT ON FUNCTION taskq.record_handling_times IS
-'Stores for how many seconds tasks of a topic were handled, one number for each task. Kept by hour in buckets of 5 %
-for 8 days. Best in a transaction of its own, as two calls for a topic wait for each other. Errors: TQ001.';
+'Stores handling times of a topic: one number of seconds for each task. The queue keeps them for 8 days, by hour, in
+buckets of 5 %. Call it in a transaction of its own, because two calls for a topic wait for each other. Raises TQ001 for
+an unknown topic.';
 
 CREATE FUNCTION taskq.handling_times(p_within interval, p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, count bigint, shortest float8, mean float8, longest float8, p50 float8, p90 float8,
@@ -81,8 +83,9 @@ LANGUAGE sql STABLE AS $$
     FROM summed s JOIN taskq_internal.topic p ON p.topic_id = s.topic_id GROUP BY p.name ORDER BY p.name
 $$;
 COMMENT ON FUNCTION taskq.handling_times IS
-'How long tasks were handled in the hours of p_within, by topic: their number, and seconds: shortest, mean and longest
-exactly, percentiles to 5 %. Errors: TQ001.';
+'Returns handling times of the hours of p_within, by topic: the number of tasks, and their seconds. With p_topic NULL it
+returns all topics. The shortest, mean and longest times are exact. The percentiles are exact to 5 %. Raises TQ001 for
+an unknown topic.';
 
 CREATE FUNCTION taskq.topic_errors(p_topic text DEFAULT NULL)
 RETURNS TABLE (topic text, sequence bigint, age interval, failed bigint, retrying bigint) LANGUAGE plpgsql STABLE
@@ -109,8 +112,9 @@ BEGIN
     WHERE n.sequence IS NOT NULL AND (p_topic IS NULL OR p.name = p_topic) ORDER BY 3 DESC;
 END $$;
 COMMENT ON FUNCTION taskq.topic_errors IS
-'The oldest task of each topic that failed and has not succeeded since: FAILED, or READY for a retry; and how many
-there are, counted up to 1,000 of each kind.';
+'Returns the oldest task of each topic that failed and has not succeeded since: it is FAILED, or READY for a retry. With
+p_topic it returns only this topic. Each row has the number of FAILED tasks and of tasks that wait for a retry, each
+counted up to 1,000.';
 
 CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
 RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
@@ -123,7 +127,7 @@ RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held 
     ORDER BY o.lease_until LIMIT 1000
 $$;
 COMMENT ON FUNCTION taskq.stuck_owners IS
-'Owners that hold tasks and whose lease lapsed more than p_patience ago, the longest first, at most 1,000.';
+'Returns up to 1,000 owners that hold tasks and whose lease lapsed more than p_patience ago, the longest first.';
 
 CREATE FUNCTION taskq.error_groups(p_topic text, p_size int DEFAULT 100, p_budget int DEFAULT 10000)
 RETURNS TABLE (error_group text, failed bigint, retrying bigint, messages bigint, example text, newest bigint,
@@ -143,9 +147,10 @@ BEGIN
     ORDER BY 2 DESC, 3 DESC, 1 LIMIT greatest(p_size, 0);
 END $$;
 COMMENT ON FUNCTION taskq.error_groups IS
-'The errors of a topic''s FAILED tasks in groups, the largest first, at most p_size: how many FAILED, how many wait for
-a retry, the number of different summaries, an example, the newest task and the time of the last failure. Reads the
-newest p_budget tasks of each kind; looked_at: how many FAILED ones. Errors: TQ001.';
+'Returns up to p_size groups of the errors of a topic''s FAILED tasks, the largest first. Each row has the number of
+FAILED tasks, the number of tasks that wait for a retry, the number of different summaries, an example, the newest task
+and the time of the last failure. Reads the newest p_budget tasks of each kind. looked_at is the number of FAILED tasks
+that it read. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.throughput(p_span interval, p_spans int, p_topic text DEFAULT NULL, p_pages int DEFAULT 2000)
 RETURNS TABLE (topic text, span int, state int, count bigint, sampled double precision) LANGUAGE plpgsql
@@ -178,18 +183,19 @@ BEGIN
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.throughput IS
-'How many tasks of each topic ended in each state from FAILED to SUCCEEDED, in p_spans spans of time up to now; span 0
-is the last. Reads at most p_pages pages, a random share of a longer history, and multiplies; sampled is that share.
-p_topic: only this topic. Errors: TQ008 for an invalid p_span.';
+'Returns how many tasks of each topic ended in each state from FAILED to SUCCEEDED, in p_spans spans of time up to now.
+Span 0 is the last span. With p_topic it returns only this topic. Reads at most p_pages pages. Of a longer history it
+reads a random share and extrapolates. The column sampled is that share. Raises TQ008 for an invalid p_span.';
 
--- The bucket of a duration, 5 % wide; below a microsecond all are in one.
+-- Returns the bucket of a duration. Buckets are 5 % wide. All durations below a microsecond share one bucket.
 CREATE FUNCTION taskq_internal.handling_bucket(p_seconds float8) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT floor(ln(greatest(p_seconds, 1e-6)) / ln(1.05))::int
 $$;
 
--- The group of an error: its summary with # for what differs from task to task: the task's identifier, a UUID, and a
--- word with a digit, with further such words after - . : , or /. The type of the exception stays, and so does a
--- number from 100 to 599 that stands alone: it may be a status code, and to retry a 404 helps less than a 503.
+-- Returns the group of an error: its summary with # in the place of all that differs from task to task. This is the
+-- task's identifier, a UUID, and a word with a digit, together with further such words after - . : , or /. The type of
+-- the exception stays. A number from 100 to 599 that stands alone stays too, because it may be a status code: to retry
+-- a 404 helps less than to retry a 503.
 CREATE FUNCTION taskq_internal.error_group(p_summary text, p_identifier text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -210,7 +216,7 @@ BEGIN
     RETURN v_kind || v_message;
 END $$;
 
--- The error groups of the newest p_budget FAILED tasks of a topic, of those that failed since a moment.
+-- Returns the error groups of those of the newest p_budget FAILED tasks of a topic that failed since a moment.
 CREATE FUNCTION taskq_internal.failed_groups(p_topic_id int, p_since timestamptz, p_budget int)
 RETURNS TABLE (error_group text, failed bigint, messages bigint, example text, newest bigint, last_failed timestamptz)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -226,7 +232,7 @@ BEGIN
     WHERE n.completed >= p_since GROUP BY 1;
 END $$;
 
--- The error groups of the newest p_budget tasks of a topic that wait for a retry.
+-- Returns the error groups of the newest p_budget tasks of a topic that wait for a retry.
 CREATE FUNCTION taskq_internal.retrying_groups(p_topic_id int, p_budget int)
 RETURNS TABLE (error_group text, retrying bigint, messages bigint, example text, newest bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$

@@ -1,8 +1,9 @@
--- Ticks: recurring tasks, created ahead of their time, one for each moment however many schedulers install them.
+-- Ticks: recurring tasks, which schedulers install ahead of their time. Each moment has one tick, even if several
+-- schedulers install it.
 --
--- The identifier of a tick is prefix/hash/moment. The hash stands for the configuration and has no slash. The moment
--- is the tick's nominal time in UTC, as 20261121T103000.000000Z, whose bytes sort as time does. So a tick of prefix
--- a is never taken for one of prefix a/b.
+-- The identifier of a tick is prefix/hash/moment. The hash stands for the configuration and has no slash. The moment is
+-- the tick's nominal time in UTC, as 20261121T103000.000000Z, whose bytes sort in the order of time. So no tick of
+-- prefix a is taken for a tick of prefix a/b.
 
 CREATE FUNCTION taskq.install_ticks(
     p_topic text, p_prefix text, p_config_hash text, p_moments timestamptz[], p_payloads text[] DEFAULT NULL,
@@ -46,10 +47,11 @@ BEGIN
     RETURN cardinality(v_added);
 END $$;
 COMMENT ON FUNCTION taskq.install_ticks IS
-'Installs ticks of a prefix and a config hash, and returns how many were added. Removes ticks of the prefix with
-another hash that are not held, then adds the missing ones; a stored tick stays as it is. p_moments: nominal times;
-the other arrays are those of taskq.push. Concurrent calls for a prefix run one after the other. Errors: TQ001; TQ002
-for an invalid task, prefix, hash or moment; TQ000 above READ COMMITTED.';
+'Installs the ticks of a prefix for a configuration with the hash p_config_hash. Removes the ticks of the prefix with
+another hash, except held and ended ticks, and then adds the missing ticks. A stored tick stays as it is. p_moments has
+the nominal times. The other arrays are those of taskq.push. Concurrent calls for a prefix run one after the other.
+Returns how many ticks it added. Raises TQ001 for an unknown topic, TQ002 for an invalid task, prefix, hash or moment,
+and TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.uninstall_ticks(p_topic text, p_prefix text, p_config_hash text) RETURNS int
 LANGUAGE plpgsql AS $$
@@ -60,28 +62,29 @@ BEGIN
     RETURN taskq_internal.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, true);
 END $$;
 COMMENT ON FUNCTION taskq.uninstall_ticks IS
-'Removes the ticks of a prefix and a config hash that are not held, and returns how many. Errors: those of
-taskq.install_ticks.';
+'Removes the ticks of a prefix and a configuration hash, except held and ended ticks. Returns how many ticks it removed.
+Raises TQ001 for an unknown topic, TQ002 for an invalid prefix or hash, and TQ000 above READ COMMITTED.';
 
--- The identifier of a tick.
+-- Returns the identifier of a tick.
 CREATE FUNCTION taskq_internal.tick_identifier(p_prefix text, p_config_hash text, p_moment timestamptz) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT p_prefix || '/' || p_config_hash || '/' || to_char(p_moment AT TIME ZONE 'UTC', 'YYYYMMDD"T"HH24MISS.US"Z"')
 $$;
 
--- The hash in the identifier of a tick of that prefix; NULL for any other identifier.
+-- Returns the hash in the identifier of a tick of a prefix, and NULL for any other identifier.
 CREATE FUNCTION taskq_internal.tick_hash(p_identifier text, p_prefix text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN starts_with(p_identifier, p_prefix || '/')
                 THEN substring(substr(p_identifier, length(p_prefix) + 2)
                                FROM '^([^/]+)/[0-9]{8}T[0-9]{6}\.[0-9]{6}Z$') END
 $$;
 
--- Locks the ticks of a prefix for this transaction: another one that changes them waits until it ends, and then sees
--- its result. Raises TQ000 above READ COMMITTED; TQ002 for an ambiguous prefix or hash.
+-- Locks the ticks of a prefix until this transaction ends. Another transaction that changes these ticks waits until
+-- then, and sees the result. Raises TQ000 above READ COMMITTED, and TQ002 for a blank prefix, a blank hash or a hash
+-- with a slash.
 CREATE FUNCTION taskq_internal.lock_ticks(p_topic taskq_internal.topic, p_prefix text, p_config_hash text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM taskq_internal.require_read_committed('ticks are installed and uninstalled');
+    PERFORM taskq_internal.require_read_committed('an installation of ticks');
     IF p_prefix IS NULL OR p_prefix !~ '\S' THEN
         PERFORM taskq_internal.raise_error('TQ002', format('topic %L: the prefix of ticks is blank', p_topic.name));
     END IF;
@@ -93,7 +96,7 @@ BEGIN
     WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_TICKS, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
 END $$;
 
--- Raises TQ002 for a missing moment, or one outside the years 1 to 9999, naming its position.
+-- Raises TQ002 if a moment is missing or outside the years 1 to 9999. The error names the position of the task.
 CREATE FUNCTION taskq_internal.check_moments(p_topic taskq_internal.topic, p_moments timestamptz[], p_offset int)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -109,9 +112,9 @@ BEGIN
     END IF;
 END $$;
 
--- Removes the ticks of a prefix with this hash, or with another, and returns how many: those that are READY, and
--- those pushed SUSPENDED that were never claimed. Held and ended ticks stay: an ended tick tells that it has been
--- installed.
+-- Removes ticks of a prefix and returns how many: those with this hash if p_this is true, those with another hash if it
+-- is false. It removes ticks that are READY, and ticks that were pushed SUSPENDED and never claimed. It keeps held
+-- ticks and ended ticks: an ended tick proves that a scheduler has installed it.
 CREATE FUNCTION taskq_internal.remove_ticks(p_topic_id int, p_prefix text, p_config_hash text, p_this boolean)
 RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -133,7 +136,7 @@ BEGIN
     RETURN cardinality(v_waiting || v_suspended);
 END $$;
 
--- The places, from 1, of those identifiers that have no task; of equal ones the first.
+-- Returns the places, from 1, of the identifiers that have no task. For equal identifiers it returns the first place.
 CREATE FUNCTION taskq_internal.missing_ticks(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -145,7 +148,7 @@ BEGIN
                  WHERE k.identifier IS NULL GROUP BY u.identifier ORDER BY 1);
 END $$;
 
--- The values at these places, from 1; NULL for NULL.
+-- Returns the values at the given places, which count from 1. Returns NULL if p_values is NULL.
 CREATE FUNCTION taskq_internal.pick_elements(p_values anyarray, p_places bigint[]) RETURNS anyarray
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_values IS NOT NULL THEN ARRAY(

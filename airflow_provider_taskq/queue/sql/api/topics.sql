@@ -1,11 +1,12 @@
--- Topics: a name, a policy, and whether the topic is paused.
+-- Topics: a topic has a name and a policy, and may be paused.
 
 CREATE FUNCTION taskq.policy(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN taskq_internal.accessible_topic(p_topic, 'SELECT, INSERT, UPDATE');
 END $$;
 COMMENT ON FUNCTION taskq.policy IS
-'Returns a topic with its policy, its number, and the pause: paused, paused_by, paused_since. Errors: TQ001.';
+'Returns a topic with its policy and its number. The columns paused, paused_by and paused_since describe its pause.
+Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.create_topic(
     p_topic text, p_max_attempts int DEFAULT 1, p_base interval DEFAULT '1 minute', p_factor double precision DEFAULT 2,
@@ -25,9 +26,9 @@ BEGIN
     RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.create_topic IS
-'Creates a topic with a policy: taskq.create_topic(''orders'', p_max_attempts => 3, p_base => ''30 s''). Without a policy,
-a task has one attempt. Returns false, and changes nothing, if it exists. Errors: TQ008 for an invalid duration;
-check_violation for another invalid field, or an invalid name.';
+'Creates a topic with a policy, for example taskq.create_topic(''orders'', p_max_attempts => 3, p_base => ''30 s''). If
+no policy is given, a task has one attempt. Returns false and changes nothing if the topic exists. Raises TQ008 for an
+invalid duration, and check_violation for an invalid name or another invalid field.';
 
 CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -53,15 +54,16 @@ BEGIN
         ttl = v_altered.ttl, notify = v_altered.notify, keep_succeeded = v_altered.keep_succeeded,
         keep_failed = v_altered.keep_failed
     WHERE topic_id = v_topic.topic_id;
-    IF v_altered.probe AND NOT v_topic.probe THEN  -- tasks that wait for a retry now wait for the probe, too
+    IF v_altered.probe AND NOT v_topic.probe THEN  -- tasks that wait for a retry now also wait for the probe
         UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = v_topic.topic_id AND holder IS NULL
             AND attempt > 0 AND waits <= :WAITS_NOTHING;
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.alter_topic IS
-'Changes the fields of a topic''s policy that the JSON object names: {"max_attempts": 5, "ttl": "90 s"}. Scheduled
-retries keep their time. Concurrent changes wait for each other. Errors: TQ001; TQ008 for an unknown field or an
-invalid duration; check_violation or invalid_text_representation for another invalid value.';
+'Changes the fields of a topic''s policy that the JSON object p_changes names, for example {"max_attempts": 5, "ttl":
+"90 s"}. Scheduled retries keep their time. Concurrent changes wait for each other. Raises TQ001 for an unknown topic,
+TQ008 for an unknown field or an invalid duration, and check_violation or invalid_text_representation for another
+invalid value.';
 
 CREATE FUNCTION taskq.set_paused(p_topic text, p_paused boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -81,8 +83,8 @@ BEGIN
        AND taskq_internal.record_pause(v_topic_id, p_paused, coalesce(taskq_internal.current_actor(), session_user));
 END $$;
 COMMENT ON FUNCTION taskq.set_paused IS
-'Pauses or resumes a topic: a paused topic accepts pushes and completions, and hands out nothing. Returns false if it
-was so already. Errors: TQ001.';
+'Pauses or resumes a topic. A paused topic accepts pushes and completions, but polls get none of its tasks. Returns
+false if the topic was already paused or running as requested. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
     SELECT name FROM taskq_internal.topic
@@ -91,11 +93,12 @@ CREATE FUNCTION taskq.topics() RETURNS SETOF text LANGUAGE sql STABLE AS $$
     ORDER BY name
 $$;
 COMMENT ON FUNCTION taskq.topics IS
-'The names of all topics in alphabetical order.';
+'Returns the names of all topics that the role may use, in alphabetical order.';
 
--- A transaction of several verbs may hold what this function needs, and wait for what this function holds; PostgreSQL
--- would end one of the two. So this function waits for a lock only while it holds none. It takes what is free, sleeps
--- and checks again. If a transaction that has changed something waits for it, it releases everything and begins again.
+-- A transaction of several verbs may hold a lock that this function needs, and wait for a lock that this function
+-- holds. PostgreSQL would end one of the two transactions. So this function waits for a lock only while it holds none.
+-- It takes the free locks, sleeps and checks again. If a transaction that has changed rows waits for this function, the
+-- function releases all its locks and begins again.
 CREATE FUNCTION taskq.drop_topic(p_topic text, p_alone boolean DEFAULT false, p_patience interval DEFAULT '1 minute')
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -115,11 +118,11 @@ BEGIN
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.drop_topic IS
-'Drops a topic with all its tasks. Returns false if it does not exist. Waits up to p_patience for transactions that
-push to it or hold its tasks. p_alone: the call is a transaction of its own, so own tables may be truncated. Errors:
-TQ000, naming a session that still uses the topic.';
+'Drops a topic with all its tasks. Waits up to p_patience for transactions that push to the topic or hold its tasks.
+With p_alone true the call is the only one in its transaction, so it may truncate the topic''s own tables. Returns false
+if the topic does not exist. Raises TQ000 if a session still uses the topic, and names that session.';
 
--- The topic of this name; TQ001 if it is unknown.
+-- Returns the topic with this name. Raises TQ001 if it does not exist.
 CREATE FUNCTION taskq_internal.find_topic(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_topic taskq_internal.topic;
@@ -132,7 +135,7 @@ BEGIN
     RETURN v_topic;
 END $$;
 
--- Raises TQ008 for changes that are not a JSON object of policy fields.
+-- Raises TQ008 if the changes are not a JSON object of policy fields.
 CREATE FUNCTION taskq_internal.check_policy_fields(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_fields  text[] := ARRAY['max_attempts', 'base', 'factor', 'max_delay', 'horizon', 'max_elapsed', 'jitter',
@@ -161,7 +164,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- One try of taskq.drop_topic. Raises lock_not_available if it has to be repeated.
+-- Tries once to drop a topic, for taskq.drop_topic. Raises lock_not_available if the caller has to repeat the attempt.
 CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean)
 RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
 DECLARE
@@ -178,7 +181,7 @@ BEGIN
     PERFORM taskq_internal.take_topic_lock_exclusive(v_topic_id);
     PERFORM set_config('lock_timeout', '10ms', true);  -- the statements below must not wait
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
-    IF NOT FOUND THEN  -- another session has dropped it, and perhaps created it again
+    IF NOT FOUND THEN  -- another session has dropped it, and may have created it again
         RAISE lock_not_available;
     END IF;
     IF p_alone THEN
@@ -197,8 +200,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Deletes the rows of a topic that no other transaction holds, and returns whether that was all. Never waits. The
--- rows of taskq_internal.task stay: a transaction that changes one also holds the task's row in live or ended.
+-- Deletes the rows of a topic that no other transaction holds. Returns whether these were all rows. Never waits. It
+-- keeps the rows of taskq_internal.task: a transaction that changes such a row also holds the task's row in live or
+-- ended.
 CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -207,7 +211,7 @@ DECLARE
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'group_release', 'handling', 'topic_move', 'progress',
                                    'consumer_partition', 'consumer_group', 'retention_walk'] LOOP
-        EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- its rows are in one partition, so a ctid tells one
+        EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- the rows are in one partition: a ctid is unique
                        'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
         EXECUTE format('SELECT EXISTS (SELECT FROM taskq_internal.%I WHERE topic_id = $1)', v_table) INTO v_left
@@ -217,8 +221,8 @@ BEGIN
     RETURN NOT v_left;
 END $$;
 
--- Whether a transaction that has written to the tables of the queue, or locked rows, has waited for this session for
--- longer than p_for.
+-- Returns whether another transaction has waited for this session for longer than p_for, and has written to the tables
+-- of the queue or locked rows.
 CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
         SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c
@@ -227,12 +231,12 @@ CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LAN
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
           AND c.oid <> ALL (taskq_internal.lock_only_tables())
-          -- A first verb that waits for the topic's row has this lock, and has written nothing.
+          -- If a transaction waits for the topic's row in its first verb, it holds this lock and has written nothing.
           AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))
 $$;
 
--- Raises TQ000 for a topic that others use, naming the session that began first: those with a push to the topic
--- before those that use any task.
+-- Raises TQ000 for a topic that other sessions use. The error names the session whose transaction began first. Sessions
+-- with a push to the topic come before sessions that use any task.
 CREATE FUNCTION taskq_internal.raise_topic_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);

@@ -28,7 +28,7 @@ CREATE FUNCTION taskq.maintain(
 DECLARE
     v_rest boolean;
 BEGIN
-    PERFORM taskq_internal.require_read_committed('maintain() runs');
+    PERFORM taskq_internal.require_read_committed('maintain()');
     SELECT e.count, e.more INTO expired, more FROM taskq_internal.expire_some(p_owners_excepted) e;
     PERFORM taskq.prune_stages();
     SELECT r.count, r.more INTO purged, v_rest FROM taskq_internal.run_retention() r;

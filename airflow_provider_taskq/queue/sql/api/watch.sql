@@ -1,4 +1,4 @@
--- Watch: one call for many waits, junctions of groups, and what keeps a topic's tasks from being polled.
+-- Watch: one call for many waits, junctions of groups, and counts of the READY tasks of a topic by what blocks them.
 
 CREATE FUNCTION taskq.watch(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
@@ -14,10 +14,11 @@ BEGIN
     FROM taskq_internal.watch_groups(p_names, p_juncture_topics, p_junctions, p_places, p_groups, p_identifiers) j;
 END $$;
 COMMENT ON FUNCTION taskq.watch IS
-'Answers many waits in one call. Each row names its kind and the position in its arrays, from 1. ready: how many tasks
-of a topic could be polled, up to a limit, and with p_aged for how many seconds the oldest has been due; state: the
-state of an identifier''s newest task, NULL without one; juncture: how many groups still wait, after the call has
-released complete ones. -1 for an unknown topic.';
+'Answers many waits in one call. Each row has the kind of its wait and the position in the arrays of that kind, from 1.
+The kind ready returns how many tasks of a topic a poll could claim, up to a limit. With p_aged it also returns for how
+many seconds the oldest task has been due. The kind state returns the state of the newest task of an identifier, or NULL
+if the identifier has no task. The kind juncture releases the complete groups and returns how many groups still wait.
+The number is -1 for an unknown topic.';
 
 CREATE FUNCTION taskq.watch_tasks(
     p_ready_topics text[], p_limits int[], p_conditions text[], p_aged boolean[], p_state_topics text[],
@@ -33,7 +34,7 @@ BEGIN
         AS u (topic, bound, condition, aged, place)
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE')
     CROSS JOIN LATERAL (
-        -- Two index probes tell most topics, and cost a tenth of the count.
+        -- Two index probes decide most topics, and cost a tenth of the count.
         SELECT CASE WHEN t.topic_id IS NULL THEN -1
                     WHEN EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL
                                  AND l.waits <= :WAITS_NOTHING)
@@ -50,15 +51,16 @@ BEGIN
     LEFT JOIN taskq_internal.topic t ON t.name = u.topic AND taskq_internal.may_access(u.topic, 'SELECT, UPDATE');
 END $$;
 COMMENT ON FUNCTION taskq.watch_tasks IS
-'The kinds ready and state of taskq.watch. It changes nothing, so it also works for readers and on a standby.';
+'Answers the waits of the kinds ready and state, like taskq.watch. It changes nothing, so readers may call it, also on a
+standby.';
 
 CREATE FUNCTION taskq.notify(p_topic text) RETURNS void LANGUAGE sql AS $$
     SELECT pg_notify('taskq', p_topic)
 $$;
 COMMENT ON FUNCTION taskq.notify IS
-'Sends the topic''s name on the channel taskq, so that listening workers and waits look at once. Call it after the
-commit, in a transaction of its own: PostgreSQL commits one transaction with notifications at a time. With notify in
-the topic''s policy, a push calls it.';
+'Sends the topic''s name on the channel taskq, so that listening workers and waits check the topic at once. Call it
+after the commit, in a transaction of its own: PostgreSQL commits one transaction with notifications at a time. If the
+topic''s policy has notify, a push calls it.';
 
 CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS text[]
 LANGUAGE plpgsql AS $$
@@ -68,10 +70,11 @@ BEGIN
             p_identifiers, p_groups, p_junction)).identifiers;
 END $$;
 COMMENT ON FUNCTION taskq.junction IS
-'Releases groups of identifiers: their SUSPENDED tasks become READY. The arrays go together: an identifier and the
-number of its group. A group is released if each of its identifiers has a SUSPENDED task (SINGULAR), or a task in any
-state but REDUNDANT (ETERNAL), before the call. Returns the identifiers of the released tasks. Never waits: a group
-with a task that another transaction holds stays for a later call. Errors: TQ001; TQ000 for an unknown junction.';
+'Releases groups of identifiers: their SUSPENDED tasks become READY. p_identifiers and p_groups have one element for
+each member: an identifier and the number of its group. The call releases a group if each of its identifiers has a
+SUSPENDED task (SINGULAR), or a task in any state but REDUNDANT (ETERNAL), before the call. Returns the identifiers of
+the released tasks. Never waits: a group with a task that another transaction holds stays for a later call. Raises TQ001
+for an unknown topic, and TQ000 for an unknown junction.';
 
 CREATE FUNCTION taskq.release_groups_once(
     p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text
@@ -98,9 +101,9 @@ BEGIN
     RETURN ARRAY(SELECT unnest(v_open) EXCEPT SELECT unnest(v_released) ORDER BY 1);
 END $$;
 COMMENT ON FUNCTION taskq.release_groups_once IS
-'Releases groups like taskq.junction, each group once for p_name, and returns the numbers of the groups that still
-wait. A group is recognized by its identifiers. taskq.purge_group_releases removes the memory. Errors: those of
-taskq.junction.';
+'Releases groups like taskq.junction, each group once for p_name. Returns the numbers of the groups that still wait. The
+queue recognizes a group by its identifiers. It remembers released groups until taskq.purge_group_releases removes them.
+Raises TQ001 for an unknown topic, and TQ000 for an unknown junction.';
 
 CREATE FUNCTION taskq.purge_group_releases(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -112,7 +115,7 @@ BEGIN
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.purge_group_releases IS
-'Removes the memory of group releases older than p_older_than, and returns how many groups.';
+'Removes the records of group releases that are older than p_older_than. Returns how many groups it removed.';
 
 CREATE FUNCTION taskq.topic_status(p_topics text[], p_conditions text[], p_cap int)
 RETURNS TABLE ("position" int, ready bigint, scheduled bigint, retrying bigint, blocked bigint, paused bigint,
@@ -136,12 +139,13 @@ BEGIN
                         OFFSET 0) r;
 END $$;
 COMMENT ON FUNCTION taskq.topic_status IS
-'READY tasks of topics, each under a condition, by what holds them back: ready, scheduled (due later, never tried),
-retrying (due later, tried before), blocked (by a dependency, a probe, a task of the identifier, or an open poll) and
-paused; and running. Each count stops at p_cap. position: in the arrays, from 1; an unknown topic has no row.';
+'Returns the number of READY tasks of each topic, under a condition, by what blocks them. Tasks are ready, scheduled
+(due later, never attempted), retrying (due later, attempted before), blocked (by a dependency, a probe, a task of the
+identifier, or an open poll) or paused. The column running has the number of held tasks. Each count stops at p_cap. The
+column position is the position in the arrays, from 1. An unknown topic has no row.';
 
--- The group waits of taskq.watch: how many groups each wait still waits for, -1 for an unknown topic. Never waits:
--- while the topic's tables are moved, number is NULL, and the next call returns it.
+-- Returns, for each group wait of taskq.watch, how many groups still wait, or -1 for an unknown topic. Never waits:
+-- while a move of the topic's tables holds the lock, the number is NULL, and a later call returns it.
 CREATE FUNCTION taskq_internal.watch_groups(
     p_names text[], p_topics text[], p_junctions text[], p_places int[], p_groups int[], p_identifiers text[]
 ) RETURNS TABLE (place int, number int) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
@@ -172,7 +176,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The state of the newest task of an identifier; NULL without a task.
+-- Returns the state of the newest task of an identifier, or NULL if it has no task.
 CREATE FUNCTION taskq_internal.newest_state(p_topic_id int, p_identifier text) RETURNS int
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -189,7 +193,7 @@ BEGIN
             AND l.sequence = v_sequence);
 END $$;
 
--- The key by which each group is recognized.
+-- Returns the keys by which the queue recognizes the groups.
 CREATE FUNCTION taskq_internal.group_keys(p_identifiers text[], p_groups int[], p_junction text)
 RETURNS TABLE (number int, key uuid) LANGUAGE sql IMMUTABLE AS $$
     SELECT m.number, md5(p_junction || jsonb_agg(DISTINCT m.identifier))::uuid
@@ -204,8 +208,8 @@ BEGIN
     END IF;
 END $$;
 
--- Releases groups as taskq.junction describes. numbers: the released groups; identifiers: those of the released
--- tasks.
+-- Releases groups as taskq.junction describes. Returns the numbers of the released groups, and the identifiers of the
+-- released tasks.
 CREATE FUNCTION taskq_internal.release_groups(
     p_topic_id int, p_identifiers text[], p_groups int[], p_junction text, OUT identifiers text[], OUT numbers int[]
 ) LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -245,7 +249,7 @@ BEGIN
     PERFORM taskq_internal.reset_tasks(p_topic_id, v_held);
 END $$;
 
--- The identifiers of the groups whose every identifier is in p_present.
+-- Returns the identifiers of the groups that have all their identifiers in p_present.
 CREATE FUNCTION taskq_internal.identifiers_of_complete_groups(p_identifiers text[], p_groups int[], p_present text[])
 RETURNS text[] LANGUAGE plpgsql SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -256,8 +260,8 @@ BEGIN
               GROUP BY g.number HAVING bool_and(p.identifier IS NOT NULL)) whole USING (number));
 END $$;
 
--- Those of the identifiers that have a task in any state but REDUNDANT. Looks at each identifier's newest tasks
--- first, of which mostly the very first is one.
+-- Returns the identifiers that have a task in any state but REDUNDANT. It looks at the newest tasks of each identifier
+-- first: the very first one usually suffices.
 CREATE FUNCTION taskq_internal.identifiers_with_tasks(p_topic_id int, p_identifiers text[]) RETURNS text[]
 LANGUAGE plpgsql SET enable_nestloop = on SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
@@ -280,8 +284,9 @@ BEGIN
                      FOR UPDATE SKIP LOCKED);
 END $$;
 
--- The READY tasks of a topic by what they wait for, each count up to p_cap. due: wait for no dependency and no
--- probe; blocked: wait for one. Reads priority by priority, as times are in order only within a priority.
+-- Returns the numbers of READY tasks of a topic by what they wait for, each up to p_cap. Tasks in due wait for no
+-- dependency and no probe. Tasks in blocked wait for one. The function reads priority by priority, because due times
+-- are in order only within a priority.
 CREATE FUNCTION taskq_internal.count_ready_by_reason(
     p_topic_id int, p_cap int, OUT due bigint, OUT scheduled bigint, OUT retrying bigint, OUT paused bigint,
     OUT blocked bigint
@@ -311,7 +316,7 @@ BEGIN
         scheduled := scheduled + v_later.scheduled;
         retrying := retrying + v_later.retrying;
     END LOOP;
-    -- A retry that waits for the probe of the topic and is not due waits for its time.
+    -- A retry that waits for the probe of the topic and is not due counts as waiting for its time.
     SELECT count(*) FILTER (WHERE n.waits = :WAITS_DEPENDENCIES OR n.waits = :WAITS_PROBE AND n.available_at <= v_now),
            retrying + count(*) FILTER (WHERE n.waits = :WAITS_PROBE AND n.available_at > v_now),
            count(*) FILTER (WHERE n.waits = :WAITS_RESUME)

@@ -1,16 +1,17 @@
--- Blocking: what keeps a READY task out of the indexes that a poll walks: its dependencies (live.waits =
--- DEPENDENCIES), the probe of its topic (PROBE), or a person that resumes it (RESUME).
+-- Blocking: what keeps a READY task out of the indexes that a poll reads. This is its dependencies (live.waits =
+-- DEPENDENCIES), the probe of its topic (PROBE), or a user that has to resume it (RESUME).
 --
--- A task that waits for dependencies is checked again when it is woken (available_at = -infinity) by the end of one
--- of them. The transaction that makes it wait and the one that ends the dependency can miss each other. So it is also
--- checked from time to time: after a tenth of its age, between a second and a minute.
+-- The end of a dependency wakes a task that waits for it (available_at = -infinity), and the next poll checks the task
+-- again. The transaction that makes the task wait and the one that ends the dependency can miss each other. So polls
+-- also check the task from time to time: after a tenth of its age, between a second and a minute.
 
--- Those of the tasks whose dependencies are all fulfilled: of each, the latest task has SUCCEEDED, or there is none
--- left.
+-- Returns the tasks among p_sequences whose dependencies are all fulfilled. A dependency is fulfilled if the latest
+-- task of its identifier has SUCCEEDED, or if no such task is left.
 CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
-    -- OFFSET 0 keeps the planner from joining the tasks with all dependencies of the topic: each task is looked up.
+    -- OFFSET 0 keeps the planner from joining the tasks with all dependencies of the topic. It looks each task up
+    -- instead.
     RETURN ARRAY(
         SELECT u.sequence FROM unnest(p_sequences) AS u (sequence)
         WHERE NOT EXISTS (
@@ -24,14 +25,14 @@ BEGIN
             OFFSET 0));
 END $$;
 
--- The same for one task.
+-- Returns whether all dependencies of one task are fulfilled.
 CREATE FUNCTION taskq_internal.is_fulfilled(p_topic_id int, p_sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN cardinality(taskq_internal.fulfilled_dependents(p_topic_id, ARRAY[p_sequence])) = 1;
 END $$;
 
--- Makes those of the tasks wait whose dependencies are no longer fulfilled, as a newer task of the identifier was
--- pushed; returns whether there were any. Costs next to nothing if the topic has no dependencies.
+-- Makes the tasks among p_sequences wait whose dependencies are no longer fulfilled, because a newer task of the
+-- identifier was pushed. Returns whether there were any. The cost is negligible if the topic has no dependencies.
 CREATE FUNCTION taskq_internal.park_unfulfilled(p_topic_id int, p_sequences bigint[]) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -48,8 +49,8 @@ BEGIN
         AND cardinality(taskq_internal.check_dependents(p_topic_id, v_doubtful)) < cardinality(v_doubtful);
 END $$;
 
--- Checks READY tasks with dependencies, whose rows this transaction holds: fulfilled ones may be polled at their
--- place, others wait. Returns the fulfilled ones.
+-- Checks READY tasks with dependencies, whose rows this transaction holds. Polls may then claim the fulfilled tasks in
+-- their original place, and the others wait. Returns the fulfilled tasks.
 CREATE FUNCTION taskq_internal.check_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -57,20 +58,20 @@ DECLARE
     v_fulfilled bigint[] := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
     v_rest bigint[] := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_fulfilled));
 BEGIN
-    -- A statement per outcome, and a lookup per task: no row is compared with a whole array, and nothing is joined, as
-    -- callers forbid different kinds of joins.
+    -- Each outcome has its own statement, and each task its own lookup. So no plan compares a row with a whole array,
+    -- and none joins: callers forbid different kinds of joins.
     IF cardinality(v_fulfilled) > 0 THEN
         UPDATE taskq_internal.live l SET waits = :WAITS_MET, due_again = NULL,
             available_at = CASE WHEN l.waits = :WAITS_MET THEN l.available_at ELSE coalesce(l.due_again, (
                 SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_fulfilled);
         UPDATE taskq_internal.dependency d SET waiting = false
-        -- The cast keeps the planner from dependency_waiting.
+        -- The cast keeps the planner from the index dependency_waiting.
         WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_fulfilled) AND d.waiting::int = 1;
     END IF;
     IF cardinality(v_rest) > 0 THEN
         UPDATE taskq_internal.live l SET waits = :WAITS_DEPENDENCIES, (available_at, due_again) = (
-            -- The next check: after a tenth of the task's age.
+            -- The next check comes after a tenth of the task's age.
             SELECT v_now + least(greatest((v_now - t.created) / 10, interval '1 second'), interval '1 minute'),
                    CASE WHEN l.waits = :WAITS_MET THEN nullif(l.available_at, t.due) ELSE l.due_again END
             FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
@@ -81,9 +82,9 @@ BEGIN
     RETURN v_fulfilled;
 END $$;
 
--- Stores the dependencies of a push, and makes the tasks wait. The three arrays go together: the place of a task in
--- p_sequences, from 0, with the topic and the identifier that it depends on. Raises TQ002 for an identifier without
--- a task, and for the task's own, which could never be fulfilled.
+-- Stores the dependencies of a push, and makes the tasks wait. The three arrays have one element for each dependency:
+-- the place of the task in p_sequences, from 0, and the topic and identifier that the task depends on. Raises TQ002 for
+-- an identifier without a task, and for a dependency of a task on its own identifier, which could never be fulfilled.
 CREATE FUNCTION taskq_internal.add_dependencies(
     p_topic taskq_internal.topic, p_sequences bigint[], p_offset int, p_places int[], p_topics text[],
     p_identifiers text[]
@@ -121,8 +122,8 @@ BEGIN
             ARRAY(SELECT DISTINCT p_sequences[u.place + 1] FROM unnest(p_places) AS u (place)));
 END $$;
 
--- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits: a task
--- that another transaction checks is left to its next check.
+-- Wakes the tasks that wait for these identifiers of a topic, so that the next poll checks them. Never waits: if
+-- another transaction checks a task now, the task keeps the time of its next check.
 CREATE FUNCTION taskq_internal.wake_dependents(p_topic_id int, p_identifiers text[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -142,7 +143,7 @@ BEGIN
     LOOP
         v_sleeping := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                             WHERE l.topic_id = v_waiting.topic_id AND l.sequence = ANY (v_waiting.sequences)
-                              -- + 0 keeps the planner from live_waiting.
+                              -- + 0 keeps the planner from the index live_waiting.
                               AND l.holder IS NULL AND l.waits + 0 = :WAITS_DEPENDENCIES
                                   AND l.available_at <> '-infinity'
                             FOR UPDATE SKIP LOCKED);
@@ -151,15 +152,15 @@ BEGIN
     END LOOP;
 END $$;
 
--- Promotes tasks that have waited long enough, before a poll of up to p_size tasks walks the indexes. Returns the
--- retries among them: those that the poll does not claim go back by requeue_waiting.
+-- Promotes tasks that have waited long enough, before a poll of up to p_size tasks reads the indexes. Returns the
+-- retries among them. The poll passes these to requeue_waiting, which makes the unclaimed ones wait again.
 CREATE FUNCTION taskq_internal.promote_waiting(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
-    -- In an order that only live_waiting has: a plan made while the table was empty could take any index.
+    -- The order is one that only live_waiting has. Otherwise a plan made while the table was empty could use any index.
     IF (SELECT l.sequence FROM taskq_internal.live l
         WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
             AND l.available_at <= v_now
@@ -174,8 +175,9 @@ BEGIN
     RETURN '{}';
 END $$;
 
--- Makes retries wait again that were promoted for a poll and not claimed. While retries of the topic fail, those
--- that were claimed are its probe. Never waits for the row of the probe: a poll that promoted a probe holds it.
+-- Makes retries wait again that were promoted for a poll and that the poll did not claim. While retries of the topic
+-- fail, the claimed ones become its probe. Never waits for the row of the probe, because a poll that promoted a probe
+-- holds it.
 CREATE FUNCTION taskq_internal.requeue_waiting(p_topic_id int, p_retries bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -184,7 +186,7 @@ BEGIN
     IF cardinality(p_retries) = 0 THEN
         RETURN;
     END IF;
-    -- + 0 keeps the planner from live_ready.
+    -- + 0 keeps the planner from the index live_ready.
     UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = p_topic_id AND sequence = ANY (p_retries)
         AND holder IS NULL AND waits + 0 <= :WAITS_NOTHING;
     PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
@@ -197,11 +199,12 @@ BEGIN
     END IF;
 END $$;
 
--- Checks woken tasks until p_size of them may be polled (NULL: all), and a hundred of those whose next check is due.
+-- Checks woken tasks until a poll may claim p_size of them, and a hundred of the tasks whose next check is due. With
+-- p_size NULL it checks all woken tasks.
 CREATE FUNCTION taskq_internal.promote_dependents(p_topic_id int, p_size int) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_now    timestamptz := clock_timestamp();  -- a variable, as an index range needs: the function is volatile
+    v_now    timestamptz := clock_timestamp();  -- a variable, as an index range cannot use a volatile function
     v_checked bigint[];
     v_after  bigint := 0;
     v_freed  bigint := 0;
@@ -210,7 +213,7 @@ BEGIN
         v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
                               AND l.available_at = '-infinity'
-                            AND l.sequence > v_after  -- past the dead index entries of those that this call has moved
+                            AND l.sequence > v_after  -- skips the dead index entries of tasks that this call has moved
                           ORDER BY l.sequence LIMIT greatest(p_size - v_freed, 100) FOR UPDATE SKIP LOCKED);
         EXIT WHEN cardinality(v_checked) = 0;
         v_after := v_checked[cardinality(v_checked)];
@@ -226,9 +229,9 @@ BEGIN
     END IF;
 END $$;
 
--- Promotes retries that wait for the probe of their topic, and returns them: while retries succeed, those that are
--- due, in polled order; while they fail, the next one in turn (see may_probe). Skips a topic whose probe another
--- poll is sending.
+-- Promotes retries that wait for the probe of their topic, and returns them. While retries succeed, it promotes the due
+-- ones in polled order. While they fail, it promotes the next retry in turn (see may_probe). It skips a topic while
+-- another poll sends its probe.
 CREATE FUNCTION taskq_internal.promote_retries(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -254,7 +257,8 @@ BEGIN
     RETURN CASE WHEN p_topic.probe THEN v_retries ELSE '{}' END;
 END $$;
 
--- The retries to promote: of up to p_size identifiers for a poll of batches, else up to p_size of them.
+-- Returns the retries to promote: the retries of up to p_size identifiers for a poll of batches, or else up to p_size
+-- retries.
 CREATE FUNCTION taskq_internal.retries_to_promote(
     p_topic taskq_internal.topic, p_failing boolean, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -270,8 +274,9 @@ BEGIN
         ELSE v_retries END;
 END $$;
 
--- The due retry whose last failure is the longest ago, whatever its priority; under a condition only one that has
--- the turn of its identifier. At most one. Of retries that failed in one call the first by priority, then sequence.
+-- Returns at most one task: the due retry whose last failure is the longest ago, whatever its priority. Under a
+-- condition it returns only a retry that has the turn of its identifier. Among retries that failed in one call it
+-- returns the first by priority, then by sequence.
 CREATE FUNCTION taskq_internal.retry_in_turn(p_topic_id int, p_now timestamptz, p_condition text) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -289,7 +294,7 @@ BEGIN
     RETURN '{}';
 END $$;
 
--- These retries and the others of their identifiers: a batch is handed out whole.
+-- Returns the given retries and the other retries of their identifiers, because a poll hands out a batch as a whole.
 CREATE FUNCTION taskq_internal.retries_of_same_groups(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -304,8 +309,8 @@ BEGIN
             OFFSET 0) a);
 END $$;
 
--- The first p_size due retries that wait for the probe, in polled order; under a condition only those that have the
--- turn of their identifier, as a probe that cannot be claimed would hold the others back.
+-- Returns the first p_size due retries that wait for the probe, in polled order. Under a condition it returns only
+-- retries that have the turn of their identifier, because a probe that no poll can claim would block the other retries.
 CREATE FUNCTION taskq_internal.due_retries(
     p_topic_id int, p_now timestamptz, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -339,7 +344,7 @@ BEGIN
     RETURN v_due;
 END $$;
 
--- Whether an attempted task has the turn of its identifier, and nothing blocks the identifier.
+-- Returns whether an attempted task has the turn of its identifier, and no task blocks the identifier.
 CREATE FUNCTION taskq_internal.has_turn(p_topic_id int, p_sequence bigint, p_condition text) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -361,10 +366,10 @@ BEGIN
                                                OR a.waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME))));
 END $$;
 
--- Whether a poll may promote retries of a probing topic: yes while none fails. While they fail: if the poll holds
--- the probe's row, the last probe is no longer held, and since its failure a retry has become due or the topic's
--- first delay has passed. The delay of the failed task does not count: it grows, and the other retries would wait
--- for it.
+-- Returns whether a poll may promote retries of a topic with a probe. It may while no retry fails. While retries fail,
+-- the poll has to hold the probe's row, and no owner may hold the last probe. Also, since its failure, a retry has to
+-- have become due or the topic's first delay to have passed. The delay of the failed task does not count: it grows, and
+-- the other retries would wait for it.
 CREATE FUNCTION taskq_internal.may_probe(p_topic taskq_internal.topic, p_probe taskq_internal.probe, p_now timestamptz)
 RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -383,7 +388,7 @@ BEGIN
             ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
--- Whether any task may wait for the end of others.
+-- Returns whether any task may wait for the end of other tasks.
 CREATE FUNCTION taskq_internal.has_waiting_tasks() RETURNS boolean
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
@@ -391,7 +396,7 @@ BEGIN
         OR EXISTS (SELECT FROM taskq_internal.topic WHERE probe);
 END $$;
 
--- Wakes the dependents of tasks that SUCCEEDED in a call of complete, and updates the probe.
+-- Wakes the dependents of the tasks that SUCCEEDED in a call of complete, and updates the probe.
 CREATE FUNCTION taskq_internal.update_waiting(p_topic_id int, p_sequences bigint[], p_results smallint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -406,10 +411,10 @@ BEGIN
     END IF;
 END $$;
 
--- Updates a topic's probe after tasks have ended or returned to READY in this transaction. A recorded failure makes
--- the topic a failing one; a failure of the probe is stored with its time, which holds the next one back
--- (may_probe). Any other decision on a retry ends the failing. Writes only changes, so that completions do not wait
--- for each other.
+-- Updates a topic's probe after tasks have ended or returned to READY in this transaction. A recorded failure marks the
+-- topic as failing. For a failure of the probe it stores the time, which delays the next probe (may_probe). Any other
+-- decision on a retry marks the topic as no longer failing. It writes only changes, so that completions do not wait for
+-- each other.
 CREATE FUNCTION taskq_internal.update_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[])
 RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -440,8 +445,8 @@ BEGIN
     END IF;
 END $$;
 
--- The tasks that a poll would promote now: woken dependents that are fulfilled and due, a hundred of those whose
--- next check is due (another hundred at each call), and up to p_limit retries. Reads only.
+-- Returns the tasks that a poll would promote now: woken dependents that are fulfilled and due, a hundred of the tasks
+-- whose next check is due (another hundred at each call), and up to p_limit retries. It changes nothing.
 CREATE FUNCTION taskq_internal.waiting_to_promote(p_topic taskq_internal.topic, p_limit int, p_condition text)
 RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_sort = off AS $$

@@ -1,25 +1,25 @@
--- Turns: one task of an identifier at a time, for polls under a condition and polls of batches.
+-- Turns: polls under a condition and polls of batches take one task of an identifier at a time.
 --
--- In a topic, the turn of an identifier belongs to its ACTIVE task; else to its attempted task with the lowest
--- sequence; else to its first due task in polled order. A poll finds the turns to hand out without a lock. It then
--- locks the identifiers (rows of taskq_internal.identifier_lock, SKIP LOCKED) and checks again in a new statement.
--- Another poll of an identifier has either committed, and the check sees its result, or it still holds the lock, and
--- this poll leaves the identifier out. So two tasks of an identifier are never handed out at once, no poll waits,
--- and no task overtakes another.
+-- In a topic, the turn of an identifier belongs to its ACTIVE task. Without one it belongs to the attempted task with
+-- the lowest sequence, and otherwise to the first due task in polled order. A poll finds turns without a lock. It then
+-- locks the identifiers (rows of taskq_internal.identifier_lock, SKIP LOCKED) and checks again in a new statement. If
+-- another poll of an identifier has committed, the check sees its result. If it still holds the lock, this poll leaves
+-- the identifier out. So polls never hand out two tasks of an identifier at once, no poll waits, and no task overtakes
+-- another.
 --
--- A poll looks for turns among the first due tasks of the topic, in growing windows. If a few identifiers have so
--- many tasks that a window does not suffice, the poll goes from identifier to identifier. Either way the cost grows
--- with the number of identifiers, not with the number of tasks of one identifier.
+-- A poll looks for turns among the first due tasks of the topic, in growing windows. If a few identifiers have more
+-- tasks than a window holds, the poll goes from identifier to identifier. Either way the cost grows with the number of
+-- identifiers, not with the number of tasks of one identifier.
 --
 -- Many identifiers may be blocked at once: each has a failed task, or a task that is held or not due. A poll has to
--- pass all of them. So it reads identifiers with few tasks in bulk: a thousand READY tasks in the order of
--- identifiers, and what blocks identifiers in the same range. Only the remaining identifiers cost index probes of
--- their own.
+-- pass all of them. So it reads identifiers with few tasks in bulk: a thousand READY tasks in the order of identifiers,
+-- and the tasks that block identifiers in the same range. Only the remaining identifiers cost index probes of their
+-- own.
 --
--- A check for another task of an identifier is written as (SELECT ... ORDER BY ... LIMIT 1) IS NULL, not as NOT
--- EXISTS. The planner may turn NOT EXISTS into a hash of every attempted or blocking task of the topic.
+-- A check for another task of an identifier is written as (SELECT ... ORDER BY ... LIMIT 1) IS NULL, not as NOT EXISTS.
+-- The planner may turn NOT EXISTS into a hash of every attempted or blocking task of the topic.
 
--- The states that block a whole identifier under a condition.
+-- Returns the states that block a whole identifier under a condition.
 CREATE FUNCTION taskq_internal.blocking_states(p_condition text) RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
     SELECT (CASE p_condition
         WHEN 'SINGULAR_BY_IDENTIFIER' THEN '{}'
@@ -28,9 +28,9 @@ CREATE FUNCTION taskq_internal.blocking_states(p_condition text) RETURNS smallin
         WHEN 'BATCH' THEN ARRAY[:FAILED]::smallint[] END)::smallint[]
 $$;
 
--- Finds turns among the first p_window due tasks: at most p_size, in polled order, without the identifiers in
--- p_missed. seen: the number of due tasks in the window; identifier_count: the number of their identifiers; seen_at:
--- the snapshot of the query.
+-- Finds up to p_size turns among the first p_window due tasks, in polled order, without the identifiers in p_missed.
+-- seen is the number of due tasks in the window. identifier_count is the number of their identifiers. seen_at is the
+-- snapshot of the query.
 CREATE FUNCTION taskq_internal.turns_among_first(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_window int, p_size int, p_missed text[],
     OUT sequences bigint[], OUT identifiers text[], OUT seen int, OUT identifier_count int, OUT seen_at text
@@ -62,7 +62,7 @@ BEGIN
                    AND l.priority = v.priority AND l.available_at <= p_now
                  ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)) d
             LIMIT p_window) f
-    ), places AS MATERIALIZED (  -- the sequence at each place: an array, as that is looked up at once
+    ), places AS MATERIALIZED (  -- the sequence at each place, as an array for fast lookups
         SELECT array_agg(f.sequence ORDER BY f.place) AS sequences FROM front f
     ), per_identifier AS MATERIALIZED (
         SELECT min(f.place)::int AS place, f.identifier FROM front f GROUP BY f.identifier
@@ -88,8 +88,8 @@ BEGIN
     FROM (SELECT t.identifier, t.place FROM turn t WHERE t.place IS NOT NULL ORDER BY t.place LIMIT p_size) c;
 END $$;
 
--- The first task of the topic in polled order, if it is due and has the turn. A poll of one task mostly finds it
--- here, at a third of the price of looking at several. Empty arrays tell nothing about the tasks behind it.
+-- Returns the first task of the topic in polled order, if it is due and has the turn. A poll of one task usually finds
+-- its task here, at a third of the cost of examining several. Empty arrays say nothing about the tasks behind it.
 CREATE FUNCTION taskq_internal.first_turn(
     p_topic_id int, p_now timestamptz, p_condition text, OUT sequences bigint[], OUT identifiers text[],
     OUT seen_at text
@@ -112,8 +112,8 @@ BEGIN
     identifiers := coalesce(identifiers, '{}');
 END $$;
 
--- Whether an identifier has an attempted task that is not due or waits. Such a task keeps the identifier's batch
--- back.
+-- Returns whether an identifier has an attempted task that is not due or that waits. Such a task blocks the
+-- identifier's batch.
 CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -121,7 +121,8 @@ BEGIN
                    AND a.attempt > 0 AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > :WAITS_NOTHING));
 END $$;
 
--- The first due task of an identifier in polled order, priority by priority; NULL if none is due.
+-- Returns the first due task of an identifier in polled order. It reads priority by priority. Returns NULL if no task
+-- is due.
 CREATE FUNCTION taskq_internal.first_due_of_identifier(
     p_topic_id int, p_identifier text, p_now timestamptz, p_lifo boolean
 ) RETURNS bigint LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off
@@ -155,10 +156,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- The turns of the next identifiers after p_after (and up to p_until), at most p_size of them in polled order. last:
--- the last identifier that was read, NULL if there are no more. With p_hop it reads a thousand identifiers by one
--- index probe each, which suits identifiers with many tasks; else a thousand READY tasks in bulk, which suits
--- identifiers with few. hop: which way suits the next call.
+-- Returns up to p_size turns of the next identifiers after p_after and up to p_until, in polled order. last is the last
+-- identifier that the call read, or NULL if there are no more. With p_hop true it reads a thousand identifiers by one
+-- index probe each, which suits identifiers with many tasks. Otherwise it reads a thousand READY tasks in bulk, which
+-- suits identifiers with few tasks. hop tells which p_hop suits the next call.
 CREATE FUNCTION taskq_internal.turns_beyond(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text, p_hop boolean,
     p_size int, p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text, OUT hop boolean,
@@ -187,14 +188,14 @@ BEGIN
     END IF;
 END $$;
 
--- The identifiers of the next p_tasks READY tasks in the order of identifiers, without the blocked ones: those with
--- a task in a blocking state, or with a task that has the turn and is held or not due. identifier_count includes the
--- blocked ones; last: see turns_beyond.
+-- Returns the identifiers of the next p_tasks READY tasks in the order of identifiers, without the blocked identifiers.
+-- An identifier is blocked if it has a task in a blocking state, or if its turn belongs to a task that is held or not
+-- due. identifier_count includes the blocked identifiers. last is that of turns_beyond.
 --
--- The scans for what blocks identifiers end after a bounded number of rows, so an identifier with many failed or
--- attempted tasks costs no more than that. A blocked identifier may therefore remain; turns_of_identifiers checks
--- each one again. The scans read indexes only, if the visibility map allows it: rows of neighboring identifiers are
--- far apart in the table, and reading each costs five times as much.
+-- The scans for blocking tasks end after a bounded number of rows, so an identifier with many failed or attempted tasks
+-- costs no more than that. A blocked identifier may therefore remain, and turns_of_identifiers checks each one again.
+-- The scans read only indexes, if the visibility map allows it: rows of neighboring identifiers are far apart in the
+-- table, and reading each row costs five times as much.
 CREATE FUNCTION taskq_internal.open_identifiers(
     p_topic_id int, p_now timestamptz, p_condition text, p_after text, p_until text, p_tasks int,
     OUT identifiers text[], OUT last text, OUT identifier_count int
@@ -248,8 +249,8 @@ BEGIN
     END IF;
 END $$;
 
--- The turns of these identifiers or, if p_identifiers is NULL, of the first thousand identifiers after p_after (and
--- up to p_until), at most p_size of them in polled order. last: the last of these identifiers, NULL if there are no
+-- Returns up to p_size turns of p_identifiers, in polled order. With p_identifiers NULL it returns turns of the first
+-- thousand identifiers after p_after and up to p_until. last is the last of these identifiers, or NULL if there are no
 -- more.
 CREATE FUNCTION taskq_internal.turns_of_identifiers(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text,
@@ -278,7 +279,7 @@ BEGIN
             SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 0 FROM taskq_internal.live l
             WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier = u.identifier
             ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) n
-    ), turn AS MATERIALIZED (  -- the first of its identifier, or another of the identifier that has the turn instead
+    ), turn AS MATERIALIZED (  -- the first task of its identifier, or the task that has the turn instead
         SELECT n.identifier, coalesce(o.sequence, n.sequence) AS sequence, coalesce(o.priority, n.priority) AS priority,
                coalesce(o.available_at, n.available_at) AS available_at, coalesce(o.waits, n.waits) AS waits
         FROM per_identifier n
@@ -311,9 +312,9 @@ BEGIN
           ORDER BY place LIMIT p_size) c;
 END $$;
 
--- A random text between the first and the last identifier, at which a poll starts to go from identifier to
--- identifier. Otherwise polls that find enough on the way would always serve the same identifiers. After the common
--- prefix, two letters are drawn.
+-- Returns a random text between the first and the last identifier, at which a poll begins to go from identifier to
+-- identifier. Otherwise polls that find enough tasks on the way would always serve the same identifiers. The function
+-- draws two letters after the common prefix.
 CREATE FUNCTION taskq_internal.random_identifier(p_topic_id int) RETURNS text
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -337,9 +338,9 @@ BEGIN
     RETURN left(v_first, v_common) || chr(v_letter) || chr(32 + floor(random() * 95)::int);
 END $$;
 
--- Locks the identifiers of turns that were found in a snapshot, checks the turns again, and claims those that
--- remain. claimed: their sequences in the order given; identifier_count: the number of their identifiers; missed: the
--- identifiers that other transactions hold or have changed.
+-- Locks the identifiers of turns that a query found in a snapshot, checks the turns again, and claims the remaining
+-- ones. claimed has their sequences in the given order. identifier_count is the number of their identifiers. missed has
+-- the identifiers that other transactions hold or have changed.
 CREATE FUNCTION taskq_internal.claim_identifiers(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_sequences bigint[],
     p_identifiers text[], p_seen_at text, OUT claimed bigint[], OUT identifier_count int, OUT missed text[]
@@ -361,7 +362,7 @@ BEGIN
     identifier_count := cardinality(claimed);
 END $$;
 
--- The same for batches: claims all due tasks, up to p_each, of each identifier that still has the turn.
+-- Does the same for batches: claims all due tasks, up to p_each, of each identifier that still has the turn.
 CREATE FUNCTION taskq_internal.claim_groups(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_each int, p_sequences bigint[], p_identifiers text[],
     OUT claimed bigint[], OUT identifier_count int, OUT missed text[]
@@ -376,7 +377,7 @@ BEGIN
             SELECT u.identifier FROM unnest(p_sequences, p_identifiers) WITH ORDINALITY
                 AS u (sequence, identifier, place)
             WHERE u.sequence = ANY (v_mine) ORDER BY u.place), p_each);
-        -- Tasks that have to wait leave room for others.
+        -- The claimed tasks that have to wait leave room for other tasks.
         EXIT WHEN NOT taskq_internal.park_unfulfilled(p_topic_id, v_found);
     END LOOP;
     v_of := ARRAY(SELECT DISTINCT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
@@ -387,7 +388,7 @@ BEGIN
                          AND l.sequence = ANY (claimed));
 END $$;
 
--- Locks identifiers until the transaction ends, and returns the sequences that belong to those it could lock.
+-- Locks identifiers until the transaction ends. Returns the sequences of the identifiers that it could lock.
 CREATE FUNCTION taskq_internal.lock_identifiers(p_topic_id int, p_sequences bigint[], p_identifiers text[])
 RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_bitmapscan = off AS $$
@@ -397,15 +398,15 @@ DECLARE
     v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets)
                              FOR UPDATE SKIP LOCKED);
 BEGIN
-    IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- all are locked, and no two share a bucket
+    IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- all identifiers are locked, and no two share a bucket
         RETURN p_sequences;
     END IF;
     RETURN ARRAY(SELECT u.sequence FROM unnest(p_sequences, v_buckets) AS u (sequence, bucket)
                  JOIN unnest(v_locked) AS b (bucket) USING (bucket));
 END $$;
 
--- Locks and returns those of the tasks that still have the turn of their identifiers, which this transaction has
--- locked. If no transaction has committed since the snapshot p_seen_at, all of them have.
+-- Locks and returns the tasks among p_sequences that still have the turn of their identifiers, which this transaction
+-- has locked. If no transaction has committed since the snapshot p_seen_at, all of them have.
 CREATE FUNCTION taskq_internal.recheck_turns(
     p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_sequences bigint[], p_seen_at text
 ) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
@@ -415,7 +416,7 @@ DECLARE
 BEGIN
     RETURN ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        -- + 0 keeps the planner from live_ready.
+        -- + 0 keeps the planner from the index live_ready.
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
             AND l.waits + 0 <= :WAITS_NOTHING
           AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
@@ -436,9 +437,9 @@ BEGIN
         FOR UPDATE OF l SKIP LOCKED);
 END $$;
 
--- Claims up to p_size turns for a holder and returns the tasks' sequences: in polled order, if the first tasks of
--- the topic suffice. Under BATCH it claims the groups of up to p_size identifiers, up to p_each tasks of each (NULL:
--- all).
+-- Claims up to p_size turns for a holder and returns the tasks' sequences. They are in polled order if the first tasks
+-- of the topic suffice. Under BATCH it claims the groups of up to p_size identifiers, up to p_each tasks of each. With
+-- p_each NULL it claims all their tasks.
 CREATE FUNCTION taskq_internal.claim_turns(
     p_topic_id int, p_holder bigint, p_size int, p_lifo boolean, p_condition text, p_each int DEFAULT 1
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -466,7 +467,7 @@ BEGIN
             p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
         IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window
             AND v_turns.identifier_count * 4 < v_turns.seen
-           -- The first identifiers have many tasks. If there are few identifiers, look at all of them.
+           -- The first identifiers have many tasks. If the topic has few identifiers, examine all of them.
            AND v_window < v_widest THEN
             v_few := taskq_internal.turns_beyond(
                 p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
@@ -500,7 +501,7 @@ BEGIN
     RETURN v_claimed;
 END $$;
 
--- Claims the turns that were found: one task for each identifier, or groups.
+-- Claims the turns that a query found: one task for each identifier, or groups.
 CREATE FUNCTION taskq_internal.claim_found_turns(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int,
     p_sequences bigint[], p_identifiers text[], p_seen_at text, OUT claimed bigint[], OUT identifier_count int,
@@ -519,8 +520,9 @@ BEGIN
     END IF;
 END $$;
 
--- Claims turns from identifier to identifier, a thousand at a time. If there are no more than a thousand, they are
--- claimed in polled order. Else it starts at a random identifier and goes around once, until it has enough.
+-- Claims turns from identifier to identifier, a thousand at a time. If the topic has no more than a thousand
+-- identifiers, it claims their turns in polled order. Otherwise it starts at a random identifier and goes around once,
+-- until it has enough tasks.
 CREATE FUNCTION taskq_internal.claim_turns_beyond(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int, p_size int,
     p_missed text[]
@@ -562,8 +564,8 @@ BEGIN
     RETURN v_claimed;
 END $$;
 
--- The number of turns that a poll could hand out now, counted up to p_limit. It leaves out turns whose row another
--- transaction holds and, unless p_locked, those whose identifier is locked.
+-- Returns the number of turns that a poll could hand out now, counted up to p_limit. It leaves out turns whose row
+-- another transaction holds. Unless p_locked is true, it also leaves out turns whose identifier is locked.
 CREATE FUNCTION taskq_internal.count_turns(p_topic_id int, p_limit int, p_condition text, p_locked boolean) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -596,9 +598,9 @@ BEGIN
     RETURN least(v_count, p_limit);
 END $$;
 
--- The number of identifiers that would hand out one of these tasks, which are about to be promoted: the identifier
--- has no other due task or the task is an attempted one, nothing blocks the identifier, and no other task has its
--- turn.
+-- Returns the number of identifiers that would hand out one of these tasks, which are about to be promoted. Such an
+-- identifier has no other due task, or its task here is an attempted one. No task blocks the identifier, and no other
+-- task has its turn.
 CREATE FUNCTION taskq_internal.count_turns_among(
     p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean
 ) RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -624,9 +626,9 @@ BEGIN
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);
 END $$;
 
--- The number of these turns that no other transaction holds: neither the row, nor the identifier if it is in
--- p_identifiers. Takes no lock. A task whose dependencies are no longer fulfilled gives the turn to the next task of
--- its identifier, unless it was attempted.
+-- Returns the number of these turns that no other transaction holds: neither the row, nor the identifier if it is in
+-- p_identifiers. It takes no lock. If the dependencies of a task are no longer fulfilled, the turn passes to the next
+-- task of its identifier, unless the task was attempted.
 CREATE FUNCTION taskq_internal.count_unlocked(p_topic_id int, p_sequences bigint[], p_identifiers text[]) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -641,9 +643,9 @@ BEGIN
                    OR l.attempt = 0 AND taskq_internal.has_due_task(p_topic_id, l.identifier)));
 END $$;
 
--- Those of the identifiers that another open transaction has locked: a poll would leave them out. Takes no lock.
--- Rows of identifier_lock are only locked, never changed, so xmax is the transaction that locked the row last. For
--- most rows it is older than every open transaction.
+-- Returns the identifiers that another open transaction has locked, which a poll would leave out. It takes no lock.
+-- Rows of identifier_lock are only locked, never changed, so xmax is the transaction that locked the row last. For most
+-- rows it is older than every open transaction.
 CREATE FUNCTION taskq_internal.locked_identifiers(p_topic_id int, p_identifiers text[]) RETURNS text[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -657,9 +659,9 @@ BEGIN
                  WHERE age(b.xmax) <= v_oldest AND taskq_internal.is_locked_elsewhere(b.xmax, v_next));
 END $$;
 
--- Whether another open transaction has locked a row of identifier_lock, by the row's xmax. The lock may be this
--- transaction's own, under its own number or that of a savepoint. No function tells these numbers from those of
--- other transactions, but each other transaction holds a lock on its number.
+-- Returns whether another open transaction has locked a row of identifier_lock, by the row's xmax. The lock may belong
+-- to this transaction itself, under its own number or that of a savepoint. No function tells these numbers from those
+-- of other transactions, but each other transaction holds a lock on its number.
 CREATE FUNCTION taskq_internal.is_locked_elsewhere(p_locker xid, p_next bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT taskq_internal.is_transaction_open(p_locker, p_next) THEN
@@ -670,13 +672,13 @@ BEGIN
           AND k.mode = 'ExclusiveLock' AND k.pid IS DISTINCT FROM pg_backend_pid());
 END $$;
 
--- The row of taskq_internal.identifier_lock that is locked for an identifier.
+-- Returns the number of the row of taskq_internal.identifier_lock that a poll locks for an identifier.
 CREATE FUNCTION taskq_internal.identifier_bucket(p_topic_id int, p_identifier text) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$
     SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int
 $$;
 
--- Whether an identifier has a due task that waits for no dependency.
+-- Returns whether an identifier has a due task that waits for no dependency.
 CREATE FUNCTION taskq_internal.has_due_task(p_topic_id int, p_identifier text) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN

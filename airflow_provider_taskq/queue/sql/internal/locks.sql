@@ -1,16 +1,16 @@
--- Locks of topics: transactions that rely on a topic, and those that close it (drop_topic, own_partition), exclude
+-- Locks of topics. Transactions that rely on a topic and transactions that close it (drop_topic, own_partition) exclude
 -- each other.
 --
--- A transaction that relies on a topic takes the shared advisory lock (topic_lock_class, topic_id), the fast path.
--- Any role that can connect can take that lock too, so a push never waits for it. If the lock is not available, the
--- push locks the topic's row FOR KEY SHARE, which no outsider can take or block, and announces to the log that it
--- counts for all topics.
+-- A transaction that relies on a topic takes the shared advisory lock (topic_lock_class, topic_id), the fast path. Any
+-- role that can connect can take that lock too, so a push never waits for it. If the lock is not available, the push
+-- locks the topic's row FOR KEY SHARE, which a role without access can neither take nor block. It then announces to the
+-- log that it counts for all topics.
 --
 -- A transaction that closes a topic takes both: the advisory lock exclusively, and the row FOR UPDATE. It waits for
--- transactions that prove by a lock in taskq_internal that they rely on a topic, and raises TQ000 if another session
--- is in the way.
+-- transactions that prove by a lock in taskq_internal that they rely on a topic. It raises TQ000 if another session
+-- holds the lock.
 
--- The tables that exist only to be locked. A lock on one of them does not mean that a transaction uses tasks.
+-- Returns the tables that exist only to be locked. A lock on one of them does not mean that a transaction uses tasks.
 CREATE FUNCTION taskq_internal.lock_only_tables() RETURNS oid[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY['taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass,
                  'taskq_internal.topic_use'::regclass,
@@ -18,14 +18,15 @@ CREATE FUNCTION taskq_internal.lock_only_tables() RETURNS oid[] LANGUAGE sql STA
                      'taskq_internal.offer_lock'::regclass]::oid[]
 $$;
 
--- The class of these advisory locks.
+-- Returns the class of the advisory locks of topics.
 CREATE FUNCTION taskq_internal.topic_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 8275717  -- 0x7E4705
 $$;
 
--- The topic of this name, which no transaction can drop until this one ends; for a push, which calls announce_push
--- next. If the topic was dropped and created again during the wait, the new one. Above READ COMMITTED the snapshot
--- cannot tell, so there the row is locked as well: a topic that was dropped since is a serialization failure.
+-- Returns the topic with this name, which no transaction can drop until this one ends. For a push, which calls
+-- announce_push next. If another session dropped the topic and created it again during the wait, it returns the new
+-- topic. Above READ COMMITTED the snapshot does not show this, so there it locks the row as well: a topic that was
+-- dropped in the meantime then causes a serialization failure.
 CREATE FUNCTION taskq_internal.lock_topic_shared(p_topic text, p_rights text) RETURNS taskq_internal.topic
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -36,7 +37,7 @@ BEGIN
         PERFORM taskq_internal.check_access(p_topic, p_rights);
     END IF;
     LOOP
-        -- Inlined: a call of find_topic costs 2 us.
+        -- Inlined, because a call of find_topic costs 2 us.
         SELECT * INTO v_topic FROM taskq_internal.topic WHERE name = p_topic;
         IF NOT FOUND THEN
             v_topic := taskq_internal.find_topic(p_topic);
@@ -53,7 +54,7 @@ BEGIN
     RETURN v_topic;
 END $$;
 
--- The same for a transaction that relies on a topic and may draw no sequences.
+-- Does the same for a transaction that relies on a topic and may draw no sequences.
 CREATE FUNCTION taskq_internal.lock_topic_for_use(p_topic text, p_rights text) RETURNS taskq_internal.topic
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -82,7 +83,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Locks a topic without waiting; false while it is dropped or moved.
+-- Locks a topic without waiting. Returns false while another transaction drops or moves the topic.
 CREATE FUNCTION taskq_internal.try_lock_topic_shared(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
@@ -93,9 +94,9 @@ BEGIN
     RETURN FOUND AND NOT taskq_internal.is_closing(p_topic_id);
 END $$;
 
--- Closes a topic to all that rely on it, until this transaction ends. Waits for open pushes to it. A push without
--- the advisory lock holds the topic's row, and may wait for that lock. So this function does not wait for the row
--- while it holds the lock: it releases the lock, sleeps, and tries again.
+-- Closes a topic to all transactions that rely on it, until this transaction ends. Waits for open pushes to the topic.
+-- A push without the advisory lock holds the topic's row, and may wait for that lock. So this function does not wait
+-- for the row while it holds the lock: it releases the lock, sleeps, and tries again.
 CREATE FUNCTION taskq_internal.lock_topic_exclusive(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit interval := current_setting('lock_timeout')::interval;
@@ -113,8 +114,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Takes the advisory lock of a topic exclusively. Raises TQ000, naming the session, if a session outside of the
--- queue holds it. The caller locks the topic's row: drop_topic must not wait for it while it holds this lock.
+-- Takes the advisory lock of a topic exclusively. Raises TQ000 if a session outside of the queue holds it, and names
+-- that session. The caller locks the topic's row, because drop_topic must not wait for the row while it holds this
+-- lock.
 CREATE FUNCTION taskq_internal.take_topic_lock_exclusive(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit    interval := current_setting('lock_timeout')::interval;
@@ -125,7 +127,7 @@ BEGIN
     WHILE NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), p_topic_id) LOOP
         v_last := v_stranger;
         v_stranger := taskq_internal.topic_lock_outsider(p_topic_id);
-        -- Only the second sight counts: a push takes its two locks one after the other.
+        -- The first sight of a session does not count: a push takes its two locks one after the other.
         IF v_stranger IS NOT NULL AND v_last IS NOT NULL THEN
             PERFORM taskq_internal.raise_error('TQ000',
                     format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'
@@ -138,9 +140,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Waits for the advisory lock of a topic, shared or exclusively, for at most 2 seconds, or p_limit if that is shorter
--- and not 0; false if it did not become available. The time is longer than the server's usual deadlock_timeout, so
--- that a deadlock is found.
+-- Waits for the advisory lock of a topic, shared or exclusive, for at most 2 seconds, or for p_limit if that is shorter
+-- and not 0. Returns false if the lock did not become available. The wait is longer than the server's usual
+-- deadlock_timeout, so that the server finds a deadlock.
 CREATE FUNCTION taskq_internal.await_topic_lock(p_topic_id int, p_shared boolean, p_limit interval) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 BEGIN
@@ -157,7 +159,7 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
 
--- Ends a wait in several steps as the caller's lock_timeout (0: none) would end a single one.
+-- Ends a wait in several steps like the caller's lock_timeout would end a single wait. A limit of 0 means no limit.
 CREATE FUNCTION taskq_internal.check_lock_timeout(p_since timestamptz, p_limit interval) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -166,8 +168,8 @@ BEGIN
     END IF;
 END $$;
 
--- The sessions and prepared transactions that hold or await the advisory lock of a topic. The caller clears the
--- snapshot of statistics first: a transaction sees the same pg_stat_activity from its first read to its end.
+-- Returns the sessions and prepared transactions that hold or await the advisory lock of a topic. The caller clears the
+-- snapshot of statistics first, because a transaction sees the same pg_stat_activity from its first read to its end.
 CREATE FUNCTION taskq_internal.topic_lockers(p_topic_id int)
 RETURNS TABLE (virtualtransaction text, pid int, holder text, usesysid oid, granted boolean, exclusive boolean)
 LANGUAGE sql STABLE AS $$
@@ -185,21 +187,21 @@ LANGUAGE sql STABLE AS $$
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 $$;
 
--- Whether a session that may close the topic holds its advisory lock exclusively, or waits for it.
+-- Returns whether a session that may close the topic holds its advisory lock exclusively, or waits for it.
 CREATE FUNCTION taskq_internal.is_closing(p_topic_id int) RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT pg_stat_clear_snapshot();
     SELECT EXISTS (SELECT FROM taskq_internal.topic_lockers(p_topic_id) k WHERE k.exclusive
                    AND taskq_internal.may_close(k.usesysid))
 $$;
 
--- Whether a role, or one that it is a member of, may close topics. Such a role could also drop the topic.
+-- Returns whether a role, or a role that it is a member of, may close topics. Such a role could also drop the topic.
 CREATE FUNCTION taskq_internal.may_close(p_role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce(bool_or(has_function_privilege(r.oid, 'taskq.lock_pushes(text, interval)', 'EXECUTE')), false)
     FROM pg_roles r WHERE pg_has_role(p_role, r.oid, 'MEMBER')
 $$;
 
--- Another session or prepared transaction that holds the advisory lock of a topic, and neither relies on a topic nor
--- may close one; NULL if there is none.
+-- Returns another session or prepared transaction that holds the advisory lock of a topic, although it neither relies
+-- on a topic nor may close one. Returns NULL if there is none.
 CREATE FUNCTION taskq_internal.topic_lock_outsider(p_topic_id int) RETURNS text LANGUAGE sql VOLATILE AS $$
     SELECT pg_stat_clear_snapshot();
     SELECT k.holder FROM taskq_internal.topic_lockers(p_topic_id) k

@@ -1,10 +1,11 @@
--- Sets planner costs on servers before PostgreSQL 17. They plan topic_id = x AND sequence = ANY (array) in two ways:
--- by both conditions or, if they estimate a small topic, by the topic alone, which reads all of it for a few rows.
--- They underestimate a busy topic while the table is not analyzed, or if thousands of other topics are small. With
--- costs for rows only, they choose by the number of rows. An index entry keeps a small cost: at the usual one, ten
--- lookups would cost more than the four rows that a server assumes of a table that was never analyzed; at none, a
--- full index scan would cost nothing. Bitmaps are off, as at such costs a server would combine whole indexes for a
--- few rows.
+-- Sets planner costs on servers before PostgreSQL 17. Such a server plans topic_id = x AND sequence = ANY (array) in
+-- two ways: by both conditions or, if it estimates a small topic, by the topic alone, which reads the whole topic for a
+-- few rows. It underestimates a busy topic while the table is not analyzed, or if thousands of other topics are small.
+-- With costs for rows only, it chooses by the number of rows.
+--
+-- An index entry keeps a small cost. At the usual cost, ten lookups would cost more than the four rows that a server
+-- assumes for a table that was never analyzed. Without a cost, a full index scan would be free. Bitmaps are off,
+-- because at such costs a server would combine whole indexes for a few rows.
 CREATE FUNCTION taskq_internal.set_planner_costs() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_function regprocedure;

@@ -1,17 +1,16 @@
 -- Validation: errors, durations and times, JSON, and summaries of errors.
 --
--- Error codes: TQ000 not offered; TQ001 unknown topic; TQ002 invalid task; TQ003 invalid state; TQ004 not held;
--- TQ005 lease lost; TQ006 schema mismatch; TQ007 incomplete stage; TQ008 invalid argument.
+-- Error codes: TQ000 not offered; TQ001 unknown topic; TQ002 invalid task; TQ003 invalid state; TQ004 not held; TQ005
+-- lease lost; TQ006 schema mismatch; TQ007 incomplete stage; TQ008 invalid argument.
 --
--- A stored duration (lease, lock, delay, ttl, the times of a policy) has at most 3650 days. A stored time lies in
--- the years 1 to 9999, the range of the clients' types. A duration that is only compared with an age (within,
--- older_than, grace, patience) is never refused: more than 1,000 years mean 1,000 years, and a negative one means
--- none.
+-- A stored duration (lease, lock, delay, ttl, the times of a policy) has at most 3650 days. A stored time lies in the
+-- years 1 to 9999, the range of the clients' types. A duration that is only compared with an age (within, older_than,
+-- grace, patience) never raises an error: more than 1,000 years mean 1,000 years, and a negative duration means 0.
 --
--- JSON has to be readable by every client. PostgreSQL stores more: integers of any length, exponents of any size,
--- deep nesting, \u0000 and lone surrogates. Payloads and outputs with these are refused before the cast to json, as
--- the cast fails on deep nesting without naming the task. The checks read the text, not jsonb, which drops duplicate
--- keys and fails on long fractions.
+-- Every client has to be able to read the stored JSON. PostgreSQL stores more: integers of any length, exponents of any
+-- size, deep nesting, \u0000 and lone surrogates. The queue rejects payloads and outputs with these before the cast to
+-- json, because the cast fails on deep nesting without naming the task. The checks read the text, not jsonb, which
+-- drops duplicate keys and fails on long fractions.
 
 -- Raises an error with a code that clients map to their exceptions.
 CREATE FUNCTION taskq_internal.raise_error(p_code text, p_message text) RETURNS void LANGUAGE plpgsql AS $$
@@ -20,17 +19,17 @@ BEGIN
 END $$;
 
 -- Raises TQ000 in a transaction whose snapshot cannot see later commits.
-CREATE FUNCTION taskq_internal.require_read_committed(p_what text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq_internal.require_read_committed(p_call text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM taskq_internal.raise_error('TQ000', format(
-            '%s at READ COMMITTED only; this transaction is at %s', p_what,
+            '%s needs READ COMMITTED, but this transaction is %s: call it in a READ COMMITTED transaction', p_call,
             upper(current_setting('transaction_isolation'))));
     END IF;
 END $$;
 
--- Whether a duration can be stored; NULL of NULL. Months and days have bounds of their own, because they may cancel
--- each other out in a comparison, where a month has 30 days, but not when they are added to a moment.
+-- Returns whether the queue can store a duration, and NULL for NULL. Months and days have bounds of their own. In a
+-- comparison, where a month has 30 days, they may cancel each other out, but not when they are added to a moment.
 CREATE FUNCTION taskq_internal.is_duration(p_duration interval, p_least interval) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_duration >= p_least AND p_duration <= interval '3650 days'
@@ -38,7 +37,8 @@ LANGUAGE sql IMMUTABLE AS $$
        AND abs(date_part('day', p_duration)) <= 3650
 $$;
 
--- Raises TQ008 for a missing duration, and for one that cannot be stored. p_what names it: "owner 'me': its lease".
+-- Raises TQ008 for a missing duration, and for a duration that the queue cannot store. p_what names it in the error,
+-- for example "owner 'me': its lease".
 CREATE FUNCTION taskq_internal.check_duration(
     p_what text, p_duration interval, p_least interval DEFAULT '1 microsecond'
 ) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
@@ -49,27 +49,27 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a moment can be stored; NULL of NULL.
+-- Returns whether the queue can store a moment, and NULL for NULL.
 CREATE FUNCTION taskq_internal.is_moment(p_moment timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_moment >= timestamptz '0001-01-01 00:00Z' AND p_moment <= timestamptz '9999-12-31 00:00Z'
 $$;
 
--- A stored time for arithmetic and for clients: one beyond the bounds, which only a superuser can store, as the
--- bound.
+-- Returns a stored time for arithmetic and for clients. A time beyond the bounds, which only a superuser can store,
+-- becomes the bound.
 CREATE FUNCTION taskq_internal.clamp_moment(p_moment timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_moment > timestamptz '9999-12-31 00:00Z' THEN timestamptz '9999-12-31 00:00Z'
                 WHEN p_moment < timestamptz '0001-01-01 00:00Z' THEN timestamptz '0001-01-01 00:00Z'
                 ELSE p_moment END
 $$;
 
--- A duration that is compared with an age, from nothing to 1,000 years; NULL of NULL.
+-- Returns a duration that is compared with an age, limited to the range from 0 to 1,000 years. Returns NULL for NULL.
 CREATE FUNCTION taskq_internal.clamp_age(p_age interval) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_age > interval '365000 days' THEN interval '365000 days'
                 WHEN p_age < interval '0' THEN interval '0'
                 ELSE p_age END
 $$;
 
--- When a snoozed task is due: no later than the end of the year 9999.
+-- Returns when a snoozed task is due: no later than the end of the year 9999.
 CREATE FUNCTION taskq_internal.snoozed_until(p_now timestamptz, p_delay interval) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE AS $$
     SELECT least(p_now + CASE WHEN p_delay > interval '3000000 days' THEN interval '3000000 days'
@@ -77,13 +77,13 @@ LANGUAGE sql IMMUTABLE AS $$
                               ELSE p_delay END, timestamptz '9999-12-31 00:00Z')
 $$;
 
--- The most tasks that one call looks for: more than it could return, and small enough for four times as many to be
--- an int.
+-- Returns the greatest number of tasks that one call looks for. It is more than a call could return, and small enough
+-- that four times the number is an int.
 CREATE FUNCTION taskq_internal.max_tasks() RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 500000000
 $$;
 
--- Refuses a policy with a duration that cannot be stored (TQ008).
+-- Raises TQ008 for a policy with a duration that the queue cannot store.
 CREATE FUNCTION taskq_internal.check_policy(
     p_topic text, p_base interval, p_max_delay interval, p_horizon interval, p_max_elapsed interval, p_ttl interval,
     p_keep_succeeded interval, p_keep_failed interval
@@ -101,16 +101,17 @@ BEGIN
     END LOOP;
 END $$;
 
--- An upper bound for the lists and objects that a JSON text opens: brackets in strings count too.
+-- Returns an upper bound for the number of lists and objects that a JSON text opens. It also counts brackets in
+-- strings.
 CREATE FUNCTION taskq_internal.count_brackets(p_json text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 * octet_length(p_json) - octet_length(replace(p_json, '[', '')) - octet_length(replace(p_json, '{', ''))
 $$;
 
--- Whether json_defect has to look at a JSON text: inlined and cheap, as every payload passes here. A text of at most
--- 200 bytes can neither be nested deeper than 100 levels nor have a number outside the range of a double, unless
--- with an exponent of three digits. The character after those digits distinguishes a number from hexadecimal digits
--- in a string. A longer text is searched for 20 digits, not for the 210 that matter: a regular expression with fewer
--- states takes half the time.
+-- Returns whether json_defect has to examine a JSON text. The function is inlined and cheap, because every payload
+-- passes it. A text of at most 200 bytes cannot be nested deeper than 100 levels. Its numbers exceed the range of a
+-- double only with an exponent of three digits. The character after those digits distinguishes a number from
+-- hexadecimal digits in a string. In a longer text it searches for 20 digits, not for the 210 that matter: a regular
+-- expression with fewer states takes half the time.
 CREATE FUNCTION taskq_internal.needs_json_check(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT p_json LIKE '%\\u%' AND p_json ~ '\\u(?:0000|[dD][89a-fA-F])'
         OR CASE WHEN octet_length(p_json) <= 200 THEN p_json ~ '[0-9][eE]\+?[0-9]{3,}(?:[],} \t\n\r]|$)'
@@ -118,8 +119,8 @@ CREATE FUNCTION taskq_internal.needs_json_check(p_json text) RETURNS boolean LAN
                     OR taskq_internal.count_brackets(p_json) > 100 END
 $$;
 
--- What keeps a JSON text from being read by every client, in words that follow "its payload"; NULL if nothing does.
--- For a text that is not JSON the result has no meaning, as the cast refuses it.
+-- Returns the reason why a client could not read a JSON text, in words that follow "its payload". Returns NULL if every
+-- client can read it. For a text that is not JSON the result has no meaning, because the cast rejects the text.
 CREATE FUNCTION taskq_internal.json_defect(p_json text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF p_json ~ '\\u(?:0000|[dD][89a-fA-F])' AND taskq_internal.has_unstorable_escape(p_json) THEN
@@ -134,26 +135,26 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whether strings of a JSON text have \u0000, or an escaped surrogate without its other half: json accepts them,
--- text does not.
+-- Returns whether strings of a JSON text have \u0000, or an escaped surrogate without its other half. The type json
+-- accepts both, the type text does not.
 CREATE FUNCTION taskq_internal.has_unstorable_escape(p_json text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    v_escapes text := replace(p_json, '\\', '..');  -- each backslash that is left begins an escape
+    v_escapes text := replace(p_json, '\\', '..');  -- each remaining backslash begins an escape
 BEGIN
     RETURN strpos(v_escapes, '\u0000') > 0 OR v_escapes ~ '\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])'
                        '|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]';
 END $$;
 
--- A JSON text without its strings.
+-- Returns a JSON text without its strings.
 CREATE FUNCTION taskq_internal.strip_json_strings(p_json text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT string_agg(u.piece, '' ORDER BY u.place)
     FROM unnest(string_to_array(replace(replace(p_json, '\\', ''), '\"', ''), '"')) WITH ORDINALITY AS u (piece, place)
     WHERE u.place % 2 = 1
 $$;
 
--- Whether a JSON text is nested deeper than p_levels. A bracket that closes next to one that opens changes no depth
--- and is removed first, so a list of objects seldom needs more; then each round removes the innermost pairs
--- everywhere.
+-- Returns whether a JSON text is nested deeper than p_levels. It first removes brackets that close next to a bracket
+-- that opens, because they do not change the depth. A list of objects seldom needs more. Each further round removes the
+-- innermost pairs everywhere.
 CREATE FUNCTION taskq_internal.is_nested_deeper(p_json text, p_levels int) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -170,8 +171,8 @@ BEGIN
     RETURN v_left <> '';
 END $$;
 
--- Whether a JSON text holds a number from 1.7976931348623158e308 on, the shortest above all doubles. A number is
--- taken as 0.d1d2d3... * 10 ^ k with d1 > 0.
+-- Returns whether a JSON text has a number from 1.7976931348623158e308 on, the shortest number above all doubles. It
+-- reads a number as 0.d1d2d3... * 10 ^ k with d1 > 0.
 CREATE FUNCTION taskq_internal.exceeds_double(p_json text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT EXISTS (
         SELECT FROM unnest(string_to_array(translate(taskq_internal.strip_json_strings(p_json), E'[]{}: \t\n\r',
@@ -187,14 +188,15 @@ CREATE FUNCTION taskq_internal.exceeds_double(p_json text) RETURNS boolean LANGU
                    ELSE m.k > 309 OR m.k = 309 AND left(d.digits, 17) > '17976931348623157' COLLATE "C" END)
 $$;
 
--- The summaries of errors in their order: the client's, or else the one found in the text.
+-- Returns the summaries of errors in their order: the client's summary, or else the one that error_summary finds in the
+-- text.
 CREATE FUNCTION taskq_internal.error_summaries(p_errors text[], p_summaries text[]) RETURNS text[]
 LANGUAGE sql IMMUTABLE AS $$
     SELECT array_agg(coalesce(left(u.summary, 200), taskq_internal.error_summary(u.error)) ORDER BY u.place)
     FROM unnest(p_errors, p_summaries) WITH ORDINALITY AS u (error, summary, place)
 $$;
 
--- The line of an error text that tells what went wrong, at most 200 characters. In a Python traceback that is the
+-- Returns the line of an error text that describes the error, at most 200 characters. In a Python traceback that is the
 -- last exception of the chain, without notes, further lines of its message and inner exceptions of a group. In any
 -- other text it is the first line that is not blank.
 CREATE FUNCTION taskq_internal.error_summary(p_error text) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
@@ -217,7 +219,7 @@ BEGIN
     RETURN CASE WHEN length(v_found) > 200 THEN left(v_found, 197) || '...' ELSE v_found END;
 END $$;
 
--- The line of a Python traceback after which its last exception stands; NULL for other texts.
+-- Returns the number of the line after which a Python traceback has its last exception. Returns NULL for other texts.
 CREATE FUNCTION taskq_internal.last_exception_line(p_lines text[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     FOR v_place IN REVERSE cardinality(p_lines) .. 1 LOOP

@@ -21,49 +21,50 @@ CREATE TABLE taskq_internal.topic (
     max_crashes       int NOT NULL CHECK (max_crashes >= 1),
     max_payload_bytes int NOT NULL CHECK (max_payload_bytes >= 0),
     ttl               interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days'),
-    notify            boolean NOT NULL DEFAULT false, -- a push sends a notification (taskq.notify)
-    -- How long ended tasks are kept (taskq.maintain); NULL: for ever.
+    notify            boolean NOT NULL DEFAULT false, -- a push to the topic sends a notification (taskq.notify)
+    -- How long taskq.maintain keeps ended tasks. With NULL it keeps them forever.
     keep_succeeded    interval CHECK (keep_succeeded BETWEEN interval '0' AND interval '3650 days'),
     keep_failed       interval CHECK (keep_failed BETWEEN interval '0' AND interval '3650 days')
 );
 CREATE INDEX topic_probe ON taskq_internal.topic (topic_id) WHERE probe;
 
--- Moves of topics to tables of their own that have not ended. A move takes several transactions, so a session that
--- ends between two of them leaves its row behind. The next move of the topic reads the row, and finishes or undoes
--- what was left. The transaction that ends the move deletes the row.
+-- Moves of topics to their own tables that have not ended. A move takes several transactions, so a session that ends
+-- between two of them leaves its row behind. The next move of the topic reads the row, and finishes or undoes the
+-- earlier move. The transaction that ends a move deletes its row.
 CREATE TABLE taskq_internal.topic_move (
     topic_id int PRIMARY KEY REFERENCES taskq_internal.topic ON DELETE CASCADE,
-    -- Drawn at random for each try. Each step of a move has to name it, so a try that was replaced changes nothing
-    -- any more. The session of the move holds an advisory lock of this key, so the lock tells whether the session is
-    -- still connected.
+    -- A random number of this attempt. Each step of the move has to name it, so an attempt that another session has
+    -- taken over changes nothing. The session of the move holds an advisory lock with this key, and the lock tells
+    -- whether the session is still connected.
     token    bigint NOT NULL UNIQUE,
     pid      int NOT NULL,
     since    timestamptz NOT NULL,
     step     text NOT NULL CHECK (step IN ('the topic was paused', 'its tables were made',
             'the shared tables were closed')),
-    resumes  boolean NOT NULL                  -- the end of the move resumes the topic, as the move has paused it
+    resumes  boolean NOT NULL                  -- the end of the move resumes the topic, because the move paused it
 );
 
--- Fences only grow: one sequence for all owners, drawn at each registration.
+-- Fences only grow: all owners draw them from one sequence, at each registration.
 CREATE SEQUENCE taskq_internal.fence;
 
--- An owner is a name with a lease and a fence. Without a fence its lease is gone: it was released, expired or purged.
+-- An owner is a name with a lease and a fence. An owner without a fence has no lease: it was released, expired or
+-- purged.
 --
--- Locks on this row carry the promises of the lease. A poll or a completion holds FOR KEY SHARE until its transaction
--- ends. A transaction that takes the lease changes `fence`, which is unique and therefore a key, so it has to wait
--- for them or skip them. A heartbeat changes no key and passes both.
+-- Locks on this row protect the lease. A poll or a completion holds FOR KEY SHARE until its transaction ends. A
+-- transaction that ends or takes over the lease changes `fence`, which is unique and therefore a key, so it has to wait
+-- for them or skip them. A heartbeat changes no key, so it waits for neither.
 CREATE TABLE taskq_internal.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
     fence       bigint UNIQUE,
-    claim_fence bigint,  -- the fence under which the held tasks were claimed, after take_over; NULL: `fence` itself
+    claim_fence bigint,  -- the fence of the claim of the held tasks after take_over; NULL if it is `fence`
     lease       interval NOT NULL CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until timestamptz NOT NULL,
     seen        timestamptz NOT NULL,
-    registered_by name   -- the role of the last registration: a role that is limited to topics uses its own owners only
+    registered_by name   -- the role of the last registration; a role limited to topics uses only its own owners
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Named locks: held until `until`, and blocked until `at_least` even if the holder unlocks earlier.
+-- Named locks. A lock is held until `until`. It stays blocked until `at_least`, even if the holder unlocks it earlier.
 CREATE TABLE taskq_internal.lock (
     name     text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
     held_by  text NOT NULL,
@@ -72,7 +73,7 @@ CREATE TABLE taskq_internal.lock (
     until    timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Whether workers of a name are to work: a state that outlives their processes.
+-- Tells whether the workers with a name may work. This setting outlives their processes.
 CREATE TABLE taskq_internal.worker (
     name    text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
     active  boolean NOT NULL,
@@ -83,22 +84,22 @@ CREATE TABLE taskq_internal.worker (
 CREATE TABLE taskq_internal.access (
     role       name NOT NULL,
     kind       text NOT NULL CHECK (kind IN ('producer', 'consumer', 'reader', 'operator')),
-    -- by name, as it may be granted before the topic is created; NULL: every topic
+    -- the name, because a grant may come before the topic; NULL stands for every topic
     topic      text COLLATE "C",
     may_delete boolean NOT NULL                -- whether a producer may push with DELETE
 );
 CREATE UNIQUE INDEX access_grant ON taskq_internal.access (role, kind, (coalesce(topic, '')));
 
--- Actions of people on the page and the command line. A row is written in the transaction of the action, so a
--- rollback leaves none. It has no payloads. Rows stay until the schema's owner deletes them.
+-- Actions of users on the page and the command line. The transaction of the action writes the row, so a rollback leaves
+-- no row. Rows have no payloads. They stay until the schema's owner deletes them.
 CREATE TABLE taskq_internal.audit (
     audit_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     happened timestamptz NOT NULL,
-    actor    text NOT NULL,                    -- the person, as the client says
+    actor    text NOT NULL,                    -- the person, as the client names it
     role     text NOT NULL,                    -- the database role that was connected, which no client can choose
     action   text NOT NULL,
-    topic    text,                             -- its name: the row outlives the topic
-    what     text NOT NULL,                    -- which tasks, and how
+    topic    text,                             -- the topic's name, because the row outlives the topic
+    what     text NOT NULL,                    -- the tasks and how the user selected them
     count    bigint NOT NULL
 );
 CREATE INDEX audit_topic ON taskq_internal.audit (topic, audit_id);

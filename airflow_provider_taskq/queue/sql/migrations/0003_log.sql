@@ -1,6 +1,6 @@
 -- The log: progress and partitions of consumer groups; and handling times.
 
--- The cursor after the last task that a group has handled, a row for each partition of a topic.
+-- The place of the last task that a group has handled, with one row for each partition of a topic.
 CREATE TABLE taskq_internal.progress (
     group_name text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
     topic_id     int NOT NULL,
@@ -10,8 +10,8 @@ CREATE TABLE taskq_internal.progress (
     PRIMARY KEY (group_name, topic_id, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Consumer groups. A generation is one assignment: all of its partitions begin after the place `begins`. When another
--- assignment is requested, they read up to and including `ends`, and the next generation begins there.
+-- Consumer groups. A generation is one assignment: all of its partitions begin after the place `begins`. When a member
+-- requests another assignment, the partitions read up to and including `ends`, and the next generation begins there.
 CREATE TABLE taskq_internal.consumer_group (
     group_name    text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
     topic_id        int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
@@ -20,7 +20,7 @@ CREATE TABLE taskq_internal.consumer_group (
     level           int CHECK (level >= 0),
     begins          bigint NOT NULL,
     since           timestamptz NOT NULL,      -- when the generation began
-    ends            bigint,                    -- NULL until another generation is requested
+    ends            bigint,                    -- NULL until a member requests another generation
     next_partitions int CHECK (next_partitions BETWEEN 1 AND 1000),
     next_level      int CHECK (next_level >= 0),
     PRIMARY KEY (group_name, topic_id)
@@ -39,7 +39,7 @@ CREATE TABLE taskq_internal.consumer_partition (
     lease_until  timestamptz,
     member_since timestamptz,
     reach        bigint NOT NULL,              -- the furthest place that any member has read
-    failed       timestamptz,                  -- when a member gave up, and why, until progress is made
+    failed       timestamptz,                  -- when a member reported an error; NULL after progress
     error        text,
     PRIMARY KEY (group_name, topic_id, partition),
     FOREIGN KEY (group_name, topic_id) REFERENCES taskq_internal.consumer_group ON DELETE CASCADE

@@ -1,6 +1,7 @@
--- Stages: the executors of a distributed job stage decisions and tasks, and its driver commits them all at once.
+-- Stages: the executors of a distributed job stage decisions and tasks, and its driver commits all of them at once.
 
--- Staged decisions. Unlogged: the counts of a stage tell that a crash of the server lost it, and the job runs again.
+-- Staged decisions. The table is unlogged. If a crash of the server loses its rows, the counts of the stage tell this,
+-- and the job runs again.
 CREATE UNLOGGED TABLE taskq.staged (
     stage    uuid NOT NULL,
     part     int NOT NULL,
@@ -12,17 +13,17 @@ CREATE UNLOGGED TABLE taskq.staged (
     delay    interval
 );
 COMMENT ON TABLE taskq.staged IS
-'Decisions that the executors of a distributed job stage by COPY; taskq.complete_staged commits them. Roles may only
-insert.';
+'Decisions that the executors of a distributed job stage by COPY. taskq.complete_staged commits them. Roles may only
+insert rows.';
 CREATE INDEX staged_stage ON taskq.staged (stage, part, attempt);
 
--- Stages of decisions from the moment they are opened, and pushes from the moment they are committed or abandoned.
--- The row of a committed stage stays for a day at least, so that a driver that repeats its commit gets the same
--- answer and changes nothing.
+-- Stages of decisions from their opening on, and stages of pushes from their commit or removal on. The row of a
+-- committed stage stays for at least a day, so that a driver that repeats its commit gets the same answer and changes
+-- nothing.
 CREATE TABLE taskq_internal.stage (
     stage     uuid PRIMARY KEY,
-    fence     bigint,                          -- of the owner that the stage serves; NULL for a push
-    -- under which the tasks were claimed: no decision overtakes its identifier's turn
+    fence     bigint,                          -- the fence of the stage's owner; NULL for a push
+    -- The condition of the claim. Under a condition, no decision overtakes the turn of its identifier.
     condition text NOT NULL DEFAULT 'NONE',
     rounds    boolean NOT NULL DEFAULT false,  -- the owner claims again after the commit, under the same lease
     opened    timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -30,52 +31,52 @@ CREATE TABLE taskq_internal.stage (
     committed timestamptz                      -- NULL until the commit
 );
 
--- Held tasks without a decision, which the further rounds of the owner do not read again. Unlogged: after a crash of
--- the server they are read once more.
+-- Held tasks without a decision, which the owner does not read again in later rounds. The table is unlogged: after a
+-- crash of the server the owner reads them once more.
 CREATE UNLOGGED TABLE taskq_internal.deferred_task (
     fence    bigint NOT NULL,
     sequence bigint NOT NULL,
     PRIMARY KEY (fence, sequence)
 );
 
--- Drains: one row for each name, for its latest drain. A drain without `finished` is running, or its program was
--- killed: the next drain of the same name continues it, so that the failures that the killed program has committed
--- are counted, too.
+-- Drains: one row for each name, for its latest drain. If `finished` is NULL, the drain is running or its program was
+-- killed. The next drain with the same name continues it, so that the report includes the failures that the killed
+-- program committed.
 CREATE TABLE taskq_internal.drain (
     name     text PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
     topic    text NOT NULL,
-    -- of the owner that drains; NULL for a drain of several owners whose names begin with this one
+    -- The fence of the owner that drains. It is NULL for a drain with several owners, whose names begin with this name.
     fence    bigint,
     began    timestamptz NOT NULL,
     finished timestamptz,
     report   json
 );
 
--- Staged tasks. Unlogged like taskq.staged.
+-- Staged tasks. The table is unlogged, like taskq.staged.
 CREATE UNLOGGED TABLE taskq.staged_task (
     stage        uuid NOT NULL,
     part         int NOT NULL,
     attempt      bigint NOT NULL,  -- the number of the executor's attempt, unique within the job
-    place        bigint NOT NULL,  -- the order within the part
-    parent       bigint,           -- the decided task that this one follows; NULL for a plain push
+    place        bigint NOT NULL,  -- the position of the task within its part
+    parent       bigint,           -- the decided task that this task follows; NULL for a plain push
     priority     int,
     suspended    boolean,
-    staged       timestamptz NOT NULL DEFAULT now(),  -- finds what a dead driver has left
+    staged       timestamptz NOT NULL DEFAULT now(),  -- finds the rows of dead drivers
     available_at timestamptz,
     delay        interval,
     ttl          interval,
-    topic        text,             -- NULL: the one that the commit names
+    topic        text,             -- NULL if the commit names the topic
     identifier   text,
     payload      text,
     reference    text,
     depends_on   text              -- a JSON list of pairs of topic and identifier
 );
 COMMENT ON TABLE taskq.staged_task IS
-'Tasks that the executors of a distributed job stage by COPY; taskq.push_staged or taskq.complete_staged commits them.
-Roles may only insert.';
+'Tasks that the executors of a distributed job stage by COPY. taskq.push_staged or taskq.complete_staged commits them.
+Roles may only insert rows.';
 CREATE INDEX staged_task_stage ON taskq.staged_task (stage, part, attempt, place);
 
--- A junction that follows a decided task.
+-- Junctions that follow a decided task.
 CREATE UNLOGGED TABLE taskq.staged_junction (
     stage    uuid NOT NULL,
     part     int NOT NULL,
@@ -86,15 +87,15 @@ CREATE UNLOGGED TABLE taskq.staged_junction (
     junction text NOT NULL
 );
 COMMENT ON TABLE taskq.staged_junction IS
-'Junctions that follow staged decisions; taskq.complete_staged carries them out. Roles may only insert.';
+'Junctions that follow staged decisions. taskq.complete_staged carries them out. Roles may only insert rows.';
 CREATE INDEX staged_junction_stage ON taskq.staged_junction (stage, part, attempt);
 
--- The last batch of each stream: a repeated batch commits nothing.
+-- The last batch of each stream. A stream that repeats a batch commits nothing.
 CREATE TABLE taskq_internal.stream (
     name      text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 500),
     batch     bigint NOT NULL,
     committed timestamptz NOT NULL,
-    -- The number of the checkpoint that committed the batch. A query with a new checkpoint numbers its batches from 0
-    -- again, and those are no repetitions. NULL: numbered by the caller, or not known.
+    -- The ID of the checkpoint that committed the batch. A query with a new checkpoint numbers its batches from 0
+    -- again, and these are no repetitions. The ID is NULL if the caller numbers the batches or does not know it.
     query     text
 );

@@ -1,12 +1,13 @@
--- Tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
+-- Tasks for people at a psql prompt, with names instead of numbers, ages instead of times, and the reason why a task is
+-- not running.
 --
---   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
---   SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
---   SELECT * FROM taskq.newest('orders', 50);
---   SELECT * FROM taskq.topic_summaries;
+--     SELECT * FROM taskq.tasks WHERE topic = 'orders' AND state = 'FAILED';
+--     SELECT * FROM taskq.tasks WHERE topic = 'orders' AND identifier = 'order-17';
+--     SELECT * FROM taskq.newest('orders', 50);
+--     SELECT * FROM taskq.topic_summaries;
 --
--- Payloads are left out (taskq.task has them), outputs and errors are cut to a line. For people only: programs call
--- functions, and the columns here may change with any release.
+-- The views leave out payloads, which taskq.task has, and cut outputs and errors to a line. Programs call functions
+-- instead, because the columns here may change with any release.
 
 -- Tasks that wait or are held, with the columns of taskq.tasks.
 CREATE VIEW taskq_internal.live_tasks AS
@@ -27,7 +28,8 @@ FROM taskq_internal.live l
 JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
 JOIN taskq_internal.task t ON t.topic_id = l.topic_id AND t.sequence = l.sequence
 LEFT JOIN taskq_internal.owner o ON o.owner_id = l.holder
--- The bounds of taskq_internal.clamp_moment. A view cannot call it, because the view's readers have no right on it.
+-- Applies the bounds of taskq_internal.clamp_moment. A view cannot call that function, because the view's readers have
+-- no right on it.
 CROSS JOIN LATERAL (
     SELECT greatest(least(CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN coalesce(l.due_again, t.due)
                           ELSE l.available_at END, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
@@ -53,8 +55,7 @@ LEFT JOIN taskq_internal.owner o ON o.owner_id = e.holder
 CROSS JOIN LATERAL (SELECT greatest(least(t.created, timestamptz '9999-12-31 00:00Z'), timestamptz '0001-01-01 00:00Z')
                     AS created) c;
 
--- All tasks by name. Every state is a branch of its own, so that a question for one leaves the tables of the others
--- alone.
+-- All tasks by name. Every state is a branch of its own, so a query for one state reads no tables of other states.
 CREATE VIEW taskq.tasks AS
 SELECT v.topic, v.sequence, v.identifier, v.state, v.result, v.why, v.attempt, v.crashes, v.priority, v.reference,
     v.age, v.due_in,
@@ -69,9 +70,9 @@ FROM (SELECT 'ACTIVE' AS state, l.* FROM taskq_internal.live_tasks l WHERE NOT l
       UNION ALL SELECT 'RECREATED', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :RECREATED
       UNION ALL SELECT 'REDUNDANT', e.* FROM taskq_internal.ended_tasks e WHERE e.number = :REDUNDANT) v;
 COMMENT ON VIEW taskq.tasks IS
-'All tasks for people at a psql prompt: names instead of numbers, ages instead of times, and why a task is not running.
-Without payloads; outputs and errors are cut to a line. Filter by topic and state. The columns may change with any
-release.';
+'All tasks, for people at a psql prompt. The view has names instead of numbers, ages instead of times, and the reason
+why a task is not running. It leaves out payloads, and cuts outputs and errors to a line. Filter by topic and state. The
+columns may change with any release.';
 
 CREATE FUNCTION taskq.newest(p_topic text, p_size int DEFAULT 20, p_identifier text DEFAULT NULL)
 RETURNS SETOF taskq.tasks LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -91,10 +92,11 @@ BEGIN
         ORDER BY v.sequence DESC;
 END $$;
 COMMENT ON FUNCTION taskq.newest IS
-'The newest tasks of a topic, or of one of its identifiers, with the columns of taskq.tasks. Reads an index, so it is
-fast on any topic. For people; the columns may change. Errors: TQ001.';
+'Returns the p_size newest tasks of a topic, with the columns of taskq.tasks, for people at a psql prompt. With
+p_identifier it returns only tasks of this identifier. It reads an index, so it is fast on any topic. The columns may
+change with any release. Raises TQ001 for an unknown topic.';
 
--- The counts are those of a topic that is not paused.
+-- The counts treat the topic as not paused.
 CREATE VIEW taskq.topic_summaries AS
 SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, coalesce(h.held, 0) AS running,
        statement_timestamp() - (taskq.oldest_due(p.topic_id)).since AS oldest,
@@ -103,7 +105,7 @@ SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, c
                                                timestamptz '0001-01-01 00:00Z') END
                                 FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id
                                                               ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
-       -- to_regclass would need a right on the schema, which a reader of the view does not have.
+       -- The function to_regclass would need a right on the schema, which a reader of the view does not have.
        EXISTS (SELECT FROM pg_class c WHERE c.relname = 'live_' || p.topic_id
                AND c.relnamespace = 'taskq_internal'::regnamespace) AS own_partition, p.topic_id
 FROM taskq_internal.topic p
@@ -123,7 +125,8 @@ LEFT JOIN (SELECT l.topic_id, count(*) AS held
            GROUP BY l.topic_id) h ON h.topic_id = p.topic_id
 ORDER BY p.name;
 COMMENT ON VIEW taskq.topic_summaries IS
-'One line for each topic. ready, scheduled, retrying: of its first 1,000 READY tasks in polled order; blocked: by
-dependencies, up to 1,000; running: of the first 10,000 held tasks; oldest: for how long the oldest task has been due;
-last_end: how long ago the last of its newest 100 ended tasks ended. For people; the columns may change with any
+'One row for each topic, for people at a psql prompt. The columns ready, scheduled and retrying count its first 1,000
+READY tasks in polled order. The column blocked counts up to 1,000 tasks that wait for dependencies. The column running
+counts tasks among the first 10,000 held tasks. The column oldest tells for how long the oldest task has been due. The
+column last_end tells how long ago the last of its newest 100 ended tasks ended. The columns may change with any
 release.';
