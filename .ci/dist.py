@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 def version() -> str:
-    """The version, which is stated in one file only."""
+    """Return the version, which only one file states."""
     text = (ROOT / "airflow_provider_taskq" / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     if found is None:
@@ -40,7 +40,7 @@ def version() -> str:
 
 
 def release_section(released: str) -> tuple[str, str]:
-    """The date in the heading of a version in CHANGELOG.md, and the text below the heading."""
+    """Return the date in the heading of a version in CHANGELOG.md, and the text below the heading."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     found = re.search(r"^## \[%s\] - (\S+)\n(.*?)(?=^## \[|\Z)" % re.escape(released), text, re.MULTILINE | re.DOTALL)
     if found is None:

@@ -78,7 +78,7 @@ def _expand(nav: list[Any], unlisted: list[str]) -> list[Any]:
 
 
 def _is_below(page: str, pattern: str) -> bool:
-    """Whether a page is in the folder of a pattern, and not in a folder below it."""
+    """Return whether a page is in the folder of a pattern, and not in a folder below it."""
     return fnmatchcase(page, pattern) and page.count("/") == pattern.count("/")
 
 

@@ -25,7 +25,7 @@ BATCH, BATCHES, ROUNDS = 1_000, 10, 20
 
 
 def run(rig: Rig) -> None:
-    """Removes half of a history of which one task in a hundred has failed and stays. Then compares completions."""
+    """Remove half of a history of which one task in a hundred has failed and stays. Then compare completions."""
     print(f"\nRetention: {STORED:,} ended tasks, half of them older than the topic keeps them")
     with rig.database() as dsn, closing(connect(dsn, autocommit=True)) as conn:
         queue = TaskQueue(conn)
@@ -40,7 +40,7 @@ def run(rig: Rig) -> None:
 
 
 def _run_retention(what: str, queue: TaskQueue) -> None:
-    """Carries out one run, and prints the times of its calls."""
+    """Carry out one run, and print the times of its calls."""
     queue.conn.execute("UPDATE taskq_internal.upkeep SET due = '-infinity'")
     times: list[float] = []
     purged, more = 0, True
@@ -58,7 +58,7 @@ def _run_retention(what: str, queue: TaskQueue) -> None:
 
 
 def _compare_completions(rig: Rig) -> None:
-    """Prints the time and the WAL of a completion without and with an index on the ends of tasks."""
+    """Print the time and the WAL of a completion without and with an index on the ends of tasks."""
     with ExitStack() as stack:
         works: dict[str, Callable[[], float]] = {}
         wal: dict[str, list[float]] = {}
@@ -79,7 +79,7 @@ def _compare_completions(rig: Rig) -> None:
 
 
 def _complete(queue: TaskQueue, written: list[float]) -> float:
-    """Completes a round of tasks; returns microseconds a task, and adds the bytes of WAL a task to `written`."""
+    """Complete a round of tasks. Return microseconds a task, and add the bytes of WAL a task to `written`."""
     owner = queue.register("bench", timedelta(hours=1))
     queue.push_stream("bench", iter(tasks(BATCH * BATCHES)))
     took = bytes_written = 0.0

@@ -6,7 +6,7 @@ FULL, CORE = "airflow-provider-taskq", "airflow-provider-taskq-core"
 
 
 def installed_distributions() -> dict[str, str]:
-    """The installed distributions of TaskQ with their versions; none if the package runs from its sources."""
+    """Return the installed distributions of TaskQ with their versions; none if the package runs from its sources."""
     found = {}
     for name in (FULL, CORE):
         try:
@@ -17,7 +17,10 @@ def installed_distributions() -> dict[str, str]:
 
 
 def mixed_installation() -> str | None:
-    """A message if both distributions are installed: they own the same files, and removing one breaks the other."""
+    """Return a message if both distributions are installed; None otherwise.
+
+    Both own the same files, so the removal of one breaks the other.
+    """
     found = installed_distributions()
     if len(found) < 2:
         return None
@@ -28,5 +31,5 @@ def mixed_installation() -> str | None:
 
 
 def without_airflow() -> bool:
-    """Whether this is an installation of the distribution without Airflow."""
+    """Return whether this is an installation of the distribution without Airflow."""
     return set(installed_distributions()) == {CORE}

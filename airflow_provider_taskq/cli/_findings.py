@@ -17,7 +17,7 @@ all_option = click.option("--all", "all_", is_flag=True, help="Also list subject
 
 
 def render_findings(session: Session, findings: Sequence[HealthFinding], *, all_: bool) -> Severity:
-    """Answers with the findings, the worst first, and the commands that mend them. Returns the worst severity."""
+    """Answer with the findings, the worst first, and with their remedies. Return the worst severity."""
     worst = max((finding.severity for finding in findings), default=Severity.FINE)
     document = [{**asdict(finding), "severity": finding.severity.name} for finding in findings]
     shown = [finding for finding in findings if all_ or finding.severity > Severity.FINE]

@@ -47,7 +47,7 @@ _CREATED = re.compile(r"^CREATE (?:FUNCTION|VIEW) (taskq\w*\.\w+)", re.MULTILINE
 
 
 def check_packages() -> Iterator[HealthFinding]:
-    """The distributions of TaskQ, and the version of psycopg."""
+    """Yield findings about the distributions of TaskQ and the version of psycopg."""
     found = installed_distributions()
     if problem := mixed_installation():
         keep = f"pip uninstall -y {CORE} && pip install --force-reinstall --no-deps {FULL}=={found[FULL]}"
@@ -79,7 +79,7 @@ def check_packages() -> Iterator[HealthFinding]:
 
 
 def unreachable(error: Exception) -> HealthFinding:
-    """The finding about a database that cannot be reached."""
+    """Return the finding about a database that cannot be reached."""
     message = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return _finding(
         Severity.CRITICAL,
@@ -90,7 +90,7 @@ def unreachable(error: Exception) -> HealthFinding:
 
 
 def check_server(conn: psycopg.Connection[Any]) -> Iterator[HealthFinding]:
-    """The server and the role of a connection."""
+    """Yield a finding with the server and the role of a connection."""
     info = conn.info
     number = info.parameter_status("server_version") or str(info.server_version)
     where = f"{info.host or 'a local socket'}, database {info.dbname}"
@@ -98,7 +98,7 @@ def check_server(conn: psycopg.Connection[Any]) -> Iterator[HealthFinding]:
 
 
 def check_clock(conn: psycopg.Connection[Any]) -> Iterator[HealthFinding]:
-    """The difference between the clock of this machine and the server's."""
+    """Yield a finding about the difference between the clocks of this machine and of the server."""
     measured = []
     for _ in range(3):  # the shortest answer has the smallest error
         before, began = time.time(), time.monotonic()
@@ -125,7 +125,10 @@ def check_clock(conn: psycopg.Connection[Any]) -> Iterator[HealthFinding]:
 
 
 def check_schema(conn: psycopg.Connection[Any]) -> Iterator[HealthFinding]:
-    """The schema: whether it is installed, is that of this release, and is complete. Needs no rights."""
+    """Yield findings about the schema: whether it is installed, matches this release, and is complete.
+
+    The check needs no rights on the schema.
+    """
     state = _schema_state(conn)
     if not state["exists"] or (state["owns"] and not state["has_ledger"]):
         yield _finding(Severity.CRITICAL, "schema", "the schema taskq is missing in this database", "taskq install")
@@ -169,9 +172,9 @@ def check_schema(conn: psycopg.Connection[Any]) -> Iterator[HealthFinding]:
 
 
 def check_grants(conn: psycopg.Connection[Any], needs: Sequence[str]) -> Iterator[HealthFinding]:
-    """The kinds of access that the role of a connection has.
+    """Yield findings about the kinds of access that the role of a connection has.
 
-    :param needs: kinds that it has to have.
+    :param needs: the kinds that the role must have.
     """
     role = conn.info.user
     if _schema_state(conn)["owns"]:
@@ -212,12 +215,12 @@ def check_grants(conn: psycopg.Connection[Any], needs: Sequence[str]) -> Iterato
 
 
 def may_call_health(conn: psycopg.Connection[Any]) -> bool:
-    """Whether the role of a connection may call `taskq.health`."""
+    """Return whether the role of a connection may call `taskq.health`."""
     return bool(_row(conn, "SELECT has_function_privilege('taskq.health(interval)', 'EXECUTE')")[0])
 
 
 def health_not_allowed(conn: psycopg.Connection[Any]) -> HealthFinding:
-    """The finding about a role that may not read the health of the queue."""
+    """Return the finding about a role that may not read the health of the queue."""
     role = conn.info.user
     return _finding(
         Severity.NOTICE,
@@ -228,7 +231,7 @@ def health_not_allowed(conn: psycopg.Connection[Any]) -> HealthFinding:
 
 
 def health_failed(error: Exception) -> HealthFinding:
-    """The finding about health checks that ended with an error."""
+    """Return the finding about health checks that ended with an error."""
     message = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return _finding(Severity.CRITICAL, "checks", f"the database was not checked: {message}", "taskq health")
 
@@ -252,7 +255,7 @@ def _schema_state(conn: psycopg.Connection[Any]) -> dict[str, Any]:
 
 
 def _upgrade_command(conn: psycopg.Connection[Any]) -> str:
-    """The command that brings schema and package to the same release."""
+    """Return the command that brings schema and package to the same release."""
     with conn.cursor(row_factory=tuple_row) as cursor:
         ledger = cursor.execute("SELECT number, name, checksum FROM taskq.migrations").fetchall()
     known = {step.number: step.checksum for step in migrations()}
@@ -264,7 +267,7 @@ def _upgrade_command(conn: psycopg.Connection[Any]) -> str:
 
 
 def _missing_objects(conn: psycopg.Connection[Any]) -> list[str]:
-    """Functions and views of this release that the database does not have."""
+    """Return the functions and views of this release that the database does not have."""
     named = _CREATED.findall(functions().script)
     if has_views(conn):
         named += _CREATED.findall(views().script)
@@ -278,7 +281,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _least_psycopg(distribution: str) -> str | None:
-    """The oldest version of psycopg that a distribution allows."""
+    """Return the oldest version of psycopg that a distribution allows; None if it is unknown."""
     try:
         found: Iterable[str] = requires(distribution) or ()
         version("psycopg")

@@ -102,7 +102,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def _airflow_only(fact: str) -> str:
-    """The message about something that needs Airflow, with what to do."""
+    """Return the message about a use that needs Airflow, with what to do."""
     from airflow_provider_taskq.cli._distributions import CORE, FULL, without_airflow
 
     needed = f" They need {FULL}, and this is {CORE}, which has no Airflow." if without_airflow() else ""
@@ -153,7 +153,7 @@ class Program(CommandGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The named command. `airflow` is no command of `taskq`: it is `taskq` that is one of `airflow`."""
+        """Find the named command. Raise a UsageError for `taskq airflow`: `taskq` is a command of `airflow`."""
         if args[0].lower() == "airflow" and ctx.command_path == "taskq":
             raise click.UsageError(_airflow_only("The commands on Airflow's connections are `airflow taskq ...`."), ctx)
         return super().resolve_command(ctx, args)

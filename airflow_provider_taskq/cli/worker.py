@@ -117,7 +117,10 @@ def _load_handler(name: str) -> Any:
 
 
 def _missing_airflow(error: Exception) -> str:
-    """What to install if a handler imports Airflow, or a module that only the distribution for Airflow has."""
+    """Return what to install if the import of a handler failed because this distribution has no Airflow.
+
+    Return an empty text for any other error.
+    """
     missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
     if missing.partition(".")[0] not in ("airflow", "airflow_provider_taskq") or not without_airflow():
         return ""

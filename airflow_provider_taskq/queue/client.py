@@ -204,11 +204,11 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         )
 
     def maintain(self, *, except_owners: Collection[str] = ()) -> MaintenanceResult:
-        """Keeps the queue healthy: expires lapsed leases, and removes tasks past `keep_succeeded` or `keep_failed`.
+        """Keep the queue healthy: expire lapsed leases, and remove tasks older than `keep_succeeded` or `keep_failed`.
 
-        Workers, drains and the waits of Airflow's triggerer call this, so a program needs no call of its own. Each call
-        is short and waits for no other session. It removes tasks at most once a minute, whichever programs call. Commit
-        each call, and call again soon while the result has `more`.
+        Workers, drains and the waits of Airflow's triggerer call this method, so a program needs no call of its own.
+        Each call is short and waits for no other session. After a run over all topics, no call of any program removes
+        tasks for a minute. Commit each call, and call again soon while `more` of the result is True.
 
         :param except_owners: names of owners whose leases are left alone, such as the caller's own.
         :raises TaskQueueError: above READ COMMITTED.

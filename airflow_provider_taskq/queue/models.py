@@ -309,9 +309,10 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
-    """What a call of `TaskQueue.maintain` did: tasks given back from lapsed leases, and tasks removed.
+    """What a call of `TaskQueue.maintain` did.
 
-    `more`: work is left that the call had no time for.
+    `expired` counts the tasks that the ended leases held, and `purged` the removed tasks. `more` is True if the call
+    left work, because it had no time for it.
     """
 
     expired: int

@@ -114,10 +114,11 @@ class TopicPolicy:
     :param notify: a push, an offer, a revival or a junction's release notifies listening workers and waits at its
         commit, as `TaskQueue.notify` does. PostgreSQL commits one transaction with notifications at a time in the whole
         server, and cannot prepare one for a two-phase commit. docs/why/performance.md has the cost.
-    :param keep_succeeded: how long the topic keeps tasks that have SUCCEEDED or were FILTERED, from their end. Then
-        `TaskQueue.maintain` removes them. None for ever. No task that is SUSPENDED or EXPIRED is removed.
-    :param keep_failed: the same for tasks that have FAILED. A RECREATED or REDUNDANT task belongs to `keep_failed` if
-        it was FAILED or EXPIRED before, otherwise to `keep_succeeded`.
+    :param keep_succeeded: how long the topic keeps SUCCEEDED and FILTERED tasks after their end. Then
+        `TaskQueue.maintain` removes them. With None the topic keeps them forever. SUSPENDED and EXPIRED tasks are
+        never removed.
+    :param keep_failed: the same for FAILED tasks. For a RECREATED or REDUNDANT task, `keep_failed` applies if the task
+        was FAILED or EXPIRED before, and `keep_succeeded` otherwise.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)

@@ -60,7 +60,7 @@ class DrainLease:
         self._thread.join(timeout=_STOP_SECONDS)  # a call to the JVM in `on_loss` may be stuck
 
     def start_upkeep(self) -> None:
-        """Carries out upkeep of the queue from now on, on a connection of its own, until the drain ends."""
+        """Start the upkeep of the queue, on a connection of its own. It ends with the drain."""
         self._upkeep = UpkeepThread(self._keeper, self._connect, self._lease.owner.lease, CallLimit(_UPKEEP_SECONDS))
         self._upkeep.start()
 

@@ -230,9 +230,9 @@ class Watcher:
             self._status_due = now + max(_STATUS_INTERVAL, _STATUS_REST_FACTOR * (now - began))
 
     async def _maintain(self, connection: Connection) -> None:
-        """Carry out upkeep: so the tasks of a dead worker come back, and a gate that waits for them opens.
+        """Carry out upkeep, so that the tasks of a dead worker become ready and the gates that wait for them open.
 
-        Its failure never ends a wait. A role that may only read leaves the upkeep to other programs.
+        A failure of the upkeep never ends a wait. A role that may only read leaves the upkeep to other programs.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()

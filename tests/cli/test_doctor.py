@@ -73,7 +73,7 @@ def make_role(own_dsn: str) -> Iterator[MakeRole]:
 
 
 def install_fake(monkeypatch: pytest.MonkeyPatch, folder: Path, *packages: tuple[str, str, str]) -> None:
-    """Adds the metadata of distributions to the path: name, version and requirement."""
+    """Add the metadata of distributions to the path: name, version and requirement."""
     for name, version, needs in packages:
         made = folder / f"{name.replace('-', '_')}-{version}.dist-info"
         made.mkdir(parents=True)

@@ -45,7 +45,7 @@ class Block:
 
 
 def read_blocks(path: Path, root: Path) -> list[Block]:
-    """The blocks of a page that are run, parsed or saved. BlockError for one without a known language."""
+    """Return the blocks of a page that are run, parsed or saved. Raise BlockError for a block of no known language."""
     blocks: list[Block] = []
     page = str(path.relative_to(root))
     previous: Block | None = None  # the last block, if only empty lines follow it
@@ -61,7 +61,7 @@ def read_blocks(path: Path, root: Path) -> list[Block]:
 
 
 def _items(page: str, lines: list[str]) -> Iterator[Block | str]:
-    """The blocks, and each line outside of blocks that is not empty."""
+    """Yield the blocks, and each line outside of blocks that is not empty."""
     number, condition, background = 0, "", False
     while number < len(lines):
         line = lines[number]
@@ -98,7 +98,7 @@ def _items(page: str, lines: list[str]) -> Iterator[Block | str]:
 
 
 def _language(info: str) -> str:
-    """The language of the line that opens a block: `python title="a.py"` or `{ .python title="a.py" }`."""
+    """Return the language of the line that opens a block: `python title="a.py"` or `{ .python title="a.py" }`."""
     found = re.match(r"\s*(?:\{\s*\.)?([\w-]*)", info)
     return found[1] if found else ""
 
@@ -112,7 +112,7 @@ class Command:
 
 
 def read_commands(block: Block) -> list[Command]:
-    """The commands of a `console` block: lines after `$ `, continued after `> `, each with the lines of its output."""
+    """Return the commands of a `console` block, each with its output. They follow `$ `, and continue after `> `."""
     commands: list[list[list[str]]] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
@@ -127,7 +127,7 @@ def read_commands(block: Block) -> list[Command]:
 
 
 def split_statements(script: str) -> list[str]:
-    """The statements of an SQL script. Quotes, dollar quotes and comments may contain semicolons."""
+    """Return the statements of an SQL script. Quotes, dollar quotes and comments may contain semicolons."""
     statements, begin = [], 0
     token = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/|(\$\w*\$).*?\1|;", re.DOTALL)
     for found in token.finditer(script):
@@ -139,7 +139,7 @@ def split_statements(script: str) -> list[str]:
 
 
 def check_output(expected: str, actual: str) -> str | None:
-    """None if an output is the expected one, else both for a message.
+    """Return None if an output is the expected one, otherwise both outputs for a message.
 
     `…` stands for any text within a line; a line with nothing else for any lines. Empty lines, the number of blanks and
     the frames of tables do not count.

@@ -71,7 +71,7 @@ class Page:
         self._conn.close()
 
     def run(self, blocks: list[Block]) -> None:
-        """Run all blocks, then parse the DAGs. BlockError for the first block that fails."""
+        """Run all blocks, then parse the DAGs. Raise BlockError for the first block that fails."""
         handlers: dict[str, Callable[[Block], None]] = {
             "sql": self._run_sql,
             "bash": self._run_bash,
@@ -126,14 +126,14 @@ class Page:
         _compare(block, output, failed)
 
     def _holds(self, condition: str) -> bool:
-        """Whether a condition holds: a query with one true value, or a command of the shell that succeeds."""
+        """Return whether a condition holds: a query with one true value, or a command of the shell that succeeds."""
         if not condition.startswith("SELECT "):
             return self._shell(condition).returncode == 0
         row = self._conn.execute(condition.encode()).fetchone()
         return bool(row and row[0])
 
     def _await(self, condition: str, ended: Callable[[], bool]) -> bool:
-        """Wait until a condition holds. False if the block ended before, or the condition does not become true."""
+        """Wait until a condition holds. Return False if the block ends first or the condition never becomes true."""
         deadline = time.monotonic() + CONDITION_PATIENCE
         while not self._holds(condition):
             if ended() or time.monotonic() > deadline:
@@ -175,7 +175,7 @@ class Page:
         )
 
     def _command(self, text: str) -> list[str]:
-        """A shell that begins with the exported variables and in the folder of the block before."""
+        """Return the command of a shell that starts with the exported variables and the folder of the block before."""
         state = self._folder.parent
         before = (
             f'[ ! -f {state}/exports ] || . {state}/exports; [ ! -f {state}/folder ] || cd "$(cat {state}/folder)"\n'
@@ -184,7 +184,7 @@ class Page:
         return ["bash", "-c", before + self._named(text)]
 
     def _named(self, text: str) -> str:
-        """The text with the database of the page in the place of the one that pages name."""
+        """Return the text with the database of the page in the place of the one that pages name."""
         return PLACEHOLDER.sub(lambda found: found[1] + self._uri, text)
 
     def _process(self) -> dict[str, Any]:
@@ -260,13 +260,13 @@ class Page:
 
 
 def _uri(dsn: str) -> str:
-    """The part of a connection's URI after its scheme."""
+    """Return the part of a connection's URI after its scheme."""
     given = {name: quote(str(value), safe="") for name, value in conninfo_to_dict(dsn).items()}
     return f"://{given['user']}:{given.get('password', '')}@{given['host']}:{given['port']}/{given['dbname']}"
 
 
 def _own_environment(folder: Path, dsn: str) -> dict[str, str]:
-    """The variables of the page's programs."""
+    """Return the environment variables of the page's programs."""
     psql = [] if shutil.which("psql") else [str(path.parent) for path in Path(sys.prefix).glob("**/pginstall/bin/psql")]
     path = [str(folder / "bin"), str(Path(sys.executable).parent), *psql, os.environ.get("PATH", os.defpath)]
     return {

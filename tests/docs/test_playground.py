@@ -103,13 +103,13 @@ class Visit:
     faults: list[str] = field(default_factory=list)
 
     def start(self) -> Locator:
-        """Starts PostgreSQL, and returns the playground."""
+        """Start PostgreSQL, and return the playground."""
         self.page.get_by_role("button", name="Start PostgreSQL in this page").click()
         expect(self.page.get_by_role("tab", name="Guided tour")).to_be_visible(timeout=PATIENCE)
         return self.page.locator("taskq-playground")
 
     def start_free_play(self) -> Locator:
-        """Starts PostgreSQL, and goes on to free play."""
+        """Start PostgreSQL, and go on to free play."""
         playground = self.start()
         self.page.get_by_role("tab", name="Free play").click()
         expect(task(playground, 1)).to_contain_text("READY")
@@ -143,12 +143,12 @@ def task(playground: Locator, sequence: int) -> Locator:
 
 
 def act(playground: Locator, label: str, sequence: int) -> None:
-    """Clicks an action of a task."""
+    """Click an action of a task."""
     playground.get_by_role("button", name=f"{label}: task {sequence}", exact=True).click()
 
 
 def states(dsn: str, script: str, topic: str) -> list[tuple[Any, ...]]:
-    """Runs a script on a real server, and returns the states of the tasks."""
+    """Run a script on a real server, and return the states of the tasks."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         for statement in script.split(";\n"):
             if statement:

@@ -32,7 +32,7 @@ SUCCEEDED = {State.SUCCEEDED, State.FILTERED, State.RECREATED, State.REDUNDANT}
 
 
 def run(queue: TaskQueue, *, walks_again: bool = True) -> int:
-    """Carries out a run, as if the last one was long ago. Returns how many tasks it has removed.
+    """Carry out a run, as if the last one was long ago. Return how many tasks it has removed.
 
     Without `walks_again`, only the minute between two runs has passed, and not the time between two walks over a topic.
     """

@@ -573,9 +573,9 @@ BEGIN
         v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text, 'taskq topics partition clean';
 END $$;
 
--- Topics with tasks that should have been removed a while ago (taskq.maintain), and why they are still there: no program
--- calls it, a consumer group has not handled them, or there are too many. Looks at a hundred topics with a retention,
--- and at the hundred tasks of each that are next.
+-- Reports topics with tasks that taskq.maintain should have removed a while ago, with the reason: no program calls it,
+-- a consumer group has not handled the tasks, or there are too many. Reads a hundred topics with a retention, and the
+-- next hundred tasks of each.
 CREATE FUNCTION taskq_internal.health_of_upkeep(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
@@ -610,8 +610,8 @@ BEGIN
         detail := format('topic %L has tasks that are older than its policy keeps them: ', topic);
         IF v_idle < p_patience AND v_topic.handled <= v_topic.position THEN
             detail := detail || format(
-                'consumer group %L has handled the log up to sequence %s, and tasks that it has not handled stay. If the'
-                ' group is out of use, forget_group() removes it', v_topic.group_name, v_topic.handled);
+                'consumer group %L has handled the log up to sequence %s, and tasks that it has not handled stay. If'
+                ' the group is out of use, forget_group() removes it', v_topic.group_name, v_topic.handled);
             remedy := format('SELECT taskq.forget_group(%L, %L)', v_topic.group_name, topic);
         ELSIF v_idle < p_patience THEN
             detail := detail || 'taskq.maintain() removes them, but there are many';
@@ -630,7 +630,8 @@ BEGIN
     END IF;
 END $$;
 
--- Topics that keep tasks for ever, which matters once there are a million in all, by the estimate of the last vacuum.
+-- Reports topics that keep tasks forever. This is a notice if a million ended tasks are stored in all, by the estimate
+-- of the last vacuum.
 CREATE FUNCTION taskq_internal.health_of_retention()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)

@@ -1,26 +1,25 @@
--- Upkeep: what keeps a queue healthy, carried out by the programs that use it. Workers, drains and waiting gates call
--- taskq.maintain. It ends lapsed leases, and removes ended tasks that have been kept as long as the policy of their
--- topic says. Every call is short, waits for no other session, and leaves the rest to the next call.
+-- Upkeep: ends lapsed leases, and removes ended tasks whose retention is over. Workers, drains and waiting gates call
+-- taskq.maintain. Every call is short, waits for no other session, and leaves remaining work to the next call.
 --
--- keep_succeeded holds for tasks that are SUCCEEDED or FILTERED, keep_failed for FAILED ones. A RECREATED or REDUNDANT
--- task belongs to keep_failed if it was FAILED or EXPIRED before, else to keep_succeeded. Tasks that are ACTIVE, READY,
--- EXPIRED or SUSPENDED are never removed: they have not ended, or a person or a junction has to act.
+-- keep_succeeded applies to SUCCEEDED and FILTERED tasks, and keep_failed to FAILED tasks. For a RECREATED or REDUNDANT
+-- task, keep_failed applies if the task was FAILED or EXPIRED before, and keep_succeeded otherwise. No call removes
+-- ACTIVE, READY, EXPIRED or SUSPENDED tasks: they have not ended, or an operator or a junction has to act.
 --
--- The time counts from the end of the task (ended.completed). A task that was displaced or recreated before it ended
--- has none: for it the time counts from the next push of its identifier.
+-- The retention of a task starts at its end (ended.completed). A task that was displaced or recreated before it ended
+-- has no such time. Its retention starts at the next push of its identifier.
 --
--- No removal changes what is still to come. These tasks stay, however old they are:
+-- No removal changes which tasks run later. These tasks stay, however old they are:
 --
 --   - tasks that a consumer group of the topic has not passed yet: no group skips a task;
---   - tasks for which a dependent waits: it must not start because the failure that holds it back is gone;
---   - a FAILED task while it may hold back READY tasks of its identifier, as some conditions of a poll do;
+--   - tasks that a dependent waits for: it must not start because the failure that blocks it is gone;
+--   - a FAILED task while it may block READY tasks of its identifier under some conditions of a poll;
 --   - the latest task of an identifier while an older one stays: the older one would count as the latest.
 --
--- No index has the tasks of a topic in order of their ends, as every completion would have to maintain it. A walk
--- follows the sequences, which have nearly that order. It ends at the first task that is too young to be removed even
--- if it had ended at its push, and goes on from there at the next run. Tasks that it passes because they ended later,
--- or were spared, are found by another walk, which begins after a twentieth of the retention. A walk over many tasks
--- begins less often: it takes a hundredth of the time at most.
+-- No index has the tasks of a topic in the order of their ends, because every completion would have to maintain it. A
+-- walk follows the sequences, which have nearly that order. It stops at the first task that would be too young even if
+-- it had ended at its push, and continues there in the next run. The walk passes tasks that ended later or that had to
+-- stay. The next walk finds them, and begins after a twentieth of the retention. After a walk over many tasks it begins
+-- later, so that walks take at most a hundredth of the time.
 
 CREATE FUNCTION taskq.maintain(
     p_owners_excepted text[] DEFAULT '{}', OUT expired bigint, OUT purged bigint, OUT more boolean
@@ -35,14 +34,14 @@ BEGIN
     more := more OR v_rest;
 END $$;
 COMMENT ON FUNCTION taskq.maintain IS
-'Keeps the queue healthy: ends lapsed leases as taskq.expire does, but those of the owners in p_owners_excepted, and
-removes ended tasks that are older than keep_succeeded or keep_failed of their topic. Returns how many tasks it gave
-back and removed. more: work is left, so call it again soon. Removes at most 500 tasks of a topic and 2,000 in all,
-and after a run over all topics nothing for a minute, whichever sessions call. Never waits. Errors: TQ000 above READ
-COMMITTED.';
+'Keeps the queue healthy. Ends lapsed leases like taskq.expire, except the leases of the owners in p_owners_excepted.
+Removes ended tasks that are older than keep_succeeded or keep_failed of their topic. The column expired counts the
+tasks that the ended leases held, and the column purged the removed tasks. If more is true, work is left: call the
+function again soon. A call removes at most 500 tasks of a topic and 2,000 in all. After a run over all topics, no call
+of any session removes tasks for a minute. Never waits. Raises TQ000 above READ COMMITTED.';
 
--- Ends lapsed leases for about 50 ms, each with all of its tasks. A lease whose tasks another transaction is removing is
--- left to the next call.
+-- Ends lapsed leases for about 50 ms, each with all of its tasks. Leaves a lease to the next call if another
+-- transaction is removing its tasks. Returns how many tasks the ended leases held, and whether the time was too short.
 CREATE FUNCTION taskq_internal.expire_some(p_except text[], OUT count bigint, OUT more boolean)
 LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
 DECLARE
@@ -63,8 +62,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Goes on with the run over all topics with a retention, for about 50 ms, unless the last run ended less than a minute
--- ago or another session is at it. Each call begins with the topic after the last one, so that none has to wait long.
+-- Continues the run over all topics with a retention for about 50 ms. Does nothing if the last run ended less than a
+-- minute ago, or if another session is continuing the run. Each call begins with the topic after the last one, so that
+-- no topic has to wait long. Returns how many tasks it removed, and whether the run has work left.
 CREATE FUNCTION taskq_internal.run_retention(OUT count bigint, OUT more boolean) LANGUAGE plpgsql AS $$
 DECLARE
     v_began timestamptz := clock_timestamp();
@@ -85,7 +85,7 @@ BEGIN
               SELECT FROM taskq_internal.retention_walk w WHERE w.topic_id = p.topic_id AND w.unfinished))
         ORDER BY p.topic_id
     LOOP
-        -- Not before the first topic: each call makes progress.
+        -- The limits do not apply to the first topic, so that each call makes progress.
         more := v_last > 0 AND (count >= 2000 OR clock_timestamp() >= v_began + interval '50 milliseconds');
         EXIT WHEN more;
         v_last := v_topic.topic_id;
@@ -102,7 +102,7 @@ BEGIN
         due = CASE WHEN more THEN v_began ELSE v_began + interval '1 minute' END;
 END $$;
 
--- Goes on with the walk over a topic for about 10 ms, or until it has removed p_most tasks. Returns how many.
+-- Continues the walk over a topic for about 10 ms, or until it has removed p_most tasks. Returns how many it removed.
 CREATE FUNCTION taskq_internal.walk_topic(p_topic taskq_internal.topic, p_most int) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -135,7 +135,7 @@ BEGIN
         v_walk.position := v_part.passed;
         v_walk.unfinished := NOT v_part.too_young AND v_part.passed < v_end;
         EXIT WHEN v_count >= p_most OR clock_timestamp() >= v_began + interval '10 milliseconds';
-        -- A part without rows costs next to nothing. Dead rows cost as much as others, and no query counts them.
+        -- A part without rows costs almost nothing. Dead rows cost as much as live rows, and no query counts them.
         v_step := CASE WHEN clock_timestamp() < v_from + interval '1 millisecond' THEN least(2 * v_step, 1000000)
                        ELSE greatest(v_step / 4, 1000) END;
     END LOOP;
@@ -150,14 +150,15 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- The sequence up to which a walk may go: the last one that was drawn, or that all consumer groups have passed.
+-- Returns the sequence up to which a walk may go: the last drawn one, or the last one that all consumer groups have
+-- passed.
 CREATE FUNCTION taskq_internal.end_of_walk(p_topic_id int) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT least((SELECT s.last_value FROM taskq_internal.task_sequence s),
                  (taskq_internal.slowest_group(p_topic_id)).handled)
 $$;
 
--- Of the consumer groups of a topic the one that is furthest behind, and the sequence up to which it has handled all
--- tasks. NULLs if the topic has no group.
+-- Returns the consumer group of a topic that is furthest behind, and the sequence up to which it has handled all tasks.
+-- Returns NULLs if the topic has no group.
 CREATE FUNCTION taskq_internal.slowest_group(p_topic_id int, OUT group_name text, OUT handled bigint)
 LANGUAGE sql STABLE AS $$
     SELECT n.group_name, n.handled
@@ -171,9 +172,9 @@ LANGUAGE sql STABLE AS $$
     ORDER BY n.handled, n.group_name LIMIT 1
 $$;
 
--- Removes up to p_most of the tasks of a topic after p_low, up to p_high, that have been kept long enough and that
--- nothing waits for. passed: how far it has come. too_young: the tasks from there on were pushed after the last moment
--- at which a task had to end to be removed.
+-- Removes up to p_most tasks of a topic after p_low, up to p_high, whose retention is over and that do not have to
+-- stay. Returns the sequence that it reached in passed. Returns too_young true if it reached tasks that cannot have
+-- ended early enough, because their push was too late.
 CREATE FUNCTION taskq_internal.purge_range(
     p_topic taskq_internal.topic, p_low bigint, p_high bigint, p_most int, OUT count bigint, OUT passed bigint,
     OUT too_young boolean
@@ -205,7 +206,7 @@ BEGIN
     IF too_young THEN
         passed := coalesce(v_found[cardinality(v_found)], p_low);
     END IF;
-    -- Each condition is a lookup by an index, as OFFSET 0 keeps it from being joined.
+    -- OFFSET 0 keeps the planner from joining the conditions, so that each of them is a lookup by an index.
     v_found := ARRAY(
         SELECT e.sequence FROM taskq_internal.ended e
         WHERE e.topic_id = v_topic_id AND e.sequence = ANY (v_found)
@@ -222,8 +223,8 @@ BEGIN
                OR EXISTS (
                   SELECT FROM taskq_internal.task t
                   WHERE t.identifier = e.identifier AND t.topic_id = v_topic_id AND t.sequence > e.sequence OFFSET 0))
-          -- A condition or a batch may hold back the tasks of its identifier until a person has dealt with the failure.
-          -- Not so if one of the next ten of them was claimed after the failure.
+          -- Under a condition or in batches, the failure may block the tasks of its identifier until an operator acts.
+          -- It does not block them if one of the next ten of them was claimed after the failure.
           AND (e.state <> :FAILED
                OR NOT EXISTS (
                   SELECT FROM taskq_internal.live l
@@ -242,7 +243,8 @@ BEGIN
     END IF;
 END $$;
 
--- Of the two moments the one that holds for an ended task: it is removed if it has ended up to then. NULL: never.
+-- Returns p_succeeded or p_failed, whichever applies to an ended task: the task may be removed if it ended no later.
+-- Returns NULL if the task is never removed.
 CREATE FUNCTION taskq_internal.keeps_until(
     p_state smallint, p_descent smallint, p_succeeded timestamptz, p_failed timestamptz
 ) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
