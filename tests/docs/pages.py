@@ -223,7 +223,7 @@ class Page:
             raise BlockError(f"{block.place}: Python ended with {self._python.wait()}")
         answer = json.loads(line)
         error = str(answer["error"]) or ("" if came_true else f"this did not become true: {block.condition}")
-        last = error.strip().splitlines()[-1].rpartition(".")[2] if error else ""
+        last = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", error.strip().splitlines()[-1]) if error else ""
         _compare(block, answer["output"] + last, error)
 
     def _parse_dags(self) -> None:
