@@ -15,25 +15,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from mkdocs.structure.pages import Page
 
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import SECTIONS, standalone
 from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import errors
 
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
+
 PACKAGE = Path(__file__).resolve().parent.parent / "airflow_provider_taskq"
 SQL = PACKAGE / "queue" / "sql"
 PLACE = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
-# The files of functions in the order of the page; a file that is not listed comes last.
+# The files of functions in the order of the page.
 SUBJECTS = (
-    *("topics", "push", "poll", "leases", "complete", "read", "waits", "history", "revive", "administration"),
-    *("statistics", "health", "ticks", "log", "consumer_groups", "partitions", "access", "browse", "stages"),
-    "staged_pushes",
+    *("topics", "push", "poll", "leases", "complete", "read", "tasks", "watch", "history", "explain", "revive"),
+    *("administration", "statistics", "health", "ticks", "log", "consumer_groups", "partitions", "access", "browse"),
+    *("staged_decisions", "staged_pushes"),
 )
 KINDS = ("producer", "consumer", "reader", "operator")
 OF_THE_OWNER = ("grant_access", "revoke_access")
@@ -72,7 +74,10 @@ def sql_functions() -> str:
     """Return all public functions by subject, with signatures, comments and the kinds of roles that may call them."""
     granted = _granted()
     parts = []
-    for file in sorted((SQL / "api").glob("*.sql"), key=_place):
+    files = {file.stem: file for folder in ("api", "views") for file in (SQL / folder).glob("*.sql")}
+    if unordered := files.keys() ^ set(SUBJECTS):
+        raise ValueError(f"SUBJECTS of {__file__} and the files of functions differ: {', '.join(unordered)}")
+    for file in (files[subject] for subject in SUBJECTS):
         subject = _read_subject(file.read_text(encoding="utf-8"))
         parts += [f"## {subject.title}", subject.text]
         for name, overloads in subject.functions.items():
@@ -91,10 +96,6 @@ def sql_views() -> str:
         for kind, name, comment in re.findall(r"COMMENT ON (VIEW|TABLE) taskq\.(\w+) IS\s+'((?:[^']|'')*)'", text):
             rows.append((f"`{name}`", kind.lower(), _prose(comment.replace("''", "'"))))
     return _table(("name", "kind", "content"), sorted(rows))
-
-
-def _place(file: Path) -> tuple[int, str]:
-    return (SUBJECTS.index(file.stem) if file.stem in SUBJECTS else len(SUBJECTS), file.stem)
 
 
 def _read_subject(text: str) -> SqlSubject:
