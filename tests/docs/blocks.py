@@ -18,6 +18,7 @@ _CLOCK = re.compile(
     r"|(?<!\w)(?:\d[\d.]*|…)(?: (?:ms|s|min|h|d|seconds?|minutes?|hours?|days?)\b(?: \d+)?)+"
 )
 _TITLE = re.compile(r'title="([^"]+)"')
+_INCLUSION = re.compile(r'^ *--8<-- "([^"]+)"$')  # of the extension pymdownx.snippets
 
 
 class BlockError(Exception):
@@ -57,6 +58,7 @@ def read_blocks(path: Path, root: Path) -> list[Block]:
         if isinstance(item, str):
             previous = None
         elif item.language != "text":
+            item.text = "".join(_include(item, line, root) for line in item.text.splitlines(keepends=True))
             blocks.append(item)
             previous = item
         elif previous and not previous.expected and previous.language in ("sql", "bash", "python", "java"):
@@ -99,6 +101,17 @@ def _items(page: str, lines: list[str]) -> Iterator[Block | str]:
             background=background,
         )
         number, condition, background = end + 1, "", False
+
+
+def _include(block: Block, line: str, root: Path) -> str:
+    """A line of a block, or the file of the repository that it includes."""
+    found = _INCLUSION.match(line.rstrip("\n"))
+    if not found:
+        return line
+    file = root / found[1]
+    if not file.is_file():
+        raise BlockError(f"{block.place}: {found[1]} is not in the repository")
+    return file.read_text(encoding="utf-8")
 
 
 def _language(info: str) -> str:
