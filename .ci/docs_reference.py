@@ -23,6 +23,7 @@ from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import SECTIONS, standalone
 from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import errors
+from airflow_provider_taskq.worker.metrics_endpoint import METRICS
 
 if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
@@ -310,6 +311,12 @@ def metrics() -> str:
     return _table(("metric", "kind", "tags", "meaning"), rows)
 
 
+def worker_metrics() -> str:
+    """Return the metrics that the endpoint of workers serves."""
+    rows = [(f"`{name}`", kind, ", ".join(labels), text) for name, (kind, labels, text) in METRICS.items()]
+    return _table(("metric", "kind", "labels", "meaning"), rows)
+
+
 def _text(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
@@ -347,5 +354,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "connection": connection_fields,
     "configuration": configuration,
     "metrics": metrics,
+    "worker-metrics": worker_metrics,
     "errors": error_classes,
 }
