@@ -191,7 +191,7 @@ def test_the_dashboard_can_be_imported() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     assert variables == {"datasource", "topic"}
-    cells = set()
+    cells: set[tuple[int, int]] = set()
     for panel in panels:
         place = panel["gridPos"]
         width, height = range(place["w"]), range(place["h"])
