@@ -24,7 +24,7 @@ def test_every_test_that_a_document_names_exists(repository: Path, defined_tests
         assert named - defined_tests == set(), page.name
 
 
-@pytest.mark.parametrize(("page", "least"), [("why/guarantees.md", 50), ("why/evidence/features.md", 50)])
+@pytest.mark.parametrize(("page", "least"), [("why/evidence/guarantees.md", 50), ("why/evidence/features.md", 50)])
 def test_the_pages_of_evidence_name_tests(repository: Path, page: str, least: int) -> None:
     assert len(set(re.findall(r"`(test_\w+)`", (repository / "docs" / page).read_text(encoding="utf-8")))) > least
 

@@ -110,7 +110,7 @@ class TopicPolicy:
     :param ttl: the time to live of tasks that set none.
     :param notify: a push, an offer, a revival or a junction's release notifies listening workers and waits at its
         commit, as `TaskQueue.notify` does. PostgreSQL commits one transaction with notifications at a time in the whole
-        server, and cannot prepare one for a two-phase commit. docs/why/performance.md has the cost.
+        server, and cannot prepare one for a two-phase commit. docs/why/evidence/performance.md has the cost.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
