@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check docs format bench dist constraints clean
+.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check docs format bench dist pictures constraints clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -52,6 +52,9 @@ check: setup  ## check format, lint, types, layers, words, and build the site
 
 docs: setup  ## build the site into build/site and check its links; ARGS=serve serves it on the loopback address
 	@$(MKDOCS) $(or $(ARGS),build) -f .ci/mkdocs.yml
+
+pictures: setup-test  ## take the screenshots of the page in docs/pictures again
+	@TASKQ_PICTURES=docs/pictures $(RUN) -m pytest -q tests/plugin/test_page_pictures.py
 
 format: setup  ## format the sources with ruff
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -15,25 +15,28 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from mkdocs.structure.pages import Page
 
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import SECTIONS, standalone
 from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import errors
+from airflow_provider_taskq.worker.metrics_endpoint import METRICS
+
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
 
 PACKAGE = Path(__file__).resolve().parent.parent / "airflow_provider_taskq"
 SQL = PACKAGE / "queue" / "sql"
 PLACE = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
-# The files of functions in the order of the page; a file that is not listed comes last.
+# The files of functions in the order of the page.
 SUBJECTS = (
-    *("topics", "push", "poll", "leases", "complete", "read", "waits", "history", "revive", "administration"),
-    *("statistics", "health", "ticks", "log", "consumer_groups", "partitions", "access", "browse", "stages"),
-    "staged_pushes",
+    *("topics", "push", "poll", "leases", "complete", "read", "tasks", "watch", "history", "explain", "revive"),
+    *("administration", "statistics", "health", "ticks", "log", "consumer_groups", "partitions", "access", "browse"),
+    *("staged_decisions", "staged_pushes"),
 )
 KINDS = ("producer", "consumer", "reader", "operator")
 OF_THE_OWNER = ("grant_access", "revoke_access")
@@ -72,7 +75,10 @@ def sql_functions() -> str:
     """Return all public functions by subject, with signatures, comments and the kinds of roles that may call them."""
     granted = _granted()
     parts = []
-    for file in sorted((SQL / "api").glob("*.sql"), key=_place):
+    files = {file.stem: file for folder in ("api", "views") for file in (SQL / folder).glob("*.sql")}
+    if unordered := files.keys() ^ set(SUBJECTS):
+        raise ValueError(f"SUBJECTS of {__file__} and the files of functions differ: {', '.join(unordered)}")
+    for file in (files[subject] for subject in SUBJECTS):
         subject = _read_subject(file.read_text(encoding="utf-8"))
         parts += [f"## {subject.title}", subject.text]
         for name, overloads in subject.functions.items():
@@ -91,10 +97,6 @@ def sql_views() -> str:
         for kind, name, comment in re.findall(r"COMMENT ON (VIEW|TABLE) taskq\.(\w+) IS\s+'((?:[^']|'')*)'", text):
             rows.append((f"`{name}`", kind.lower(), _prose(comment.replace("''", "'"))))
     return _table(("name", "kind", "content"), sorted(rows))
-
-
-def _place(file: Path) -> tuple[int, str]:
-    return (SUBJECTS.index(file.stem) if file.stem in SUBJECTS else len(SUBJECTS), file.stem)
 
 
 def _read_subject(text: str) -> SqlSubject:
@@ -309,6 +311,12 @@ def metrics() -> str:
     return _table(("metric", "kind", "tags", "meaning"), rows)
 
 
+def worker_metrics() -> str:
+    """Return the metrics that the endpoint of workers serves."""
+    rows = [(f"`{name}`", kind, ", ".join(labels), text) for name, (kind, labels, text) in METRICS.items()]
+    return _table(("metric", "kind", "labels", "meaning"), rows)
+
+
 def _text(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
@@ -346,5 +354,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "connection": connection_fields,
     "configuration": configuration,
     "metrics": metrics,
+    "worker-metrics": worker_metrics,
     "errors": error_classes,
 }

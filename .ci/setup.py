@@ -165,7 +165,7 @@ def build(pins: Path, stamp: str) -> None:
     quiet = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input"]
     run([base, "-m", "venv", str(VENV)], "making .venv with Python {}.{}".format(*sys.version_info[:2]))
     run(
-        [python, *quiet, "-c", str(pins), "-e", ".[spark,messaging,demo,docs,dev]"],
+        [python, *quiet, "-c", str(pins), "-e", ".[spark,messaging,prometheus,demo,docs,dev]"],
         "installing Airflow, Spark and the rest as in %s (a few minutes)" % pins.name,
     )
     check_spark(python)

@@ -1,4 +1,4 @@
-"""Designs: the tables that were compared before the queue's own were chosen (docs/why/decisions.md)."""
+"""Designs: the tables that were compared before the queue's own were chosen (docs/why/evidence/decisions.md)."""
 
 from contextlib import ExitStack
 from functools import partial

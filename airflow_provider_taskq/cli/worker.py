@@ -3,6 +3,8 @@
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from importlib import import_module
@@ -16,7 +18,7 @@ from airflow_provider_taskq.cli._options import COUNT, DURATION, MAX_FAILED, TOP
 from airflow_provider_taskq.cli._output import facts, sanitize
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.queue import Condition, FailureLimit, Order
-from airflow_provider_taskq.worker import Worker, WorkerListener
+from airflow_provider_taskq.worker import MetricsEndpoint, Worker, WorkerListener
 
 ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 
@@ -60,9 +62,28 @@ ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
     "such as 0.05 or 5%.",
 )
 @click.option("--name", help="The name of the worker in owners' names, by default the topic.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Serve metrics for Prometheus on this port, at /metrics. 0: any free port, which the log names.",
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to serve metrics on. There is no authentication.",
+)
 @click.pass_obj
 def worker(
-    session: Session, /, handler: str, grace: timedelta, drain: bool, max_failed: FailureLimit | None, **settings: Any
+    session: Session,
+    /,
+    handler: str,
+    grace: timedelta,
+    drain: bool,
+    max_failed: FailureLimit | None,
+    metrics_port: int | None,
+    metrics_host: str,
+    **settings: Any,
 ) -> None:
     if max_failed is not None and not drain:
         raise click.UsageError("--max-failed needs --drain: a worker without it runs until it is stopped")
@@ -76,7 +97,8 @@ def worker(
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"invalid worker settings: {error}") from None
     stopper.worker = made
-    made.run(grace)
+    with nullcontext() if metrics_port is None else _metrics_endpoint(made, metrics_host, metrics_port):
+        made.run(grace)
     failure = max_failed.exceeded(topic, made.counts()) if max_failed else None
     done: dict[str, Any] = asdict(made.statistics())
     lines = [(name.replace("_", " "), done[name]) for name in _SHOWN_COUNTS if done[name]]
@@ -84,6 +106,20 @@ def worker(
     if failure:
         click.echo(f"Error: {sanitize(str(failure), lines=True)}", err=True)
         raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _metrics_endpoint(worker: Worker, host: str, port: int) -> Iterator[None]:
+    """Serves the metrics of the worker in the block."""
+    endpoint = MetricsEndpoint(worker, port=port, host=host)
+    try:
+        endpoint.start()
+    except OSError as error:
+        raise click.ClickException(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        endpoint.stop()
 
 
 _SHOWN_COUNTS = ("handled", "succeeded", "filtered", "suspended", "failed", "abandoned", "batches")

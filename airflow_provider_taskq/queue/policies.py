@@ -113,7 +113,7 @@ class TopicPolicy:
     :param ttl: the time to live of tasks that set none.
     :param notify: a push, an offer, a revival or a junction's release notifies listening workers and waits at its
         commit, as `TaskQueue.notify` does. PostgreSQL commits one transaction with notifications at a time in the whole
-        server, and cannot prepare one for a two-phase commit. docs/why/performance.md has the cost.
+        server, and cannot prepare one for a two-phase commit. docs/why/evidence/performance.md has the cost.
     :param keep_succeeded: how long the topic keeps SUCCEEDED and FILTERED tasks after their end. Then
         `TaskQueue.maintain` removes them. With None the topic keeps them forever. SUSPENDED and EXPIRED tasks are
         never removed.

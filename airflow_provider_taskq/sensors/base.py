@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TRIGGER_INTERVAL = 1.0  # default seconds between two checks of the triggerer
 
 # Airflow fails a task that is resumed before the scheduler has processed the end of the process that deferred it. The
-# scheduler may learn of that end as late as the executor's supervisor sleeps. See docs/why/decisions.md.
+# scheduler may learn of that end as late as the executor's supervisor sleeps. See docs/why/evidence/decisions.md.
 RESUME_DELAY = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
 
 _STATE_STORE_KEY = "taskq_wait_log"

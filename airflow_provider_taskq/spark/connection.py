@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue.errors import translate_errors
 
 # These parameters name files of this machine. libpq has read the files: the other parameters have their contents.
 _LOCAL_FILES = {"passfile", "service", "servicefile"}
+_APPLICATION_NAME = "taskq on spark"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,10 +29,13 @@ class ConnectionInfo:
     `ConnectionInfo` is never an option, and its `repr` shows nothing.
 
     If `executors_may_override`, a TASKQ_DSN or TASKQ_DSN_FILE in an executor's own environment takes precedence.
+    If `from_file`, the driver reads the file of TASKQ_DSN_FILE again for each connection, so that it may hold a token
+    that expires.
     """
 
     conninfo: str
     executors_may_override: bool = True
+    from_file: bool = False
 
     @classmethod
     def resolve(cls, dsn: str | psycopg.Connection[Any] | None = None, *, executors_may_override: bool = True) -> Self:
@@ -43,12 +47,12 @@ class ConnectionInfo:
         if isinstance(dsn, psycopg.Connection):
             return cls(_conninfo_of(dsn), executors_may_override)
         with connect(dsn) as conn:
-            return cls(_conninfo_of(conn), executors_may_override)
+            return cls(_conninfo_of(conn), executors_may_override, dsn is None and _is_dsn_in_file())
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         """Open a connection on the driver; `options` are parameters of `queue.connect`."""
         freeze_gc()  # Spark also plans and commits in Python workers
-        return connect(self.conninfo, **options)
+        return self._connect(**options)
 
     def fetch_all(self, statement: LiteralString, arguments: Sequence[object] = ()) -> list[TupleRow]:
         """Run one statement on the driver, in a connection and transaction of its own, and return its rows.
@@ -63,10 +67,22 @@ class ConnectionInfo:
         freeze_gc()
         own = os.environ.get(DSN_VARIABLE) or os.environ.get(DSN_FILE_VARIABLE)
         # A binary COPY sends text in the encoding of the session, and Arrow needs UTF-8.
-        return connect(None if own and self.executors_may_override else self.conninfo, client_encoding="utf8")
+        if own and self.executors_may_override:
+            return connect(None, client_encoding="utf8")
+        return self._connect(client_encoding="utf8")
+
+    def _connect(self, **options: Any) -> psycopg.Connection[Any]:
+        if self.from_file and _is_dsn_in_file():
+            return connect(None, **{"fallback_application_name": _APPLICATION_NAME, **options})
+        return connect(self.conninfo, **options)
 
     def __repr__(self) -> str:
         return "ConnectionInfo(...)"
+
+
+def _is_dsn_in_file() -> bool:
+    """Whether `queue.connect` reads the file that TASKQ_DSN_FILE names."""
+    return not os.environ.get(DSN_VARIABLE) and bool(os.environ.get(DSN_FILE_VARIABLE))
 
 
 def _conninfo_of(conn: psycopg.Connection[Any]) -> str:
@@ -80,7 +96,7 @@ def _conninfo_of(conn: psycopg.Connection[Any]) -> str:
         values.pop(name, None)
     if conn.info.password:
         values["password"] = conn.info.password
-    values.setdefault("fallback_application_name", "taskq on spark")
+    values.setdefault("fallback_application_name", _APPLICATION_NAME)
     return make_conninfo("", **values)
 
 

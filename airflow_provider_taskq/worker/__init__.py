@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
     from airflow_provider_taskq.worker.limiter import BoundedLimiter, Limiter, NoLimit, PriorityLimiter
     from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
+    from airflow_provider_taskq.worker.metrics_endpoint import MetricsEndpoint
     from airflow_provider_taskq.worker.persistent_worker import PersistentWorker
     from airflow_provider_taskq.worker.runtime import WorkerStopped
     from airflow_provider_taskq.worker.scheduler import Scheduler
-    from airflow_provider_taskq.worker.statistics import WorkerStatistics
+    from airflow_provider_taskq.worker.statistics import BatchDurations, WorkerStatistics
     from airflow_provider_taskq.worker.supplement import SupplementError
     from airflow_provider_taskq.worker.watchdog import HandlerStuck
     from airflow_provider_taskq.worker.worker import Worker
@@ -47,9 +48,10 @@ _MODULES = {
     "limiter": ("BoundedLimiter", "Limiter", "NoLimit", "PriorityLimiter"),
     "listener": ("FatalListener", "WorkerListener"),
     "persistent_worker": ("PersistentWorker",),
+    "metrics_endpoint": ("MetricsEndpoint",),
     "runtime": ("WorkerStopped",),
     "scheduler": ("Scheduler",),
-    "statistics": ("WorkerStatistics",),
+    "statistics": ("BatchDurations", "WorkerStatistics"),
     "supplement": ("SupplementError",),
     "watchdog": ("HandlerStuck",),
     "worker": ("Worker",),
@@ -58,6 +60,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "Batch",
+    "BatchDurations",
     "BatchHandler",
     "BoundedLimiter",
     "Composite",
@@ -71,6 +74,7 @@ __all__ = [
     "HealthMonitor",
     "HealthSignal",
     "Limiter",
+    "MetricsEndpoint",
     "NoLimit",
     "Pending",
     "PersistentWorker",

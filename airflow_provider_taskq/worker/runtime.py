@@ -9,7 +9,7 @@ from contextlib import closing
 from datetime import datetime
 from typing import Protocol
 
-from airflow_provider_taskq.queue import Decision, Task
+from airflow_provider_taskq.queue import Decision, LeaseLost, Task
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from airflow_provider_taskq.worker.batches import Batch, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
@@ -155,7 +155,7 @@ class WorkerRuntime:
         self.listeners = listeners
         self.counters = counters
         self.idle_wait = IdleWait(config.pause.total_seconds())
-        self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), listeners.on_fatal)
+        self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), self._on_lease_lost)
         self.watchdog = Watchdog(config, listeners, self._handler_timed_out, self.keeper.check_clock)
         self.threads = ThreadRegistry()
         self.has_lease = threading.Event()  # set when a thread holds a lease
@@ -284,6 +284,10 @@ class WorkerRuntime:
         log.warning("batch abandoned: %s reason=%s", batch.describe(), batch.abandoned_for)
         if batch.abandoned_for is not None:
             self.listeners.on_error(batch.trace, batch.abandoned_for)
+
+    def _on_lease_lost(self, error: LeaseLost) -> None:
+        self.counters.lease_lost()
+        self.listeners.on_fatal(error)
 
     def _release_leases(self) -> None:
         reason = WorkerStopped(f"worker {self.config.name!r} stopped")

@@ -1,9 +1,11 @@
 """Counters of one worker, and the durations of its handler calls."""
 
 import threading
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from airflow_provider_taskq.queue import Result
 
@@ -33,6 +35,26 @@ class WorkerStatistics:
     p95: float
     p99: float
     maximum: float
+    leases_lost: int = 0
+
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""The upper bounds, in seconds, between which `BatchDurations` counts batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDurations:
+    """How long the handler took for each batch since the worker was created.
+
+    `counts` has the batches up to each bound of `BUCKETS`, and above the last; `total` has the sum of the seconds.
+    """
+
+    counts: tuple[int, ...]
+    total: float
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Upper bounds, the last one `+Inf`, with the number of batches that took no longer."""
+        return list(zip([*map(str, BUCKETS), "+Inf"], accumulate(self.counts), strict=True))
 
 
 class WorkerCounters:
@@ -41,7 +63,9 @@ class WorkerCounters:
     def __init__(self) -> None:
         self._results: Counter[Result] = Counter()
         self._times: deque[float] = deque(maxlen=_KEPT_TIMES)
-        self._batches = self._in_flight = self._abandoned = self._started = self._polling = 0
+        self._batches = self._in_flight = self._abandoned = self._started = self._polling = self._leases_lost = 0
+        self._buckets = [0] * (len(BUCKETS) + 1)
+        self._seconds = 0.0
         self._lock = threading.Lock()
 
     def polled(self, tasks: int) -> None:
@@ -55,6 +79,18 @@ class WorkerCounters:
         with self._lock:
             self._batches += 1
             self._times.append(seconds)
+            self._buckets[bisect_left(BUCKETS, seconds)] += 1
+            self._seconds += seconds
+
+    def lease_lost(self) -> None:
+        """Counts a lease that was lost."""
+        with self._lock:
+            self._leases_lost += 1
+
+    def batch_durations(self) -> BatchDurations:
+        """The durations of all batches."""
+        with self._lock:
+            return BatchDurations(tuple(self._buckets), self._seconds)
 
     def ended(self, tasks: int, results: Iterable[Result]) -> None:
         """Count the end of a batch: the committed results, and the other tasks as abandoned."""
@@ -93,6 +129,7 @@ class WorkerCounters:
         with self._lock:
             results, times = Counter(self._results), sorted(self._times)
             batches, in_flight, abandoned = self._batches, self._in_flight, self._abandoned
+            leases_lost = self._leases_lost
         return WorkerStatistics(
             handled=results.total(),
             succeeded=results[Result.SUCCESS],
@@ -109,6 +146,7 @@ class WorkerCounters:
             p95=percentile(times, 0.95),
             p99=percentile(times, 0.99),
             maximum=percentile(times, 1),
+            leases_lost=leases_lost,
         )
 
 

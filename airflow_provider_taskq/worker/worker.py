@@ -18,7 +18,7 @@ from airflow_provider_taskq.worker.poll_loop import PollLoop
 from airflow_provider_taskq.worker.prefetch import prefetching_threads
 from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerThread
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
-from airflow_provider_taskq.worker.statistics import WorkerCounters, WorkerStatistics
+from airflow_provider_taskq.worker.statistics import BatchDurations, WorkerCounters, WorkerStatistics
 
 GRACE = timedelta(seconds=30)
 
@@ -192,6 +192,15 @@ class Worker:
     def statistics(self) -> WorkerStatistics:
         """Return the counters since the worker was created."""
         return self._counters.snapshot()
+
+    def batch_durations(self) -> BatchDurations:
+        """The durations of all batches since the worker was created."""
+        return self._counters.batch_durations()
+
+    def lease_seconds_left(self) -> list[float]:
+        """The seconds until each lease lapses that the worker holds now, by this machine's clock."""
+        runtime = self._runtime
+        return [] if runtime is None else [lease.seconds_left() for lease in runtime.keeper.leases]
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until `stop` or an error of the limiter stops the worker. Return False after `timeout` seconds.

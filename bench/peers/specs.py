@@ -16,7 +16,7 @@ class Spec:
     name: str
     script: str
     one: Mode  # one job at a time, one consumer
-    best: Mode  # the fastest that was found for one process; see docs/why/performance.md
+    best: Mode  # the fastest that was found for one process; see docs/why/evidence/performance.md
     many: Mode  # the same for one of several processes
     serve: Mapping[str, Mode]  # idle workers, by their names in the table
     keeps: str  # the remains of a finished job

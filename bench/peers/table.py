@@ -1,4 +1,4 @@
-"""The tables that go into docs/why/performance.md."""
+"""The tables that go into docs/why/evidence/performance.md."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median

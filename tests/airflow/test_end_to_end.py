@@ -67,7 +67,7 @@ def test_a_retry_after_the_claim_continues_with_the_same_tasks(site: AirflowSite
 def test_gates_that_open_right_after_they_deferred_all_succeed(
     site: AirflowSite, queue: TaskQueue, dag_id: str
 ) -> None:
-    """Airflow fails tasks that a worker resumes too soon (docs/why/decisions.md). These tasks end in the triggerer."""
+    """Airflow fails tasks that resume too soon (docs/why/evidence/decisions.md). These end in triggerers."""
     topics = [f"{dag_id}-{number}" for number in range(8)]
     for topic in topics:
         queue.create_topic(topic)

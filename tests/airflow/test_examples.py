@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, BaseOperator
 
+from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.triggers.event import has_shared_streams
+from tests.airflow.dag_runner import run_dags
 
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
@@ -59,11 +61,40 @@ def load(file: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("file", "chain"), [("taskq_gate", ["push", "gate", "drain"])])
+@pytest.mark.parametrize(
+    ("file", "chain"), [("taskq_gate", ["push", "gate", "drain"]), ("taskq_drain", ["gate", "drain"])]
+)
 def test_an_example_parses_without_a_database(file: str, chain: list[str]) -> None:
     module = load(EXAMPLES / f"{file}.py")
     (dag,) = {value.dag for value in vars(module).values() if isinstance(value, BaseOperator)}
     assert [sorted(dag.get_task(task).downstream_task_ids) for task in chain] == [[task] for task in chain[1:]] + [[]]
+
+
+def test_every_example_is_parsed_by_a_dag_bag() -> None:
+    dags = [file.name for file in EXAMPLES.glob("*.py") if "with DAG(" in file.read_text(encoding="utf-8")]
+    program = (EXAMPLES.parent / "tests" / "docs" / "dag_parser.py").read_text(encoding="utf-8")
+    found = json.loads(run(program.replace("sys.argv[1]", repr(str(EXAMPLES)))).stdout.splitlines()[-1])
+    assert found["errors"] == {}
+    assert sorted(Path(file).name for file in found["files"]) == sorted(dags)
+
+
+def test_the_example_of_a_gate_before_a_spark_job_releases_its_claim_in_a_teardown() -> None:
+    dag = load(EXAMPLES / "taskq_own_spark_job.py").gate.dag
+    release = dag.get_task("release")
+    assert (release.is_teardown, dag.get_task("gate").is_setup) == (True, True)
+    assert release.upstream_task_ids == {"gate", "complete"}
+    assert dag.get_task("job").downstream_task_ids == {"complete"}
+
+
+@pytest.mark.slow
+def test_the_example_of_pushes_stores_rows_and_tasks(dsn: str, queue: TaskQueue, tmp_path: Path) -> None:
+    report = run_dags(tmp_path, dsn, EXAMPLES / "taskq_push.py", "taskq_push")
+    assert report["states"] == {"taskq_push": "success"}, report["output"]
+    planes = ["D-ABCD", "N14228", "N24211"]
+    for topic in ("planes", "registrations"):
+        pushed = [queue.task(topic, sequence) for sequence in range(1, 7)]
+        assert sorted(task.identifier for task in pushed if task) == planes
+    assert queue.conn.execute("SELECT array_agg(tail_number ORDER BY tail_number) FROM planes").fetchone() == (planes,)
 
 
 def test_the_maintenance_example_has_a_dag_for_each_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -474,7 +474,7 @@ class TestStartFromTrigger:
             gate(start_from_trigger=True)
 
     def test_airflow_does_not_expand_the_trigger_of_a_mapped_gate(self) -> None:
-        """Evidence for docs/why/decisions.md: the trigger that the scheduler would create lacks the mapped values."""
+        """Evidence for docs/why/evidence/decisions.md: the trigger of the scheduler lacks the mapped values."""
 
         class StartsAtOnce(TaskQSensor):
             start_from_trigger = True

@@ -346,6 +346,23 @@ def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_pas
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_submit")
+@pytest.mark.parametrize("dag_id", ["taskq_drain", "taskq_own_spark_job"])
+def test_the_examples_drain_a_topic_and_gate_a_job_of_their_own(
+    dag_id: str, dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", dsn)  # for the job
+    monkeypatch.setenv("PLANES_FOLDER", str(tmp_path / "planes"))
+    queue.create_topic("planes")
+    queue.push("planes", [f"N{number}" for number in range(1000)])  # as many as open the gate of the drain
+    log, _ = run_examples(tmp_path, dag_id)
+    (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
+    assert json.loads(line)["states"] == {dag_id: "success"}, log
+    assert queue.count_tasks("planes", state=State.SUCCEEDED) == 1000
+    assert bool(list(tmp_path.glob("planes/*/*.parquet"))) == (dag_id == "taskq_own_spark_job")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark_submit")
 def test_the_documented_script_reads_the_tasks_of_a_claim_between_the_gate_and_its_completion(
     dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +388,7 @@ def run_examples(home: Path, *dag_ids: str) -> tuple[str, str]:
     """Run the examples by `dag.test()`; return the output, and the arguments of all processes meanwhile."""
     dags = home / "dags"
     dags.mkdir()
-    for name in ("plane_decisions", *dag_ids):
+    for name in ("plane_decisions", "plane_job", *dag_ids):
         shutil.copy(EXAMPLES / f"{name}.py", dags)
     return run_dags(home, dags, *dag_ids)
 

@@ -13,7 +13,12 @@ LANGUAGES = (*RUN, *PARSED, "text")
 _FENCE = re.compile(r"^(?P<indent> *)(?P<mark>`{3,}|~{3,})(?P<info>[^`]*)$")
 _SETUP = re.compile(r"^ *<!-- setup: (?P<language>\w+)$")
 _DIRECTIVE = re.compile(r"^ *<!-- (?P<name>until|background): (?P<condition>.+) -->$")
+_CLOCK = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)? UTC"
+    r"|(?<!\w)(?:\d[\d.]*|…)(?: (?:ms|s|min|h|d|seconds?|minutes?|hours?|days?)\b(?: \d+)?)+"
+)
 _TITLE = re.compile(r'title="([^"]+)"')
+_INCLUSION = re.compile(r'^ *--8<-- "([^"]+)"$')  # of the extension pymdownx.snippets
 
 
 class BlockError(Exception):
@@ -53,6 +58,7 @@ def read_blocks(path: Path, root: Path) -> list[Block]:
         if isinstance(item, str):
             previous = None
         elif item.language != "text":
+            item.text = "".join(_include(item, line, root) for line in item.text.splitlines(keepends=True))
             blocks.append(item)
             previous = item
         elif previous and not previous.expected and previous.language in ("sql", "bash", "python", "java"):
@@ -95,6 +101,17 @@ def _items(page: str, lines: list[str]) -> Iterator[Block | str]:
             background=background,
         )
         number, condition, background = end + 1, "", False
+
+
+def _include(block: Block, line: str, root: Path) -> str:
+    """A line of a block, or the file of the repository that it includes."""
+    found = _INCLUSION.match(line.rstrip("\n"))
+    if not found:
+        return line
+    file = root / found[1]
+    if not file.is_file():
+        raise BlockError(f"{block.place}: {found[1]} is not in the repository")
+    return file.read_text(encoding="utf-8")
 
 
 def _language(info: str) -> str:
@@ -141,8 +158,8 @@ def split_statements(script: str) -> list[str]:
 def check_output(expected: str, actual: str) -> str | None:
     """Return None if an output is the expected one, otherwise both outputs for a message.
 
-    `…` stands for any text within a line; a line with nothing else for any lines. Empty lines, the number of blanks and
-    the frames of tables do not count.
+    `…` stands for any text within a line; a line with nothing else for any lines. Empty lines, the number of blanks,
+    the frames of tables, and what a clock says (`2 minutes`, `66 s`, `2026-11-21 10:53:24 UTC`) do not count.
     """
     wanted, found = _lines(expected), _lines(actual)
     pattern = "".join(
@@ -154,5 +171,5 @@ def check_output(expected: str, actual: str) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
-    lines = (re.sub(r"\s*\|\s*", "|", " ".join(line.split())) for line in text.splitlines())
+    lines = (re.sub(r"\s*\|\s*", "|", " ".join(_CLOCK.sub("<time>", line).split())) for line in text.splitlines())
     return [line for line in lines if line and not re.fullmatch(r"[-+─━]+", line)]

@@ -26,7 +26,7 @@ from tests.docs.blocks import Block, BlockError, check_output, read_commands, sp
 
 HERE = Path(__file__).parent
 PATIENCE = 300  # seconds for a block
-CONDITION_PATIENCE = 120  # seconds until a condition holds
+CONDITION_PATIENCE = 300  # seconds until a condition holds
 
 # `taskq` is that of this checkout. `pip` installs nothing: pip_check.py says what a page may install.
 TASKQ = '#!/bin/sh\nexec "{python}" -m airflow_provider_taskq.cli "$@"\n'
@@ -94,7 +94,7 @@ class Page:
         if not file.resolve().is_relative_to(self._folder):
             raise BlockError(f"{block.place}: {block.title} is not in the folder of the page")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(block.text, encoding="utf-8")
+        file.write_text(self._named(block.text), encoding="utf-8")
         if block.language == "python" and _DEFINES_DAG.search(block.text):
             self._keep_dag(block, Path(block.title).name)
         elif block.language in ("python", "sql") and not any(file.stem in other.text for other in others):
@@ -223,7 +223,7 @@ class Page:
             raise BlockError(f"{block.place}: Python ended with {self._python.wait()}")
         answer = json.loads(line)
         error = str(answer["error"]) or ("" if came_true else f"this did not become true: {block.condition}")
-        last = error.strip().splitlines()[-1].rpartition(".")[2] if error else ""
+        last = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", error.strip().splitlines()[-1]) if error else ""
         _compare(block, answer["output"] + last, error)
 
     def _parse_dags(self) -> None:

@@ -75,6 +75,9 @@ def test_statements_are_split_at_semicolons_outside_of_quotes() -> None:
         ("since … minutes", "since 12 minutes", True),
         (" a | b\n---+---\n 1 | 2\n(1 row)", "a|b\n1|2\n(1 row)", True),
         ("(1 row)", "(2 rows)", False),
+        ("ended 2026-11-21 10:53:24 UTC (2 minutes ago)", "ended 2027-01-01 00:00:00 UTC (40 s ago)", True),
+        ("in 6 h 4 min", "in 1 day", True),
+        ("27 tasks", "28 tasks", False),
     ],
 )
 def test_an_output_is_compared_line_by_line(expected: str, actual: str, equal: bool) -> None:

@@ -14,17 +14,15 @@ from tests.docs.pages import Page
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-STARTS_AIRFLOW_OR_SPARK = re.compile(r"\bairflow[. ]|\bpyspark\b|\bspark-submit\b")
-NOT_YET = {  # pages whose blocks do not run yet
-    "docs/how-to/command-line.md",
-}
+STARTS_AIRFLOW_OR_SPARK = re.compile(r"\bairflow[. ]|\bexample_dags/|\bpyspark\b|\bspark-submit\b")
+OF_ANOTHER_TEST = {"docs/tutorial.md"}  # test_tutorial.py
 EMPTY_DATABASE = "<!-- database: empty -->"  # the page installs the schema itself
 
 
 def pages() -> list[ParameterSet]:
     """A parameter for each page; it is slow if the page starts Airflow or Spark."""
     parameters = []
-    for path in (page for page in PAGES if str(page.relative_to(ROOT)) not in NOT_YET):
+    for path in (page for page in PAGES if str(page.relative_to(ROOT)) not in OF_ANOTHER_TEST):
         code = "".join(re.findall(r"^ *```\w.*?^ *```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
         marks = [pytest.mark.slow] if STARTS_AIRFLOW_OR_SPARK.search(code) else []
         parameters.append(pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks))

@@ -4,7 +4,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.queue import TaskQueueError, connect
 from airflow_provider_taskq.spark.connection import ConnectionInfo
@@ -56,6 +56,21 @@ def test_parameters_that_libpq_found_on_this_machine_are_resolved(
     passfile.unlink()
     assert database(pickle.loads(pickle.dumps(connection_info))) == parts["dbname"]  # noqa: S301
     assert "passfile" not in connection_info.conninfo
+
+
+def test_a_driver_reads_the_file_of_its_dsn_again_for_each_connection(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "dsn"
+    file.write_text(dsn)
+    monkeypatch.setenv("TASKQ_DSN_FILE", str(file))
+    connection_info: ConnectionInfo = pickle.loads(pickle.dumps(ConnectionInfo.resolve()))  # noqa: S301
+    file.write_text(make_conninfo(dsn, application_name="with the next token"))
+    for conn in (connection_info.connect(), connection_info.connect_executor()):
+        with conn:
+            assert conn.info.get_parameters()["application_name"] == "with the next token"
+    monkeypatch.delenv("TASKQ_DSN_FILE")  # an executor without the file
+    assert database(connection_info) == conninfo_to_dict(dsn)["dbname"]
 
 
 def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

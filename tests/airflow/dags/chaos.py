@@ -10,7 +10,7 @@ from airflow_provider_taskq.sensors import TaskQSensor
 
 CHECKING, CLAIMING, HOLDING = 45, 15, 15
 
-# Airflow retries the tasks that it loses itself: see the race of fast triggers in docs/why/decisions.md.
+# Airflow retries the tasks that it loses itself: see the race of fast triggers in docs/why/evidence/decisions.md.
 AGAIN: dict[str, Any] = {"retries": 5, "retry_delay": timedelta(seconds=1)}
 
 
