@@ -64,6 +64,7 @@ SELECT pg_sleep(0.01);
 SELECT * FROM taskq.count_lapsed('0');
 SELECT * FROM taskq.stuck_owners('0');
 SELECT taskq.expire('0');
+SELECT * FROM taskq.maintain(ARRAY['worker-1']);
 SELECT * FROM taskq.register('worker-3', '5 minutes');
 SELECT * FROM taskq.poll('orders', 'worker-3', (SELECT fence FROM taskq.owner('worker-3')), 1);
 SELECT taskq.complete('worker-3', (SELECT fence FROM taskq.owner('worker-3')), ARRAY(
