@@ -211,7 +211,11 @@ _NO_UPKEEP_YET = (
     "UPDATE taskq_internal.upkeep SET due = DEFAULT, called = DEFAULT, ended = DEFAULT, topic_id = DEFAULT,"
     " unfinished_only = DEFAULT WHERE called IS NOT NULL"
 )
-_DELETE_ALL = ";".join([*(f"DELETE FROM {table}" for table in TABLES), _NO_UPKEEP_YET]).encode()  # few rows
+_INSTALLED_NOW = (  # health counts the time without upkeep from the installation on
+    "UPDATE taskq_internal.migration SET applied = clock_timestamp()"
+    " WHERE applied < clock_timestamp() - interval '1 minute'"
+)
+_DELETE_ALL = ";".join([*(f"DELETE FROM {table}" for table in TABLES), _NO_UPKEEP_YET, _INSTALLED_NOW]).encode()
 
 
 def _hash_password_cheaply(dsn: str) -> None:

@@ -101,9 +101,9 @@ _policy_options = combine_options(
     click.option(
         "--keep-succeeded",
         type=OPTIONAL_DURATION,
-        help="How long to keep tasks that have succeeded, were filtered or are redundant; or none: for ever.",
+        help="How long to keep tasks that have succeeded, were filtered or are redundant; or none: forever.",
     ),
-    click.option("--keep-failed", type=OPTIONAL_DURATION, help="How long to keep failed tasks; or none: for ever."),
+    click.option("--keep-failed", type=OPTIONAL_DURATION, help="How long to keep failed tasks; or none: forever."),
 )
 
 

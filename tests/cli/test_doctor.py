@@ -291,6 +291,44 @@ class TestDatabase:
         carry_out(found)
         assert doctor()["lapsed leases"]["severity"] == "FINE"
 
+    def test_ended_tasks_without_a_retention_are_a_notice_and_its_remedy_mends_it(
+        self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue, owner: Owner
+    ) -> None:
+        assert doctor()["retention"]["severity"] == "FINE"
+        task = queue.push("work", ["a"])[0]
+        queue.poll("work", owner)
+        queue.complete(owner, {task: Result.SUCCESS})
+        found = doctor()["retention"]
+        assert (found["severity"], found["topic"]) == ("NOTICE", "work")
+        assert "forever" in found["detail"]
+        carry_out(found)
+        assert doctor()["retention"]["severity"] == "FINE"
+
+    def test_a_lease_without_a_program_that_runs_upkeep_is_a_notice_and_its_remedy_mends_it(
+        self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue, owner: Owner
+    ) -> None:
+        assert doctor()["upkeep"]["severity"] == "FINE"
+        queue.conn.execute("UPDATE taskq_internal.upkeep SET called = now() - interval '1 hour', due = '-infinity'")
+        found = doctor()["upkeep"]
+        assert (found["severity"], found["owner"]) == ("NOTICE", owner.name)
+        assert "no program has called taskq.maintain() for 60 min" in found["detail"]
+        carry_out(found)
+        assert doctor()["upkeep"]["severity"] == "FINE"
+
+    def test_tasks_that_no_program_removes_are_a_warning_and_its_remedy_mends_it(
+        self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue, owner: Owner
+    ) -> None:
+        queue.alter_topic("work", keep_succeeded="1h")
+        task = queue.push("work", ["a"])[0]
+        queue.poll("work", owner)
+        queue.complete(owner, {task: Result.SUCCESS})
+        pass_time(queue, timedelta(hours=3))
+        queue.conn.execute("UPDATE taskq_internal.upkeep SET called = now() - interval '2 hours', due = '-infinity'")
+        found = doctor(code=1)["upkeep"]
+        assert (found["severity"], found["topic"]) == ("WARNING", "work")
+        carry_out(found)
+        assert doctor()["upkeep"]["severity"] == "FINE"
+
     def test_a_paused_topic_is_a_notice_that_fails_only_if_asked(
         self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue
     ) -> None:

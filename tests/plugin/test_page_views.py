@@ -68,7 +68,7 @@ def test_a_topic_shows_its_policy_with_durations_in_words(tab: OpenTab, page_dsn
     main.get_by_text("Policy", exact=True).click()
     for name, shown in (
         ("Keep succeeded", "7 days"),
-        ("Keep failed", "for ever"),
+        ("Keep failed", "forever"),
         ("Ttl", "90 s"),
         ("Horizon", "none"),
     ):

@@ -175,7 +175,7 @@ def failed(queue: TaskQueue, owner: Owner) -> Task:
         (blocked, r"one at a time per identifier, it comes after sequence \d+, held by '.*'"),
         (dependent, r"it waits for b of topic work \(sequence \d+, FAILED\)"),
         (running, r"it is running: held by .*, whose lease goes on for another \d+ (s|min)"),
-        (abandoned, r"it was claimed by .*, whose lease lapsed 60 min ago: the next expire\(\) takes it back"),
+        (abandoned, r"it was claimed by .*, whose lease lapsed 60 min ago: the next upkeep gives it back"),
         (
             unserved,
             r"no worker seems to poll its topic: none of its tasks has ended yet; it is ready, and the next in line",

@@ -42,7 +42,7 @@ def test_a_plain_sequence_cursor_loses_a_row_and_the_log_does_not(
     assert name == "second"
     assert reader.more() == []
     session.conn.commit()
-    assert naive_read(queue, place) == [], "the plain cursor has lost the first task for ever"
+    assert naive_read(queue, place) == [], "the plain cursor has lost the first task forever"
     assert reader.more() == ["first", "second"]
 
 

@@ -500,13 +500,36 @@ def test_health_names_the_consumer_group_for_which_tasks_stay(queue: TaskQueue, 
     assert found(queue, "upkeep").severity is Severity.FINE
 
 
-def test_health_notices_a_long_history_that_is_kept_for_ever(own_queue: TaskQueue) -> None:
-    queue = own_queue
+def test_health_notices_a_lease_that_no_program_would_end(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.ACTIVE)
+    assert found(queue, "upkeep").severity is Severity.FINE
+    queue.conn.execute("UPDATE taskq_internal.migration SET applied = applied - interval '11 minutes'")
+    finding = found(queue, "upkeep")
+    assert (finding.severity, finding.owner, finding.remedy) == (Severity.NOTICE, owner.name, "taskq maintain")
+    assert finding.detail.startswith("no program has called taskq.maintain() so far: if owner")
+    run(queue)
+    assert found(queue, "upkeep").severity is Severity.FINE
+    queue.conn.execute("UPDATE taskq_internal.upkeep SET called = called - interval '11 minutes'")
+    assert "no program has called taskq.maintain() for 11 min" in found(queue, "upkeep").detail
+
+
+def test_a_lapsed_lease_is_one_finding_and_not_two(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.ACTIVE)
+    lapse(queue, owner, timedelta(hours=1))
+    queue.conn.execute("UPDATE taskq_internal.migration SET applied = applied - interval '1 hour'")
+    assert found(queue, "lapsed leases").severity is Severity.CRITICAL
+    assert found(queue, "upkeep").severity is Severity.FINE
+
+
+def test_health_notices_ended_tasks_that_are_kept_forever(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("a topic without tasks")
+    queue.push("work", ["a"])
     assert found(queue, "retention").severity is Severity.FINE
-    queue.conn.execute("UPDATE pg_class SET reltuples = 2e6 WHERE relname = 'ended_default'")
+    ended(queue, owner, "b")
     finding = found(queue, "retention")
-    assert (finding.severity, finding.topic, finding.value) == (Severity.NOTICE, "work", 2_000_000)
-    assert finding.detail.startswith("1 of 1 topics keep tasks that have succeeded for ever")
+    assert (finding.severity, finding.topic) == (Severity.NOTICE, "work")
+    assert finding.detail.startswith("2 of 2 topics keep tasks that have succeeded forever, as they have no keep_")
+    assert "for example 'work'" in finding.detail
     assert finding.remedy == "taskq topics alter --keep-succeeded 30d work"
     queue.alter_topic("work", keep_succeeded="30d")
     assert found(queue, "retention").severity is Severity.FINE

@@ -75,7 +75,7 @@ const DURATIONS = new Set(["base", "max_delay", "horizon", "max_elapsed", "ttl",
 function Policy({ policy }) {
   const facts = Object.entries(policy).map(([name, value]) => {
     const words = name.replaceAll("_", " ");
-    const absent = name.startsWith("keep_") ? "for ever" : "none";
+    const absent = name.startsWith("keep_") ? "forever" : "none";
     const shown = value === null ? absent : DURATIONS.has(name) ? duration(value) : String(value);
     return [words.charAt(0).toUpperCase() + words.slice(1), shown];
   });

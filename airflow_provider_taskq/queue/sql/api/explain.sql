@@ -90,7 +90,7 @@ calls this function.';
 -- Returns a sentence with the holder of a task and the end of its lease.
 CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN o.lease_until < statement_timestamp()
-        THEN format('it was claimed by %s, whose lease lapsed %s ago: the next expire() takes it back', o.name,
+        THEN format('it was claimed by %s, whose lease lapsed %s ago: the next upkeep gives it back', o.name,
                     taskq.format_duration(statement_timestamp() - taskq_internal.clamp_moment(o.lease_until)))
         ELSE format('it is running: held by %s, whose lease goes on for another %s', o.name,
                     taskq.format_duration(taskq_internal.clamp_moment(o.lease_until) - statement_timestamp())) END

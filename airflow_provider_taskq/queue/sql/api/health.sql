@@ -575,16 +575,19 @@ END $$;
 
 -- Reports topics with tasks that taskq.maintain should have removed a while ago, with the reason: no program calls it,
 -- a consumer group has not handled the tasks, or there are too many. Reads a hundred topics with a retention, and the
--- next hundred tasks of each.
+-- next hundred tasks of each. If there are none, reports a lease that no program would end if its owner died. For a
+-- lease that has lapsed, health_of_leases does.
 CREATE FUNCTION taskq_internal.health_of_upkeep(p_patience interval)
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_idle  interval := (SELECT clock_timestamp() - u.called FROM taskq_internal.upkeep u);
+    v_now   timestamptz := clock_timestamp();
+    v_idle  interval := (SELECT v_now - u.called FROM taskq_internal.upkeep u);
     v_late  interval := p_patience + interval '5 minutes';
     v_topic record;
     v_count int := 0;
+    v_never boolean;
 BEGIN
     subject := 'upkeep';
     value := extract(epoch FROM v_idle);
@@ -622,7 +625,24 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
-    IF v_count = 0 THEN
+    IF v_count > 0 THEN
+        RETURN;
+    END IF;
+    v_never := coalesce(v_idle, v_now - (SELECT max(m.applied) FROM taskq_internal.migration m)) > v_late;
+    IF v_never AND NOT EXISTS (SELECT FROM taskq_internal.owner o
+                               WHERE o.fence IS NOT NULL AND o.lease_until < v_now - p_patience) THEN
+        owner := (SELECT o.name FROM taskq_internal.owner o WHERE o.fence IS NOT NULL ORDER BY o.fence LIMIT 1);
+    END IF;
+    IF owner IS NOT NULL THEN
+        severity := 'notice';
+        detail := format(
+            'no program has called taskq.maintain() %s: if owner %L dies, its tasks stay with it until a program calls'
+            ' taskq.maintain() or taskq.expire(). A worker, a drain, a waiting gate, or "taskq maintain" every minute'
+            ' does',
+            coalesce('for ' || taskq.format_duration(v_idle), 'so far'), owner);
+        remedy := 'taskq maintain';
+        RETURN NEXT;
+    ELSE
         RETURN QUERY SELECT 'fine', 'upkeep',
             'no topic has tasks that are older than its policy keeps them; taskq.maintain() removed tasks last '
             || coalesce(taskq.format_duration(v_idle) || ' ago', 'never'),
@@ -630,30 +650,29 @@ BEGIN
     END IF;
 END $$;
 
--- Reports topics that keep tasks forever. This is a notice if a million ended tasks are stored in all, by the estimate
--- of the last vacuum.
+-- Reports topics that keep tasks that have succeeded forever. This is a notice if such a topic has ended tasks. Reads a
+-- thousand of these topics.
 CREATE FUNCTION taskq_internal.health_of_retention()
 RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
                remedy text)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_stored bigint := (SELECT greatest(sum(c.reltuples), 0) FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
-                        WHERE h.inhparent = 'taskq_internal.ended'::regclass);
-    v_topics record;
+    v_total   bigint := (SELECT count(*) FROM taskq_internal.topic);
+    v_endless bigint := (SELECT count(*) FROM taskq_internal.topic p WHERE p.keep_succeeded IS NULL);
 BEGIN
-    SELECT count(*) AS total, min(p.name) FILTER (WHERE p.keep_succeeded IS NULL) AS first,
-           count(*) FILTER (WHERE p.keep_succeeded IS NULL) AS endless
-    INTO v_topics FROM taskq_internal.topic p;
-    severity := CASE WHEN v_topics.endless > 0 THEN taskq_internal.severity(v_stored, 1000000, 'Infinity', 'Infinity')
-                     ELSE 'fine' END;
+    topic := (SELECT p.name FROM (SELECT * FROM taskq_internal.topic t WHERE t.keep_succeeded IS NULL
+                                  ORDER BY t.name LIMIT 1000) p
+              WHERE EXISTS (SELECT FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id)
+              ORDER BY p.name LIMIT 1);
+    severity := CASE WHEN topic IS NULL THEN 'fine' ELSE 'notice' END;
     subject := 'retention';
-    detail := format('%s of %s topics keep tasks that have succeeded for ever, as they have no keep_succeeded; some %s'
-                     ' ended tasks are stored', v_topics.endless, v_topics.total, v_stored);
-    value := v_stored;
-    IF severity <> 'fine' THEN
-        topic := v_topics.first;
-        remedy := format('taskq topics alter --keep-succeeded 30d %s', taskq_internal.shell_word(topic));
-    END IF;
+    value := (SELECT sum(greatest(c.reltuples, pg_stat_get_live_tuples(c.oid), 0))
+              FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
+              WHERE h.inhparent = 'taskq_internal.ended'::regclass);
+    detail := format('%s of %s topics keep tasks that have succeeded forever, as they have no keep_succeeded%s%s',
+                     v_endless, v_total, ', for example ' || quote_literal(topic),
+                     CASE WHEN value > 0 THEN format('; some %s ended tasks are stored', value) END);
+    remedy := format('taskq topics alter --keep-succeeded 30d %s', taskq_internal.shell_word(topic));
     RETURN NEXT;
 END $$;
 
