@@ -14,7 +14,7 @@ from psycopg.rows import TupleRow, tuple_row
 from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topic_asset
 from airflow_provider_taskq.hooks.instrumented_queue import InstrumentedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
-from airflow_provider_taskq.queue.connection import connection_defaults
+from airflow_provider_taskq.queue.connection import connection_defaults, given_hosts
 from airflow_provider_taskq.queue.errors import first_line
 
 # DbApiHook reads these from a connection's extra. libpq rejects them as unknown options.
@@ -62,6 +62,7 @@ class TaskQHook(PostgresHook):
 
     def __init__(self, *args: Any, log_sql: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, log_sql=log_sql, **kwargs)
+        self.hosts: dict[str, str] = {}  # host, hostaddr and port of the Airflow connection, once it is open
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(taskq_conn_id={self.get_conn_id()!r})"
@@ -129,6 +130,7 @@ class TaskQHook(PostgresHook):
     def _create_connection(self, conn_args: dict[str, Any]) -> Any:
         # A form leaves fields empty. They must not override the defaults.
         given = {name: value for name, value in conn_args.items() if value is not None and value != ""}
+        self.hosts = given_hosts("", given)
         return self._connect(**{**_DEFAULTS, **connection_defaults("", given), **given})
 
     def _get_cursor_config(self, raw_cursor: str) -> tuple[str, Any]:  # noqa: ARG002  PostgresHook's signature

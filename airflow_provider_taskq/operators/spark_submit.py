@@ -26,6 +26,7 @@ from airflow_provider_taskq.parameters import (
 )
 from airflow_provider_taskq.queue import Condition, FailureLimit, MaxFailed, Order, TaskQueue, verify
 from airflow_provider_taskq.queue.claims import Claim
+from airflow_provider_taskq.queue.connection import parameters_with_hosts
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -216,7 +217,8 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
                 claim.holder(TaskQueue(connection))
             moment = database_now(connection)
             info = connection.info
-            dsn = make_conninfo("", **info.get_parameters(), password=info.password or None)
+            parameters = parameters_with_hosts(info.get_parameters(), self.hook.hosts)
+            dsn = make_conninfo("", **parameters, password=info.password or None)
         return moment, {DSN: None} if DSN_FILE in (self.env_vars or {}) else {DSN: dsn, DSN_FILE: None}
 
     def _report(self, owner: str, since: datetime | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 # Opening
 
+_ADDRESS = ("host", "hostaddr", "port")
 DSN_VARIABLE = "TASKQ_DSN"
 DSN_FILE_VARIABLE = "TASKQ_DSN_FILE"
 
@@ -70,15 +72,39 @@ def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
     These are a limit for connecting and TCP's keepalives and user timeout. If several hosts are named, also
     `target_session_attrs=read-write`: a queue cannot work on a standby.
     """
-    environment = {
+    given = {**_environment(), **conninfo_to_dict(dsn), **options}
+    several = any("," in str(given.get(name) or "") for name in ("host", "hostaddr"))
+    defaults = {**_TCP_DEFAULTS, **({"target_session_attrs": "read-write"} if several else {})}
+    return {name: value for name, value in defaults.items() if name not in given}
+
+
+def _environment() -> dict[str, str]:
+    """Return the parameters that libpq takes from its environment variables."""
+    return {
         option.keyword.decode(): option.val.decode()
         for option in Conninfo.get_defaults()
         if option.val is not None and option.val != option.compiled
     }
-    given = {**environment, **conninfo_to_dict(dsn), **options}
-    several = any("," in str(given.get(name) or "") for name in ("host", "hostaddr"))
-    defaults = {**_TCP_DEFAULTS, **({"target_session_attrs": "read-write"} if several else {})}
-    return {name: value for name, value in defaults.items() if name not in given}
+
+
+def given_hosts(dsn: str = "", options: Mapping[str, Any] = MappingProxyType({})) -> dict[str, str]:
+    """Return `host`, `hostaddr` and `port` as a DSN, `options` or libpq's environment give them, with all hosts.
+
+    An open connection does not have them: psycopg connects to one resolved address at a time.
+    """
+    given = {**_environment(), **conninfo_to_dict(dsn), **options}
+    return {name: str(given[name]) for name in _ADDRESS if given.get(name)}
+
+
+def parameters_with_hosts(parameters: Mapping[str, str], hosts: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of an open connection with the hosts of `given_hosts` instead of the connected address.
+
+    So another connection finds the server that is the primary by then.
+    """
+    if "host" not in hosts and "hostaddr" not in hosts:
+        return dict(parameters)
+    kept = {name: value for name, value in parameters.items() if name not in ("host", "hostaddr")}
+    return {**kept, **hosts}
 
 
 def resolve_dsn(dsn: str | None = None) -> str:

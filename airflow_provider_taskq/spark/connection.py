@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, LiteralString, Self
@@ -13,7 +13,13 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from airflow_provider_taskq.queue import connect
-from airflow_provider_taskq.queue.connection import DSN_FILE_VARIABLE, DSN_VARIABLE
+from airflow_provider_taskq.queue.connection import (
+    DSN_FILE_VARIABLE,
+    DSN_VARIABLE,
+    given_hosts,
+    parameters_with_hosts,
+    resolve_dsn,
+)
 from airflow_provider_taskq.queue.errors import translate_errors
 
 # These parameters name files of this machine. libpq has read the files: the other parameters have their contents.
@@ -42,12 +48,14 @@ class ConnectionInfo:
         """Return the parameters of a DSN or of an open connection; None: of the environment, as `queue.connect` does.
 
         A DSN is resolved by connecting once, because libpq may read a service, a password file or PGHOST of this
-        machine.
+        machine. All of its hosts are kept. An open connection has only the address that it reached.
         """
         if isinstance(dsn, psycopg.Connection):
-            return cls(_conninfo_of(dsn), executors_may_override)
-        with connect(dsn) as conn:
-            return cls(_conninfo_of(conn), executors_may_override, dsn is None and _is_dsn_in_file())
+            return cls(_conninfo_of(dsn, {}), executors_may_override)
+        from_file = dsn is None and _is_dsn_in_file()
+        resolved = resolve_dsn(dsn)
+        with connect(resolved) as conn:
+            return cls(_conninfo_of(conn, given_hosts(resolved)), executors_may_override, from_file)
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         """Open a connection on the driver; `options` are parameters of `queue.connect`."""
@@ -85,8 +93,8 @@ def _is_dsn_in_file() -> bool:
     return not os.environ.get(DSN_VARIABLE) and bool(os.environ.get(DSN_FILE_VARIABLE))
 
 
-def _conninfo_of(conn: psycopg.Connection[Any]) -> str:
-    """Return the parameters with which another machine can open the same connection."""
+def _conninfo_of(conn: psycopg.Connection[Any], hosts: Mapping[str, str]) -> str:
+    """Return the parameters with which another machine can open the same connection, to one of `hosts` if given."""
     values = {
         option.keyword.decode(): option.val.decode()
         for option in conn.pgconn.info
@@ -97,7 +105,7 @@ def _conninfo_of(conn: psycopg.Connection[Any]) -> str:
     if conn.info.password:
         values["password"] = conn.info.password
     values.setdefault("fallback_application_name", _APPLICATION_NAME)
-    return make_conninfo("", **values)
+    return make_conninfo("", **parameters_with_hosts(values, hosts))
 
 
 @cache

@@ -197,7 +197,8 @@ def drain(
         return a transform. It may also be a composite, whose steps executors run (see `by_composite`).
     :param owner: the name of the work. A retry has the same name: it processes the tasks that a killed attempt has
         held, and locks that attempt out. Two concurrent drains need different names.
-    :param dsn: a DSN, or an open connection whose parameters to use; None for TASKQ_DSN and the environment.
+    :param dsn: a DSN, or an open connection whose parameters to use; None for TASKQ_DSN and the environment. Name
+        several hosts in a DSN: an open connection has only the address that it reached.
     :param claim: the fence of a claim: `claim["fence"]` of the value that a gate returns, with its owner and topic. The
         drain takes over the tasks of that claim, and claims others only if `budget` allows more. Undecided tasks, and
         after an error all tasks, stay held under the claim, for its retry or the next task of the DAG.

@@ -179,6 +179,19 @@ def test_a_missing_topic_fails_before_spark_is_started(monkeypatch: pytest.Monke
         drain(topic="nothing").execute(context_of("drain"))
 
 
+def test_all_hosts_of_the_connection_reach_the_driver(
+    queue: TaskQueue, airflow_connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = queue.conn.info
+    given = {"conn_type": "taskq", "host": f"localhost,{info.host}", "port": info.port, "schema": info.dbname}
+    given |= {"login": info.user, "password": info.password}
+    monkeypatch.setenv(f"AIRFLOW_CONN_{airflow_connection.upper()}", json.dumps(given))
+    _, variables = drain(topic="work")._prepare(None)
+    resolved = conninfo_to_dict(variables["TASKQ_DSN"] or "")
+    assert (resolved["host"], "hostaddr" in resolved) == (given["host"], False)
+    assert resolved["port"] == str(info.port)
+
+
 @pytest.fixture
 def spark_submit(monkeypatch: pytest.MonkeyPatch, airflow_connection: str) -> str:
     """Set up a connection to a local Spark and the path of spark-submit; return the queue's connection."""

@@ -73,6 +73,29 @@ def test_a_driver_reads_the_file_of_its_dsn_again_for_each_connection(
     assert database(connection_info) == conninfo_to_dict(dsn)["dbname"]
 
 
+def test_all_hosts_of_a_dsn_reach_executors(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = conninfo_to_dict(dsn)
+    several = {"host": f"localhost,{parts['host']}", "port": f"1,{parts['port']}"}
+    connection_info = ConnectionInfo.resolve(make_conninfo(dsn, **several))
+    resolved = conninfo_to_dict(connection_info.conninfo)
+    assert {"host": resolved["host"], "port": resolved["port"]} == several
+    assert "hostaddr" not in resolved
+    assert resolved["target_session_attrs"] == "read-write"
+    for conn in (connection_info.connect(), connection_info.connect_executor()):
+        with conn:
+            assert conn.info.dbname == parts["dbname"]
+    monkeypatch.setenv("PGHOST", several["host"])
+    monkeypatch.setenv("PGPORT", several["port"])
+    variables = {name: value for name, value in parts.items() if name not in ("host", "port")}
+    resolved = conninfo_to_dict(ConnectionInfo.resolve(make_conninfo("", **variables)).conninfo)
+    assert {"host": resolved["host"], "port": resolved["port"]} == several
+
+
+def test_the_name_of_a_host_is_resolved_again_by_each_connection(dsn: str) -> None:
+    resolved = conninfo_to_dict(ConnectionInfo.resolve(make_conninfo(dsn, host="localhost")).conninfo)
+    assert (resolved["host"], "hostaddr" in resolved) == ("localhost", False)
+
+
 def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere")
     monkeypatch.setenv("TASKQ_DSN", dsn)
