@@ -34,9 +34,9 @@ PLACE = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
 # The files of functions in the order of the page.
 SUBJECTS = (
-    *("topics", "push", "poll", "leases", "complete", "read", "tasks", "watch", "history", "explain", "revive"),
-    *("administration", "statistics", "health", "ticks", "log", "consumer_groups", "partitions", "access", "browse"),
-    *("staged_decisions", "staged_pushes"),
+    *("topics", "push", "poll", "leases", "upkeep", "complete", "read", "tasks", "watch", "history", "explain"),
+    *("revive", "administration", "statistics", "health", "ticks", "log", "consumer_groups", "partitions", "access"),
+    *("browse", "staged_decisions", "staged_pushes"),
 )
 KINDS = ("producer", "consumer", "reader", "operator")
 OF_THE_OWNER = ("grant_access", "revoke_access")
