@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain, islice
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 
 from psycopg.rows import dict_row
 
@@ -23,7 +23,6 @@ from airflow_provider_taskq.queue.models import (
     Insertion,
     Json,
     MaintenanceResult,
-    NewTask,
     Offered,
     Order,
     Outcome,
@@ -40,7 +39,13 @@ from airflow_provider_taskq.queue.policies import (
     parse_changes,
     policy_fields,
 )
-from airflow_provider_taskq.queue.task_input import TaskChunk, TaskInput, split_into_chunks, to_new_tasks
+from airflow_provider_taskq.queue.task_input import (
+    TaskChunk,
+    TaskInput,
+    refuse_unknown_options,
+    split_into_chunks,
+    to_new_tasks,
+)
 from airflow_provider_taskq.queue.topic_status import MAX_COUNT, TOPIC_STATUS_QUERY, TopicStatus
 
 _FIVE_MINUTES = timedelta(minutes=5)
@@ -230,7 +235,13 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
 
     # Push and offer
 
-    def push(self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND) -> list[Task]:
+    def push(
+        self,
+        topic: str,
+        tasks: Iterable[TaskInput],
+        insertion: Insertion | str = Insertion.APPEND,
+        **unknown: Never,
+    ) -> list[Task]:
         """Store tasks at the end of a topic, all or none, and return them in input order.
 
         :param tasks: identifiers, NewTasks, or dicts of the fields of NewTask. In a dict `available_at` may be a text
@@ -238,7 +249,9 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         :param insertion: what happens to older tasks of the same identifiers. Under DELETE, a task whose identifier
             comes again later in the push is neither stored nor returned.
         :raises InvalidTask: for a task that breaks a rule. The message has the position of the task, counted from 0.
+        :raises InvalidArgument: for another insertion, or an option that does not exist.
         """
+        refuse_unknown_options("push", unknown, "insertion")
         insertion, given = Insertion(insertion), list(to_new_tasks(topic, tasks))
         chunks = list(split_into_chunks(topic, given))
         sequences: list[int | None] = []
@@ -256,9 +269,14 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         ]
 
     def push_stream(
-        self, topic: str, tasks: Iterable[TaskInput], insertion: Insertion | str = Insertion.APPEND
+        self,
+        topic: str,
+        tasks: Iterable[TaskInput],
+        insertion: Insertion | str = Insertion.APPEND,
+        **unknown: Never,
     ) -> Pushed:
         """Push an iterator of any length in bounded memory, all or none; the parameters are those of `push`."""
+        refuse_unknown_options("push_stream", unknown, "insertion")
         count, first, last = 0, None, None
         insertion, chunks = Insertion(insertion), split_into_chunks(topic, to_new_tasks(topic, tasks))
         head = list(islice(chunks, 2))
@@ -289,10 +307,11 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         *,
         if_exists: str = "update",
         reference: str | None = None,
-        available_at: datetime | None = None,
-        delay: timedelta | None = None,
-        ttl: timedelta | None = None,
+        available_at: datetime | str | None = None,
+        delay: timedelta | float | str | None = None,
+        ttl: timedelta | float | str | None = None,
         priority: int = 0,
+        **unknown: Never,
     ) -> Offered:
         """Store a task. If a task of the identifier waits already, update or ignore that task instead.
 
@@ -304,15 +323,21 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
 
         :param if_exists: "update" gives the waiting task the payload, reference, ttl, priority and schedule of the
             offer, under the same sequence; "ignore" leaves the waiting task as it is.
+        :param available_at: the moment, or a text in ISO 8601.
+        :param delay: as in `NewTask`, or seconds, or a text such as 90s; `ttl` likewise.
         :return: CREATED, UPDATED, or IGNORED if nothing changed, with the sequence.
         :raises InvalidTask: for a task that breaks a rule of `push`.
-        :raises InvalidArgument: for another `if_exists`.
+        :raises InvalidArgument: for another `if_exists`, or an option that does not exist.
         :raises TaskQueueError: above READ COMMITTED.
         """
-        task = NewTask(identifier, payload, reference, False, available_at, delay, ttl, priority)
+        refuse_unknown_options("offer", unknown, "if_exists", "reference", "available_at", "delay", "ttl", "priority")
+        task = {"identifier": identifier, "payload": payload, "reference": reference, "available_at": available_at}
+        task |= {"delay": delay, "ttl": ttl, "priority": priority}
         return self.offer_many(topic, [task], if_exists=if_exists)[0]
 
-    def offer_many(self, topic: str, tasks: Iterable[TaskInput], *, if_exists: str = "update") -> list[Offered]:
+    def offer_many(
+        self, topic: str, tasks: Iterable[TaskInput], *, if_exists: str = "update", **unknown: Never
+    ) -> list[Offered]:
         """Offer many tasks, all or none. Return the outcomes in input order.
 
         If an identifier comes again, the later offer meets the task of the earlier one. Two calls never deadlock with
@@ -320,9 +345,10 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
 
         :param tasks: as in `push`.
         :raises InvalidTask: for a task that breaks a rule of `push`, is suspended, or depends on others.
-        :raises InvalidArgument: for another `if_exists` than "update" and "ignore".
+        :raises InvalidArgument: for another `if_exists` than "update" and "ignore", or an option that does not exist.
         :raises TaskQueueError: above READ COMMITTED.
         """
+        refuse_unknown_options("offer_many", unknown, "if_exists")
         chunks = list(split_into_chunks(topic, to_new_tasks(topic, tasks)))
         for chunk in chunks:
             chunk.require_offerable()

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue.durations import to_timedelta
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION, interval_text, json_text
-from airflow_provider_taskq.queue.errors import InvalidTask
+from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask
 from airflow_provider_taskq.queue.models import NewTask
 
 TaskInput: TypeAlias = NewTask | str | Mapping[str, Any]
@@ -38,6 +38,17 @@ _EXPECTED = {
     "priority": "an integer",
     "depends_on": "a list of pairs of a topic and an identifier",
 }
+
+
+def refuse_unknown_options(verb: str, unknown: Mapping[str, object], *options: str) -> None:
+    """Raise InvalidArgument if a call of a verb has options that it does not have."""
+    if not unknown:
+        return
+    fields_given = [name for name in unknown if name in TASK_FIELDS]
+    hint = (
+        f"; a task is a dict or a NewTask with {', '.join(TASK_FIELDS)}" if fields_given and len(options) == 1 else ""
+    )
+    raise InvalidArgument(f"{verb}() has no option {', '.join(map(repr, unknown))}: it has {', '.join(options)}{hint}")
 
 
 def to_new_tasks(topic: str, tasks: Iterable[TaskInput]) -> Iterator[NewTask]:
@@ -173,14 +184,20 @@ class TaskChunk:
     def _check_values(self) -> None:
         # The database checks the rest. It cannot check a moment without a zone, or a value that overflows on the way.
         for place, task in enumerate(self.tasks):
-            if task.available_at is not None and task.available_at.tzinfo is None:
-                self._refuse(place, "its available_at has no time zone")
-            if task.priority and abs(task.priority) > 100:
-                self._refuse(place, f"its priority {task.priority} is outside -100..100")
-            if max(task.delay or _ZERO, task.ttl or _ZERO) > MAX_STORED_DURATION:
-                self._refuse(place, "its delay or ttl is longer than 3650 days")
-            if task.depends_on:
-                self._check_dependencies(place, task.depends_on)
+            try:
+                self._check_task(place, task)
+            except (AttributeError, TypeError):
+                self._refuse(place, _wrong_type(task))
+
+    def _check_task(self, place: int, task: NewTask) -> None:
+        if task.available_at is not None and task.available_at.tzinfo is None:
+            self._refuse(place, "its available_at has no time zone")
+        if task.priority and abs(task.priority) > 100:
+            self._refuse(place, f"its priority {task.priority} is outside -100..100")
+        if max(task.delay or _ZERO, task.ttl or _ZERO) > MAX_STORED_DURATION:
+            self._refuse(place, "its delay or ttl is longer than 3650 days")
+        if task.depends_on:
+            self._check_dependencies(place, task.depends_on)
 
     def _check_dependencies(self, place: int, dependencies: Sequence[object]) -> None:
         if isinstance(dependencies, str) or not all(_is_pair(pair) for pair in dependencies):
@@ -212,6 +229,16 @@ def split_into_chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[TaskChun
             chunk, characters = TaskChunk(topic, chunk.offset + len(chunk.tasks), [], []), 0
     if chunk.tasks:
         yield chunk
+
+
+def _wrong_type(task: NewTask) -> str:
+    """Return which field of a NewTask has a value of another type."""
+    for name, kinds in _TYPES.items():
+        value = getattr(task, name)
+        if value is not None and not isinstance(value, kinds):
+            wanted = "a timedelta" if name in ("delay", "ttl") else _EXPECTED.get(name, "a text")
+            return f"its {name} is a {type(value).__name__}, not {wanted}"
+    return "one of its fields has a value of another type"
 
 
 def _none_if_empty(column: list[Any]) -> list[Any] | None:

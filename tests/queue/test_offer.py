@@ -417,3 +417,40 @@ def test_a_hundred_concurrent_offers_of_one_identifier_leave_one_waiting_task(qu
         taken = consumer.result(300)
     assert all(one < two for one, two in pairwise(taken)), "each task was handed out once, in order"
     assert {info.state for info in everything(queue)} == {State.SUCCEEDED}
+
+
+def test_an_offer_takes_seconds_and_texts_as_a_push_of_dicts_does(queue: TaskQueue) -> None:
+    offered = queue.offer("work", "a", delay=3600, ttl="2h", available_at=None)
+    found = known(queue, offered.sequence)
+    assert timedelta(minutes=59) < found.available_at - found.created <= HOUR
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"delay": [30]}, "its delay is a list, not a timedelta, a number of seconds or a text such as 90s"),
+        ({"priority": "high"}, "its priority is a str, not an integer"),
+        ({"available_at": 30}, "its available_at is a int, not a datetime or a text in ISO 8601"),
+        ({"reference": 7}, "its reference is a int, not a text"),
+    ],
+)
+def test_an_offer_with_an_option_of_another_type_is_refused_by_name(
+    queue: TaskQueue, given: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(InvalidTask, match=error):
+        queue.offer("work", "a", **given)
+
+
+def test_an_option_that_does_not_exist_is_refused_with_those_that_do(queue: TaskQueue) -> None:
+    wrong: Any = {"dealy": HOUR}
+    with pytest.raises(InvalidArgument, match=r"offer\(\) has no option 'dealy': it has if_exists, reference, avail"):
+        queue.offer("work", "a", **wrong)
+    with pytest.raises(InvalidArgument, match=r"offer_many\(\) has no option 'dealy': it has if_exists"):
+        queue.offer_many("work", ["a"], **wrong)
+    wrong = {"delay": HOUR}
+    for push in (queue.push, queue.push_stream):
+        with pytest.raises(InvalidArgument, match=r"has no option 'delay': it has insertion; a task is a dict or a Ne"):
+            push("work", ["a"], **wrong)
+    with pytest.raises(InvalidTask, match="position 0: its delay is a int, not a timedelta"):
+        queue.push("work", [NewTask("a", delay=wrong and 30)])  # type: ignore[arg-type]
+    assert everything(queue) == []

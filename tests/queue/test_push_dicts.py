@@ -78,7 +78,8 @@ def test_durations_may_be_seconds_or_texts() -> None:
 def test_a_value_that_is_no_task_is_refused_by_its_position_and_nothing_is_stored(
     queue: TaskQueue, given: Any, reason: str, stream: bool
 ) -> None:
-    push: Push = queue.push_stream if stream else queue.push
+    verbs: list[Push] = [queue.push, queue.push_stream]
+    push = verbs[stream]
     with pytest.raises(InvalidTask, match=rf"topic 'work', task at position 1: {reason}") as refusal:
         push("work", ["fine", given])
     assert "secret-word" not in str(refusal.value)
