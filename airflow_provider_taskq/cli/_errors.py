@@ -60,6 +60,8 @@ def _message(session: Session, error: Exception) -> str | None:
 
     from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
 
+    if mismatch := _schema_mismatch(session, error):
+        return mismatch
     if isinstance(error, UnknownTopic):
         return _unknown_topic_message(session, str(error))
     if isinstance(error, TaskQueueError | TimeoutError):  # TimeoutError: a worker got no lease in time
@@ -68,6 +70,25 @@ def _message(session: Session, error: Exception) -> str | None:
         return _grant_message(session, str(error.diag.message_primary))
     if isinstance(error, psycopg.Error):
         return error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return None
+
+
+def _schema_mismatch(session: Session, error: Exception) -> str | None:
+    """Return what the schema differs in, if an error may come from the schema of another release."""
+    import psycopg
+
+    from airflow_provider_taskq.queue import SchemaMismatch, TaskQueueError, verify
+
+    cause = error.__cause__ if isinstance(error, TaskQueueError) else error
+    if not isinstance(cause, psycopg.ProgrammingError) or isinstance(cause, psycopg.errors.InsufficientPrivilege):
+        return None
+    try:
+        with session.connection() as conn:
+            verify(conn)
+    except SchemaMismatch as mismatch:
+        return str(mismatch)
+    except (psycopg.Error, TaskQueueError):
+        return None
     return None
 
 

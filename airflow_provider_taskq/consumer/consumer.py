@@ -32,7 +32,7 @@ from airflow_provider_taskq.consumer.progress import (
     TrackedProgress,
 )
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
-from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError
+from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError, verify
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
@@ -95,12 +95,17 @@ class Consumer:
         return dict(self._runtime.errors) if self._runtime is not None else {}
 
     def start(self) -> None:
-        """Join the group and start. Raises AlreadyRunning if the consumer runs already."""
+        """Join the group and start.
+
+        :raises AlreadyRunning: if the consumer runs already.
+        :raises SchemaMismatch: if the schema in the database is not the one of this package.
+        """
         with self._starting:
             if self.is_running:
                 raise AlreadyRunning(f"the consumer of group {self.group.name!r} runs already")
             conn = connect_for_leases(self._connect, self.config)
             try:
+                verify(conn)
                 leases = self._leases(conn)
                 leases.join()
             except BaseException:
