@@ -23,6 +23,7 @@ from airflow_provider_taskq.cli._options import (
 from airflow_provider_taskq.cli._output import ask, plural
 from airflow_provider_taskq.cli._session import Session, actor
 from airflow_provider_taskq.cli._times import moment_at
+from airflow_provider_taskq.cli.tasks import find_sequences
 from airflow_provider_taskq.queue import Result, Revival, State, TaskQueue, selection
 from airflow_provider_taskq.queue.reports import TaskFilter
 from airflow_provider_taskq.queue.selection import MAX_TASKS, PURGEABLE, WAKING_ACTIONS, Action, ActionResult, Selection
@@ -33,7 +34,7 @@ ENDED = tuple(state.name for state in selection.ENDED)
 WAITING_STATUSES = ("ready", "scheduled", "retrying", "blocked", "paused")
 PURGE_BATCH = 10_000  # tasks per transaction, so that none is long
 
-_sequences = click.argument("named", nargs=-1, type=SEQUENCE, metavar="[SEQUENCE]...")
+_sequences = click.argument("named", nargs=-1, metavar="[SEQUENCE|IDENTIFIER]...")
 _filter_options = (
     click.option("--identifier", "-i", help="Tasks with this identifier."),
     click.option("--reference", "-r", help="Tasks with this reference."),
@@ -52,7 +53,7 @@ _waiting_tasks = combine_options(
     _sequences, click.option("--status", type=Choice(WAITING_STATUSES), help="Tasks of this status."), *_filter_options
 )
 _confirmation = combine_options(dry_run_option, yes_option)
-_BY_SELECTION = "by SEQUENCE, all or none, or by filter options."
+_BY_SELECTION = "by SEQUENCE, or IDENTIFIER if it has one such task, all or none, or by filter options."
 
 
 @click.command(
@@ -139,17 +140,19 @@ def _change_waiting(
 
 
 def _select_ended(
-    session: Session, topic: str, named: Sequence[int], state: str | None, size: int | None, **given: Any
+    session: Session, topic: str, named: Sequence[str], state: str | None, size: int | None, **given: Any
 ) -> Selection:
     is_filtered = _is_filtered(given)
     if named:
         if state is not None or size is not None or is_filtered:
-            raise click.UsageError("give either SEQUENCEs or --state and other filter options, not both")
-        return selection.select_sequences(topic, named)
+            raise click.UsageError(
+                "give either SEQUENCEs and IDENTIFIERs or --state and other filter options, not both"
+            )
+        return _select_named(session, topic, named, selection.ENDED)
     if state is None and given["error_group"] is not None:
         state = "FAILED"  # a group of errors is a group of failures
     if state is None:
-        raise click.UsageError("name the tasks by their SEQUENCEs, or select them with --state")
+        raise click.UsageError("name the tasks by their SEQUENCEs or IDENTIFIERs, or select them with --state")
     with session.read_only() as queue:
         if not is_filtered and size is None:
             return selection.select_state(queue, topic, State[state])
@@ -157,19 +160,26 @@ def _select_ended(
 
 
 def _select_waiting(
-    session: Session, topic: str, named: Sequence[int], status: str | None, size: int | None, **given: Any
+    session: Session, topic: str, named: Sequence[str], status: str | None, size: int | None, **given: Any
 ) -> Selection:
     is_filtered = status is not None or size is not None or _is_filtered(given)
     if named:
         if is_filtered:
-            raise click.UsageError("give either SEQUENCEs or --status and other filter options, not both")
-        return selection.select_sequences(topic, named)
+            raise click.UsageError(
+                "give either SEQUENCEs and IDENTIFIERs or --status and other filter options, not both"
+            )
+        return _select_named(session, topic, named, selection.WAITING)
     if not is_filtered:
         raise click.UsageError(
-            "name the tasks by their SEQUENCEs, or select them with --status or other filter options"
+            "name the tasks by their SEQUENCEs or IDENTIFIERs, or select them with --status or other filter options"
         )
     with session.read_only() as queue:
         return _select_filter(queue, topic, TaskFilter(State.READY, status), selection.WAITING, size, **given)
+
+
+def _select_named(session: Session, topic: str, named: Sequence[str], states: Sequence[State]) -> Selection:
+    with session.read_only() as queue:
+        return selection.select_sequences(topic, find_sequences(queue, topic, named, states))
 
 
 def _is_filtered(given: dict[str, Any]) -> bool:
@@ -218,8 +228,8 @@ def _answer(session: Session, tasks: Selection, document: dict[str, Any], senten
 
 
 @click.command(
-    help="Purge tasks of TOPIC for good: by SEQUENCE, unless they run; by default all that have ended (FAILED to "
-    "REDUNDANT); those of one state; or all. A task that another session is polling or completing stays."
+    help="Purge tasks of TOPIC for good: by SEQUENCE or IDENTIFIER, unless they run; by default all that have ended "
+    "(FAILED to REDUNDANT); those of one state; or all. A task that another session is polling or completing stays."
 )
 @topic_argument
 @_sequences
@@ -233,7 +243,7 @@ def _answer(session: Session, tasks: Selection, document: dict[str, Any], senten
 def purge(
     session: Session,
     topic: str,
-    named: tuple[int, ...],
+    named: tuple[str, ...],
     state: str | None,
     before: datetime | timedelta | None,
     from_: int,
@@ -243,19 +253,24 @@ def purge(
     yes: bool,
 ) -> None:
     if bool(named) + all_ + bool(state or before or from_ or to is not None) > 1:
-        raise click.UsageError("give SEQUENCEs, or filter options, or --all: only one of the three")
+        raise click.UsageError("give SEQUENCEs and IDENTIFIERs, or filter options, or --all: only one of the three")
     wanted = None if state is None else State[state]
     with session.read_only() as queue:
         queue.policy(topic)  # raises for an unknown topic, which would look empty
         to = _last_before(queue, before, to)
-        count = len(_purgeable(queue, topic, named)) if named else _count(queue, topic, wanted, from_, to, all_=all_)
+        sequences = find_sequences(queue, topic, named, PURGEABLE) if named else []
+        count = (
+            len(_purgeable(queue, topic, sequences)) if named else _count(queue, topic, wanted, from_, to, all_=all_)
+        )
     what = f"{plural(count, 'task')} of {topic}{'' if wanted is None else f' in state {wanted.name}'}"
     if dry_run or not count:
         removed, sentence = 0, f"Would purge {what}." if dry_run else "No task to purge."
     else:
         ask(f"This purges {what} for good.", yes=yes)
         if named:
-            removed = _apply(session, selection.purge(), selection.select_sequences(topic, named), dry_run=False).count
+            removed = _apply(
+                session, selection.purge(), selection.select_sequences(topic, sequences), dry_run=False
+            ).count
         else:
             removed = _purge_all(session, topic) if all_ else _purge_range(session, topic, wanted, from_, to)
         sentence = f"Purged {plural(removed, 'task')} of {topic}."
@@ -277,7 +292,7 @@ def _count(queue: TaskQueue, topic: str, state: State | None, from_: int, to: in
     return sum(count.count for found, count in counts.items() if found in purged)
 
 
-def _purgeable(queue: TaskQueue, topic: str, named: tuple[int, ...]) -> list[int]:
+def _purgeable(queue: TaskQueue, topic: str, named: Sequence[int]) -> list[int]:
     return [task.sequence for task in queue.browse_tasks(topic, named) if task.state in PURGEABLE]
 
 

@@ -1,6 +1,6 @@
 """taskq ls, show, why: tasks, one by one and in pages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,10 +24,12 @@ from airflow_provider_taskq.cli._times import format_age, format_attempt_times, 
 from airflow_provider_taskq.queue import HistoryEvent, State, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import decode_json, json_defect
 from airflow_provider_taskq.queue.reports import STATUSES, Dependency, TaskFilter, TaskSummary
+from airflow_provider_taskq.queue.selection import select_filter
 
 MAX_ERROR = 10_000  # characters, as many as the database stores
 MAX_TEXT = 2**31 - 1
 MAX_SEQUENCE = 2**63 - 1
+SHOWN_SEQUENCES = 20  # of an identifier with several tasks
 TASK_COLUMNS = ("#sequence", "~identifier", "status", "?#attempt", "?pushed", "due or ended", "?~owner", "~error")
 
 
@@ -154,12 +156,50 @@ def why(session: Session, topic: str, named: str | None, identifier: str | None)
     session.answer({**document, "why": reason}, f"Task {task.sequence} ({task.identifier}): {reason}.")
 
 
+def parse_sequence(named: str) -> int | None:
+    """Return the sequence that a text may be; None for a text that can only be an identifier."""
+    is_number = named.isascii() and named.isdigit() and len(named) < 20 and int(named) <= MAX_SEQUENCE
+    return int(named) if is_number else None
+
+
+def find_sequences(queue: TaskQueue, topic: str, named: Sequence[str], states: Sequence[State]) -> list[int]:
+    """Return the sequences of tasks that are named by sequence or by identifier, as `taskq why` names them.
+
+    A number is a sequence if the topic has a task of that sequence, or none of that identifier.
+
+    :param states: the states of tasks that the command changes. Several of them for an identifier are an error.
+    """
+    numbers = {text: sequence for text in named if (sequence := parse_sequence(text)) is not None}
+    if numbers:
+        known = {task.sequence for task in queue.browse_tasks(topic, list(numbers.values()))}
+        unknown = [text for text, sequence in numbers.items() if sequence not in known]
+        newest = queue.newest_sequences(topic, unknown) if unknown else {}
+        numbers = {text: sequence for text, sequence in numbers.items() if newest.get(text) is None}
+    return [numbers[text] if text in numbers else _sequence_of(queue, topic, text, states) for text in named]
+
+
+def _sequence_of(queue: TaskQueue, topic: str, identifier: str, states: Sequence[State]) -> int:
+    """Return the only task of an identifier in one of the states, or else the only task of the identifier."""
+    for wanted in (states, tuple(State)):
+        chosen = select_filter(queue, topic, TaskFilter(identifier=identifier), wanted, limit=SHOWN_SEQUENCES)
+        found = list(chosen.sequences or ())
+        if len(found) > 1:
+            shown = ", ".join(map(str, found)) + (", ..." if chosen.more else "")
+            raise click.ClickException(
+                sanitize(
+                    f"topic {topic!r} has several tasks of identifier {identifier!r}: name one by its sequence: {shown}"
+                )
+            )
+        if found:
+            return found[0]
+    raise click.ClickException(sanitize(f"topic {topic!r} has no task of identifier {identifier!r}"))
+
+
 def _find_task(queue: TaskQueue, topic: str, named: str | None, identifier: str | None) -> TaskSummary:
     """Return the task of a sequence or, without a sequence, the newest task of an identifier."""
     if (named is None) == (identifier is None):
         raise click.UsageError("name the task either by SEQUENCE or IDENTIFIER, or with --identifier")
-    is_number = named is not None and named.isascii() and named.isdigit() and int(named) <= MAX_SEQUENCE
-    sequence = int(named) if named is not None and is_number else None
+    sequence = None if named is None else parse_sequence(named)
     found = [] if sequence is None else queue.browse_tasks(topic, [sequence], MAX_ERROR)
     if not found:
         name = identifier or named or ""

@@ -438,3 +438,60 @@ def test_offer_of_an_invalid_task_stores_nothing(run: Run, queue: TaskQueue) -> 
     assert "neither suspended nor depends" in run("offer", "work", "-f", "-", code=1, stdin=f'"a"\n{line}').stderr
     assert "Would offer 1 task" in run("offer", "work", "a", "--dry-run").stdout
     assert everything(queue) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (["retry", "work", "a", "b"], State.READY),
+        (["reassign", "work", "a", "b", "--result", "SUCCESS"], State.SUCCEEDED),
+        (["purge", "work", "a", "b", "--yes"], None),
+    ],
+)
+def test_ended_tasks_are_named_by_identifier(
+    run: Run, queue: TaskQueue, failed: list[int], words: list[str], state: State | None
+) -> None:
+    run(*words)
+    found = {task.sequence: task.state for task in everything(queue)}
+    assert [found.get(sequence) for sequence in failed[:2]] == [state, state]
+    assert found[failed[2]] is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("words", "state"), [(["cancel", "work", "d"], "FILTERED"), (["run-now", "work", "d"], "READY")]
+)
+def test_waiting_tasks_are_named_by_identifier(run: Run, queue: TaskQueue, words: list[str], state: str) -> None:
+    [task] = queue.push("work", [NewTask("d", delay=timedelta(hours=1))])
+    run("priority", "work", 7, "d")
+    assert known(queue, task).priority == 7
+    run(*words)
+    assert known(queue, task).state.name == state
+
+
+def test_an_identifier_of_several_tasks_is_refused_with_their_sequences(
+    run: Run, queue: TaskQueue, owner: Owner, failed: list[int]
+) -> None:
+    queue.push("work", ["a"])
+    run("retry", "work", "a", "--dry-run")  # of its two tasks only one has ended
+    again = queue.poll("work", owner)[0]
+    queue.complete(owner, {again: Result.FAILURE})
+    error = run("retry", "work", "a", code=1).stderr
+    assert (
+        f"topic 'work' has several tasks of identifier 'a': name one by its sequence: {failed[0]}, {again.sequence}"
+        in (" ".join(error.split()))
+    )
+    assert "has no task of identifier 'x'" in run("retry", "work", "x", code=1).stderr
+    for command in ("retry", "why"):
+        assert "has no task of identifier '999" in run(command, "work", "9" * 5000, code=1).stderr
+    assert f"sequence {failed[2]}: only a READY task can be" in run("cancel", "work", "c", code=1).stderr
+
+
+def test_a_number_is_a_sequence_unless_only_an_identifier_matches(
+    run: Run, queue: TaskQueue, failed: list[int]
+) -> None:
+    [task] = queue.push("work", ["7000"])
+    run("cancel", "work", "7000")
+    assert known(queue, task).state is State.FILTERED
+    queue.push("work", [str(failed[0])])
+    run("retry", "work", failed[0])
+    assert known(queue, failed[0]).state is State.READY

@@ -42,10 +42,8 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "purge --before": (("purge", "work", "--yes", "--state", "READY", "--before"), MOMENTS),
     "purge --from": (("purge", "work", "--yes", "--state", "READY", "--from"), INTEGERS),
     "purge --to": (("purge", "work", "--yes", "--state", "READY", "--to"), INTEGERS),
-    "purge SEQUENCE": (("purge", "work", "--yes"), INTEGERS[1:]),
     "retry --size": (("retry", "retries", "--yes", "--state", "SUSPENDED", "--size"), SIZES),
     "retry --since": (("retry", "retries", "--yes", "--state", "SUSPENDED", "--since"), MOMENTS),
-    "retry SEQUENCE": (("retry", "retries", "--yes"), INTEGERS[1:]),
     "reassign --until": (
         ("reassign", "retries", "--yes", "--state", "FAILED", "--result", "SUCCESS", "--until"),
         MOMENTS,
