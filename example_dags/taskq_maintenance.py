@@ -1,10 +1,15 @@
-"""Maintain a queue by DAGs: copy it, replace or remove the ticks of the example (DAG taskq_ticks), change the numbers.
+"""Watch a queue and install its ticks by DAGs: copy it, replace or remove the ticks of the example, change the numbers.
 
-A queue with workers, drains or deferred gates expires leases itself, and purges by the policies of its topics
-(`keep_succeeded`, `keep_failed`). These DAGs are for sites that schedule all of it, and for ticks and health checks.
+A queue needs no DAG for its upkeep. Workers, drains and deferred gates expire leases, and remove tasks by the policies
+of their topics (`keep_succeeded`, `keep_failed`). These parts are still useful:
 
-The DAGs need the Airflow connection `taskq_default`. Every minute one expires lapsed leases, which frees the tasks of
-dead workers, and checks the queue's health. Every hour one installs ticks. Every night one purges old rows.
+- `health` fails, and so alerts, on a finding that is CRITICAL.
+- `taskq_ticks` installs recurring tasks.
+- `purge` removes names of owners and records of group releases, which have no retention, and tasks of topics without a
+  retention.
+- `expire` is for a site where no worker, drain or deferred gate runs for hours.
+
+The DAGs need the Airflow connection `taskq_default`.
 """
 
 from datetime import UTC, datetime, timedelta
