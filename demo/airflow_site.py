@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from psycopg.conninfo import conninfo_to_dict
 
-from demo.airflow_api import AirflowApi, AirflowError, until
+from demo.airflow_api import LOG_LINES, AirflowApi, AirflowError, until
 from demo.processes import Servers, free_port, tail
 
 __all__ = ["AirflowError", "AirflowSite"]
@@ -108,6 +108,13 @@ class AirflowSite(AirflowApi):
         """Return the logs of all components and tasks."""
         logs = sorted(path for path in (self.home / "logs").rglob("*") if path.is_file())
         return "\n".join(f"==> {path} <==\n{path.read_text(encoding='utf-8', errors='replace')}" for path in logs)
+
+    def _failed_logs(self, dag_id: str, run_id: str) -> str:
+        """Also quote the scheduler, which may have failed a task for a reason of its own."""
+        scheduler = self._log("scheduler").read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in scheduler if run_id in line and "error" in line.lower()]
+        quoted = "\n\nThe scheduler's errors:\n" + "\n".join(errors[-LOG_LINES:]) if errors else ""
+        return super()._failed_logs(dag_id, run_id) + quoted
 
     def _log(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"
