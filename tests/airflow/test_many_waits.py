@@ -29,7 +29,7 @@ def airflow(
     # Airflow shall not declare a triggerer dead that is busy with hundreds of new triggers.
     patient = {"AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "60"}
     with installed(server_dsn, template, repository, home, "many.py", **patient) as installation:
-        installation.site.wait_dags("many")
+        installation.site.wait_dags("many_waits")
         yield installation
 
 
@@ -47,24 +47,24 @@ def test_two_hundred_gates_wait_on_two_connections_and_all_open(airflow: Install
     with airflow.queue() as queue:
         for number in range(GATES):
             queue.create_topic(f"gate-{number}")
-        run = airflow.site.trigger("many", "many")
+        run = airflow.site.trigger("many_waits", "many")
         until(
             lambda: True if connections.seen() and deferred(airflow) == GATES else None,
             ENDS,
-            lambda: f"{deferred(airflow)} wait; {dict(airflow.states('many', run, 'gate'))}",
+            lambda: f"{deferred(airflow)} wait; {dict(airflow.states('many_waits', run, 'gate'))}",
         )
-        assert airflow.states("many", run, "gate") == {"deferred": GATES}
+        assert airflow.states("many_waits", run, "gate") == {"deferred": GATES}
         took = []
         for opened, number in enumerate(SINGLY, start=1):
             queue.push(f"gate-{number}", ["task"])
             took.append(succeeded(airflow, run, opened, connections))
-        assert airflow.states("many", run, "gate") == {"success": len(SINGLY), "deferred": GATES - len(SINGLY)}
+        assert airflow.states("many_waits", run, "gate") == {"success": len(SINGLY), "deferred": GATES - len(SINGLY)}
         with queue.conn.transaction():
             for number in set(range(GATES)) - set(SINGLY):
                 queue.push(f"gate-{number}", ["task"])
         took.append(succeeded(airflow, run, GATES, connections))
-    assert airflow.site.wait_run("many", run, {"success"}, ENDS) == "success"
-    assert airflow.tries("many", run, "gate") == {1: GATES}
+    assert airflow.site.wait_run("many_waits", run, {"success"}, ENDS) == "success"
+    assert airflow.tries("many_waits", run, "gate") == {1: GATES}
     assert 1 <= connections.most <= 2
     log.info("One after the other, gates were open after %s s, the rest after %.1f s", took[:-1], took[-1])
     log.info("The triggerer had %d connections at most", connections.most)
@@ -98,9 +98,9 @@ def succeeded(airflow: Installation, run: str, count: int, connections: Connecti
     """Wait until this many gates have succeeded; return the seconds."""
     began = time.monotonic()
     until(
-        lambda: True if connections.seen() and airflow.states("many", run, "gate")["success"] == count else None,
+        lambda: True if connections.seen() and airflow.states("many_waits", run, "gate")["success"] == count else None,
         ENDS,
-        lambda: f"{dict(airflow.states('many', run, 'gate'))}, not {count} success",
+        lambda: f"{dict(airflow.states('many_waits', run, 'gate'))}, not {count} success",
         pause=0.1,
     )
     return round(time.monotonic() - began, 2)
