@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,7 +24,11 @@ __all__ = ["AirflowError", "AirflowSite"]
 
 MIGRATE_SECONDS = 300
 STARTUP_SECONDS = 180
-STOP_SECONDS = 15  # then kill: a scheduler would wait for its running tasks
+# Then kill: a scheduler would wait for its running tasks, and a triggerer may wait ten seconds for a process that has
+# ended already.
+STOP_SECONDS = 5
+# An api-server keeps no state, but its interpreter collects garbage for seconds after SIGTERM.
+STOP_SIGNALS = MappingProxyType({"api-server": signal.SIGKILL})
 # Both log servers would listen on every address of the machine; the api-server reads the files itself.
 COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -121,7 +126,8 @@ class AirflowSite(AirflowApi):
 
     def _launch(self, name: str) -> None:
         command = [_executable(), *COMMANDS[name]]
-        self._servers.start(name, command, log=self._log(name), env=self._env, cwd=self.home)
+        stop_signal = STOP_SIGNALS.get(name, signal.SIGTERM)
+        self._servers.start(name, command, log=self._log(name), env=self._env, cwd=self.home, stop_signal=stop_signal)
 
     def _migrate(self) -> None:
         self._log("migrate").parent.mkdir(exist_ok=True)
