@@ -1,4 +1,4 @@
-"""Kills each of Airflow's processes with -9, while 60 gates wait and 15 claims are held."""
+"""Kills each of Airflow's processes with -9, while 24 gates wait and 6 claims are held."""
 
 import psutil
 import pytest
