@@ -210,6 +210,7 @@ class AirflowSite(AirflowApi):
             "LOGGING__BASE_LOG_FOLDER": self.home / "logs",
             "DAG_PROCESSOR__REFRESH_INTERVAL": 5,
             "DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": 1,
+            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": 0.5,
             "WORKERS__MIN_HEARTBEAT_INTERVAL": 1,
             "USAGE_DATA_COLLECTION__ENABLED": False,
         }
