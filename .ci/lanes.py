@@ -1,4 +1,4 @@
-"""Run the tests in three parallel lanes: the queue; Airflow, the demonstration and the page; all other tests.
+"""Run the tests in three parallel lanes: the queue, the demonstration and the page; Airflow; all other tests.
 
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
-OF_AIRFLOW = ("tests/airflow", "tests/demo", "tests/plugin")
+OF_AIRFLOW = "tests/airflow"
+OF_PAGE = ("tests/demo", "tests/plugin")  # and of the demonstration, which starts an Airflow, too
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
 
@@ -105,11 +106,11 @@ def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
     """Make the lanes; the first one is expected to take the longest."""
     choice = ("-m", "not slow") if fast else ()
     queue = Run((*choice, OF_QUEUE))
-    airflow = Run((*choice, *OF_AIRFLOW))
-    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, *OF_AIRFLOW))))
+    airflow, page = Run((*choice, OF_AIRFLOW)), Run((*choice, *OF_PAGE))
+    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, OF_AIRFLOW, *OF_PAGE))))
     if os.environ.get("TASKQ_TEST_DSN"):  # one server: tests of one lane would meet transactions of another
-        return [Lane([queue, others, airflow])]
-    return [Lane([others]), Lane([queue, *([] if fast else second_server(programs))]), Lane([airflow])]
+        return [Lane([queue, page, others, airflow])]
+    return [Lane([others]), Lane([queue, page, *([] if fast else second_server(programs))]), Lane([airflow])]
 
 
 def second_server(programs: str) -> list[Run]:
@@ -119,6 +120,12 @@ def second_server(programs: str) -> list[Run]:
         return []
     say("the tests of the queue also run on the server in " + programs)
     return [Run(("-q", "-m", "not slow", OF_QUEUE), programs)]
+
+
+def archive_classes() -> bool:
+    """Make the archive of Spark's classes in .venv, unless it exists; return False if Spark does not run."""
+    say("archiving the classes that Spark loads, once for .venv (half a minute), so that its JVMs start faster")
+    return subprocess.run([sys.executable, "-m", "tests.spark.class_archive"], cwd=ROOT, check=False).returncode == 0
 
 
 def follow(lane: Lane) -> None:
@@ -161,6 +168,8 @@ def main() -> int:
     """Run all lanes; return 0 if all passed."""
     began = time.monotonic()
     fast = "--fast" in sys.argv[1:]
+    if not fast and not archive_classes():
+        return 1
     lanes = make_lanes(fast=fast, programs=next((given for given in sys.argv[1:] if given != "--fast"), ""))
     try:
         finish(lanes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import httpx
 
 ANSWER_SECONDS = 60
+LOG_LINES = 40  # of a failed task, in an error
 T = TypeVar("T")
 
 
@@ -77,9 +79,17 @@ class AirflowApi:
         return {_name(each): str(each["state"]) for each in found}
 
     def wait_run(self, dag_id: str, run_id: str, states: Collection[str], timeout: float) -> str:
-        """Wait until a run is in one of the states; return that state. Fail at once if it ends in another."""
+        """Wait until a run is in one of the states; return that state.
+
+        Fail at once if it ends in another. The error then quotes the end of the log of each failed task.
+        """
         return self._wait(
-            f"run {run_id} of {dag_id}", lambda: self.run_state(dag_id, run_id), states, timeout, {"success", "failed"}
+            f"run {run_id} of {dag_id}",
+            lambda: self.run_state(dag_id, run_id),
+            states,
+            timeout,
+            {"success", "failed"},
+            lambda: self._failed_logs(dag_id, run_id),
         )
 
     def wait_task(self, dag_id: str, run_id: str, task_id: str, states: Collection[str], timeout: float) -> str:
@@ -104,15 +114,31 @@ class AirflowApi:
 
         until(known, timeout, lambda: f"Airflow has not found {' and '.join(dag_ids)}")
 
+    def _failed_logs(self, dag_id: str, run_id: str) -> str:
+        found = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=100)["task_instances"]
+        failed = [task for task in found if task["state"] == "failed"]
+        return "".join(f"\n\nThe log of {_name(task)} ends with:\n{self._log_end(task)}" for task in failed)
+
+    def _log_end(self, task: Mapping[str, Any]) -> str:
+        path = f"dags/{task['dag_id']}/dagRuns/{task['dag_run_id']}/taskInstances/{task['task_id']}/logs"
+        lines = self.get(f"{path}/{task['try_number']}", map_index=task["map_index"])["content"]
+        return "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines[-LOG_LINES:])
+
     def _wait(
-        self, what: str, state: Callable[[], str], states: Collection[str], timeout: float, ended: Collection[str]
+        self,
+        what: str,
+        state: Callable[[], str],
+        states: Collection[str],
+        timeout: float,
+        ended: Collection[str],
+        details: Callable[[], str] = str,
     ) -> str:
         seen: list[str] = [""]
 
         def reached() -> str | None:
             seen[0] = state()
             if seen[0] in ended and seen[0] not in states:
-                raise AirflowError(f"{what} ended as {seen[0]}, not as {' or '.join(sorted(states))}")
+                raise AirflowError(f"{what} ended as {seen[0]}, not as {' or '.join(sorted(states))}{details()}")
             return seen[0] if seen[0] in states else None
 
         return until(reached, timeout, lambda: f"{what} is {seen[0]}, not {' or '.join(sorted(states))}")

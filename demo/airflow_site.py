@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,14 +17,18 @@ from typing import Any, Self
 
 from psycopg.conninfo import conninfo_to_dict
 
-from demo.airflow_api import AirflowApi, AirflowError, until
+from demo.airflow_api import LOG_LINES, AirflowApi, AirflowError, until
 from demo.processes import Servers, free_port, tail
 
 __all__ = ["AirflowError", "AirflowSite"]
 
 MIGRATE_SECONDS = 300
 STARTUP_SECONDS = 180
-STOP_SECONDS = 15  # then kill: a scheduler would wait for its running tasks
+# Then kill: a scheduler would wait for its running tasks, and a triggerer may wait ten seconds for a process that has
+# ended already.
+STOP_SECONDS = 5
+# An api-server keeps no state, but its interpreter collects garbage for seconds after SIGTERM.
+STOP_SIGNALS = MappingProxyType({"api-server": signal.SIGKILL})
 # Both log servers would listen on every address of the machine; the api-server reads the files itself.
 COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -109,12 +114,20 @@ class AirflowSite(AirflowApi):
         logs = sorted(path for path in (self.home / "logs").rglob("*") if path.is_file())
         return "\n".join(f"==> {path} <==\n{path.read_text(encoding='utf-8', errors='replace')}" for path in logs)
 
+    def _failed_logs(self, dag_id: str, run_id: str) -> str:
+        """Also quote the scheduler, which may have failed a task for a reason of its own."""
+        scheduler = self._log("scheduler").read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in scheduler if run_id in line and "error" in line.lower()]
+        quoted = "\n\nThe scheduler's errors:\n" + "\n".join(errors[-LOG_LINES:]) if errors else ""
+        return super()._failed_logs(dag_id, run_id) + quoted
+
     def _log(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"
 
     def _launch(self, name: str) -> None:
         command = [_executable(), *COMMANDS[name]]
-        self._servers.start(name, command, log=self._log(name), env=self._env, cwd=self.home)
+        stop_signal = STOP_SIGNALS.get(name, signal.SIGTERM)
+        self._servers.start(name, command, log=self._log(name), env=self._env, cwd=self.home, stop_signal=stop_signal)
 
     def _migrate(self) -> None:
         self._log("migrate").parent.mkdir(exist_ok=True)
@@ -197,6 +210,7 @@ class AirflowSite(AirflowApi):
             "LOGGING__BASE_LOG_FOLDER": self.home / "logs",
             "DAG_PROCESSOR__REFRESH_INTERVAL": 5,
             "DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": 1,
+            "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": 0.5,
             "WORKERS__MIN_HEARTBEAT_INTERVAL": 1,
             "USAGE_DATA_COLLECTION__ENABLED": False,
         }

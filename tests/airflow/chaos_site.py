@@ -1,5 +1,6 @@
 """A real Airflow for tests that kill its processes, with short heartbeats and a queue database of its own."""
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +12,16 @@ from uuid import uuid4
 
 import psutil
 import psycopg
+import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from demo.airflow_api import until
-from demo.airflow_site import AirflowSite
-from tests.airflow.conftest import connection_json
+from demo.airflow_site import AirflowSite, connection_json
 
 DAGS = Path(__file__).parent / "dags"
+DAG_FILES = ("chaos.py", "claims.py", "many.py")
 # Airflow detects a dead process after seconds instead of minutes. All other settings are its defaults.
 IMPATIENT = MappingProxyType(
     {
@@ -74,6 +76,12 @@ class Installation:
             lambda: f"{dag_id}.{task_id}: {dict(self.states(dag_id, run_id, task_id))}, not {count} {state}",
         )
 
+    def busy(self) -> list[tuple[Any, ...]]:
+        """Return DAG, run, task and state of each task instance that waits in the triggerer or runs in a worker."""
+        return self._metadata(
+            "SELECT dag_id, run_id, task_id, state FROM task_instance WHERE state IN ('deferred', 'running')"
+        )
+
     def workers(self) -> list[psutil.Process]:
         """Return the processes of LocalExecutor that run a task now.
 
@@ -83,21 +91,23 @@ class Installation:
         scheduler = psutil.Process(self.site.pids["scheduler"])
         return [each for each in scheduler.children() if "LocalExecutor" in _title(each) and _children(each)]
 
-    def _metadata(self, query: LiteralString, arguments: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    def _metadata(self, query: LiteralString, arguments: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.metadata_dsn) as metadata:
             return metadata.execute(query, arguments).fetchall()
 
 
-@contextmanager
-def installed(
-    server_dsn: str, template: str, repository: Path, home: Path, dag_file: str, **env: str
+@pytest.fixture(scope="session")
+def airflow(
+    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """Yield an Airflow with the DAGs of one file and a queue behind `taskq_default`. Drop both databases at the end."""
-    name = f"taskq_{Path(dag_file).stem}_{uuid4().hex[:8]}"
+    """Start one Airflow for all tests that kill processes; its home and its databases have nothing else."""
+    name = f"taskq_chaos_{uuid4().hex[:8]}"
     queue, metadata = f"{name}_queue", f"{name}_metadata"
+    home = tmp_path_factory.mktemp("chaos")
     folder = home / "dags"
-    folder.mkdir(parents=True)
-    (folder / dag_file).write_bytes((DAGS / dag_file).read_bytes())
+    folder.mkdir()
+    for dag_file in DAG_FILES:
+        shutil.copy(DAGS / dag_file, folder)
     with psycopg.connect(server_dsn, autocommit=True) as admin:
         for database, model in ((queue, template), (metadata, "template0")):
             admin.execute(
@@ -110,7 +120,6 @@ def installed(
                 "PYTHONPATH": str(repository),
                 "TASKQ_DSN": dsns[0],
                 **IMPATIENT,
-                **env,
             }
             with AirflowSite(home, folder, env=settings, metadata_dsn=_url(dsns[1])) as site:
                 yield Installation(site, *dsns)

@@ -15,9 +15,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import TaskQueue, connect, install
 from demo.postgres import EmbeddedPostgres
+from tests.airflow.chaos_site import airflow
 from tests.airflow.site import arguments, databases, site
 
-__all__ = ["arguments", "databases", "site"]  # session fixtures
+__all__ = ["airflow", "arguments", "databases", "site"]  # session fixtures
 
 # Airflow reads its configuration as soon as it is imported, and makes its home if there is none.
 _home = tempfile.mkdtemp(prefix="taskq-airflow-")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from tests.airflow.conftest import connection_json
 REPOSITORY = Path(__file__).parents[2]
 
 
-def run_dags(home: Path, dsn: str, file: Path, *dag_ids: str) -> dict[str, Any]:
-    """Run DAGs of a file; return the stored XComs and events (see dag_runner_program.py), and the output."""
+def run_dags(home: Path, dsn: str, files: Iterable[Path], *dag_ids: str) -> dict[str, Any]:
+    """Run DAGs of these files, one after the other.
+
+    Return the stored XComs and events (see dag_runner_program.py), and the output.
+    """
     dags = home / "dags"
     dags.mkdir()
-    shutil.copy(file, dags)
+    for file in files:
+        shutil.copy(file, dags)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
         "AIRFLOW_HOME": str(home),

@@ -18,6 +18,8 @@ try:
 except ImportError:  # Airflow 3.1
     from airflow.models.dagbag import DagBag  # type: ignore[no-redef]
 
+__all__ = ["DagBag", "run", "stored"]
+
 
 def run(dag_ids: list[str]) -> dict[str, Any]:
     """Run DAGs one after the other; return the stored XComs and events."""

@@ -3,30 +3,26 @@
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.chaos_run import SECONDS, Run
-from tests.airflow.chaos_site import Installation, installed
+from tests.airflow.chaos_site import Installation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def airflow(
-    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Installation]:
-    with installed(server_dsn, template, repository, tmp_path_factory.mktemp("claims"), "claims.py") as installation:
-        with installation.queue() as queue:
-            queue.conn.execute(
-                "CREATE TABLE worked (run_id text, try integer, tasks text[], pid integer, worker integer,"
-                " at timestamptz DEFAULT clock_timestamp())"
-            )
-        installation.site.wait_dags("claims")
-        yield installation
+@pytest.fixture(autouse=True, scope="module")
+def table(airflow: Installation) -> None:
+    """Create the table in which the task `work` records its tries."""
+    with airflow.queue() as queue:
+        queue.conn.execute(
+            "CREATE TABLE worked (run_id text, try integer, tasks text[], pid integer, worker integer,"
+            " at timestamptz DEFAULT clock_timestamp())"
+        )
+    airflow.site.wait_dags("claims")
 
 
 @pytest.fixture

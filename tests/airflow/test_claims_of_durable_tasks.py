@@ -8,7 +8,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from airflow_provider_taskq.queue import TaskQueue
 from demo.airflow_api import until
 from tests.airflow.chaos_run import SECONDS, Run
-from tests.airflow.chaos_site import Installation, installed
+from tests.airflow.chaos_site import Installation
 
 pytest.importorskip("airflow.sdk.bases.resumablejobmixin", reason="Airflow reconnects to drivers from 3.3 on")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -82,24 +81,22 @@ class NotDurable(Durable):
     dag_id = "not_durable"
 
 
-@pytest.fixture(scope="module")
-def airflow(
-    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Installation]:
-    with installed(server_dsn, template, repository, tmp_path_factory.mktemp("durable"), "claims.py") as installation:
-        with installation.queue() as queue:
-            queue.conn.execute("CREATE TABLE signals (topic text)")
-            queue.conn.execute(
-                "CREATE TABLE jobs (job text, topic text, state text, tasks text[], submitter integer, driver integer,"
-                " at timestamptz DEFAULT clock_timestamp())"
-            )
-        installation.site.wait_dags("durable", "not_durable")
-        yield installation
-        with installation.queue() as queue:
-            drivers = queue.conn.execute("SELECT driver FROM jobs WHERE state = 'RUNNING'").fetchall()
-        for (driver,) in drivers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(driver, signal.SIGKILL)
+@pytest.fixture(autouse=True, scope="module")
+def tables(airflow: Installation) -> Iterator[None]:
+    """Create the tables of the drivers, and kill the remaining drivers at the end."""
+    with airflow.queue() as queue:
+        queue.conn.execute("CREATE TABLE signals (topic text)")
+        queue.conn.execute(
+            "CREATE TABLE jobs (job text, topic text, state text, tasks text[], submitter integer, driver integer,"
+            " at timestamptz DEFAULT clock_timestamp())"
+        )
+    airflow.site.wait_dags("durable", "not_durable")
+    yield
+    with airflow.queue() as queue:
+        drivers = queue.conn.execute("SELECT driver FROM jobs WHERE state = 'RUNNING'").fetchall()
+    for (driver,) in drivers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(driver, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -137,13 +134,13 @@ def test_a_gate_that_is_cleared_locks_out_the_driver_and_the_next_one_has_the_sa
 def test_a_durable_run_cleared_after_its_end_completes_the_tasks_that_its_gate_claimed_again(
     airflow: Installation, queue: TaskQueue
 ) -> None:
-    run = Durable(airflow, queue, "cleared", driver="leaves")
+    run = Durable(airflow, queue, "durable-cleared", driver="leaves")
     cleared_after_its_end(run)
     assert (run.worked_on(), run.succeeded()) == (["a", "b"], ["a", "b", "c"])
 
 
 def test_a_run_that_is_not_durable_may_be_cleared_after_its_end(airflow: Installation, queue: TaskQueue) -> None:
-    run = NotDurable(airflow, queue, "cleared-too", driver="leaves")
+    run = NotDurable(airflow, queue, "not-durable-cleared", driver="leaves")
     cleared_after_its_end(run)
     assert run.worked_on() == run.succeeded()
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -10,6 +11,7 @@ from psycopg import sql
 
 from airflow_provider_taskq.queue import State, TaskQueue, connect
 from demo.airflow_site import AirflowSite
+from tests.airflow.dag_runner_program import DagBag
 from tests.airflow.site import MARK, PASSWORD, Arguments, instance, returned, xcoms
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -61,6 +63,11 @@ def test_a_retry_after_the_claim_continues_with_the_same_tasks(site: AirflowSite
     assert [task.state for task in page] == [State.SUCCEEDED, State.SUCCEEDED, State.READY]
     assert [task.attempt for task in page] == [1, 1, 0]
     assert instance(site, "claim", run, "gate")["try_number"] == 2
+
+
+def test_the_dag_files_of_these_tests_define_different_dags() -> None:
+    """Airflow parses each file on its own, so of two DAGs with one id a run may be of either."""
+    assert DagBag(Path(__file__).parent / "dags").import_errors == {}
 
 
 @pytest.mark.parametrize("dag_id", ["many", "many_claims"])

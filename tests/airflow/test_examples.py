@@ -88,7 +88,7 @@ def test_the_example_of_a_gate_before_a_spark_job_releases_its_claim_in_a_teardo
 
 @pytest.mark.slow
 def test_the_example_of_pushes_stores_rows_and_tasks(dsn: str, queue: TaskQueue, tmp_path: Path) -> None:
-    report = run_dags(tmp_path, dsn, EXAMPLES / "taskq_push.py", "taskq_push")
+    report = run_dags(tmp_path, dsn, [EXAMPLES / "taskq_push.py"], "taskq_push")
     assert report["states"] == {"taskq_push": "success"}, report["output"]
     planes = ["D-ABCD", "N14228", "N24211"]
     for topic in ("planes", "registrations"):

@@ -13,6 +13,7 @@ from tests.airflow.dag_runner import run_dags
 pytestmark = [pytest.mark.slow]
 
 DAGS = Path(__file__).parent / "dags" / "state_gates.py"
+MODES = ("deferrable", "reschedule")
 WATCHES = """
 SELECT count(*) FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()
 AND backend_start < clock_timestamp() - interval '1 second'
@@ -46,32 +47,38 @@ class Others(threading.Thread):
         if self.mode == "deferrable":  # a check in a worker ends too soon to be seen
             until(lambda: queue.conn.execute(WATCHES).fetchall() != [(0,)])
         else:
-            until(lambda: queue.ready("checks", 2) == 2)
+            until(lambda: queue.ready(f"checks-gates_{self.mode}", 2) == 2)
         owner = queue.register("others")
         queue.complete(owner, dict.fromkeys(queue.poll(self.mode, owner, 2), Result.SUCCESS))
         until(lambda: queue.latest(self.mode, ["e"])["e"].state is State.READY)  # the juncture has released it
         queue.push(self.mode, [NewTask("d", suspended=True)])
 
 
-@pytest.mark.parametrize("mode", ["deferrable", "reschedule"])
-def test_gates_wait_in_a_run_of_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path, mode: str) -> None:
-    queue.create_topic("checks")
-    queue.create_topic(mode)
-    queue.push(mode, ["a", "b", NewTask("c", suspended=True), NewTask("e", suspended=True)])
-    others = Others(dsn, mode)
-    others.start()
-    report = run_dags(tmp_path, dsn, DAGS, f"gates_{mode}")
-    others.join(10)
-    assert others.failure is None
+def test_gates_wait_in_runs_of_dags(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
+    all_others = [Others(dsn, mode) for mode in MODES]
+    for others in all_others:
+        queue.create_topic(f"checks-gates_{others.mode}")
+        queue.create_topic(others.mode)
+        queue.push(others.mode, ["a", "b", NewTask("c", suspended=True), NewTask("e", suspended=True)])
+        others.start()
+    report = run_dags(tmp_path, dsn, [DAGS], *(f"gates_{mode}" for mode in MODES))
+    for others in all_others:
+        others.join(10)
+        assert others.failure is None
     assert report["import_errors"] == {}
-    assert report["states"] == {f"gates_{mode}": "success"}, report["output"][-5000:]
-    results = {key: value for key, value in report["xcoms"].items() if key.endswith("return_value")}
-    assert results == {
-        f"gates_{mode}.state[-1].return_value": {"topic": mode, "states": {"SUCCEEDED": 2}},
-        f"gates_{mode}.juncture[-1].return_value": {"topic": mode, "groups": 2},
-        f"gates_{mode}.after[-1].return_value": {"topic": mode, "states": {"SUCCEEDED": 1}},
-    }
-    assert {task.identifier: task.state for task in queue.page(mode)} == {
-        **dict.fromkeys("ab", State.SUCCEEDED),
-        **dict.fromkeys("cde", State.READY),
-    }
+    assert report["states"] == {f"gates_{mode}": "success" for mode in MODES}, report["output"][-5000:]
+    for mode in MODES:
+        results = {
+            key: value
+            for key, value in report["xcoms"].items()
+            if key.startswith(f"gates_{mode}.") and key.endswith("return_value")
+        }
+        assert results == {
+            f"gates_{mode}.state[-1].return_value": {"topic": mode, "states": {"SUCCEEDED": 2}},
+            f"gates_{mode}.juncture[-1].return_value": {"topic": mode, "groups": 2},
+            f"gates_{mode}.after[-1].return_value": {"topic": mode, "states": {"SUCCEEDED": 1}},
+        }
+        assert {task.identifier: task.state for task in queue.page(mode)} == {
+            **dict.fromkeys("ab", State.SUCCEEDED),
+            **dict.fromkeys("cde", State.READY),
+        }

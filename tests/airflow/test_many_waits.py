@@ -1,15 +1,13 @@
-"""Two hundred deferred waits in one real triggerer."""
+"""Two hundred deferred waits in one real triggerer, in which no other gate waits."""
 
 import logging
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from demo.airflow_api import until
-from tests.airflow.chaos_site import Installation, installed
+from tests.airflow.chaos_site import Installation
 from tests.airflow.dags.many import GATES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -18,19 +16,6 @@ log = logging.getLogger(__name__)
 
 ENDS = 400  # seconds until a step fails; on a machine of its own a step takes a tenth of that
 SINGLY = range(0, GATES, GATES // 10)
-
-
-@pytest.fixture
-def airflow(
-    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Installation]:
-    """Start an Airflow for this test only: other waits would need connections too."""
-    home = tmp_path_factory.mktemp("many")
-    # Airflow shall not declare a triggerer dead that is busy with hundreds of new triggers.
-    patient = {"AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "60"}
-    with installed(server_dsn, template, repository, home, "many.py", **patient) as installation:
-        installation.site.wait_dags("many")
-        yield installation
 
 
 def test_two_hundred_gates_wait_on_two_connections_and_all_open(airflow: Installation) -> None:
@@ -43,28 +28,30 @@ def test_two_hundred_gates_wait_on_two_connections_and_all_open(airflow: Install
     asserted (`--log-cli-level=INFO`): Airflow spends most of it on storing the results. The connections are counted
     from before the first wait until the last gate is open.
     """
+    airflow.site.wait_dags("many_waits")
+    until(lambda: not airflow.busy() or None, ENDS, lambda: f"other tests left {airflow.busy()}")
     connections = Connections(airflow)
     with airflow.queue() as queue:
         for number in range(GATES):
             queue.create_topic(f"gate-{number}")
-        run = airflow.site.trigger("many", "many")
+        run = airflow.site.trigger("many_waits", "many")
         until(
             lambda: True if connections.seen() and deferred(airflow) == GATES else None,
             ENDS,
-            lambda: f"{deferred(airflow)} wait; {dict(airflow.states('many', run, 'gate'))}",
+            lambda: f"{deferred(airflow)} wait; {dict(airflow.states('many_waits', run, 'gate'))}",
         )
-        assert airflow.states("many", run, "gate") == {"deferred": GATES}
+        assert airflow.states("many_waits", run, "gate") == {"deferred": GATES}
         took = []
         for opened, number in enumerate(SINGLY, start=1):
             queue.push(f"gate-{number}", ["task"])
             took.append(succeeded(airflow, run, opened, connections))
-        assert airflow.states("many", run, "gate") == {"success": len(SINGLY), "deferred": GATES - len(SINGLY)}
+        assert airflow.states("many_waits", run, "gate") == {"success": len(SINGLY), "deferred": GATES - len(SINGLY)}
         with queue.conn.transaction():
             for number in set(range(GATES)) - set(SINGLY):
                 queue.push(f"gate-{number}", ["task"])
         took.append(succeeded(airflow, run, GATES, connections))
-    assert airflow.site.wait_run("many", run, {"success"}, ENDS) == "success"
-    assert airflow.tries("many", run, "gate") == {1: GATES}
+    assert airflow.site.wait_run("many_waits", run, {"success"}, ENDS) == "success"
+    assert airflow.tries("many_waits", run, "gate") == {1: GATES}
     assert 1 <= connections.most <= 2
     log.info("One after the other, gates were open after %s s, the rest after %.1f s", took[:-1], took[-1])
     log.info("The triggerer had %d connections at most", connections.most)
@@ -91,16 +78,16 @@ class Connections:
 
 def deferred(airflow: Installation) -> int:
     """Return how many triggers run, by their logs, which Airflow creates when a trigger starts."""
-    return len(list((airflow.site.home / "logs").rglob("*.trigger.*.log")))
+    return len(list((airflow.site.home / "logs" / "dag_id=many_waits").rglob("*.trigger.*.log")))
 
 
 def succeeded(airflow: Installation, run: str, count: int, connections: Connections) -> float:
     """Wait until this many gates have succeeded; return the seconds."""
     began = time.monotonic()
     until(
-        lambda: True if connections.seen() and airflow.states("many", run, "gate")["success"] == count else None,
+        lambda: True if connections.seen() and airflow.states("many_waits", run, "gate")["success"] == count else None,
         ENDS,
-        lambda: f"{dict(airflow.states('many', run, 'gate'))}, not {count} success",
+        lambda: f"{dict(airflow.states('many_waits', run, 'gate'))}, not {count} success",
         pause=0.1,
     )
     return round(time.monotonic() - began, 2)

@@ -1,6 +1,5 @@
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from airflow.sdk.bases.operator import BaseOperator
 from airflow_provider_taskq.notifications import TaskQNotifier
 from airflow_provider_taskq.queue import State, TaskQueue, UnknownTopic
 from tests.airflow.conftest import context_of
-from tests.airflow.dag_runner import run_dags
 from tests.airflow.serialization import stored
 
 MARK = "marked-payload"
@@ -74,34 +72,3 @@ def test_the_payload_is_not_in_the_stored_dag() -> None:
     with DAG("dag", schedule=None, on_failure_callback=said) as dag:
         BaseOperator(task_id="task", on_success_callback=said)
     assert MARK not in json.dumps(stored(dag))
-
-
-@pytest.mark.slow
-def test_callbacks_of_dags_and_tasks_push(tmp_path: Path, dsn: str, queue: TaskQueue) -> None:
-    file = tmp_path / "callbacks.py"
-    file.write_text(
-        "from airflow.sdk import DAG, task\n"
-        "from airflow_provider_taskq.notifications import TaskQNotifier\n"
-        "def said(what):\n"
-        "    return TaskQNotifier(topic='work', identifier=what + '/{{ dag.dag_id }}', payload='" + MARK + "')\n"
-        "def named(what):\n"
-        "    return TaskQNotifier(topic='work', identifier=what + '/{{ ti.task_id }}', payload='{{ run_id }}')\n"
-        "shared = {'on_failure_callback': named('failed'), 'on_success_callback': named('passed')}\n"
-        "with DAG('bad', schedule=None, on_failure_callback=said('bad'), default_args=shared):\n"
-        "    @task\n"
-        "    def one(): pass\n"
-        "    @task\n"
-        "    def two(): raise RuntimeError('on purpose')\n"
-        "    one() >> two()\n"
-        "with DAG('good', schedule=None, on_success_callback=said('good'), default_args=shared):\n"
-        "    @task\n"
-        "    def three(): pass\n"
-        "    three()\n"
-    )
-    report = run_dags(tmp_path, dsn, file, "bad", "good")
-    assert report["states"] == {"bad": "failed", "good": "success"}
-    pushed = {task.identifier: task.payload for task in queue.page("work")}
-    assert set(pushed) == {"passed/one", "failed/two", "passed/three", "bad/bad", "good/good"}
-    assert pushed["bad/bad"] == MARK
-    assert pushed["failed/two"].startswith("manual__")  # type: ignore[union-attr]
-    assert MARK not in report["output"]

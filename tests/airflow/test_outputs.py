@@ -1,6 +1,5 @@
 """The return values of operators and sensors, as the next tasks of a DAG get them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +7,7 @@ from airflow.sdk import DAG
 
 from airflow_provider_taskq import operators, sensors
 from airflow_provider_taskq.operators.spark_submit import TaskQSparkSubmitOperator
-from airflow_provider_taskq.queue import TaskQueue
-from tests.airflow.dag_runner import run_dags
 
-DAGS = Path(__file__).parent / "dags" / "outputs.py"
 KINDS: dict[Any, dict[str, Any]] = {
     operators.TaskQPushOperator: {"topic": "work", "tasks": ["a"]},
     operators.TaskQProcessOperator: {"topic": "work", "python_callable": print},
@@ -42,21 +38,3 @@ def test_every_kind_of_task_returns_multiple_outputs(kind: Any) -> None:
         mapped = kind.partial(task_id="mapped").expand_kwargs([KINDS[kind]])
     assert (plain.multiple_outputs, chosen.multiple_outputs) == (True, False)
     assert mapped.unmap(KINDS[kind]).multiple_outputs is True
-
-
-@pytest.mark.slow
-def test_each_value_is_read_by_its_name_in_a_run_of_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
-    queue.create_topic("later")
-    queue.push("later", ["x"])
-    report = run_dags(tmp_path, dsn, DAGS, "outputs")
-    assert report["import_errors"] == {}
-    assert report["states"] == {"outputs": "success"}, report["output"][-5000:]
-    claim = report["xcoms"]["outputs.gate[-1].return_value"]
-    assert report["xcoms"]["outputs.results[-1].return_value"] == {
-        "owner": claim["owner"],
-        "fence": claim["fence"],
-        "completed": 2,
-        "handled": 0,
-        "ready": 1,
-    }
-    assert report["xcoms"]["outputs.release[-1].released"] == 0

@@ -1,8 +1,6 @@
 import asyncio
-import json
 import threading
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +24,6 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.worker import Batch, Composite, batch
 from tests.airflow.conftest import context_of
-from tests.airflow.dag_runner import run_dags
 from tests.airflow.serialization import restored
 from tests.faults.poison import POISON, poison
 
@@ -333,16 +330,6 @@ class TestDecorator:
 
             with pytest.raises(TypeError, match="price"):
                 handle()  # type: ignore[call-arg,misc]
-
-
-@pytest.mark.slow
-def test_the_example_runs_in_a_dag(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "example_dags" / "taskq_handler.py"
-    report = run_dags(tmp_path, dsn, example, "taskq_handler")
-    assert report["states"] == {"taskq_handler": "success"}, report["output"]
-    returned = json.loads(json.dumps(report["xcoms"]["taskq_handler.deliver[-1].return_value"]))
-    assert (returned["succeeded"], returned["filtered"]) == (2, 3)
-    assert sorted(info.identifier for info in queue.page("parcels", state=State.SUCCEEDED)) == ["4711", "4712"]
 
 
 def test_its_tasks_are_held_under_names_that_lead_back_to_the_task_instance(queue: TaskQueue) -> None:

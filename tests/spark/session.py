@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.class_archive import java_options
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
-# The JVMs of tests live for seconds or minutes: the optimizing compiler and a parallel collector cost more CPU time
-# than they save.
-SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SHORT_LIVED = {"JAVA_TOOL_OPTIONS": java_options()}
 
 
 @pytest.fixture(scope="session")

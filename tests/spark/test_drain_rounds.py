@@ -21,6 +21,7 @@ from airflow_provider_taskq.queue import (
     RetryPolicy,
     TaskQueue,
     TaskQueueError,
+    TooManyFailures,
     TopicPolicy,
 )
 from airflow_provider_taskq.spark import DrainProgress, StopReason, drain, progress
@@ -82,6 +83,23 @@ def test_rounds_continue_until_no_task_is_ready(
     assert at_the_end == {1: (10, 8), 2: (20, 18), 3: (26, 24), 4: (27, 25)}
     assert "drain progress: topic=work round=2 done=18 claimed=20" in caplog.text
     assert queue.conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
+
+
+@slow
+def test_failures_of_a_finished_drain_do_not_count_in_the_next_drain_of_its_owner(
+    spark: SparkSession, dsn: str, queue: TaskQueue
+) -> None:
+    def decide(tasks: DataFrame) -> DataFrame:
+        return tasks.selectExpr("sequence", "if(identifier LIKE 'bad%', 'FAILURE', 'SUCCESS') AS result")
+
+    queue.push("work", ["a", "bad-1", "bad-2", "c"])
+    assert drain(spark, "work", "me", decide, dsn=dsn, size=2, max_failed=1).failed == 1
+    queue.push("work", ["bad-3"])
+    with pytest.raises(TooManyFailures, match=r"2 of 3 tasks that ended .* failed, max_failed allows 50 % of them"):
+        drain(spark, "work", "me", decide, dsn=dsn, max_failed="50%")
+    assert states(queue) == {"FAILED": 3, "SUCCEEDED": 2}
+    again = drain(spark, "work", "me", decide, dsn=dsn, max_failed=0)
+    assert (again.done, again.failed) == (0, 0)
 
 
 @slow

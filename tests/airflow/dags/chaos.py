@@ -8,7 +8,7 @@ from airflow.sdk import DAG, Context, get_current_context, task
 from airflow_provider_taskq.queue import Decision, Result
 from airflow_provider_taskq.sensors import TaskQSensor
 
-CHECKING, CLAIMING, HOLDING = 45, 15, 15
+CHECKING, CLAIMING, HOLDING = 18, 6, 6
 
 # Airflow retries the tasks that it loses itself: see the race of fast triggers in docs/why/evidence/decisions.md.
 AGAIN: dict[str, Any] = {"retries": 5, "retry_delay": timedelta(seconds=1)}

@@ -7,6 +7,7 @@ import sys
 import time
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -74,7 +75,11 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # Airflow 3.3: tasks recon
                 json.dumps(self.claim),
                 self.driver,
             ]
-            subprocess.Popen(command, start_new_session=True)
+            # With the output of the task, the driver would keep Airflow waiting after the end of the task's process.
+            with (Path(os.environ["AIRFLOW_HOME"]) / "logs" / f"driver-{job}.log").open("wb") as output:
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                )
             return job
 
         def get_job_status(self, external_id: JsonValue, context: Context) -> str:  # noqa: ARG002  the same

@@ -19,5 +19,5 @@ class WaitsAtOnce(TaskQSensor):
     )
 
 
-with DAG("many", schedule=None):
+with DAG("many_waits", schedule=None):
     WaitsAtOnce.partial(task_id="gate", topic="", do_xcom_push=False).expand(poke_interval=[1.0] * GATES)

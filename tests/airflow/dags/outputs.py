@@ -15,7 +15,7 @@ with DAG("outputs", schedule=None, default_args={"owner": "data-team"}):
         """Return the values that a downstream task gets."""
         return values
 
-    @task.taskq(topic="work")
+    @task.taskq(topic="results")
     def handle(_: Task) -> None:
         """Handle the remaining tasks."""
 
@@ -23,7 +23,7 @@ with DAG("outputs", schedule=None, default_args={"owner": "data-team"}):
         """Return one value of a task's output."""
         return of.output[name]
 
-    push = TaskQPushOperator(task_id="push", topic="work", tasks=["a", "b"])
+    push = TaskQPushOperator(task_id="push", topic="results", tasks=["a", "b"])
     gate = TaskQSensor(task_id="gate", topic=value(push, "topic"), min_tasks=value(push, "pushed"), claim=2)
     deferred = TaskQSensor(task_id="deferred", topic="later", deferrable=True, timeout=120)
     complete = TaskQCompleteOperator(task_id="complete", claim=gate.output)

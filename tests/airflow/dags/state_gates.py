@@ -9,7 +9,7 @@ from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQStateSensor
 def announce(context: Context) -> None:
     """Tell the test that a gate starts its first check."""
     with TaskQHook().transaction() as queue:
-        queue.push("checks", [context["ti"].task_id])
+        queue.push(f"checks-{context['ti'].dag_id}", [context["ti"].task_id])
 
 
 for mode in ("deferrable", "reschedule"):
