@@ -1,4 +1,4 @@
-"""Run the tests in three parallel lanes: the queue, the demonstration and the page; Airflow; all other tests.
+"""Run the tests in three parallel lanes: the queue and all that users see and install; Airflow; all other tests.
 
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
@@ -25,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
 OF_AIRFLOW = "tests/airflow"
-OF_PAGE = ("tests/demo", "tests/plugin")  # and of the demonstration, which starts an Airflow, too
+OF_USERS = ("tests/demo", "tests/plugin", "tests/docs", "tests/packaging")  # what users see and install
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
 
@@ -106,11 +106,11 @@ def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
     """Make the lanes; the first one is expected to take the longest."""
     choice = ("-m", "not slow") if fast else ()
     queue = Run((*choice, OF_QUEUE))
-    airflow, page = Run((*choice, OF_AIRFLOW)), Run((*choice, *OF_PAGE))
-    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, OF_AIRFLOW, *OF_PAGE))))
+    airflow, users = Run((*choice, OF_AIRFLOW)), Run((*choice, *OF_USERS))
+    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, OF_AIRFLOW, *OF_USERS))))
     if os.environ.get("TASKQ_TEST_DSN"):  # one server: tests of one lane would meet transactions of another
-        return [Lane([queue, page, others, airflow])]
-    return [Lane([others]), Lane([queue, page, *([] if fast else second_server(programs))]), Lane([airflow])]
+        return [Lane([queue, users, others, airflow])]
+    return [Lane([others]), Lane([queue, users, *([] if fast else second_server(programs))]), Lane([airflow])]
 
 
 def second_server(programs: str) -> list[Run]:
