@@ -201,8 +201,13 @@ def _prose(comment: str, arguments: Iterable[str] = ()) -> str:
     text = re.sub(
         r"(taskq\.\w+\((?:[^()]|\([^()]*\))*\)|\btaskq(?:_internal)?\.\w+)", r"`\1`", " ".join(comment.split())
     )
+    parts = text.split("`")  # every second part is code
     for name in (argument.partition(" ")[0] for argument in arguments):
-        text = re.sub(rf"(?<![`\w.]){name}\b(?![`\w])" + ("" if "_" in name else r"(?=:)"), f"`{name}`", text)
+        marked = rf"(?<![\w.]){name}\b" + ("" if "_" in name else r"(?=:)")
+        parts = "`".join(
+            [re.sub(marked, f"`{name}`", part) if n % 2 == 0 else part for n, part in enumerate(parts)]
+        ).split("`")
+    text = "`".join(parts)
     return re.sub(r"\b(TQ\d{3})\b", lambda code: f"[{code[1]}](errors.md#{_class_of(code[1]).lower()})", text)
 
 

@@ -10,7 +10,14 @@ from airflow_provider_taskq.queue import Condition, Insertion, Junction, NewTask
 from airflow_provider_taskq.queue.models import Revival
 from tests.queue.conftest import everything, task_in
 
-CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CONCEPTS = DOCS / "concepts"
+PAGES = [
+    *(ROOT / "README.md", DOCS / "index.md", DOCS / "tutorial.md"),
+    *sorted({*CONCEPTS.glob("*.md"), *(DOCS / "how-to").glob("*.md")} - {CONCEPTS / "glossary.md"}),
+]
+NOT_PROSE = re.compile(r"^ *```.*?^ *```|<!--.*?-->|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 SAME_PUSH = "the same identifier earlier in the same push"
 
 
@@ -60,13 +67,24 @@ def test_the_page_and_the_diagram_of_states_have_every_state_and_result() -> Non
     assert {*State.__members__, *Result.__members__} <= set(re.findall(r">([A-Z]+)<", diagram))
 
 
-def test_the_glossary_has_each_name_in_capitals_and_each_word_that_the_concepts_introduce() -> None:
-    words = {row[0].partition("</a>")[2].strip("`") for row in table("glossary.md", "word")}
+def glossary() -> set[str]:
+    """The words of the glossary."""
+    return {row[0].partition("</a>")[2].strip("`") for row in table("glossary.md", "word")}
+
+
+def test_the_glossary_has_each_name_in_capitals() -> None:
+    words = glossary()
     for names in (State, Result, Insertion, Condition, Junction, Order, Revival):
         assert set(names.__members__) <= words
-    for page in CONCEPTS.glob("*.md"):
-        introduced = re.findall(r"\*\*([a-z ]+)\*\*", page.read_text(encoding="utf-8"))
-        assert [word for word in introduced if not {word, word.removesuffix("s")} & words] == [], page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_glossary_has_each_word_that_a_page_introduces(page: Path) -> None:
+    """A page introduces a word in bold or italics and in small letters, and emphasizes nothing else in this way."""
+    text = NOT_PROSE.sub("", page.read_text(encoding="utf-8"))
+    introduced = re.findall(r"(?<!\*)\*{1,2}([a-z][a-z -]*)\*{1,2}(?!\*)", text)
+    known = {word + ending for word in glossary() for ending in ("", "s", "es", "d")}
+    assert [word for word in introduced if word not in known] == []
 
 
 def test_the_words_of_the_glossary_are_in_order_with_an_anchor() -> None:
