@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -67,6 +67,21 @@ BEGIN
         things := kept;
     END LOOP;
 END $$"""
+
+# Objects of the schema taskq without a comment. Every public object of TaskQ has one. A role named taskq creates its
+# own objects there, because search_path begins with "$user".
+_FOREIGN = """
+SELECT kind, name FROM (
+    SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'S' THEN 'sequence'
+                          ELSE 'table' END AS kind,
+           format('%I.%I', 'taskq', c.relname) AS name
+    FROM pg_class c
+    WHERE c.relnamespace = to_regnamespace('taskq') AND c.relkind IN ('r', 'p', 'f', 'v', 'm', 'S')
+      AND obj_description(c.oid, 'pg_class') IS NULL
+    UNION ALL SELECT 'function', format('%I.%I', 'taskq', p.proname) FROM pg_proc p
+    WHERE p.pronamespace = to_regnamespace('taskq') AND obj_description(p.oid, 'pg_proc') IS NULL) f
+ORDER BY kind, name
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +175,11 @@ def has_views(conn: psycopg.Connection[Any]) -> bool:
 
 
 def uninstall(conn: psycopg.Connection[Any]) -> None:
-    """Drop the schemas `taskq` and `taskq_internal` with everything in them, in the caller's transaction."""
+    """Drop the schemas `taskq` and `taskq_internal` with everything in them, in the caller's transaction.
+
+    :raises TaskQueueError: if the schema `taskq` has an object that TaskQ did not create.
+    """
+    _require_no_foreign_objects(conn, "uninstalled", ("table", "view", "materialized view", "sequence", "function"))
     conn.execute("DROP SCHEMA IF EXISTS taskq, taskq_internal CASCADE")
 
 
@@ -181,6 +200,19 @@ def verify(conn: psycopg.Connection[Any]) -> None:
     if missing or any(installed.get(step.number) != step.checksum for step in replaced):
         wants = f"lacks {', '.join(missing)}" if missing else "has other functions or views than this package"
         raise SchemaMismatch(f"the schema taskq in this database is older: it {wants}; run {INSTALL}")
+
+
+def _require_no_foreign_objects(conn: psycopg.Connection[Any], done: str, kinds: Collection[str]) -> None:
+    """Raise TaskQueueError if the schema taskq has objects of these kinds that TaskQ did not create."""
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        found = [f"{kind} {name}" for kind, name in cursor.execute(_FOREIGN).fetchall() if kind in kinds]
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise TaskQueueError(
+            f"the schema taskq cannot be {done}: it has objects that TaskQ did not create, and that would be dropped:"
+            f" {', '.join(found[:3])}{more}. Move them with ALTER ... SET SCHEMA public. A role named taskq creates"
+            " its objects there: run ALTER ROLE taskq SET search_path = public"
+        )
 
 
 def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
@@ -253,6 +285,7 @@ def _replace_functions(conn: psycopg.Connection[Any], wanted: SchemaStep) -> Non
 
     If an object outside the schema depends on one of them, raise an error that names the object, and change nothing.
     """
+    _require_no_foreign_objects(conn, "upgraded", ("view", "function"))
     with conn.cursor(row_factory=tuple_row) as cursor:
         before = cursor.execute("SELECT current_setting('check_function_bodies')").fetchone()
     try:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import (
     Result,
@@ -22,6 +23,7 @@ from airflow_provider_taskq.queue import (
     verify,
 )
 from airflow_provider_taskq.queue.reports import Explanation
+from airflow_provider_taskq.queue.schema import _FOREIGN
 from tests.queue.conftest import identifiers
 
 THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
@@ -143,6 +145,7 @@ def test_changed_functions_are_reported_and_replaced_by_install(empty: psycopg.C
     install(empty)
     empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
     empty.execute("CREATE FUNCTION taskq.left_over() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    empty.execute("COMMENT ON FUNCTION taskq.left_over IS 'Of another release.'")
     with pytest.raises(SchemaMismatch, match="install"):
         verify(empty)
     install(empty)
@@ -349,3 +352,45 @@ def test_the_module_installs_with_and_without_the_views(empty: psycopg.Connectio
     error, code = run("verify", "--no-views")
     assert "go with install" in error
     assert code == 2
+
+
+@pytest.fixture
+def namesake(empty_dsn: str) -> Iterator[psycopg.Connection]:
+    """A session whose own schema, the first of its search_path, is the schema taskq: that of a role named taskq."""
+    with connect(make_conninfo(empty_dsn, options="-csearch_path=taskq,public"), autocommit=True) as conn:
+        yield conn
+
+
+def test_an_installation_by_a_role_named_taskq_is_the_same_as_by_another(
+    namesake: psycopg.Connection, empty: psycopg.Connection
+) -> None:
+    install(namesake)
+    verify(namesake)
+    assert namesake.execute(_FOREIGN.encode()).fetchall() == []
+    objects = (
+        "SELECT relnamespace::regnamespace::text, relname::text, relkind::text FROM pg_class"
+        " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) ORDER BY 1, 2"
+    )
+    found = empty.execute(objects.encode()).fetchall()
+    uninstall(namesake)
+    empty.execute("SET search_path = public")
+    install(empty)
+    assert empty.execute(objects.encode()).fetchall() == found
+
+
+def test_objects_of_a_role_named_taskq_are_never_dropped_with_the_schema(namesake: psycopg.Connection) -> None:
+    install(namesake)
+    namesake.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    namesake.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    install(namesake)  # drops no table
+    with pytest.raises(TaskQueueError, match=r"cannot be uninstalled: .*table taskq\.orders\..*SET SCHEMA public"):
+        uninstall(namesake)
+    namesake.execute("CREATE VIEW report AS SELECT id FROM orders")
+    namesake.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    with pytest.raises(TaskQueueError, match=r"cannot be upgraded: .*view taskq\.report\..*ALTER ROLE taskq SET"):
+        install(namesake)
+    namesake.execute("ALTER VIEW report SET SCHEMA public")
+    namesake.execute("ALTER TABLE orders SET SCHEMA public")
+    install(namesake)
+    uninstall(namesake)
+    assert namesake.execute("SELECT to_regclass('public.orders') IS NOT NULL").fetchone() == (True,)
