@@ -32,7 +32,7 @@ from airflow_provider_taskq.consumer.progress import (
     TrackedProgress,
 )
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
-from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError, verify
+from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError, verify_for_work
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
@@ -98,14 +98,14 @@ class Consumer:
         """Join the group and start.
 
         :raises AlreadyRunning: if the consumer runs already.
-        :raises SchemaMismatch: if the schema in the database is not the one of this package.
+        :raises SchemaMismatch: if the schema is missing in the database, or older than this package.
         """
         with self._starting:
             if self.is_running:
                 raise AlreadyRunning(f"the consumer of group {self.group.name!r} runs already")
             conn = connect_for_leases(self._connect, self.config)
             try:
-                verify(conn)
+                verify_for_work(conn)
                 leases = self._leases(conn)
                 leases.join()
             except BaseException:

@@ -24,7 +24,7 @@ from airflow_provider_taskq.parameters import (
     parse_enum,
     parse_optional_duration,
 )
-from airflow_provider_taskq.queue import Condition, FailureLimit, MaxFailed, Order, TaskQueue, verify
+from airflow_provider_taskq.queue import Condition, FailureLimit, MaxFailed, Order, TaskQueue, verify_for_work
 from airflow_provider_taskq.queue.claims import Claim
 from airflow_provider_taskq.queue.connection import parameters_with_hosts
 
@@ -211,7 +211,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         from psycopg.conninfo import make_conninfo
 
         with self.hook.get_conn() as connection:
-            verify(connection)
+            verify_for_work(connection)
             TaskQueue(connection).policy(str(self.topic))
             if claim is not None:
                 claim.holder(TaskQueue(connection))

@@ -72,7 +72,7 @@ from airflow_provider_taskq.queue.reports import (
     TopicStatistics,
 )
 from airflow_provider_taskq.queue.schedules import config_hash, ticks_cron, ticks_daily, ticks_every
-from airflow_provider_taskq.queue.schema import install, uninstall, verify
+from airflow_provider_taskq.queue.schema import install, uninstall, verify, verify_for_work
 from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.queue.topic_status import TopicStatus
 
@@ -141,4 +141,5 @@ __all__ = [
     "ticks_every",
     "uninstall",
     "verify",
+    "verify_for_work",
 ]

@@ -54,6 +54,13 @@ class SchemaMismatch(TaskQueueError):
     """
 
 
+class NewerSchema(SchemaMismatch):
+    """The schema taskq in the database is of a later release than this package.
+
+    Running programs can work with it. Upgrade the package soon.
+    """
+
+
 class ConnectionFailed(TaskQueueError):
     """No server could be reached, or it rejected the connection. A later attempt may succeed."""
 

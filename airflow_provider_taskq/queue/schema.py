@@ -1,6 +1,7 @@
 """The schema in the database: numbered migrations, functions and views, recorded with checksums."""
 
 import hashlib
+import logging
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.connection import all_or_nothing
-from airflow_provider_taskq.queue.errors import INSTALL, SchemaMismatch, TaskQueueError
+from airflow_provider_taskq.queue.errors import INSTALL, NewerSchema, SchemaMismatch, TaskQueueError
 from airflow_provider_taskq.queue.models import HistoryKind, MutexKind, Result, State, Waits
+
+logger = logging.getLogger(__name__)
 
 OLDEST_SERVER = 140_000
 # Serializes installers. Any role that can connect could take an advisory lock, so this locks a table, in a mode that a
@@ -202,6 +205,19 @@ def verify(conn: psycopg.Connection[Any]) -> None:
         raise SchemaMismatch(f"the schema taskq in this database is older: it {wants}; run {INSTALL}")
 
 
+def verify_for_work(conn: psycopg.Connection[Any]) -> None:
+    """Check at the start of a program that it can work with the schema in the database.
+
+    A newer schema is only logged. Otherwise a program that restarts during an upgrade would not come back.
+
+    :raises SchemaMismatch: if the schema is missing or older. The message has the command to run.
+    """
+    try:
+        verify(conn)
+    except NewerSchema as newer:
+        logger.warning("%s", newer)
+
+
 def _require_no_foreign_objects(conn: psycopg.Connection[Any], done: str, kinds: Collection[str]) -> None:
     """Raise TaskQueueError if the schema taskq has objects of these kinds that TaskQ did not create."""
     with conn.cursor(row_factory=tuple_row) as cursor:
@@ -245,7 +261,7 @@ def _check_migrations(installed: dict[int, str]) -> None:
     known = {step.number: step for step in migrations()}
     newest = max(installed, default=_FUNCTIONS)
     if newest > max(known):
-        raise SchemaMismatch(
+        raise NewerSchema(
             f"the schema taskq in this database is newer (step {newest}) than this package (step {max(known)}):"
             " upgrade the package"
         )
@@ -274,7 +290,7 @@ def _check_release(conn: psycopg.Connection[Any], relation: sql.Identifier) -> N
         row = cursor.execute(query, (_FUNCTIONS,)).fetchone()
     release = int(row[0].partition(" ")[2] or 0) if row else 0
     if release > RELEASE:
-        raise SchemaMismatch(
+        raise NewerSchema(
             f"the schema taskq in this database is newer (functions of release {release}) than this package"
             f" ({RELEASE}): upgrade the package"
         )

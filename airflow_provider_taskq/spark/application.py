@@ -38,7 +38,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TooManyFailures,
     connect,
-    verify,
+    verify_for_work,
 )
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.spark.composite import by_composite
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         transform = _load_transform(options)
         with connect() as conn:  # a wrong schema or topic fails here, before Spark starts
-            verify(conn)
+            verify_for_work(conn)
             TaskQueue(conn).policy(options.topic)
         _run(options, transform)
     except Exception as error:

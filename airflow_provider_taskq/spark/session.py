@@ -16,7 +16,16 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.readwriter import DataFrameReader
 
 from airflow_provider_taskq import queue as queue_package
-from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, Result, TaskQueue, TaskQueueError, verify
+from airflow_provider_taskq.queue import (
+    Condition,
+    LeaseLost,
+    Order,
+    Owner,
+    Result,
+    TaskQueue,
+    TaskQueueError,
+    verify_for_work,
+)
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.claimer import ParallelClaimer
 from airflow_provider_taskq.spark.composite import CompositeTransform, composite_source
@@ -75,7 +84,7 @@ class DrainSession:
     ) -> "DrainSession":
         """Register the owner, or with `claim` take over that claim; `lease` is by default 5 minutes or the claim's."""
         with connection_info.connect() as conn:
-            verify(conn)
+            verify_for_work(conn)
             queue, since = TaskQueue(conn), time.monotonic()
             if claim is None:
                 registered = queue.register(owner, lease or DEFAULT_LEASE)

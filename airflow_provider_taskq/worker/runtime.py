@@ -9,7 +9,7 @@ from contextlib import closing
 from datetime import datetime
 from typing import Protocol
 
-from airflow_provider_taskq.queue import Decision, LeaseLost, Task, verify
+from airflow_provider_taskq.queue import Decision, LeaseLost, Task, verify_for_work
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from airflow_provider_taskq.worker.batches import Batch, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
@@ -186,7 +186,7 @@ class WorkerRuntime:
         """
         with closing(self.session()) as session, session.queue() as queue:
             # Raises the error of a worker that cannot work: no server, another schema, no topic, no such condition.
-            verify(queue.conn)
+            verify_for_work(queue.conn)
             self.started = queue.now()
             queue.ready(self.config.topic, 1, self.config.condition)
         self.keeper.start()

@@ -1,13 +1,14 @@
-"""Workers, consumers, drains and commands name the difference if the schema is of another release."""
+"""Workers, consumers, drains and commands on a schema of another release."""
 
 import re
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
-from airflow_provider_taskq.queue import Condition, SchemaMismatch, TaskQueue, connect
+from airflow_provider_taskq.queue import Condition, SchemaMismatch, State, TaskQueue, connect
 from airflow_provider_taskq.worker import Worker
 from tests.cli.conftest import Run, run
 
@@ -49,15 +50,31 @@ def open_drain(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("start", [start_worker, start_consumer, open_drain])
-@pytest.mark.parametrize(("change", "sentence"), [OLDER, NEWER], ids=["older", "newer"])
-def test_a_program_refuses_a_schema_of_another_release_at_its_start(
-    own_dsn: str, start: Callable[[str], None], change: str, sentence: str
-) -> None:
+def test_a_program_refuses_an_older_schema_at_its_start(own_dsn: str, start: Callable[[str], None]) -> None:
+    change, sentence = OLDER
     with connect(own_dsn, autocommit=True) as conn:
         TaskQueue(conn).create_topic("work")
         conn.execute(change.encode())
     with pytest.raises(SchemaMismatch, match=f"^{sentence}"):
         start(own_dsn)
+
+
+def test_a_worker_that_restarts_during_an_upgrade_works_on_the_newer_schema(
+    own_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, sentence = NEWER
+    with connect(own_dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        queue.push("work", ["a"])
+        conn.execute(change.encode())
+        handled = threading.Event()
+        worker = Worker(own_dsn, "work", lambda _: handled.set())
+        worker.start()
+        assert handled.wait(60)
+        worker.stop()
+        assert [task.state for task in queue.page("work")] == [State.SUCCEEDED]
+    assert [record for record in caplog.records if re.match(sentence, record.message)]
 
 
 @pytest.mark.parametrize(("change", "sentence"), [OLDER, NEWER], ids=["older", "newer"])
