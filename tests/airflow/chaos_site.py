@@ -22,9 +22,11 @@ from demo.airflow_site import AirflowSite, connection_json
 
 DAGS = Path(__file__).parent / "dags"
 DAG_FILES = ("chaos.py", "claims.py", "many.py")
-# Airflow detects a dead process after seconds instead of minutes. All other settings are its defaults.
+# Airflow detects a dead process after seconds instead of minutes, and parses the DAG files once, because they do not
+# change. All other settings are its defaults.
 IMPATIENT = MappingProxyType(
     {
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
         "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "2",
         "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
         "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "20",

@@ -83,6 +83,7 @@ def site(
         "TASKQ_TEST_MARK": MARK,
         "PYTHONPATH": str(repository),
         "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "5",  # Airflow's default, under which fast triggers are dangerous
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",  # the files do not change; parsing them costs CPU
         "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "2",  # a gate times out at the next check
         "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",
