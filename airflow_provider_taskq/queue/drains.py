@@ -97,10 +97,12 @@ class FailureLimit:
             return None
         allowed = f"{self.count:,}" if self.count is not None else f"{100 * (self.share or 0):.4g} % of them"
         more = counts.failed - len(counts.first)
+        name = shlex.quote(topic)
+        show = f" See a traceback with: taskq show {name} {counts.first[0].sequence}." if counts.first else ""
         text = (
             f"{counts.failed:,} of {counts.ended:,} tasks that ended in topic {topic!r} failed, max_failed allows"
-            f" {allowed}. All results are committed. Run the failed tasks again with:"
-            f" taskq retry {shlex.quote(topic)} --state FAILED. The first errors:"
+            f" {allowed}. All results are committed.{show} Correct the cause, and retry the failed tasks with:"
+            f" taskq retry {name} --state FAILED. Then clear the task in Airflow. The first errors:"
         )
         return TooManyFailures("\n  ".join([text, *map(str, counts.first), *([f"and {more:,} more"] if more else [])]))
 

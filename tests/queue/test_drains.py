@@ -94,6 +94,8 @@ def test_the_error_names_the_counts_the_limit_and_the_first_errors() -> None:
     assert isinstance(error, TooManyFailures)
     text = str(error)
     assert "1,200 of 20,000 tasks that ended in topic 'orders' failed, max_failed allows 5 % of them" in text
+    assert "See a traceback with: taskq show orders 7. " in text
+    assert "retry the failed tasks with: taskq retry orders --state FAILED. Then clear the task in Airflow." in text
     assert "order-7 (sequence 7): ValueError: no mailbox for order-7\n" in text
     assert text.endswith("and 1,198 more")
 
