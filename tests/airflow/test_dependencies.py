@@ -32,6 +32,8 @@ BROUGHT_BY = {
     "uvicorn": "apache-airflow-core",
     "click": "uvicorn",
 }
+# Distributions of extras, imported where they are used.
+OF_EXTRAS = {"prometheus-client"}
 # Subpackages whose imports are declared by an extra of the same name.
 EXTRAS = {"spark", "demo"}
 
@@ -84,11 +86,16 @@ def test_every_other_import_is_of_a_distribution_that_airflow_requires(repositor
         if (top := module.partition(".")[0]) != "airflow"
         for home in homes.get(top, [top])
     } - DECLARED
-    assert undeclared - {"psycopg-binary"} <= set(BROUGHT_BY)
+    assert undeclared - {"psycopg-binary"} <= {*BROUGHT_BY, *OF_EXTRAS}
     assert {"click", "croniter", "fastapi", "pydantic", "rich", "starlette"} <= undeclared
     provider = re.compile(r"airflow\.providers\.((?:apache\.|common\.)?\w+)")
     providers = {match[1] for each in modules if (match := provider.match(each))}
     assert providers == {"apache.spark", "common.compat", "common.messaging", "postgres"}  # messaging is an extra
+
+
+def test_the_extras_declare_what_is_imported_where_they_are_used(repository: Path) -> None:
+    extras = project(repository)["optional-dependencies"]
+    assert {named(each) for extra in extras.values() for each in extra} >= OF_EXTRAS
 
 
 @pytest.mark.parametrize(("distribution", "by"), BROUGHT_BY.items())
