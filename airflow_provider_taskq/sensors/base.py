@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.providers.common.compat.sdk import (
     AirflowException,
     AirflowFailException,
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 TRIGGER_INTERVAL = 1.0  # default seconds between two checks of the triggerer
 
-# Airflow fails a task that is resumed before the scheduler has processed the end of the process that deferred it. The
-# scheduler may learn of that end as late as the executor's supervisor sleeps. See docs/why/evidence/decisions.md.
+# Airflow fails a task that is resumed before the scheduler has processed the end of the process that deferred it, or
+# rescheduled it. The scheduler may learn of that end as late as the executor's supervisor sleeps. See
+# docs/why/evidence/decisions.md.
 RESUME_DELAY = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
 
 _STATE_STORE_KEY = "taskq_wait_log"
@@ -56,7 +58,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
     :param start_from_trigger: whether to start in the triggerer too, where the trigger makes the first check and the
         gate uses no worker. A gate with templates needs Airflow 3.3.
     :param poke_interval: seconds between two checks. The default is 60 in modes poke and reschedule, as in
-        BaseSensorOperator, and 1 in the triggerer, where the waits share one query.
+        BaseSensorOperator, and 1 in the triggerer, where the waits share one query. In mode reschedule, `RESUME_DELAY`
+        seconds is the shortest.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -120,6 +123,9 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
                 if error.__cause__ is None:  # Airflow's own timeout; an error of a check has a cause
                     raise type(error)(self._timeout_message(context)) from error
                 raise
+            except AirflowRescheduleException as later:
+                soonest = datetime.now(UTC) + timedelta(seconds=RESUME_DELAY)
+                raise AirflowRescheduleException(max(later.reschedule_date, soonest)) from None
             metrics.gate_opened(self.topic, began)
             return result
         deadline = datetime.now(UTC) + timedelta(seconds=self.timeout)

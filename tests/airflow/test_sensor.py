@@ -501,6 +501,8 @@ class TestStartFromTrigger:
         assert stored.start_trigger_args.trigger_cls == "airflow_provider_taskq.triggers.topic.TaskQTrigger"
 
 
-def test_reschedules_itself() -> None:
-    with pytest.raises(AirflowRescheduleException):
-        gate(mode="reschedule").execute(context_of())
+def test_a_gate_with_a_short_interval_is_not_rescheduled_too_soon() -> None:
+    """Airflow fails a task that runs again before the end of the process that rescheduled it is known."""
+    with pytest.raises(AirflowRescheduleException) as raised:
+        gate(mode="reschedule", poke_interval=2).execute(context_of())
+    assert (raised.value.reschedule_date - datetime.now(UTC)).total_seconds() > RESUME_DELAY - 1

@@ -74,7 +74,7 @@ def test_a_worker_that_restarts_during_an_upgrade_works_on_the_newer_schema(
         assert handled.wait(60)
         worker.stop()
         assert [task.state for task in queue.page("work")] == [State.SUCCEEDED]
-    assert [record for record in caplog.records if re.match(sentence, record.message)]
+    assert [record for record in caplog.records if re.match(sentence, record.getMessage())]
 
 
 @pytest.mark.parametrize(("change", "sentence"), [OLDER, NEWER], ids=["older", "newer"])
