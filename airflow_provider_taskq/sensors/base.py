@@ -125,7 +125,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
                 raise
             except AirflowRescheduleException as later:
                 soonest = datetime.now(UTC) + timedelta(seconds=RESUME_DELAY)
-                raise AirflowRescheduleException(max(later.reschedule_date, soonest)) from None
+                later.reschedule_date = max(later.reschedule_date, soonest)
+                raise
             metrics.gate_opened(self.topic, began)
             return result
         deadline = datetime.now(UTC) + timedelta(seconds=self.timeout)
