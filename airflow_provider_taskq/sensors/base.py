@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 TRIGGER_INTERVAL = 1.0  # default seconds between two checks of the triggerer
 
 # Airflow fails a task that is resumed before the scheduler has processed the end of the process that deferred it, or
-# rescheduled it. The scheduler may learn of that end as late as the executor's supervisor sleeps. See docs/decisions.md.
+# rescheduled it. The scheduler may learn of that end as late as the executor's supervisor sleeps. See
+# docs/decisions.md.
 RESUME_DELAY = max(10.0, 2 * conf.getfloat("workers", "min_heartbeat_interval", fallback=5))
 
 _STATE_STORE_KEY = "taskq_wait_log"
@@ -124,7 +125,8 @@ class TaskQBaseSensor(TaskQHookMixin, BaseSensorOperator):
                 raise
             except AirflowRescheduleException as later:
                 soonest = datetime.now(UTC) + timedelta(seconds=RESUME_DELAY)
-                raise AirflowRescheduleException(max(later.reschedule_date, soonest)) from None
+                later.reschedule_date = max(later.reschedule_date, soonest)
+                raise
             metrics.gate_opened(self.topic, began)
             return result
         deadline = datetime.now(UTC) + timedelta(seconds=self.timeout)
