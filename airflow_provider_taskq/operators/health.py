@@ -12,6 +12,7 @@ from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.parameters import DurationValue, enum_name, parse_duration, parse_enum
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue
+from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,19 +26,6 @@ _LEVELS = {
 
 DEPTH_LIMIT = 100_000  # the depth gauges stop counting here, which bounds the cost of the query
 TOPICS_PER_PAGE = 100
-
-# The tag `state` of `taskq.depth`, and the field that counts it.
-_STATES = {
-    "ready": "ready",
-    "scheduled": "scheduled",
-    "retrying": "retrying",
-    "blocked": "blocked",
-    "paused": "paused_tasks",
-    "running": "running",
-    "failed": "failed",
-    "suspended": "suspended",
-    "expired": "expired",
-}
 
 
 class TaskQHealthOperator(TaskQBaseOperator):
@@ -103,7 +91,7 @@ class TaskQHealthOperator(TaskQBaseOperator):
         while topics := queue.browse_topics(after=after, size=TOPICS_PER_PAGE, cap=DEPTH_LIMIT):
             for each in topics:
                 tag = metrics.topic_tag(each.topic)
-                for state, field in _STATES.items():
+                for state, field in DEPTH_FIELDS.items():
                     depths[tag, state] += getattr(each, field)
                 oldest[tag] = max(oldest.get(tag, 0), each.oldest_seconds or 0)
             after = topics[-1].topic

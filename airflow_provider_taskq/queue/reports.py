@@ -40,6 +40,20 @@ class TopicSummary:
     last_end_seconds: int | None
 
 
+# The label `state` of the metrics of a topic's depth, and the field of TopicSummary that counts it.
+DEPTH_FIELDS = {
+    "ready": "ready",
+    "scheduled": "scheduled",
+    "retrying": "retrying",
+    "blocked": "blocked",
+    "paused": "paused_tasks",
+    "running": "running",
+    "failed": "failed",
+    "suspended": "suspended",
+    "expired": "expired",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TaskFilter:
     """Conditions on tasks of a topic, all of which have to hold; None is no condition.

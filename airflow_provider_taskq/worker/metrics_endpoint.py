@@ -11,6 +11,7 @@ from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue import Result, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.connection import CallLimit
+from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
 from airflow_provider_taskq.queue.topic_status import TOPIC_STATUS_QUERY
 from airflow_provider_taskq.worker.connection import Connect
 from airflow_provider_taskq.worker.periodic import PeriodicService
@@ -64,19 +65,6 @@ DEPTH_INTERVAL = 15.0  # seconds between two queries for the depth
 DEPTH_LIMIT = 10_000  # the depth gauges stop counting here, which bounds the cost of the query
 _QUERY_SECONDS = 5.0
 
-# The label `state` of `taskq_depth`, and the field of TopicSummary that counts it. TaskQHealthOperator has the same.
-_STATES = {
-    "ready": "ready",
-    "scheduled": "scheduled",
-    "retrying": "retrying",
-    "blocked": "blocked",
-    "paused": "paused_tasks",
-    "running": "running",
-    "failed": "failed",
-    "suspended": "suspended",
-    "expired": "expired",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class TopicDepth:
@@ -114,11 +102,11 @@ class DepthReader(PeriodicService):
             except psycopg.errors.InsufficientPrivilege:
                 self._may_browse = False
             else:
-                states = {state: getattr(summary, field) for state, field in _STATES.items()}
+                states = {state: getattr(summary, field) for state, field in DEPTH_FIELDS.items()}
                 return TopicDepth(states, summary.oldest_seconds or 0) if summary else None
         with queue.conn.cursor(row_factory=tuple_row) as cursor:
             row = cursor.execute(TOPIC_STATUS_QUERY, ([topic], ["NONE"], DEPTH_LIMIT)).fetchone()
-        return TopicDepth(dict(zip(_STATES, row[1:7], strict=False)), None) if row else None
+        return TopicDepth(dict(zip(DEPTH_FIELDS, row[1:7], strict=False)), None) if row else None
 
 
 class MetricsEndpoint:
