@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
@@ -56,12 +57,12 @@ class CommandGroup(click.Group):
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx) from error
 
 
-class ParsedType(ParamType):
+class ParsedType(ParamType, ABC):
     """A type whose method `parse` reads the text of a value; a ValueError becomes a usage error."""
 
+    @abstractmethod
     def parse(self, text: str) -> Any:
         """Convert a text to the value. Raises ValueError for an invalid text."""
-        raise NotImplementedError
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Convert a text. Return any other object as it is, because click also passes converted values."""

@@ -100,7 +100,7 @@ def watch(session: Session, search: str | None, interval: timedelta, looks: int 
             display(snapshot)
             if number == looks:
                 return
-            time.sleep(max(0.1, interval.total_seconds()))
+            time.sleep(max(0.1, interval.total_seconds()))  # the time between two snapshots that the user chose
 
 
 def _snapshots(session: Session, search: str | None) -> Iterator[TopicsSnapshot | Failure]:

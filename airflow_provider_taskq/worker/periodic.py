@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -13,7 +14,7 @@ from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 log = logging.getLogger(__name__)
 
 
-class PeriodicService:
+class PeriodicService(ABC):
     """Base class of services with a session and a thread. Use `start` and `stop`, or a `with` block.
 
     A subclass implements `_run_once`.
@@ -67,9 +68,9 @@ class PeriodicService:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @abstractmethod
     def _run_once(self) -> float:
         """Do what is due, and return the seconds until the next run."""
-        raise NotImplementedError
 
     def _sleep(self, seconds: float) -> bool:
         """Sleep within a run. Return True at once if the service has to stop."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
@@ -16,7 +17,7 @@ _LOOP_STOP_SECONDS = 1.0
 _SERVICE_STOP_SECONDS = 5.0
 
 
-class ServiceThread:
+class ServiceThread(ABC):
     """Base class of services that run in a thread from `start` to `stop`. A subclass implements `_run`."""
 
     def __init__(self, name: str) -> None:
@@ -36,8 +37,9 @@ class ServiceThread:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """Do the work of the thread until `_stopped` is set."""
 
 
 class ThreadPool:

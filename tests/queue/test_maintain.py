@@ -409,7 +409,7 @@ def test_upkeep_needs_read_committed(session: TaskQueue, level: str) -> None:
         session.maintain()
 
 
-# Others beside it.
+# Other sessions at the same time.
 
 
 def test_upkeep_skips_a_task_that_another_transaction_holds(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
