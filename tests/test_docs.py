@@ -39,12 +39,12 @@ def test_every_document_that_a_source_names_exists(repository: Path) -> None:
             assert [page for page in named if not (repository / page).is_file()] == [], source
 
 
-def test_the_readme_has_two_commands_for_contributors_and_every_make_target_that_a_page_names_exists(
+def test_the_readme_names_the_demonstration_the_tests_and_the_site_and_every_make_target_that_a_page_names_exists(
     repository: Path,
 ) -> None:
     def named(page: str) -> set[str]:
         return set(re.findall(r"(?:^|`)make ([a-z-]+)", (repository / page).read_text(encoding="utf-8"), re.MULTILINE))
 
     targets = set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert named("README.md") == {"demo", "test"}
+    assert named("README.md") == {"demo", "docs", "test"}
     assert {"demo", "test", "bench"} <= named("CONTRIBUTING.md") <= targets

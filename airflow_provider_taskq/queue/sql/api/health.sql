@@ -583,7 +583,7 @@ RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, 
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
-    v_idle  interval := (SELECT v_now - u.called FROM taskq_internal.upkeep u);
+    v_idle  interval := (SELECT v_now - taskq_internal.clamp_moment(u.called) FROM taskq_internal.upkeep u);
     v_late  interval := p_patience + interval '5 minutes';
     v_topic record;
     v_count int := 0;
@@ -628,7 +628,8 @@ BEGIN
     IF v_count > 0 THEN
         RETURN;
     END IF;
-    v_never := coalesce(v_idle, v_now - (SELECT max(m.applied) FROM taskq_internal.migration m)) > v_late;
+    v_never := coalesce(v_idle, (SELECT v_now - taskq_internal.clamp_moment(max(m.applied))
+                                 FROM taskq_internal.migration m)) > v_late;
     IF v_never AND NOT EXISTS (SELECT FROM taskq_internal.owner o
                                WHERE o.fence IS NOT NULL AND o.lease_until < v_now - p_patience) THEN
         owner := (SELECT o.name FROM taskq_internal.owner o WHERE o.fence IS NOT NULL ORDER BY o.fence LIMIT 1);
