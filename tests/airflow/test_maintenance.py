@@ -21,7 +21,7 @@ def neglected(queue: TaskQueue, conn: psycopg.Connection) -> None:
     """Create a topic whose task has been due for two days."""
     queue.push("work", ["a"])
     conn.execute("UPDATE taskq_internal.task SET created = created - interval '2 days'")
-    conn.execute("UPDATE taskq_internal.live SET available_at = available_at - interval '2 days'")
+    conn.execute("UPDATE taskq_internal.live SET late = true, available_at = available_at - interval '2 days'")
 
 
 @pytest.mark.usefixtures("airflow_connection", "neglected")

@@ -96,7 +96,7 @@ MODES = pytest.mark.parametrize("arguments", [{}, {"mode": "reschedule"}, {"defe
 
 def grow_old(conn: psycopg.Connection) -> None:
     """Make all ready tasks a minute older."""
-    conn.execute("UPDATE taskq_internal.live SET available_at = available_at - interval '1 minute'")
+    conn.execute("UPDATE taskq_internal.live SET late = true, available_at = available_at - interval '1 minute'")
 
 
 @MODES

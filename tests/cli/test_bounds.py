@@ -95,7 +95,7 @@ def test_ls_lists_rows_with_moments_out_of_range(run: Run, queue: TaskQueue, val
         look(queue)
     queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = %s, seen = %s", (value, value))
     queue.conn.execute("UPDATE taskq_internal.task SET created = %s, due = %s", (value, value))
-    queue.conn.execute("UPDATE taskq_internal.live SET available_at = %s WHERE waits <> 1", (value,))
+    queue.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = %s WHERE waits <> 1", (value,))
     queue.conn.execute("UPDATE taskq_internal.ended SET available_at = %s, completed = %s", (value, value))
     for words in (
         ("owners",),

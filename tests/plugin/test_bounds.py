@@ -121,7 +121,7 @@ def test_views_show_rows_with_moments_out_of_range(client: Client, acts: TaskQue
     world = make_world(acts)
     acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = %s, seen = %s", (value, value))
     acts.conn.execute("UPDATE taskq_internal.task SET created = %s, due = %s", (value, value))
-    acts.conn.execute("UPDATE taskq_internal.live SET available_at = %s WHERE waits <> 1", (value,))
+    acts.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = %s WHERE waits <> 1", (value,))
     acts.conn.execute("UPDATE taskq_internal.ended SET available_at = %s, completed = %s", (value, value))
     acts.conn.execute("UPDATE taskq_internal.lock SET until = 'infinity', locked = %s", (value,))
     acts.conn.execute("UPDATE taskq_internal.progress SET advanced = %s", (value,))

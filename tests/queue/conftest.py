@@ -28,6 +28,7 @@ TABLES = (
     "taskq_internal.task",
     "taskq_internal.dependency",
     "taskq_internal.probe",
+    "taskq_internal.front",
     "taskq_internal.topic",
     "taskq_internal.owner",
     "taskq.staged",
@@ -134,6 +135,15 @@ def lapse(queue: TaskQueue, owner: Owner, ago: timedelta = timedelta(seconds=1))
     )
 
 
+PASSED = """SELECT l.sequence FROM taskq_internal.live l
+    LEFT JOIN LATERAL (SELECT * FROM taskq_internal.front f WHERE f.topic_id = l.topic_id AND f.priority = l.priority
+                       ORDER BY f.number DESC LIMIT 1) f ON true
+    WHERE l.holder IS NULL AND l.waits <= 0 AND (f.number IS NULL OR NOT l.late AND (
+        (l.available_at, l.sequence) < (f.available_at, f.sequence)
+        OR (l.available_at, l.sequence) > (f.gap_low_at, f.gap_low_sequence)
+            AND (l.available_at, l.sequence) < (f.gap_high_at, f.gap_high_sequence)))"""
+
+
 def pass_time(queue: TaskQueue, duration: timedelta) -> None:
     """Lets time pass for all tasks and probes, by moving their stored times back."""
     for table, columns in {
@@ -141,9 +151,16 @@ def pass_time(queue: TaskQueue, duration: timedelta) -> None:
         "live": ("available_at", "due_again"),
         "ended": ("available_at", "completed"),
         "probe": ("failed_at",),
+        "front": ("available_at", "gap_low_at", "gap_high_at"),
     }.items():
         moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
         queue.conn.execute(f"UPDATE taskq_internal.{table} SET {moves}".encode(), {"by": duration})
+
+
+def passed(conn: psycopg.Connection) -> list[int]:
+    """The READY tasks that no poll would find, because they lie before the front or in the gap and are not late."""
+    rows = conn.execute(PASSED.encode()).fetchall()
+    return [sequence for (sequence,) in rows]
 
 
 def known(queue: TaskQueue, task: Task | int, topic: str = "work") -> TaskInfo:

@@ -223,7 +223,8 @@ def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_
     pushing.conn.commit()
     assert queue.poll("work", owner) == []
     ending.conn.commit()
-    queue.conn.execute("UPDATE taskq_internal.live SET available_at = clock_timestamp()")  # as a second later
+    queue.conn.execute("UPDATE taskq_internal.live SET late = true,"
+    " available_at = clock_timestamp()")  # as a second later
     assert queue.ready("work") == 1
     assert finish(queue, owner) == ["b"]
 
@@ -231,7 +232,7 @@ def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_
 def test_a_poll_checks_at_most_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("a", delay=timedelta(hours=1)), *[dependent("a") for _ in range(250)]])
     pass_time(queue, timedelta(minutes=20))  # so that the next check of each is a minute away
-    queue.conn.execute("UPDATE taskq_internal.live SET available_at = clock_timestamp() WHERE waits = 1")
+    queue.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = clock_timestamp() WHERE waits = 1")
     looked = []
     for _ in range(4):
         assert queue.poll("work", owner, 10) == []

@@ -76,7 +76,7 @@ def test_a_reset_gives_the_old_place_back(queue: TaskQueue, owner: Owner) -> Non
     [task] = queue.push("work", [NewTask("a", priority=1)])
     queue.poll("work", owner)
     queue.complete(owner, {task: Result.FAILURE})  # due in an hour
-    queue.conn.execute("UPDATE taskq_internal.live SET available_at = clock_timestamp()")
+    queue.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = clock_timestamp()")
     queue.poll("work", owner)
     queue.complete(owner, {task: Result.FAILURE})
     queue.push("work", ["b", NewTask("c", priority=1), NewTask("d", priority=2)])

@@ -67,7 +67,7 @@ def test_watch_returns_how_long_the_oldest_due_task_has_waited(queue: TaskQueue)
     queue.push("work", [NewTask("late", priority=-5), NewTask("new", priority=5)])
     assert look(queue.conn, [("work", 1, "NONE", False)])["ready", 1] == (1, None)
     queue.conn.execute(
-        "UPDATE taskq_internal.live SET available_at = available_at - interval '90 s' WHERE priority = -5"
+        "UPDATE taskq_internal.live SET late = true, available_at = available_at - interval '90 s' WHERE priority = -5"
     )
     number, waited = look(queue.conn, [("work", 9, "NONE", True)])["ready", 1]
     assert number == 2

@@ -54,7 +54,7 @@ class Schedule:
             return None
         second = in_second(self.queue, task, self.at, start)
         self.queue.conn.execute(
-            "UPDATE taskq_internal.live SET available_at = %s WHERE sequence = %s",
+            "UPDATE taskq_internal.live SET late = true, available_at = %s WHERE sequence = %s",
             (start + second * SECOND, task.sequence),
         )
         return second

@@ -148,7 +148,7 @@ def test_invalid_decisions_are_refused_in_one_line_and_change_nothing(
 
 def held_beside(queue: TaskQueue, conn: psycopg.Connection[Any], held: Held) -> dict[str, str]:
     """Ten held tasks, of which the first has sequence 2, and one that is READY."""
-    conn.execute("UPDATE taskq_internal.live SET available_at = 'infinity'")
+    conn.execute("UPDATE taskq_internal.live SET late = true, available_at = 'infinity'")
     queue.resume_topic("work")
     return held(10)
 

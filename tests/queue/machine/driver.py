@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from tests.queue.conftest import TABLES
+from tests.queue.conftest import TABLES, passed
 from tests.queue.model.pushing import Draft
 from tests.queue.model.tasks import HOUR, ModelTask, Moment
 from tests.queue.model.whole import Model
@@ -45,6 +45,7 @@ MOVED = {
     "live": ("available_at", "due_again"),
     "ended": ("available_at", "completed"),
     "probe": ("failed_at",),
+    "front": ("available_at", "gap_low_at", "gap_high_at"),
     "owner": ("lease_until", "seen"),
     "lock": ("locked", "at_least", "until"),
 }
@@ -176,6 +177,11 @@ class Driver(RuleBasedStateMachine):
             moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
             self.conn.execute(f"UPDATE taskq_internal.{table} SET {moves}".encode(), {"by": hours * HOUR})
         self.model.pass_time(hours)
+
+    @invariant()
+    def no_front_passes_a_task(self) -> None:
+        """A poll finds every READY task that waits for nothing: it lies behind the front, or it is late."""
+        assert passed(self.conn) == []
 
     @invariant()
     def both_hold_the_same_tasks(self) -> None:

@@ -62,7 +62,7 @@ BEGIN
             format('topic %L, sequence %s: the number of counted attempts must be %s, not %s', p_topic, p_sequence,
             CASE v_topic.max_attempts WHEN 1 THEN '0' ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
-    UPDATE taskq_internal.live SET attempt = p_attempts,
+    UPDATE taskq_internal.live SET attempt = p_attempts, late = true,
         waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits
                      WHEN p_attempts > 0 AND v_topic.probe THEN :WAITS_PROBE
                      WHEN waits = :WAITS_PROBE THEN :WAITS_NOTHING ELSE waits END
@@ -105,7 +105,8 @@ BEGIN
     END IF;
     FOR v_task IN SELECT * FROM taskq_internal.lock_ready_tasks(p_topic, p_sequences) LOOP
         CONTINUE WHEN v_task.priority = p_priority;
-        UPDATE taskq_internal.live SET priority = p_priority WHERE topic_id = v_task.topic_id
+        PERFORM taskq_internal.add_fronts(v_task.topic_id, ARRAY[p_priority]);
+        UPDATE taskq_internal.live SET priority = p_priority, late = true WHERE topic_id = v_task.topic_id
             AND sequence = v_task.sequence;
         PERFORM taskq_internal.record_ready_change(v_task, :HISTORY_PRIORITY_SET, p_priority);
         v_count := v_count + 1;
@@ -173,7 +174,7 @@ DECLARE
     v_back     bigint[];
 BEGIN
     WITH back AS (
-        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1,
+        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, late = true,
             waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
             available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
                             AND t.sequence = l.sequence)
@@ -413,10 +414,10 @@ BEGIN
                 THEN :WAITS_DEPENDENCIES
             ELSE :WAITS_NOTHING END;
         -- With -infinity the next poll checks the dependencies.
-        UPDATE taskq_internal.live SET waits = v_waits, available_at = '-infinity'
+        UPDATE taskq_internal.live SET waits = v_waits, late = true, available_at = '-infinity'
         WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;
     END IF;
-    UPDATE taskq_internal.live SET
+    UPDATE taskq_internal.live SET late = true,
         available_at = CASE WHEN v_waits = :WAITS_DEPENDENCIES THEN available_at ELSE p_due END,
         due_again = CASE WHEN v_waits = :WAITS_DEPENDENCIES THEN p_due ELSE due_again END
     WHERE topic_id = p_task.topic_id AND sequence = p_task.sequence;

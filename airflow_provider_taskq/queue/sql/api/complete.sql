@@ -133,6 +133,7 @@ CREATE FUNCTION taskq_internal.return_to_ready(
     p_delays interval[]
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
+    v_front  timestamptz := taskq_internal.announce_retry();
     v_now    timestamptz := clock_timestamp();
     v_tasks  bigint[];
     v_topics int[];
@@ -170,6 +171,7 @@ BEGIN
             holder = NULL,
             polled = NULL,
             available_at = j.due,
+            late = j.due < v_front,
             attempt = CASE WHEN j.recorded THEN l.attempt ELSE l.attempt - 1 END,
             waits = CASE WHEN j.recorded AND j.probe THEN :WAITS_PROBE ELSE l.waits END,
             failed_at = CASE WHEN j.recorded THEN v_now ELSE l.failed_at END,

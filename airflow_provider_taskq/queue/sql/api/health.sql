@@ -53,14 +53,11 @@ CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since 
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_first record;
-    v_below smallint := 101;
 BEGIN
+    FOR v_first IN
+        SELECT d.* FROM taskq_internal.newest_fronts(p_topic_id) f
+        CROSS JOIN LATERAL taskq_internal.first_ready(f) d WHERE d.sequence IS NOT NULL
     LOOP
-        SELECT l.priority, l.available_at, l.sequence INTO v_first FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_below
-        ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1;
-        EXIT WHEN NOT FOUND;
-        v_below := v_first.priority;
         IF v_first.available_at <= clock_timestamp() AND (since IS NULL OR v_first.available_at < since) THEN
             since := taskq_internal.clamp_moment(v_first.available_at);
             sequence := v_first.sequence;

@@ -117,7 +117,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1,
+    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, late = true,
         waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
         available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
                         AND t.sequence = l.sequence)
@@ -286,7 +286,7 @@ BEGIN
         ELSE g.error END AS error) n;
     GET DIAGNOSTICS v_ended = ROW_COUNT;
     UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1,
-        redelivered = true,
+        redelivered = true, late = true,
         waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
             available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
                             AND t.sequence = l.sequence)

@@ -97,6 +97,7 @@ BEGIN
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
                                 nullif(p_size, -1)) END;
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
+        PERFORM taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false);
     END IF;
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_claimed);
 END $$;
@@ -127,41 +128,81 @@ END $$;
 
 -- Locks the first p_size due tasks that no other transaction holds. Returns their sequences in polled order: by
 -- priority (higher first), then due time, then sequence. With p_lifo true, due time and sequence are reversed. Reads
--- one index range for each priority, so it never reads scheduled tasks of a high priority. It locks the rows first and
--- changes them by key, so no plan can exceed the size.
+-- the index ranges of one priority after the other, so it never reads scheduled tasks of a high priority. It locks the
+-- rows first and changes them by key, so no plan can exceed the size.
 CREATE FUNCTION taskq_internal.lock_first_due(p_topic_id int, p_size int, p_lifo boolean) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_sort = off AS $$
 DECLARE
-    v_now      timestamptz := clock_timestamp();
-    v_priority smallint := 101;
-    v_found    bigint[];
-    v_locked   bigint[] := '{}';
+    v_now    timestamptz := clock_timestamp();
+    v_front  taskq_internal.front;
+    v_locked bigint[] := '{}';
 BEGIN
+    v_front.priority := 101;
     LOOP
         EXIT WHEN cardinality(v_locked) >= p_size;
-        SELECT l.priority INTO v_priority FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_priority
-        ORDER BY l.priority DESC LIMIT 1;
+        SELECT * INTO v_front FROM taskq_internal.front f
+        WHERE f.topic_id = p_topic_id AND f.priority < v_front.priority ORDER BY f.priority DESC, f.number DESC LIMIT 1;
         EXIT WHEN NOT FOUND;
         IF p_lifo THEN
-            v_found := ARRAY(
-                SELECT l.sequence FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                    AND l.priority = v_priority AND l.available_at <= v_now
-                ORDER BY l.available_at DESC, l.sequence DESC
-                LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
-        ELSE
-            v_found := ARRAY(
-                SELECT l.sequence FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                    AND l.priority = v_priority AND l.available_at <= v_now
-                ORDER BY l.available_at, l.sequence
-                LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
+            v_locked := v_locked || taskq_internal.lock_last_due(v_front, v_now, p_size - cardinality(v_locked));
+            CONTINUE;
         END IF;
-        v_locked := v_locked || v_found;
+        v_locked := v_locked || ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+              AND l.priority = v_front.priority AND l.available_at <= v_now
+              AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
+            ORDER BY l.available_at, l.sequence
+            LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
+        v_locked := v_locked || ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+              AND l.priority = v_front.priority AND l.available_at <= v_now
+              AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
+            ORDER BY l.available_at, l.sequence
+            LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
     END LOOP;
     RETURN v_locked;
+END $$;
+
+-- Does the same for one priority with due time and sequence reversed. The order is: tasks above the gap, late tasks in
+-- the gap, tasks from the front to the gap, late tasks before the front.
+CREATE FUNCTION taskq_internal.lock_last_due(p_front taskq_internal.front, p_now timestamptz, p_size int)
+RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_locked bigint[];
+BEGIN
+    v_locked := ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+          AND l.priority = p_front.priority AND l.available_at <= p_now
+          AND (l.available_at, l.sequence) >= (
+              coalesce(p_front.gap_high_at, p_front.available_at), coalesce(p_front.gap_high_sequence, p_front.sequence))
+        ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_size FOR UPDATE SKIP LOCKED);
+    IF p_front.gap_low_at IS NOT NULL AND cardinality(v_locked) < p_size THEN
+        v_locked := v_locked || ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id::bigint = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+              AND l.priority = p_front.priority AND l.available_at <= p_now
+              AND (l.available_at, l.sequence) < (p_front.gap_high_at, p_front.gap_high_sequence)
+              AND (l.available_at, l.sequence) > (p_front.gap_low_at, p_front.gap_low_sequence)
+            ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
+        v_locked := v_locked || ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+              AND l.priority = p_front.priority AND l.available_at <= p_now
+              AND (l.available_at, l.sequence) <= (p_front.gap_low_at, p_front.gap_low_sequence)
+              AND (l.available_at, l.sequence) >= (p_front.available_at, p_front.sequence)
+            ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
+    END IF;
+    RETURN v_locked || ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id::bigint = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+          AND l.priority = p_front.priority AND l.available_at <= p_now
+          AND (l.available_at, l.sequence) < (p_front.available_at, p_front.sequence)
+        ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Makes READY tasks ACTIVE for a holder and returns their sequences. This transaction has locked their rows. It leaves
@@ -183,7 +224,8 @@ BEGIN
     END IF;
     v_kept := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
     v_back := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_kept));
-    UPDATE taskq_internal.live SET holder = NULL, polled = NULL, attempt = attempt - 1 WHERE topic_id = p_topic_id
+    UPDATE taskq_internal.live SET holder = NULL, polled = NULL, attempt = attempt - 1, late = true
+    WHERE topic_id = p_topic_id
         AND sequence = ANY (v_back);
     PERFORM taskq_internal.check_dependents(p_topic_id, v_back);
     RETURN v_kept;
@@ -216,6 +258,7 @@ BEGIN
     IF cardinality(v_promoted) > 0 THEN  -- saves a call in most polls
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
     END IF;
+    PERFORM taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, v_lifo);
     RETURN v_claimed;
 END $$;
 
@@ -289,25 +332,34 @@ CREATE FUNCTION taskq_internal.count_first_due(p_topic_id int, p_limit int) RETU
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_now      timestamptz := clock_timestamp();
-    v_priority smallint := 101;
+    v_front    taskq_internal.front;
     v_next     bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
     v_count    int := 0;
     v_found    int;
 BEGIN
+    v_front.priority := 101;
     LOOP
         EXIT WHEN v_count >= p_limit;
-        SELECT l.priority INTO v_priority FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority < v_priority
-        ORDER BY l.priority DESC LIMIT 1;
+        SELECT * INTO v_front FROM taskq_internal.front f
+        WHERE f.topic_id = p_topic_id AND f.priority < v_front.priority ORDER BY f.priority DESC, f.number DESC LIMIT 1;
         EXIT WHEN NOT FOUND;
         SELECT count(*) INTO v_found FROM (
-            SELECT FROM taskq_internal.live l
-            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority
-                AND l.available_at <= v_now
-              AND NOT (taskq_internal.is_transaction_open(l.xmax, v_next)
+            SELECT FROM (
+                (SELECT l.xmin, l.xmax, l.waits, l.sequence FROM taskq_internal.live l
+                 WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+                   AND l.priority = v_front.priority AND l.available_at <= v_now
+                   AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
+                 ORDER BY l.available_at, l.sequence)
+                UNION ALL
+                (SELECT l.xmin, l.xmax, l.waits, l.sequence FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.priority = v_front.priority AND l.available_at <= v_now
+                   AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
+                 ORDER BY l.available_at, l.sequence)) l
+            WHERE NOT (taskq_internal.is_transaction_open(l.xmax, v_next)
                        AND NOT taskq_internal.is_transaction_open(l.xmin, v_next))
               AND (l.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, l.sequence))
-            ORDER BY l.available_at, l.sequence LIMIT p_limit - v_count) found;
+            LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;
     END LOOP;
     RETURN v_count;

@@ -22,6 +22,7 @@ DECLARE
     v_floor    bigint := taskq_internal.announce_push();
     v_now      timestamptz := clock_timestamp();
     v_due      timestamptz := v_now;
+    v_front    timestamptz;
     v_sequence bigint;
 BEGIN
     -- The array form handles a task that it may reject, or that needs more than two rows, because only the array form
@@ -42,13 +43,19 @@ BEGIN
     IF v_topic.notify THEN
         PERFORM taskq.notify(topic);
     END IF;
+    SELECT f.available_at INTO v_front FROM taskq_internal.front f
+    WHERE f.topic_id = v_topic.topic_id AND f.priority = coalesce(push.priority, 0)
+    ORDER BY f.priority DESC, f.number DESC LIMIT 1;
+    IF NOT FOUND THEN
+        PERFORM taskq_internal.add_fronts(v_topic.topic_id, ARRAY[priority]);
+    END IF;
     v_sequence := nextval('taskq_internal.task_sequence');
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
         payload)
     VALUES (v_sequence, v_now, v_due, pg_current_xact_id(), v_topic.topic_id, coalesce(priority, 0), identifier,
             reference, ttl, payload::json);
-    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
-    VALUES (v_sequence, v_due, v_topic.topic_id, coalesce(priority, 0), identifier);
+    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, late, identifier)
+    VALUES (v_sequence, v_due, v_topic.topic_id, coalesce(priority, 0), v_due < greatest(v_now, v_front), identifier);
     RETURN v_sequence;
 END $$;
 COMMENT ON FUNCTION taskq.push(text, text, text, text, text, interval, timestamptz, int, interval, boolean) IS
@@ -93,6 +100,7 @@ DECLARE
     v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_floor     bigint := taskq_internal.announce_push();
     v_now       timestamptz := clock_timestamp();
+    v_front     timestamptz;
     v_sequences bigint[];
     v_states    smallint[];
 BEGIN
@@ -111,6 +119,7 @@ BEGIN
     IF p_insertion <> 'APPEND' OR p_suspended IS NOT NULL THEN
         v_states := taskq_internal.push_states(p_insertion, p_identifiers, p_suspended);
     END IF;
+    v_front := taskq_internal.front_time(v_topic.topic_id, p_priorities, v_now);
     v_sequences := taskq_internal.draw_sequences(cardinality(p_identifiers));
     IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
         PERFORM taskq.notify(p_topic);
@@ -123,9 +132,9 @@ BEGIN
                 v_states)
          AS n (sequence, identifier, payload, reference, available_at, delay, ttl, priority, state)
     WHERE n.state IS DISTINCT FROM :NOT_STORED;
-    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, identifier)
+    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, late, identifier)
     SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0),
-        n.identifier
+        coalesce(n.available_at, v_now + n.delay, v_now) < v_front, n.identifier
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, p_priorities, v_states)
          AS n (sequence, identifier, available_at, delay, priority, state)
     WHERE coalesce(n.state, :READY) = :READY;
@@ -485,8 +494,9 @@ BEGIN
         AS n (sequence, payload, reference, ttl, priority)
     JOIN unnest(v_changed, v_dues) AS c (sequence, due) USING (sequence)
     WHERE t.topic_id = p_topic_id AND t.sequence = ANY (v_changed) AND t.sequence = n.sequence;
+    PERFORM taskq_internal.add_fronts(p_topic_id, p_priorities);
     UPDATE taskq_internal.live l SET
-        priority = coalesce(n.priority, 0),
+        priority = coalesce(n.priority, 0), late = true,
         available_at = CASE WHEN l.waits = :WAITS_DEPENDENCIES THEN l.available_at ELSE c.due END,
         due_again = NULL
     FROM unnest(p_sequences, p_priorities) AS n (sequence, priority)

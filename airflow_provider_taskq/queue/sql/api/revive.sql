@@ -165,9 +165,12 @@ END $$;
 CREATE FUNCTION taskq_internal.insert_ready_tasks(p_topic_id int, p_sequences bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
-    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, waits, identifier)
+    PERFORM taskq_internal.add_fronts(p_topic_id, ARRAY(
+        SELECT DISTINCT t.priority FROM taskq_internal.task t WHERE t.topic_id = p_topic_id
+            AND t.sequence = ANY (p_sequences)));
+    INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, waits, late, identifier)
     SELECT t.sequence, CASE WHEN d.sequence IS NULL THEN t.due ELSE '-infinity' END, t.topic_id, t.priority,
-           CASE WHEN d.sequence IS NULL THEN :WAITS_NOTHING ELSE :WAITS_DEPENDENCIES END, t.identifier
+           CASE WHEN d.sequence IS NULL THEN :WAITS_NOTHING ELSE :WAITS_DEPENDENCIES END, true, t.identifier
     FROM (SELECT * FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) t
     LEFT JOIN (SELECT DISTINCT sequence FROM taskq_internal.dependency
                WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences)) d USING (sequence);

@@ -15,6 +15,8 @@ CREATE FUNCTION taskq.create_topic(
     p_max_crashes int DEFAULT 3, p_max_payload_bytes int DEFAULT 262144, p_ttl interval DEFAULT NULL,
     p_notify boolean DEFAULT false, p_keep_succeeded interval DEFAULT NULL, p_keep_failed interval DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int;
 BEGIN
     PERFORM taskq_internal.check_policy(
         p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl, p_keep_succeeded, p_keep_failed);
@@ -22,8 +24,12 @@ BEGIN
         on_expiry, max_crashes, max_payload_bytes, ttl, notify, keep_succeeded, keep_failed)
     VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
             p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify, p_keep_succeeded, p_keep_failed)
-    ON CONFLICT (name) DO NOTHING;
-    RETURN FOUND;
+    ON CONFLICT (name) DO NOTHING RETURNING topic_id INTO v_topic_id;
+    IF v_topic_id IS NULL THEN
+        RETURN false;
+    END IF;
+    PERFORM taskq_internal.add_fronts(v_topic_id, '{0}');
+    RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.create_topic IS
 'Creates a topic with a policy, for example taskq.create_topic(''orders'', p_max_attempts => 3, p_base => ''30 s''). If
@@ -210,7 +216,7 @@ DECLARE
     v_left  boolean;
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'group_release', 'handling', 'topic_move', 'progress',
-                                   'consumer_partition', 'consumer_group', 'retention_walk'] LOOP
+                                   'consumer_partition', 'consumer_group', 'retention_walk', 'front'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- the rows are in one partition: a ctid is unique
                        'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;

@@ -64,7 +64,8 @@ END $$;
 
 -- Continues the run over all topics with a retention for about 50 ms. Does nothing if the last run ended less than a
 -- minute ago, or if another session is continuing the run. Each call begins with the topic after the last one, so that
--- no topic has to wait long. Returns how many tasks it removed, and whether the run has work left.
+-- no topic has to wait long. The first call of a run removes old rows of fronts. Returns how many tasks it removed, and
+-- whether the run has work left.
 CREATE FUNCTION taskq_internal.run_retention(OUT count bigint, OUT more boolean) LANGUAGE plpgsql AS $$
 DECLARE
     v_began timestamptz := clock_timestamp();
@@ -77,6 +78,9 @@ BEGIN
     SELECT * INTO v_run FROM taskq_internal.upkeep WHERE due <= v_began FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
+    END IF;
+    IF v_run.topic_id = 0 AND NOT v_run.unfinished_only THEN
+        PERFORM taskq_internal.remove_old_fronts(50000);
     END IF;
     FOR v_topic IN
         SELECT p.* FROM taskq_internal.topic p

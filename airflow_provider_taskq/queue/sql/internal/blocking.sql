@@ -61,7 +61,7 @@ BEGIN
     -- Each outcome has its own statement, and each task its own lookup. So no plan compares a row with a whole array,
     -- and none joins: callers forbid different kinds of joins.
     IF cardinality(v_fulfilled) > 0 THEN
-        UPDATE taskq_internal.live l SET waits = :WAITS_MET, due_again = NULL,
+        UPDATE taskq_internal.live l SET waits = :WAITS_MET, late = true, due_again = NULL,
             available_at = CASE WHEN l.waits = :WAITS_MET THEN l.available_at ELSE coalesce(l.due_again, (
                 SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)) END
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_fulfilled);
@@ -249,7 +249,7 @@ BEGIN
     v_retries := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                     WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_retries) AND l.holder IS NULL
                         FOR UPDATE SKIP LOCKED);
-    UPDATE taskq_internal.live l SET waits = CASE
+    UPDATE taskq_internal.live l SET late = true, waits = CASE
         WHEN EXISTS (SELECT FROM taskq_internal.dependency d WHERE d.topic_id = l.topic_id
                                                       AND d.sequence = l.sequence) THEN :WAITS_MET
                                                           ELSE :WAITS_NOTHING END

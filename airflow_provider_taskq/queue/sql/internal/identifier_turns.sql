@@ -39,33 +39,52 @@ SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
 BEGIN
-    WITH RECURSIVE level (priority) AS (
-        (SELECT l.priority FROM taskq_internal.live l
-         WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING ORDER BY l.priority DESC
-             LIMIT 1)
-        UNION ALL
-        SELECT (SELECT l.priority FROM taskq_internal.live l
-                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                    AND l.priority < v.priority
-                ORDER BY l.priority DESC LIMIT 1)
-        FROM level v WHERE v.priority IS NOT NULL
-    ), front AS MATERIALIZED (
+    WITH first_tasks AS MATERIALIZED (
         SELECT row_number() OVER () AS place, f.sequence, f.identifier FROM (
-            SELECT d.sequence, d.identifier FROM level v CROSS JOIN LATERAL (
+            SELECT d.sequence, d.identifier FROM taskq_internal.newest_fronts(p_topic_id) v CROSS JOIN LATERAL (
+                (SELECT l.sequence, l.identifier FROM taskq_internal.live l
+                 WHERE NOT p_lifo AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL
+                   AND l.waits <= :WAITS_NOTHING AND l.late AND l.priority = v.priority AND l.available_at <= p_now
+                   AND (l.available_at, l.sequence) < (v.available_at, v.sequence)
+                 ORDER BY l.available_at, l.sequence LIMIT p_window)
+                UNION ALL
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
                  WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
                    AND l.priority = v.priority AND l.available_at <= p_now
+                   AND (l.available_at, l.sequence) >= (v.available_at, v.sequence)
                  ORDER BY l.available_at, l.sequence LIMIT p_window)
                 UNION ALL
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
                  WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
                    AND l.priority = v.priority AND l.available_at <= p_now
+                   AND (l.available_at, l.sequence) >= (
+                       coalesce(v.gap_high_at, v.available_at), coalesce(v.gap_high_sequence, v.sequence))
+                 ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)
+                UNION ALL
+                (SELECT l.sequence, l.identifier FROM taskq_internal.live l
+                 WHERE p_lifo AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.late AND l.priority = v.priority AND l.available_at <= p_now
+                   AND (l.available_at, l.sequence) < (v.gap_high_at, v.gap_high_sequence)
+                   AND (l.available_at, l.sequence) > (v.gap_low_at, v.gap_low_sequence)
+                 ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)
+                UNION ALL
+                (SELECT l.sequence, l.identifier FROM taskq_internal.live l
+                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.priority = v.priority AND l.available_at <= p_now
+                   AND (l.available_at, l.sequence) <= (v.gap_low_at, v.gap_low_sequence)
+                   AND (l.available_at, l.sequence) >= (v.available_at, v.sequence)
+                 ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)
+                UNION ALL
+                (SELECT l.sequence, l.identifier FROM taskq_internal.live l
+                 WHERE p_lifo AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.late AND l.priority = v.priority AND l.available_at <= p_now
+                   AND (l.available_at, l.sequence) < (v.available_at, v.sequence)
                  ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)) d
             LIMIT p_window) f
     ), places AS MATERIALIZED (  -- the sequence at each place, as an array for fast lookups
-        SELECT array_agg(f.sequence ORDER BY f.place) AS sequences FROM front f
+        SELECT array_agg(f.sequence ORDER BY f.place) AS sequences FROM first_tasks f
     ), per_identifier AS MATERIALIZED (
-        SELECT min(f.place)::int AS place, f.identifier FROM front f GROUP BY f.identifier
+        SELECT min(f.place)::int AS place, f.identifier FROM first_tasks f GROUP BY f.identifier
     ), turn AS (
         SELECT n.identifier, CASE WHEN t.sequence IS NULL OR p_condition = 'BATCH' THEN n.place
             ELSE array_position((SELECT p.sequences FROM places p), t.sequence) END AS place
@@ -82,7 +101,7 @@ BEGIN
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(((SELECT p.sequences FROM places p))[c.place] ORDER BY c.place), '{}'),
-           coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM front),
+           coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), (SELECT count(*) FROM first_tasks),
                (SELECT count(*) FROM per_identifier), pg_current_snapshot()::text
     INTO sequences, identifiers, seen, identifier_count, seen_at
     FROM (SELECT t.identifier, t.place FROM turn t WHERE t.place IS NOT NULL ORDER BY t.place LIMIT p_size) c;
@@ -97,9 +116,16 @@ CREATE FUNCTION taskq_internal.first_turn(
 SET enable_sort = off AS $$
 BEGIN
     SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
-    FROM (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
-          WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-          ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) f
+    FROM (SELECT d.* FROM taskq_internal.newest_fronts(p_topic_id) v CROSS JOIN LATERAL (
+              (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
+               WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+                 AND l.priority = v.priority AND (l.available_at, l.sequence) < (v.available_at, v.sequence)
+               ORDER BY l.available_at, l.sequence LIMIT 1)
+              UNION ALL
+              (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
+               WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                 AND l.priority = v.priority AND (l.available_at, l.sequence) >= (v.available_at, v.sequence)
+               ORDER BY l.available_at, l.sequence LIMIT 1)) d LIMIT 1) f
     WHERE f.available_at <= p_now AND f.attempt = 0
       AND (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id
            AND a.attempt > 0

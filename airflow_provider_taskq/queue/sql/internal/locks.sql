@@ -14,7 +14,7 @@
 CREATE FUNCTION taskq_internal.lock_only_tables() RETURNS oid[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY['taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass,
                  'taskq_internal.topic_use'::regclass,
-                 'taskq_internal.prune'::regclass, 'taskq_internal.mutex'::regclass,
+                 'taskq_internal.prune'::regclass, 'taskq_internal.retry'::regclass, 'taskq_internal.mutex'::regclass,
                      'taskq_internal.offer_lock'::regclass]::oid[]
 $$;
 

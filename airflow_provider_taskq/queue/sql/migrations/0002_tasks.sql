@@ -55,6 +55,8 @@ CREATE TABLE taskq_internal.live (
     -- that the last check found all dependencies fulfilled.
     waits        smallint NOT NULL DEFAULT :WAITS_NOTHING,
     redelivered  boolean NOT NULL DEFAULT false,
+    -- The task became READY at a due time that had passed already, so it may lie before the front (see below).
+    late         boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
     error        text,                         -- a bounded traceback of the last recorded failure
     error_summary text,  -- the same error in one line of at most 200 characters
@@ -64,6 +66,9 @@ CREATE TABLE taskq_internal.live (
 ) PARTITION BY LIST (topic_id);
 CREATE INDEX live_ready ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL
     AND waits <= :WAITS_NOTHING;
+-- The late tasks among them. The index is on topic_id::bigint, so that no query for topic_id uses it.
+CREATE INDEX live_late ON taskq_internal.live ((topic_id::bigint), priority DESC, available_at, sequence)
+    WHERE holder IS NULL AND waits <= :WAITS_NOTHING AND late;
 CREATE INDEX live_waiting ON taskq_internal.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL
     AND waits > :WAITS_NOTHING;
 CREATE INDEX live_probing ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL
@@ -121,6 +126,28 @@ CREATE TABLE taskq_internal.live_default PARTITION OF taskq_internal.live DEFAUL
     autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.1
 );
+
+-- The front of a topic at a priority: no READY task lies before it, except late ones. So a poll enters live_ready at
+-- the front. An index entry of a claimed task stays until vacuum may remove it, and while a long transaction is open
+-- vacuum may not. Without the front, each poll would read the entries of all tasks that were claimed since then.
+--
+-- A gap is the same for polls in LAST_IN_FIRST_OUT order: no READY task lies between its two ends, except late ones.
+--
+-- Rows are only inserted (internal/fronts.sql). The one with the highest number counts, and every earlier one is still
+-- true. Each priority that a task of the topic has ever had keeps a row, so the rows also list the priorities in use.
+CREATE TABLE taskq_internal.front (
+    topic_id     int NOT NULL,
+    priority     smallint NOT NULL,
+    number       bigint GENERATED ALWAYS AS IDENTITY,
+    available_at timestamptz NOT NULL DEFAULT '0001-01-01 00:00Z',
+    sequence     bigint NOT NULL DEFAULT 0,
+    -- Both ends are NULL without a gap. The task at the lower end may be READY, and so may the one at the upper end.
+    gap_low_at        timestamptz,
+    gap_low_sequence  bigint,
+    gap_high_at       timestamptz,
+    gap_high_sequence bigint,
+    PRIMARY KEY (topic_id, priority, number)
+) WITH (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- The locks of identifiers. A poll under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its
 -- transaction ends, and then checks again. So only one of two such polls decides on an identifier. The locks are rows
@@ -214,6 +241,7 @@ CREATE TABLE taskq_internal.push ();           -- the transaction draws sequence
 CREATE TABLE taskq_internal.unplaced_push ();  -- the transaction could not announce its topic: it counts for all topics
 CREATE TABLE taskq_internal.topic_use ();      -- the transaction relies on a topic and draws no sequences
 CREATE TABLE taskq_internal.prune ();          -- the transaction prunes stages
+CREATE TABLE taskq_internal.retry ();          -- the transaction makes tasks READY that are due later
 
 -- Locks by the hash of a name, for names that have no row of their own (see taskq_internal.mutex_bucket). Transactions
 -- only lock these rows and never change them.

@@ -1,0 +1,427 @@
+"""Fronts: polls begin behind the tasks that were claimed before, and pass no task (sql/internal/fronts.sql)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    NewTask,
+    Order,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    Task,
+    TaskQueue,
+    TopicPolicy,
+    connect,
+)
+from tests.queue.conftest import identifiers, lapse, passed, task_in
+from tests.queue.explained import explain
+
+HOUR = timedelta(hours=1)
+AT_ONCE = timedelta(0)
+LIFO = Order.LAST_IN_FIRST_OUT
+RETRIES = TopicPolicy(RetryPolicy(max_attempts=9, base=AT_ONCE))
+NEWEST = """SELECT f.available_at, f.sequence FROM taskq_internal.front f
+    JOIN taskq_internal.topic p USING (topic_id) WHERE p.name = 'work' AND f.priority = %s
+    ORDER BY f.number DESC LIMIT 1"""
+
+
+def advance(queue: TaskQueue, order: Order = Order.FIRST_IN_FIRST_OUT) -> None:
+    """Advances the fronts as far as possible. A poll does this for some priorities, at random."""
+    queue.conn.execute(
+        "SELECT taskq_internal.advance_fronts(topic_id, -100, 100, %s) FROM taskq_internal.topic WHERE name = 'work'",
+        (order is LIFO,),
+    )
+
+
+def front(queue: TaskQueue, priority: int = 0) -> tuple[datetime, int]:
+    """The place of the front that counts."""
+    [(moment, sequence)] = queue.conn.execute(NEWEST, (priority,)).fetchall()
+    return moment, sequence
+
+
+def drain(queue: TaskQueue, owner: Owner, order: Order = Order.FIRST_IN_FIRST_OUT) -> list[str]:
+    """Polls and completes all tasks, five at a time, and returns their identifiers."""
+    done: list[str] = []
+    while tasks := queue.poll("work", owner, 5, order):
+        queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+        done += identifiers(tasks)
+    return done
+
+
+# No task is passed
+
+
+def released(queue: TaskQueue, owner: Owner, _task: Task) -> None:
+    queue.release(owner)
+
+
+def released_alone(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.release_tasks(owner, [task])
+
+
+def expired(queue: TaskQueue, owner: Owner, _task: Task) -> None:
+    lapse(queue, owner)
+    queue.expire()
+
+
+def failed(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.complete(owner, {task: Decision(Result.FAILURE, error="down")})
+
+
+def failed_within_its_ttl(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.alter_topic("work", TopicPolicy(ttl=HOUR))
+    failed(queue, owner, task)
+
+
+def failed_before_a_probe(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=9, base=AT_ONCE, probe=True)))
+    failed(queue, owner, task)
+
+
+def snoozed(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=-HOUR)})
+
+
+def reset(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.complete(owner, {task: Result.SUCCESS})
+    queue.revive("work", sequences=[task.sequence])
+
+
+def recreated(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.complete(owner, {task: Result.SUCCESS})
+    queue.revive("work", revival="APPEND", sequences=[task.sequence])
+
+
+def joined(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.complete(owner, {task: Result.SUSPENSION})
+    queue.junction("work", [[task.identifier]])
+
+
+def offered_again(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.release(owner)
+    queue.offer("work", task.identifier, {"newer": True})
+
+
+def made_urgent(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.release(owner)
+    queue.set_priority("work", [task.sequence], 7)
+
+
+def paused_and_resumed(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.release(owner)
+    queue.pause_task("work", task.sequence)
+    advance(queue)
+    queue.resume_task("work", task.sequence)
+
+
+def given_a_time(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    queue.release(owner)
+    queue.set_due("work", task.sequence, None)
+    queue.set_attempts("work", task.sequence, 1)
+
+
+def taken_over(queue: TaskQueue, owner: Owner, _task: Task) -> None:
+    queue.register(owner.name)
+    queue.release(queue.register(owner.name))
+
+
+WAYS_BACK: tuple[Callable[[TaskQueue, Owner, Task], None], ...] = (
+    released,
+    released_alone,
+    expired,
+    failed,
+    failed_within_its_ttl,
+    failed_before_a_probe,
+    snoozed,
+    reset,
+    recreated,
+    joined,
+    offered_again,
+    made_urgent,
+    paused_and_resumed,
+    given_a_time,
+    taken_over,
+)
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("condition", [Condition.NONE, Condition.SINGULAR_BY_IDENTIFIER])
+@pytest.mark.parametrize("way", WAYS_BACK, ids=lambda way: way.__name__)
+def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_has_advanced(
+    queue: TaskQueue, way: Callable[[TaskQueue, Owner, Task], None], condition: Condition, order: Order
+) -> None:
+    queue.alter_topic("work", RETRIES)
+    owner = queue.register("first")
+    task = task_in(queue, owner, State.ACTIVE)
+    advance(queue, order)
+    queue.push("work", ["later"])
+    way(queue, owner, task)
+    assert passed(queue.conn) == []
+    advance(queue, order)
+    assert passed(queue.conn) == []
+    assert queue.ready("work", 9, condition) == 2
+    polled = queue.poll("work", queue.register("second"), 9, order, condition)
+    assert sorted(identifiers(polled)) == ["a", "later"]
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_a_front_stays_before_an_open_push(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], order: Order
+) -> None:
+    queue.push("work", ["earlier"])
+    pushing = open_queue()
+    pushing.push("work", ["open"])
+    queue.push("work", ["later"])
+    assert len(drain(queue, owner, order)) == 2
+    advance(queue, order)
+    pushing.conn.commit()
+    assert passed(queue.conn) == []
+    assert drain(queue, owner, order) == ["open"]
+
+
+def test_a_front_stays_before_a_push_that_has_announced_itself_and_stored_nothing_yet(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["earlier"])
+    drain(queue, owner)
+    pushing = open_queue()
+    # The first steps of taskq.push, up to its reading of the clock.
+    due = pushing.conn.execute(
+        "SELECT taskq_internal.lock_topic_shared('work', 'INSERT'), taskq_internal.announce_push(), clock_timestamp()"
+    ).fetchone()
+    assert due is not None
+    advance(queue)
+    assert front(queue) <= (due[2], 0)
+
+
+def test_a_front_stays_before_an_open_retry(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.alter_topic("work", RETRIES)
+    task = task_in(queue, owner, State.ACTIVE)
+    completing = open_queue()
+    failed(completing, owner, task)
+    queue.push("work", ["later"])
+    drain(queue, queue.register("other"))
+    advance(queue)
+    completing.conn.commit()
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == ["a"]
+
+
+def test_a_retry_is_announced_again_after_a_rollback_to_a_savepoint(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.alter_topic("work", RETRIES)
+    task = task_in(queue, owner, State.ACTIVE)
+    completing = open_queue()
+    with completing.conn.transaction(force_rollback=True):
+        failed(completing, owner, task)
+    failed(completing, owner, task)
+    queue.push("work", ["later"])
+    drain(queue, queue.register("other"))
+    advance(queue)
+    completing.conn.commit()
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == ["a"]
+
+
+def test_a_front_stays_before_a_claim_that_is_rolled_back(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["claimed", "later"])
+    polling = open_queue()
+    polling.poll("work", owner)
+    assert drain(queue, queue.register("other")) == ["later"]
+    advance(queue)
+    polling.conn.rollback()
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == ["claimed"]
+
+
+@pytest.mark.parametrize(
+    "late", [NewTask("a", delay=-HOUR), NewTask("a", available_at=datetime(2001, 1, 1, tzinfo=UTC))]
+)
+def test_a_task_that_was_due_before_its_push_comes_first(queue: TaskQueue, owner: Owner, late: NewTask) -> None:
+    queue.push("work", ["done"])
+    drain(queue, owner)
+    advance(queue)
+    queue.push("work", ["b"])
+    queue.push("work", [late])
+    assert drain(queue, owner) == ["a", "b"]
+
+
+def test_a_task_of_a_new_priority_is_polled_also_if_two_open_transactions_use_it_first(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    first, second = open_queue(), open_queue()
+    first.push("work", [NewTask("a", priority=-3)])
+    second.push("work", [NewTask("b", priority=-3)])
+    first.conn.rollback()
+    second.conn.commit()
+    queue.push("work", [NewTask("c", priority=4)])
+    assert drain(queue, owner) == ["c", "b"]
+
+
+def test_a_task_is_polled_although_the_clock_of_the_server_was_set_back(queue: TaskQueue, owner: Owner) -> None:
+    queue.conn.execute(  # as polls left it an hour later
+        "INSERT INTO taskq_internal.front (topic_id, priority, available_at, sequence)"
+        " SELECT topic_id, 0, clock_timestamp() + interval '1 hour', 0 FROM taskq_internal.topic WHERE name = 'work'"
+    )
+    queue.push("work", ["one"])
+    queue.push("work", ["two", "three"])
+    assert queue.ready("work", 9) == 3
+    assert drain(queue, owner) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("condition", [Condition.NONE, Condition.SINGULAR_BY_IDENTIFIER])
+def test_tasks_on_both_sides_of_a_gap_come_in_the_order_of_the_poll(
+    queue: TaskQueue, owner: Owner, condition: Condition
+) -> None:
+    """Some tasks come back into the gap, some lie before it, and some arrive after it."""
+    queue.push("work", ["done"])
+    drain(queue, owner)
+    for name in "abcdefgh":
+        queue.push("work", [name])
+    advance(queue)
+    held = queue.poll("work", owner, 5, LIFO)
+    assert identifiers(held) == ["h", "g", "f", "e", "d"]
+    advance(queue, LIFO)
+    queue.release_tasks(owner, [held[0], held[3]])
+    queue.push("work", ["i", "j"])
+    queue.push("work", [NewTask("old", delay=-HOUR)])
+    queue.push("work", [NewTask("oldest", delay=-2 * HOUR)])
+    assert passed(queue.conn) == []
+    assert queue.ready("work", 20, condition) == 9
+    found = queue.poll("work", queue.register("other"), 20, LIFO, condition)
+    assert identifiers(found) == ["j", "i", "h", "e", "c", "b", "a", "old", "oldest"]
+
+
+def test_a_poll_above_read_committed_moves_no_front(queue: TaskQueue, owner: Owner, dsn: str) -> None:
+    queue.push("work", ["a"])
+    drain(queue, owner)
+    before = front(queue)
+    with connect(dsn) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        advance(TaskQueue(conn))
+    assert front(queue) == before
+
+
+def test_maintain_removes_the_rows_of_fronts_that_no_longer_count(queue: TaskQueue, owner: Owner) -> None:
+    for name in "abc":
+        queue.push("work", [name, NewTask(name, priority=5)])
+        drain(queue, owner)
+        advance(queue)
+    before = [front(queue), front(queue, 5)]
+    queue.maintain()
+    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.front").fetchone() == (2,)
+    assert [front(queue), front(queue, 5)] == before
+
+
+def test_a_dropped_topic_leaves_no_front(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    queue.drop_topic("work")
+    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.front").fetchone() == (0,)
+
+
+# The work of a call does not grow
+
+
+@contextmanager
+def long_snapshot(dsn: str) -> Iterator[None]:
+    """A transaction whose snapshot keeps vacuum from removing anything."""
+    with connect(dsn) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        conn.execute("SELECT count(*) FROM taskq_internal.live")
+        yield
+
+
+Round = Callable[[TaskQueue, Owner], object]
+
+
+def by_hundred(queue: TaskQueue, owner: Owner) -> object:
+    return queue.poll("work", owner, 100)
+
+
+def by_one(queue: TaskQueue, owner: Owner) -> object:
+    return queue.poll("work", owner)
+
+
+def last_first(queue: TaskQueue, owner: Owner) -> object:
+    return queue.poll("work", owner, 100, LIFO)
+
+
+def one_per_identifier(queue: TaskQueue, owner: Owner) -> object:
+    return queue.poll("work", owner, 100, condition=Condition.SINGULAR_BY_IDENTIFIER)
+
+
+def counting(queue: TaskQueue, _owner: Owner) -> object:
+    return queue.ready("work", 10)
+
+
+def watching(queue: TaskQueue, _owner: Owner) -> object:
+    row = queue.conn.execute(
+        "SELECT count(*) FROM taskq.watch_tasks('{work}', '{5}', '{NONE}', '{true}', '{}', '{}')"
+    ).fetchone()
+    assert row == (1,)
+    return row
+
+
+def prepare_drain(queue: TaskQueue, count: int, kind: str, number: int) -> None:
+    names = (NewTask(f"{number}-{each}", priority=each % 3 if kind == "priorities" else 0) for each in range(count))
+    queue.push("work", list(names))
+
+
+@pytest.mark.parametrize("kind", ["one priority", "priorities", "retries"])
+@pytest.mark.parametrize(
+    "call", [by_one, by_hundred, last_first, one_per_identifier, counting, watching], ids=lambda call: call.__name__
+)
+def test_a_call_reads_no_more_pages_while_a_long_transaction_keeps_the_entries_of_claimed_tasks(
+    own_queue: TaskQueue, own_dsn: str, call: Round, kind: str
+) -> None:
+    """Each round drains 2,000 tasks. Without fronts, the calls of the last round read 10,000 dead entries."""
+    queue, owner = own_queue, own_queue.register("measured", HOUR)
+    queue.alter_topic("work", RETRIES)
+    queue.conn.execute("SELECT setseed(0.5)")  # fronts advance at random
+    order = LIFO if call is last_first else Order.FIRST_IN_FIRST_OUT
+
+    def measured() -> int:
+        pages = []
+        for _ in range(8):
+            pages.append(explain(queue.conn, lambda: call(queue, owner)).pages)
+            drain_some(queue, owner, order, failing=kind == "retries")
+        return sorted(pages)[len(pages) // 2]
+
+    prepare_drain(queue, 2_000, kind, 0)
+    with long_snapshot(own_dsn):
+        first = measured()
+        for number in range(1, 6):
+            prepare_drain(queue, 2_000, kind, number)
+            while drain_some(queue, owner, order, failing=kind == "retries"):
+                pass
+        prepare_drain(queue, 2_000, kind, 9)
+        assert measured() < 2 * first + 100
+
+
+def drain_some(queue: TaskQueue, owner: Owner, order: Order, *, failing: bool) -> int:
+    """Polls a hundred tasks and completes them, and those held before. With `failing` a tenth fails once."""
+    queue.poll("work", owner, 100, order)
+    tasks = queue.held(owner)
+    queue.complete(
+        owner,
+        {
+            task: Decision(Result.FAILURE, error="down")
+            if failing and not number % 10 and task.attempt == 1
+            else Decision(Result.SUCCESS)
+            for number, task in enumerate(tasks)
+        },
+    )
+    return len(tasks)
