@@ -43,6 +43,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.spark.composite import by_composite
 from airflow_provider_taskq.spark.drain import drain
+from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.session import Transform, describe_error
 from airflow_provider_taskq.spark.transforms import BatchTransform, TaskTransform, by_task, in_arrow, in_pandas
 from airflow_provider_taskq.worker.composite import Composite
@@ -80,8 +81,9 @@ def _run(options: argparse.Namespace, transform: Transform) -> None:
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit: a local session with this Python
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.appName(f"taskq drain of {options.topic}").getOrCreate()
-    stopping = _stop_on_sigterm(spark)
-    spark.sparkContext.setLogLevel(options.log_level)
+    jobs = SparkJobs.of(spark)
+    stopping = _stop_on_sigterm(jobs)
+    jobs.set_log_level(options.log_level)
     try:
         drain(
             spark,
@@ -242,14 +244,14 @@ def _log_to_stdout() -> None:
     logger.setLevel(logging.INFO)
 
 
-def _stop_on_sigterm(spark: SparkSession) -> threading.Event:
+def _stop_on_sigterm(jobs: SparkJobs) -> threading.Event:
     """Let SIGTERM cancel the Spark jobs, so that the drain fails and releases its tasks. Return an event for it."""
     stopping = threading.Event()
 
     def cancel() -> None:
         with suppress(Exception):  # ends when the session has ended
             while True:
-                spark.sparkContext.cancelAllJobs()
+                jobs.cancel_all()
                 time.sleep(0.5)  # until the next attempt: the drain may start another job after the first
 
     def stop(_: int, __: FrameType | None) -> None:

@@ -6,6 +6,7 @@ share a large claim without waiting for each other.
 
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import Any
@@ -33,8 +34,8 @@ class ParallelClaimer:
         self._stopped = threading.Event()
         self._other_connections: list[psycopg.Connection[Any]] = []
 
-    def claim(self, connections: int) -> int:
-        """Claim on up to `connections` connections, and return the number of tasks.
+    def claim(self, connections: Callable[[], int]) -> int:
+        """Claim on up to `connections()` connections, and return the number of tasks.
 
         If a chunk fails, the tasks of the other chunks stay held.
         """
@@ -43,7 +44,7 @@ class ParallelClaimer:
             claimed, more = self._claim_chunk(TaskQueue(conn))
             if not more:
                 return claimed
-            threads = min(connections, MAX_CONNECTIONS, math.ceil(self._left / CHUNK)) - 1
+            threads = min(connections(), MAX_CONNECTIONS, math.ceil(self._left / CHUNK)) - 1
             with ThreadPoolExecutor(max(1, threads), thread_name_prefix="taskq claim") as pool:
                 try:
                     others = [pool.submit(self._claim_on_new_connection) for _ in range(threads)]

@@ -16,7 +16,6 @@ if __name__ == "__main__":  # `python -m airflow_provider_taskq.spark.drain` run
     runpy.run_module("airflow_provider_taskq.spark.application", run_name="__main__")
 
 import psycopg
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import (
@@ -216,16 +215,15 @@ def drain(
     :raises LeaseLost: if the claim is gone, if a later one of the same name has replaced it, or if the lease was not
         extended for two thirds of its length. The Spark jobs are then cancelled.
     :raises TooManyFailures: after all commits, if more tasks failed than `max_failed` allows.
-    :raises TaskQueueError: for an invalid argument, or in a session of Spark Connect, before the drain claims tasks.
+    :raises TaskQueueError: for an invalid argument, before the drain claims tasks.
     """
     began = time.monotonic()
-    context = _spark_context(spark)
     limits = DrainLimits.of(size, rounds, budget, deadline)
     failure_limit = FailureLimit.of(max_failed)
     if isinstance(transform, Composite):
         transform = by_composite(transform)
     # Executors of a local master inherit the driver's environment, so a TASKQ_DSN there is not their own.
-    local = (context.master or "").split("[")[0] == "local"
+    local = str(spark.conf.get("spark.master", "")).split("[")[0] == "local"
     info = ConnectionInfo.resolve(dsn, executors_may_override=not local)
     session = DrainSession.open(spark, info, topic, owner, lease, condition, in_rounds=rounds != 1, claim=claim)
     with session.keep_lease() as drain_lease, session.release_on_error(drain_lease):
@@ -241,16 +239,6 @@ def drain(
     if failure is not None:
         raise failure
     return result
-
-
-def _spark_context(spark: SparkSession) -> SparkContext:
-    context: SparkContext | None = getattr(spark, "sparkContext", None)
-    if context is None:
-        raise TaskQueueError(
-            "drain cannot run in a session of Spark Connect, which has no SparkContext to describe and cancel jobs:"
-            " use a session of the driver's own, or claim with TaskQueue, read mode=held and write mode=complete"
-        )
-    return context
 
 
 @dataclass(slots=True)
@@ -316,7 +304,7 @@ class DrainLoop:
             description += f" (round {before.round + 1}; {before.done:,} of {before.claimed:,} are done)"
         with (
             ProgressReporter(session.connection_info, before, count, stage, self.on_progress),
-            session.job_description(description),
+            session.jobs.described(description),
         ):
             session.run_transform(self.transform, stage, count, self.partitions, self.lease)
         self.totals.add(*session.finish_stage(stage))

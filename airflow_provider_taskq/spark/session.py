@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from functools import cached_property
 
 import psycopg
 from pyspark.sql import DataFrame, SparkSession, functions
@@ -31,6 +31,7 @@ from airflow_provider_taskq.spark.claimer import ParallelClaimer
 from airflow_provider_taskq.spark.composite import CompositeTransform, composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import register_source
+from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.transforms import TASK_COLUMNS, TaskTransform
 from airflow_provider_taskq.spark.writers import abandon_stage
@@ -93,10 +94,10 @@ class DrainSession:
                 registered = queue.take_over(owner, claim, lease or (current.lease if current else DEFAULT_LEASE))
         return cls(spark, connection_info, topic, registered, condition, in_rounds, since, claim)
 
-    @property
-    def job_tag(self) -> str:
-        """The tag of this drain's Spark jobs."""
-        return f"taskq-drain-{self.lease.fence}"
+    @cached_property
+    def jobs(self) -> SparkJobs:
+        """The Spark jobs of this drain."""
+        return SparkJobs.of(self.spark, f"taskq-drain-{self.lease.fence}")
 
     @property
     def options(self) -> dict[str, str]:
@@ -105,7 +106,7 @@ class DrainSession:
 
     def keep_lease(self) -> DrainLease:
         """Return a context that keeps the lease, and cancels this drain's Spark jobs if the lease is lost."""
-        return DrainLease(self.lease, self.connection_info, self.cancel_jobs, self.since)
+        return DrainLease(self.lease, self.connection_info, self.jobs.cancel, self.since)
 
     def begin_drain(self) -> datetime:
         """Store that the drain begins, and return the moment from which its failures count."""
@@ -134,7 +135,7 @@ class DrainSession:
         """Claim up to `size` tasks, under a condition whole identifiers in order, and return their number."""
         if self.condition is Condition.NONE:
             claimer = ParallelClaimer(self.connection_info, self.topic, self.lease, order, size)
-            return claimer.claim(self.spark.sparkContext.defaultParallelism)
+            return claimer.claim(self.jobs.cores)
         if order is not Order.FIRST_IN_FIRST_OUT:  # the last task of an identifier has to follow all others
             with self.connection_info.connect(autocommit=True) as conn:
                 return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
@@ -213,7 +214,7 @@ class DrainSession:
         )
 
     def _partitions(self, transform: Transform, count: int) -> int:
-        cores = self.spark.sparkContext.defaultParallelism
+        cores = self.jobs.cores()
         if isinstance(transform, TaskTransform | CompositeTransform):
             # Several partitions for each core, because the calls of some partitions may take longer than others.
             return max(cores, min(4 * cores, count), math.ceil(count / PARTITION_CALLS))
@@ -257,11 +258,6 @@ class DrainSession:
             logger.warning("undecided tasks stay held under the claim: owner=%s tasks=%s", self.lease.name, count)
         return count
 
-    def cancel_jobs(self) -> None:
-        """Cancel this drain's Spark jobs, from any thread."""
-        # SparkSession.interruptTag would look the tag up among those of the calling thread, and cancel nothing.
-        self.spark.sparkContext.cancelJobsWithTag(self.job_tag)
-
     @contextmanager
     def release_on_error(self, drain_lease: DrainLease) -> Iterator[None]:
         """Release the held tasks after an error in the block.
@@ -272,7 +268,7 @@ class DrainSession:
             yield
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt of this thread does not reach the Spark jobs
-                threading.Thread(target=self.cancel_jobs, daemon=True).start()
+                threading.Thread(target=self.jobs.cancel, daemon=True).start()
             if drain_lease.lost is not None:
                 raise LeaseLost(str(drain_lease.lost)) from error
             with suppress(psycopg.Error, TaskQueueError):  # must not replace the error of the drain
@@ -283,27 +279,6 @@ class DrainSession:
             if cause is None or cause is error:
                 raise
             raise cause from error
-
-    @contextmanager
-    def job_description(self, description: str) -> Iterator[None]:
-        """Give this thread's Spark jobs a description, and the tag by which `cancel_jobs` finds them."""
-        context = self.spark.sparkContext
-        before = context.getLocalProperty("spark.job.description")
-        context.setJobDescription(description)
-        context.addJobTag(self.job_tag)
-        try:
-            yield
-        except Exception:
-            with suppress(Exception):  # the JVM may be gone, and must not replace the error of the drain
-                self._reset_description(before)
-            raise
-        # Not after a KeyboardInterrupt: this thread's call to the JVM is then still under way.
-        self._reset_description(before)
-
-    def _reset_description(self, before: str | None) -> None:
-        context = self.spark.sparkContext
-        context.removeJobTag(self.job_tag)
-        context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it
 
 
 def queue_error(error: BaseException) -> TaskQueueError | None:

@@ -223,8 +223,9 @@ def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_
     pushing.conn.commit()
     assert queue.poll("work", owner) == []
     ending.conn.commit()
-    queue.conn.execute("UPDATE taskq_internal.live SET late = true,"
-    " available_at = clock_timestamp()")  # as a second later
+    queue.conn.execute(
+        "UPDATE taskq_internal.live SET late = true, available_at = clock_timestamp()"
+    )  # as a second later
     assert queue.ready("work") == 1
     assert finish(queue, owner) == ["b"]
 

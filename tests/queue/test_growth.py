@@ -248,8 +248,9 @@ def test_a_poll_that_finds_one_dependent_passes_over_those_that_wait(own_queue: 
     own_queue.push("on", ["mine", "never"])
     waiting = [NewTask(f"waiting {number}", depends_on=[("on", "never")]) for number in range(2000)]
     own_queue.push("work", [*waiting, NewTask("free", depends_on=[("on", "mine")])])
-    own_queue.conn.execute("UPDATE taskq_internal.live SET late = true,"
-    " available_at = now() + interval '1 hour' WHERE waits = 1")
+    own_queue.conn.execute(
+        "UPDATE taskq_internal.live SET late = true, available_at = now() + interval '1 hour' WHERE waits = 1"
+    )
     [held] = own_queue.poll("on", owner)
     own_queue.complete(owner, {held: Result.SUCCESS})
     polled: list[Task] = []

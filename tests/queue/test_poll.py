@@ -117,8 +117,8 @@ def test_a_task_given_back_has_its_old_place(queue: TaskQueue, owner: Owner, giv
         snooze = Decision(Result.SUSPENSION, delay=delay) if "snooze" in given_back else Decision(Result.FAILURE)
         queue.complete(owner, {task: snooze})
         queue.conn.execute(
-            "UPDATE taskq_internal.live SET late = true,"
-            " available_at = clock_timestamp() WHERE sequence = %s", (task.sequence,)
+            "UPDATE taskq_internal.live SET late = true, available_at = clock_timestamp() WHERE sequence = %s",
+            (task.sequence,),
         )
         queue.poll("work", owner, 2)
         assert task in queue.poll("work", owner) + queue.held(owner)

@@ -117,8 +117,9 @@ def test_the_worked_example_of_camunda_correlate_to_the_second(queue: TaskQueue,
             due = in_second(queue, task, at, created) if info.attempt and info.state is State.READY else None
             reported.append((at, info.attempt, due))
         if due is not None:  # nor does the moment between two clocks
-            queue.conn.execute("UPDATE taskq_internal.live SET late = true,"
-            " available_at = %s", (created + due * SECOND,))
+            queue.conn.execute(
+                "UPDATE taskq_internal.live SET late = true, available_at = %s", (created + due * SECOND,)
+            )
     assert reported == [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
     info = known(queue, task)
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")

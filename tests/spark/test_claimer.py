@@ -38,14 +38,14 @@ def test_parallel_connections_claim_the_first_tasks_and_never_more_than_the_size
     expected: int,
 ) -> None:
     claim = ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, size)
-    assert claim.claim(connections) == expected
+    assert claim.claim(lambda: connections) == expected
     assert sorted(task.sequence for task in queue.held(owner)) == pushed[:expected]
 
 
 def test_last_in_first_out_reverses_the_order(
     connection_info: ConnectionInfo, queue: TaskQueue, owner: Owner, pushed: list[int]
 ) -> None:
-    assert ParallelClaimer(connection_info, "work", owner, Order.LAST_IN_FIRST_OUT, 35).claim(2) == 35
+    assert ParallelClaimer(connection_info, "work", owner, Order.LAST_IN_FIRST_OUT, 35).claim(lambda: 2) == 35
     assert sorted(task.sequence for task in queue.held(owner)) == pushed[-35:]
 
 
@@ -61,7 +61,7 @@ def test_claimed_tasks_stay_held_if_a_later_chunk_fails(
         "CREATE TRIGGER trip BEFORE UPDATE ON taskq_internal.live_default FOR EACH ROW EXECUTE FUNCTION trip()"
     )
     with pytest.raises(psycopg.errors.DivisionByZero):
-        ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
+        ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(lambda: 3)
     held = [task.identifier for task in queue.held(owner)]
     assert "item-0" in held
     assert "item-47" not in held
@@ -72,5 +72,5 @@ def test_claimed_tasks_stay_held_if_a_later_chunk_fails(
 def test_a_lease_that_is_gone_claims_nothing(connection_info: ConnectionInfo, queue: TaskQueue, owner: Owner) -> None:
     queue.release(owner)
     with pytest.raises(LeaseLost):
-        ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(3)
+        ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(lambda: 3)
     assert queue.ready("work", 1000) == 100

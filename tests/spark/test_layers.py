@@ -12,7 +12,7 @@ BLOCK = """
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {names!r}:
+        if name in {names!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 """
@@ -32,6 +32,17 @@ def test_an_executor_needs_no_airflow(module: str, python_environment: Mapping[s
     )
     done = run(program, python_environment, "airflow", "pendulum", "sqlalchemy", "pandas")
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_client_of_spark_connect_needs_no_spark_core(python_environment: Mapping[str, str]) -> None:
+    program = """
+import airflow_provider_taskq.spark.application
+import airflow_provider_taskq.spark.composite
+from pyspark.util import is_remote_only
+print(is_remote_only())
+"""
+    done = run(program, python_environment, "pyspark.core", "py4j")
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_importing_the_package_imports_no_pyspark(python_environment: Mapping[str, str]) -> None:
