@@ -6,7 +6,8 @@
 `designs`: the table designs that were compared. `peers`: other queues, which are installed when needed.
 `spark`: drains compared with code written by hand, single modes, cores, memory (`--parts` selects parts, `--tasks`
 sets the tasks of the memory part). `worker`: the worker and the workers of the Python peers (`--rounds`, `--small`,
-`--cache` as for `peers`).
+`--cache` as for `peers`). `pressure`: the queues under the shapes of the public benchmark, with charts (`--shapes`,
+`--seconds`, `--rate`, `--to`, `--only`).
 """
 
 import argparse
@@ -16,6 +17,7 @@ from functools import partial
 
 from bench import claim, designs, drain, gates, push, retention, singular, topics, upkeep, waits, worker
 from bench.peers import compare
+from bench.pressure import section as pressure
 from bench.rig import Rig
 from bench.spark import section as spark
 from demo.postgres import EmbeddedPostgres
@@ -33,6 +35,7 @@ SECTIONS = {
     "designs": designs.run,
 }
 USUAL = ("push", "drain", "claim")
+WITH_OPTIONS = ("peers", "spark", "worker", "pressure")
 
 
 def main() -> None:
@@ -40,10 +43,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("section", nargs="*", choices=[*SECTIONS, "peers", "spark", "worker"], default=USUAL)
+    parser.add_argument("section", nargs="*", choices=[*SECTIONS, *WITH_OPTIONS], default=USUAL)
     compare.add_arguments(parser)
     spark.add_arguments(parser)
+    pressure.add_arguments(parser)
     options = parser.parse_args()
+    if options.section == ["pressure"]:  # its runs restart servers, so each of them has its own
+        pressure.run(options)
+        return
     if given := os.environ.get("TASKQ_DSN"):
         _run(Rig(given), options)
         return
@@ -57,6 +64,7 @@ def _run(rig: Rig, options: argparse.Namespace) -> None:
         "peers": partial(compare.run, options=options),
         "spark": partial(spark.run, options=options),
         "worker": partial(worker.run, options=options),
+        "pressure": lambda _rig: pressure.run(options),
     }
     for section in options.section:
         sections[section](rig)

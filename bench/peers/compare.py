@@ -16,13 +16,14 @@ from bench.peers.specs import SPECS, TASKQ, Spec
 from bench.rig import Rig, tasks
 
 MEASURES = ("push-drain", "many", "claims", "latency", "readers")
+MORE = ("awa", "pgque", "absurd")  # which the section `pressure` measures only
 USUAL = ("push-drain", "many", "claims", "latency")
 SMALL = Scale(rounds=1, jobs=2_000, box=2, box_of_ones=1, pending=(1_000, 5_000), finished=5_000, pushes=40, load=5)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the options of the section `peers`."""
-    parser.add_argument("--only", metavar="PEER", nargs="+", choices=SPECS, default=list(SPECS))
+    parser.add_argument("--only", metavar="PEER", nargs="+", choices=[*SPECS, *MORE], help="all peers by default")
     parser.add_argument("--measures", nargs="+", choices=MEASURES, default=USUAL)
     parser.add_argument("--rounds", type=int, default=Scale().rounds)
     parser.add_argument("--small", action="store_true", help="everything once and small: does every peer run?")
@@ -35,7 +36,7 @@ def run(rig: Rig, options: Namespace) -> None:
     scale = SMALL if options.small else Scale(rounds=options.rounds, load=options.minutes * 60)
     with tempfile.TemporaryDirectory(prefix="taskq-bench-") as folder:
         payloads = write_payloads(Path(folder), max(scale.jobs, measures.BACKLOG_OF_ONES))
-        peers = installed([SPECS[name] for name in options.only], options.cache, payloads)
+        peers = installed([SPECS[name] for name in options.only or SPECS if name in SPECS], options.cache, payloads)
         for measure in options.measures:
             start = time.monotonic()
             print(f"\n{measure}:", flush=True)

@@ -52,7 +52,7 @@ const peer = {
 
   async work(meter, mode) {
     const runner = await run(this.options(mode), { [TASK]: async (payload) => void meter.handle(payload) });
-    await meter.over;
+    await Promise.race([meter.over, runner.promise]); // the runner's promise is rejected if its worker gives up
     await runner.stop();
   },
 

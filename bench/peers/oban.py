@@ -42,6 +42,9 @@ class Oban(Peer):
         async with oban.Oban(pool=self._pool, queues={QUEUE: self.mode["limit"]}, name="worker"):
             await meter.over.wait()
 
+    async def recover(self, dsn: str) -> None:
+        """Does nothing: its pool opens other connections by itself."""
+
     async def claim(self, size: int) -> int:
         """The statement of its producer."""
         query = self._client._query  # noqa: SLF001 -- it has no public claim

@@ -6,7 +6,8 @@ const { serve } = require("./program.js");
 
 const QUEUE = "bench";
 
-/** Modes: `size` of a fetch; `threads`, the loops at once; `interval`, the seconds between looks of work(), at least 0.5. */
+/** Modes: `size` of a fetch; `threads`, the loops at once; `interval`, the seconds between looks of work(), at least 0.5;
+ * `pause`, the seconds between looks of a loop over fetch() that replaces work(). */
 const peer = {
   async open(dsn) {
     this.boss = new PgBoss(dsn);
@@ -51,12 +52,21 @@ const peer = {
 
   async work(meter, mode) {
     await this.started();
+    if (mode.pause) return this.keepFetching(meter, mode);
     await this.boss.work(QUEUE, { pollingIntervalSeconds: mode.interval, batchSize: mode.size }, async (jobs) => {
       for (const job of jobs) meter.handle(job.data);
     });
     await meter.over;
     await this.boss.offWork(QUEUE);
     await sleep(100);
+  },
+
+  /** The loop of drain() that waits after an empty fetch: work() would look every half second at most. */
+  async keepFetching(meter, mode) {
+    while (!meter.isOver) {
+      await this.loop(meter, mode);
+      await sleep(mode.pause * 1000);
+    }
   },
 
   async claim(size) {

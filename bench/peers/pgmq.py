@@ -1,8 +1,10 @@
 """pgmq: its SQL functions through psycopg, as its own Python client calls them; it has no worker."""
 
+import asyncio
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ import psycopg
 
 from bench.peers.program import Job, Meter, Peer, in_threads, serve
 
-VISIBLE_AFTER = 60  # seconds that a message stays hidden once it was read
+VISIBLE_AFTER = 30  # seconds that a read message stays hidden, as in its README
+WAIT = 1  # seconds that read_with_poll waits for a message
+RECONNECT_AFTER = 0.2
 
 
 class Pgmq(Peer):
-    """Modes: `size` of a read, `threads`; `end`: archive, which keeps, or delete; `interval_ms` of read_with_poll."""
+    """Modes: `size` of a read, `threads`; `end`: archive, which keeps, or delete; `interval_ms`; `reconnect`."""
 
     async def open(self, dsn: str) -> None:
         self._dsn = dsn
@@ -38,9 +42,21 @@ class Pgmq(Peer):
 
     async def work(self, meter: Meter) -> None:
         """read_with_poll, which waits on the server."""
-        function = f"pgmq.read_with_poll('bench', %s, %s, 5, {int(self.mode['interval_ms'])})"
+        function = f"pgmq.read_with_poll('bench', %s, %s, {WAIT}, {int(self.mode['interval_ms'])})"
         while not meter.over.is_set():
-            _step(self._conn, function, meter, self.mode)
+            try:
+                _step(self._conn, function, meter, self.mode)
+            except psycopg.OperationalError:
+                if not self.mode.get("reconnect"):
+                    raise
+                await self._reconnect()
+
+    async def _reconnect(self) -> None:
+        """Opens a connection again, as a program with a loop of its own has to; it tries until there is a server."""
+        while True:
+            await asyncio.sleep(RECONNECT_AFTER)
+            with suppress(psycopg.OperationalError):
+                return await self.open(self._dsn)
 
     async def claim(self, size: int) -> int:
         return len(self._conn.execute("SELECT * FROM pgmq.read('bench', %s, %s)", (VISIBLE_AFTER, size)).fetchall())

@@ -5,7 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 ROOT = Path(__file__).parent.parent.parent
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "TASKQ_BENCH_PGMQ_SQL")
@@ -18,10 +18,16 @@ class PeerFailedError(Exception):
 class Process:
     """One process of a peer: `ask` sends a request and waits for its answer; `send` and `answer` do half of it."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], errors: IO[str] | None = None) -> None:
         kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env={**kept, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env={**kept, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
 
     def __enter__(self) -> Self:
@@ -42,6 +48,10 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def kill(self) -> None:
+        """Ends the process at once; an answer that is waited for becomes an error."""
+        self._process.kill()
 
     def ask(self, verb: str, **arguments: object) -> Any:
         """The answer to a request."""

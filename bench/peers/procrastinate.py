@@ -37,6 +37,9 @@ class Procrastinate(Peer):
         """Its worker, with LISTEN as by default."""
         await self._run(meter, wait=True)
 
+    async def recover(self, dsn: str) -> None:
+        """Does nothing: the pool of its connector opens other connections by itself."""
+
     async def claim(self, size: int) -> int:
         """It fetches one job a statement."""
         if not self._worker:

@@ -4,6 +4,7 @@
 const fs = require("node:fs");
 const readline = require("node:readline");
 const { setTimeout: sleep } = require("node:timers/promises");
+const load = require("./load.js");
 
 const now = () => Number(process.hrtime.bigint()) / 1e9; // seconds on the clock that Python calls monotonic
 
@@ -102,6 +103,14 @@ class Program {
       await sleep(Math.max(0, (due - now()) * 1000));
       await this.peer.pushOne({ ...payload, pushed: now() }, mode);
     }
+  }
+
+  async produce(request) {
+    await load.produce(this.peer, this.payloads, request);
+  }
+
+  async consume(request) {
+    await load.consume(this.peer, request);
   }
 }
 

@@ -91,6 +91,10 @@ class Peer(ABC):
     async def claim(self, size: int) -> int:
         """Claims `size` jobs by the statement that its workers use, and commits."""
 
+    async def recover(self, dsn: str) -> None:
+        """Prepares pushes again after an error; does nothing if the library reconnects by itself."""
+        await self.open(dsn)
+
 
 class Program:
     """Carries out the requests of the benchmark on one peer."""
@@ -98,6 +102,7 @@ class Program:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._jobs: list[Job] = []
+        self._dsn = ""
 
     async def run(self) -> None:
         """Answers until the input ends: `{"ok": ...}`, or `{"error": ...}` and the end."""
@@ -116,6 +121,7 @@ class Program:
 
     async def do_open(self, dsn: str, payloads: str) -> None:
         """Reads the jobs to push, and connects."""
+        self._dsn = dsn
         self._jobs = _jobs_in(Path(payloads))
         await self._peer.open(dsn)
 
@@ -171,6 +177,18 @@ class Program:
             due += distances.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             await self._peer.push_one(Job(job.identifier, {**job.payload, "pushed": time.monotonic()}))
+
+    async def do_produce(self, plan: list[list[float]], timing: dict[str, float], first: int, log: str) -> None:
+        """Pushes jobs at the rates of a plan until the end of its last part, and logs what was pushed each second."""
+        from bench.peers import load
+
+        await load.Producer(self._peer, self._jobs, self._dsn, first).run(plan, load.Timing(**timing), Path(log))
+
+    async def do_consume(self, timing: dict[str, float], log: str) -> None:
+        """Works as an idle worker until the file `log`.stop exists, and logs what was handled each second."""
+        from bench.peers import load
+
+        await load.consume(self._peer, load.Timing(**timing), Path(log))
 
     def _taken(self, count: int) -> list[Job]:
         if count > len(self._jobs):

@@ -19,6 +19,12 @@ LOOK = 0.002  # seconds between two checks for the end
 class WorkerPeer(TaskQ):
     """Modes: those of Worker: `size`, `workers`, `ready`; and `notify`, to wake it after each push."""
 
+    async def push(self, jobs: list[Job]) -> None:
+        """One push, and in the mode `notify` a notification after it."""
+        await super().push(jobs)
+        if self.mode.get("notify"):
+            self._queue.notify(TOPIC)
+
     async def push_one(self, job: Job) -> None:
         """One push, and in the mode `notify` a notification after it."""
         self._queue.push(TOPIC, [NewTask(job.identifier, job.payload)])
@@ -34,7 +40,7 @@ class WorkerPeer(TaskQ):
             await asyncio.sleep(LOOK)
         worker.stop(None)
 
-    async def batch(self, meter: Meter) -> None:
+    async def work(self, meter: Meter) -> None:
         """Runs a worker that waits for tasks."""
         worker = self._worker(meter, None)
         worker.start()

@@ -1,0 +1,140 @@
+"use strict";
+// The producer and the consumer of `make bench ARGS=pressure` on Node, as load.py has them for Python.
+const fs = require("node:fs");
+const { setTimeout: sleep } = require("node:timers/promises");
+
+const PERIOD = 0.025; // seconds between two pushes of a producer
+const LARGEST = 1_000; // jobs of one push
+const RETRY_AFTER = 0.2; // seconds after a push that failed
+const LOOK = 0.25; // seconds between two looks for the file that ends a consumer
+
+const monotonic = () => Number(process.hrtime.bigint()) / 1e9;
+
+/** Appends a line of JSON at each tick, and when the process ends. */
+class Log {
+  constructor(file, timing, line) {
+    this.write = () => {
+      const at = Math.round((monotonic() - timing.origin) * 1000) / 1000;
+      fs.appendFileSync(file, JSON.stringify({ at, process: process.pid, ...line() }) + "\n");
+    };
+    const schedule = () => {
+      const passed = monotonic() - timing.origin;
+      const next = (Math.floor(passed / timing.every) + 1) * timing.every;
+      this.timer = setTimeout(() => {
+        this.write();
+        schedule();
+      }, (next - passed) * 1000 + 1);
+    };
+    schedule();
+    process.on("exit", this.write);
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    process.off("exit", this.write);
+    this.write();
+  }
+}
+
+/** Pushes numbered jobs at the rates of a plan. */
+async function produce(peer, payloads, { plan, timing, first, log: file, mode }) {
+  let next = first;
+  let turn = 0;
+  let pushed = 0;
+  let failed = 0;
+  let ranges = [];
+  const log = new Log(file, timing, () => {
+    const line = { pushed, failed, ranges };
+    ranges = [];
+    return line;
+  });
+  const job = (number) => ({ ...payloads[turn++ % payloads.length], number, pushed: monotonic() });
+  const push = async (count) => {
+    const start = next;
+    next += count;
+    try {
+      await peer.push(Array.from({ length: count }, (_, index) => job(start + index)), mode);
+      pushed += count;
+      ranges.push([start, count]);
+    } catch (error) {
+      console.error(`a push failed: ${error.name}: ${error.message}`);
+      failed += count;
+      await sleep(RETRY_AFTER * 1000);
+    }
+  };
+  await sleep(Math.max(0, (timing.origin - monotonic()) * 1000));
+  let last = Math.max(0, monotonic() - timing.origin); // a timer may fire a moment early
+  let credit = 0;
+  for (let now = last; now < timing.until; now = monotonic() - timing.origin) {
+    const rate = plan.filter(([start]) => start <= now).at(-1)[1];
+    credit = Math.min(credit + rate * (now - last), Math.max(rate, 1));
+    last = now;
+    const count = Math.min(Math.floor(credit), LARGEST);
+    credit -= count;
+    if (count) await push(count);
+    if (credit < LARGEST) await sleep(Math.max(0, (now + PERIOD - (monotonic() - timing.origin)) * 1000));
+  }
+  log.close();
+}
+
+/** The handler under load: a repetition is not counted as another job. */
+class LoadMeter {
+  constructor(numbers) {
+    this.numbers = numbers;
+    this.seen = new Set();
+    this.handled = 0;
+    this.repeated = 0;
+    this.fresh = [];
+    this.latencies = [];
+    this.most = Infinity;
+    this.seconds = Infinity;
+    this.isOver = false;
+    this.over = new Promise((resolve) => (this.end = resolve));
+    if (fs.existsSync(numbers)) {
+      const bytes = fs.readFileSync(numbers);
+      for (let at = 0; at + 4 <= bytes.length; at += 4) this.seen.add(bytes.readUInt32LE(at));
+    }
+  }
+
+  handle(payload) {
+    if (this.seen.has(payload.number)) {
+      this.repeated += 1;
+    } else {
+      this.seen.add(payload.number);
+      this.handled += 1;
+      this.fresh.push(payload.number);
+      this.latencies.push((monotonic() - payload.pushed) * 1000);
+    }
+    return { delay: payload.arr_delay };
+  }
+
+  line() {
+    const sorted = this.latencies.sort((left, right) => left - right);
+    const at = (share) => Math.round(sorted[Math.floor(share * (sorted.length - 1))] * 100) / 100;
+    fs.appendFileSync(this.numbers, Buffer.from(Uint32Array.from(this.fresh).buffer));
+    this.latencies = [];
+    this.fresh = [];
+    const marks = sorted.length ? { p50: at(0.5), p99: at(0.99), most: at(1) } : {};
+    return { handled: this.handled, repeated: this.repeated, ...marks };
+  }
+
+  finish() {
+    this.isOver = true;
+    this.end();
+  }
+}
+
+/** Works until the file that ends it exists. */
+async function consume(peer, { timing, log: file, mode }) {
+  const meter = new LoadMeter(file.replace(/\.[^.]*$/, ".numbers"));
+  const log = new Log(file, timing, () => meter.line());
+  const look = setInterval(() => fs.existsSync(`${file}.stop`) && meter.finish(), LOOK * 1000);
+  try {
+    await peer.work(meter, mode);
+  } finally {
+    clearInterval(look);
+    log.close();
+  }
+}
+
+module.exports = { produce, consume };

@@ -1,0 +1,218 @@
+"""One run: a peer on a server of its own, a producer and a consumer, and a shape of pressure in the middle."""
+
+import json
+import tempfile
+import time
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.peers.process import Process
+from bench.peers.sites import Started
+from bench.pressure.lineup import Contender
+from bench.pressure.shapes import SLOTS, Shape, Site
+from bench.pressure.watch import ServerLog, Service
+from bench.rig import Rig
+from demo.postgres import EmbeddedPostgres
+
+DATABASE = "bench"
+EVERY = 1.0  # seconds between two samples
+SETTLE = 60.0  # most seconds after the last push in which jobs may still be handled
+BACKLOG = 40_000  # jobs of the drain that measures what a peer can handle
+BOX = 4.0  # its seconds, for peers that do not end by themselves
+LIVES = 10_000_000  # numbers of jobs for each life of a producer
+
+Series = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The most jobs a second that are offered, the seconds of pressure, and another server than the embedded."""
+
+    rate: float = 3_000.0
+    seconds: float = 30.0
+    lead: float = 3.0  # seconds from the start of the programs to the first push
+    backlog: int = BACKLOG
+    programs: Path | None = None
+
+    @property
+    def around(self) -> float:
+        """Seconds without pressure, before it and after it."""
+        return max(3.0, self.seconds / 3)
+
+
+def server(scale: Scale) -> EmbeddedPostgres:
+    """A server for one run."""
+    return EmbeddedPostgres(settings={"max_connections": str(SLOTS)}, programs=scale.programs)
+
+
+def capacity(started: Started, scale: Scale) -> float:
+    """Jobs a second that a peer handles in its best mode with nothing else to do."""
+    with server(scale) as running, started.site(Rig(running.dsn)) as site:
+        site.first.ask("push", count=scale.backlog)
+        site.vacuum()
+        return site.drain(started.spec.best, scale.backlog, None if started.spec.drains else BOX)
+
+
+def run(contender: Contender, started: Started, shape: Shape, scale: Scale, handles: float) -> dict[str, Any]:
+    """Samples of a peer before, under and after a shape of pressure, and what became of its jobs."""
+    rate = min(scale.rate, handles / 2)
+    seconds = shape.lasts or scale.seconds
+    begin, end = scale.around, scale.around + seconds
+    plan = [[0.0, rate], [begin, shape.load(rate, handles)], [end, rate]]
+    with (
+        server(scale) as running,
+        tempfile.TemporaryDirectory(prefix="taskq-bench-") as folder,
+    ):
+        dsn = running.create_database(DATABASE)
+        with Process(started.command, started.environment) as installer:
+            installer.ask("open", dsn=dsn, payloads=str(started.payloads))
+            installer.ask("install")
+        site = Site(running, dsn, DATABASE, contender.table, seconds, {})
+        files = Files(Path(folder))
+        timing = {"origin": time.monotonic() + scale.lead, "every": EVERY, "until": end + scale.around}
+        common = {"timing": timing, "mode": contender.mode}
+        produce = {**common, "plan": plan, "log": str(files.produced)}
+        producer = Service(started, dsn, files.errors, "produce", lambda life: {**produce, "first": life * LIVES})
+        consumer = Service(started, dsn, files.errors, "consume", lambda _life: {**common, "log": str(files.consumed)})
+        log = ServerLog(site, timing["origin"], EVERY)
+        for thread in (consumer, producer, log):
+            thread.start()
+        _wait(timing["origin"] + begin)
+        with shape.act(site):
+            relieved = time.monotonic() - timing["origin"] if shape.name == "restart" else end
+            _wait(timing["origin"] + end)
+        _wait(timing["origin"] + timing["until"])
+        _settle(files, timing["origin"] + timing["until"])
+        producer.stop()
+        files.stop.touch()
+        consumer.stop()
+        log.stop()
+        found = _merge(files, log, begin, end)
+    found["restarts"] = {"producer": len(producer.failures), "consumer": len(consumer.failures)}
+    found["errors"] = sorted({failure[:200] for failure in producer.failures + consumer.failures})[:3]
+    return {"rate": rate, "capacity": handles, "relieved": relieved, "notes": site.notes, **found}
+
+
+class Files:
+    """The files that the programs of a run write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.produced = folder / "producer.jsonl"
+        self.consumed = folder / "consumer.jsonl"
+        self.numbers = folder / "consumer.numbers"
+        self.stop = folder / "consumer.jsonl.stop"
+        self.errors = folder / "errors.txt"
+
+    def pushed(self) -> list[tuple[int, int]]:
+        """First number and count of each push that was acknowledged."""
+        return [(first, count) for line in lines(self.produced) for first, count in line["ranges"]]
+
+    def handled(self) -> set[int]:
+        """The numbers of the jobs that were handled."""
+        numbers = array("I")
+        if self.numbers.exists():
+            numbers.frombytes(self.numbers.read_bytes())
+        return set(numbers)
+
+    def missing(self) -> int:
+        """How many jobs were pushed and not handled yet."""
+        handled = self.handled()
+        return sum(number not in handled for first, count in self.pushed() for number in range(first, first + count))
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The complete lines of a log."""
+    if not file.exists():
+        return []
+    *whole, _ = file.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in whole]
+
+
+def _wait(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _settle(files: Files, last_push: float) -> None:
+    """Waits until each job that was pushed is handled, for a minute at most."""
+    time.sleep(2 * EVERY)  # for the last line of the producer
+    while files.missing() and time.monotonic() < last_push + SETTLE:
+        time.sleep(EVERY)
+
+
+def _merge(files: Files, log: ServerLog, begin: float, end: float) -> dict[str, Any]:
+    """The samples of a run as columns, and its totals."""
+    produced, consumed = _by_tick(lines(files.produced)), _by_tick(lines(files.consumed))
+    ticks = range(1, max([*produced, *consumed, 1]) + 1)
+    pushed, handled = _totals(produced, "pushed", ticks), _totals(consumed, "handled", ticks)
+    rates = [after - before for before, after in zip([0.0, *handled], handled, strict=False)]
+    samples: dict[str, Series] = {
+        "at": [tick * EVERY for tick in ticks],
+        "depth": [max(0.0, there - done) for there, done in zip(pushed, handled, strict=True)],
+        "offered": [(after - before) / EVERY for before, after in zip([0.0, *pushed], pushed, strict=False)],
+        "rate": [rate / EVERY for rate in rates],
+        **{name: [_first(consumed.get(tick, []), name) for tick in ticks] for name in ("p50", "p99")},
+        "dead": [log.rows[tick][0] if tick in log.rows else None for tick in ticks],
+        "bytes": [log.rows[tick][2] if tick in log.rows else None for tick in ticks],
+        "wal": _per_task(log, 1, ticks, rates, 1.0),
+        "cpu": _per_task(log, 3, ticks, rates, 1e6),
+    }
+    ranges = files.pushed()
+    return {
+        "begin": begin,
+        "end": end,
+        "samples": samples,
+        "pushed": sum(count for _, count in ranges),
+        "failed": sum(_last_of_each(lines(files.produced), "failed")),
+        "handled": len(files.handled()),
+        "repeated": sum(_last_of_each(lines(files.consumed), "repeated")),
+        "missing": files.missing(),
+    }
+
+
+def _by_tick(log: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for line in log:
+        found.setdefault(max(1, round(line["at"] / EVERY)), []).append(line)
+    return found
+
+
+def _totals(log: dict[int, list[dict[str, Any]]], name: str, ticks: range) -> list[float]:
+    """The sum over all processes of a total that each process counts from zero."""
+    latest: dict[int, float] = {}
+    sums = []
+    for tick in ticks:
+        for line in log.get(tick, []):
+            latest[line["process"]] = line[name]
+        sums.append(sum(latest.values()))
+    return sums
+
+
+def _last_of_each(log: list[dict[str, Any]], name: str) -> list[int]:
+    return list({line["process"]: line[name] for line in log}.values())
+
+
+def _first(log: list[dict[str, Any]], name: str) -> float | None:
+    """The figure of a tick; the largest if there are lines of several processes."""
+    return max((line[name] for line in log if name in line), default=None)
+
+
+def _per_task(log: ServerLog, column: int, ticks: range, rates: list[float], factor: float) -> Series:
+    """The growth of a column of the server's log at each tick, for one job that was handled."""
+    found: Series = []
+    for tick, rate in zip(ticks, rates, strict=True):
+        before, after = log.rows.get(tick - 1), log.rows.get(tick)
+        growth = after[column] - before[column] if before and after else -1
+        found.append(round(growth / rate * factor, 2) if growth >= 0 and rate > 0 else None)
+    return found
+
+
+def middle(found: dict[str, Any], name: str, begin: float, end: float) -> float | None:
+    """The median of a column between two moments."""
+    samples = found["samples"]
+    values = [
+        value for at, value in zip(samples["at"], samples[name], strict=True) if begin < at <= end and value is not None
+    ]
+    return float(median(values)) if values else None
