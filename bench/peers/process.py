@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 ROOT = Path(__file__).parent.parent.parent
-INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "TASKQ_BENCH_PGMQ_SQL")
+INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "TASKQ_BENCH_PGMQ_SQL", "TASKQ_BENCH_PGQUE_SQL")
 
 
 class PeerFailedError(Exception):

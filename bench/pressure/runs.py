@@ -19,7 +19,7 @@ from demo.postgres import EmbeddedPostgres
 
 DATABASE = "bench"
 EVERY = 1.0  # seconds between two samples
-SETTLE = 60.0  # most seconds after the last push in which jobs may still be handled
+SETTLE = 45.0  # most seconds after the last push in which jobs may still be handled
 BACKLOG = 40_000  # jobs of the drain that measures what a peer can handle
 BOX = 4.0  # its seconds, for peers that do not end by themselves
 LIVES = 10_000_000  # numbers of jobs for each life of a producer
@@ -136,7 +136,7 @@ def _wait(moment: float) -> None:
 
 
 def _settle(files: Files, last_push: float) -> None:
-    """Waits until each job that was pushed is handled, for a minute at most."""
+    """Waits until each job that was pushed is handled, for a while."""
     time.sleep(2 * EVERY)  # for the last line of the producer
     while files.missing() and time.monotonic() < last_push + SETTLE:
         time.sleep(EVERY)

@@ -69,14 +69,19 @@ def measure(peers: Mapping[str, Started], shapes: Sequence[Shape], scale: Scale,
     folder.mkdir(parents=True, exist_ok=True)
     handles = {}
     for name, peer in peers.items():
-        handles[name] = runs.capacity(peer, scale)
-        print(f"  {peer.spec.name} handles {handles[name]:,.0f} jobs a second", flush=True)
+        try:
+            handles[name] = runs.capacity(peer, scale)
+        except (PeerFailedError, psycopg.Error, RuntimeError) as error:
+            print(f"left out: {peer.spec.name}: {error}", flush=True)
+        else:
+            print(f"  {peer.spec.name} handles {handles[name]:,.0f} jobs a second", flush=True)
     all_found = {}
     for shape in shapes:
         found: Found = {"shape": shape.name, "seconds": scale.seconds, "machine": _machine(scale), "peers": {}}
-        for name, peer in peers.items():
+        for name, able in handles.items():
+            peer = peers[name]
             try:
-                found["peers"][name] = runs.run(LINEUP[name], peer, shape, scale, handles[name])
+                found["peers"][name] = runs.run(LINEUP[name], peer, shape, scale, able)
             except (PeerFailedError, psycopg.Error) as error:
                 print(f"  {shape.name}: {peer.spec.name} failed: {error}", flush=True)
                 continue
