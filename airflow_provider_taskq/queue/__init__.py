@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue.drains import (
     TooManyFailures,
 )
 from airflow_provider_taskq.queue.errors import (
+    Deadlock,
     InvalidArgument,
     InvalidState,
     InvalidTask,
@@ -80,6 +81,7 @@ __all__ = [
     "Condition",
     "Count",
     "Cursor",
+    "Deadlock",
     "Decision",
     "DrainCounts",
     "DrainReport",

@@ -1,5 +1,6 @@
 """Errors of the queue: their types, their translation from PostgreSQL, and their text as it is stored."""
 
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,14 @@ class ConnectionFailed(TaskQueueError):
     """No server could be reached, or it rejected the connection. A later attempt may succeed."""
 
 
+class Deadlock(TaskQueueError, psycopg.errors.DeadlockDetected):
+    """The transaction and another one waited for each other's locks, so the server has ended this transaction.
+
+    Repeat the whole transaction: nothing of it is stored, and the other transaction continues. It is also psycopg's
+    DeadlockDetected. SQL raises deadlock_detected (40P01).
+    """
+
+
 class CallTimeout(psycopg.OperationalError):
     """The server sent nothing for as long as a call may wait. The connection is closed, and the outcome unknown.
 
@@ -94,6 +103,11 @@ _RULE_CODES = {"23514", "23502", "22P02", "22P05", "22007", "22008", "22015", "2
 _DATA_EXCEPTIONS = "22"  # the class of codes for values that a statement cannot compute with
 _DIVISION_BY_ZERO = "22012"  # no verb divides by an argument, so this comes from a user's trigger
 
+# Parts of the report of a deadlock.
+_CALL = re.compile(r"\btaskq\.(\w+)\(")
+_RELATION = re.compile(r'^[^"]*\(\d+,\d+\)[^"]*"(\w+)"', re.MULTILINE)
+_PROCESS = re.compile(r"^\D*(\d+)", re.MULTILINE)
+
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
@@ -102,6 +116,8 @@ def translate_errors() -> Iterator[None]:
         yield
     except UnicodeEncodeError as error:
         raise InvalidTask("a name holds a lone surrogate, which PostgreSQL cannot store") from error
+    except TaskQueueError:  # a Deadlock is an error of psycopg, too
+        raise
     except psycopg.Error as error:
         own = to_queue_error(error)
         if own is None:
@@ -115,6 +131,8 @@ def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
     message = error.diag.message_primary or str(error)
     if code in SQLSTATES:
         return SQLSTATES[code](message)
+    if code == Deadlock.sqlstate:
+        return Deadlock(_deadlock_message(error))
     if code in _SCHEMA_CODES and "taskq" in message:
         return SchemaMismatch(f"the schema taskq in this database {_SCHEMA_CODES[code]}: run {INSTALL}")
     if code == "23514" and (error.diag.constraint_name or "").startswith("topic_moves_"):
@@ -133,6 +151,22 @@ def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
     if code.startswith(_DATA_EXCEPTIONS) and code != _DIVISION_BY_ZERO:
         return InvalidArgument(f"an argument is out of its range: {message}")
     return None
+
+
+def _deadlock_message(error: psycopg.Error) -> str:
+    # The server may translate the words of both texts, but neither names in quotation marks nor names of functions.
+    context, detail = error.diag.context or "", error.diag.message_detail or ""
+    calls = _CALL.findall(context)  # the last one is the outermost call
+    relation = _RELATION.search(context)
+    # Each line of the detail begins with a session that waits, and the first line is about this session.
+    others = _PROCESS.findall(detail)[1:]
+    call = f"{calls[-1]}()" if calls else "this statement"
+    other = f"the transaction of session {', '.join(others)}" if others else "another transaction"
+    place = f" in {relation[1]}" if relation else ""
+    return (
+        f"{call} and {other} waited for each other's locks{place} (a deadlock): the server has ended this transaction,"
+        " and nothing of it is stored. Repeat the whole transaction"
+    )
 
 
 def first_line(error: BaseException) -> str:

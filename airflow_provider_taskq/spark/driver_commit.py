@@ -18,7 +18,16 @@ import psycopg
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from airflow_provider_taskq.queue import Condition, Decision, Insertion, LeaseLost, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import (
+    Condition,
+    Deadlock,
+    Decision,
+    Insertion,
+    LeaseLost,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+)
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import picklable_error, translate_errors
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
@@ -194,7 +203,7 @@ def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool
     try:
         with conn.transaction(), translate_errors():
             conn.execute(statement.encode(), arguments)
-    except LeaseLost:
+    except (LeaseLost, Deadlock):
         raise
     except TaskQueueError:
         return True

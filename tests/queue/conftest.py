@@ -101,6 +101,12 @@ def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:
     until(lambda: conn.execute(query, (pid,)).fetchone() is not None)
 
 
+def await_blocked(conn: psycopg.Connection, waiting: TaskQueue, by: TaskQueue) -> None:
+    """Waits until the session of `waiting` waits for a lock of the session of `by`."""
+    pids = (by.conn.info.backend_pid, waiting.conn.info.backend_pid)
+    until(lambda: conn.execute("SELECT WHERE %s = ANY (pg_blocking_pids(%s))", pids).rowcount)
+
+
 def await_standstill(conn: psycopg.Connection, waiting: TaskQueue) -> None:
     """Waits until the session of `waiting` waits for a lock, or sleeps before it checks the locks of others again."""
     pid = waiting.conn.info.backend_pid

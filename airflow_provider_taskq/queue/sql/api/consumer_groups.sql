@@ -11,7 +11,8 @@
 -- and no two members have tasks of one identifier, even while programs with the old and with the new setting run.
 --
 -- Transactions lock rows in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number,
--- taskq_internal.progress.
+-- taskq_internal.progress. A transaction that stores progress with taskq.advance holds the group's row FOR SHARE, so that
+-- no other transaction replaces the progress of the group's partitions until it ends.
 
 CREATE FUNCTION taskq.join_group(p_group text, p_topic text, p_partitions int, p_level int)
 RETURNS TABLE (generation int, partitions int, level int, next_partitions int, next_level int) LANGUAGE plpgsql AS $$
@@ -226,6 +227,8 @@ the partition''s group. Returns no row for an unknown topic.';
 CREATE FUNCTION taskq.forget_group(p_group text, p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_limit    interval := current_setting('lock_timeout')::interval;
+    v_since    timestamptz := clock_timestamp();
     v_found    boolean;
 BEGIN
     -- Locks the rows in the order that the head of this file states, because the cascade of the deletion would lock the
@@ -234,6 +237,17 @@ BEGIN
     PERFORM FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group FOR NO KEY UPDATE;
     PERFORM FROM taskq_internal.consumer_partition h WHERE h.topic_id = v_topic_id AND h.group_name = p_group
     ORDER BY h.partition FOR UPDATE;
+    -- A program may store progress of a group that was never joined. There is then no row that all its transactions lock
+    -- first, so this function waits for none of them while it holds the progress of another partition.
+    LOOP
+        BEGIN
+            PERFORM FROM taskq_internal.progress WHERE topic_id = v_topic_id AND group_name = p_group FOR UPDATE NOWAIT;
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM taskq_internal.check_lock_timeout(v_since, v_limit);
+        END;
+        PERFORM pg_sleep(0.05 + 0.1 * random());
+    END LOOP;
     DELETE FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group;
     v_found := FOUND;
     DELETE FROM taskq_internal.progress WHERE topic_id = v_topic_id AND group_name = p_group;
@@ -265,7 +279,8 @@ BEGIN
 END $$;
 
 -- Begins the next generation if a member has requested one and every partition has reached the end of the current one.
--- Never waits: if another transaction begins the generation or stores progress now, a later call begins it.
+-- Never waits: if another transaction begins the generation or stores progress now, a later call begins it. The lock on
+-- the group's row and the locks on all partitions keep other transactions from the progress.
 CREATE FUNCTION taskq_internal.begin_next_generation(p_group text, p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_group  taskq_internal.consumer_group;

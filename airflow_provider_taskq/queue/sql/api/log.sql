@@ -110,6 +110,10 @@ progress. Raises TQ001 for an unknown topic.';
 CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    -- The lock order is that of api/consumer_groups.sql. A group that no program has joined has no row.
+    PERFORM FROM taskq_internal.consumer_group r
+    WHERE r.group_name = p_group AND r.topic_id = (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic)
+    FOR SHARE OF r;
     INSERT INTO taskq_internal.progress AS p (group_name, topic_id, partition, cursor, advanced)
     VALUES (p_group, (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id, p_partition, p_cursor,
             clock_timestamp())
@@ -118,7 +122,8 @@ END $$;
 COMMENT ON FUNCTION taskq.advance IS
 'Stores the place up to which a group has handled a partition of a topic. With an earlier place the group reads the
 following tasks again. If another transaction stores this progress, the call waits for its end, and the later commit
-wins. Raises TQ001 for an unknown topic.';
+wins. The call also waits for a transaction that changes the number of the group''s partitions or removes the group.
+Raises TQ001 for an unknown topic.';
 
 -- Returns the upper 16 of the 64 bits of each advisory lock whose key carries a floor.
 CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$

@@ -5,6 +5,10 @@
 -- SUCCESS, unless it overrides this by a row of taskq.staged_task without topic and identifier. The column suspended of
 -- that row then tells whether the decision is continued.
 --
+-- A transaction that removes staged rows locks the row of their stage in taskq_internal.stage first. If the stage is a
+-- push that was not committed, it has no such row, and the transaction locks the row of taskq_internal.mutex for the
+-- stage. Pruning skips the stages that another transaction has locked, so it never waits.
+--
 -- In rounds, an owner claims, works and commits several times under one lease. A drain is a program that works until a
 -- topic has no more tasks. Its row tells when it began, and has its report.
 
@@ -200,15 +204,16 @@ CREATE FUNCTION taskq.abandon_stage(p_stage uuid) RETURNS bigint LANGUAGE plpgsq
 DECLARE
     v_count bigint;
 BEGIN
-    DELETE FROM taskq.staged_task WHERE stage = p_stage;
-    DELETE FROM taskq.staged_junction WHERE stage = p_stage;
+    PERFORM FROM taskq_internal.stage WHERE stage = p_stage FOR UPDATE;  -- waits for complete_staged and prune_stages
     DELETE FROM taskq.staged WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
+    DELETE FROM taskq.staged_task WHERE stage = p_stage;
+    DELETE FROM taskq.staged_junction WHERE stage = p_stage;
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.abandon_stage IS
 'Removes the decisions and follow-ups of a stage. Returns how many decisions it removed. A committed stage stays
-committed.';
+committed. Waits for a transaction that completes or prunes the stage.';
 
 -- The query walks the index from stage to stage, so its cost grows with the stages and not with their decisions.
 CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -224,20 +229,25 @@ BEGIN
             UNION ALL
             SELECT (SELECT s.stage FROM taskq.staged s WHERE s.stage > k.stage ORDER BY s.stage LIMIT 1)
             FROM known k WHERE k.stage IS NOT NULL)
-        SELECT k.stage FROM known k JOIN taskq_internal.stage s ON s.stage = k.stage
-        WHERE s.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence));
+        SELECT k.stage FROM known k WHERE k.stage IS NOT NULL);
+    v_dead := taskq_internal.lock_dead_stages(v_dead);
     DELETE FROM taskq.staged WHERE stage = ANY (v_dead);
-    -- Keeps the row for a day: an executor that has passed taskq.check_stage may still commit what it staged.
-    DELETE FROM taskq_internal.stage s
-    WHERE coalesce(s.committed, s.opened) < clock_timestamp() - interval '1 day' AND s.fence IS NOT NULL
-      AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
     PERFORM taskq_internal.prune_deferred_tasks();
     PERFORM taskq_internal.prune_staged_tasks();
+    -- Keeps the row for a day: an executor that has passed taskq.check_stage may still commit what it staged.
+    DELETE FROM taskq_internal.stage WHERE stage = ANY (ARRAY(
+        SELECT s.stage FROM taskq_internal.stage s
+        WHERE coalesce(s.committed, s.opened) < clock_timestamp() - interval '1 day' AND s.fence IS NOT NULL
+          AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence)
+          AND NOT EXISTS (SELECT FROM taskq.staged d WHERE d.stage = s.stage)
+          AND NOT EXISTS (SELECT FROM taskq.staged_junction j WHERE j.stage = s.stage)
+        FOR UPDATE OF s SKIP LOCKED));
     RETURN cardinality(v_dead);
 END $$;
 COMMENT ON FUNCTION taskq.prune_stages IS
 'Removes the stages whose owner no longer has the lease under which they were opened. Returns how many stages it
-removed. One session prunes at a time. The call returns 0 if another session prunes.';
+removed. One session prunes at a time. The call returns 0 if another session prunes. Never waits: a stage that another
+transaction completes or abandons stays for a later call.';
 
 CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
@@ -640,6 +650,18 @@ BEGIN
             JOIN taskq_internal.live l ON l.topic_id = p_topic_id AND l.sequence = u.sequence
             LEFT JOIN unnest(v_locked) AS k (sequence) ON k.sequence = u.sequence) n
         WHERE n.whole);
+END $$;
+
+-- Locks those of the given stages whose owner no longer has the lease under which they were opened, and returns them.
+-- Never waits: leaves out the stages that another transaction has locked.
+CREATE FUNCTION taskq_internal.lock_dead_stages(p_stages uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT s.stage FROM taskq_internal.stage s
+        WHERE s.stage = ANY (p_stages) AND s.fence IS NOT NULL
+          AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence)
+        FOR UPDATE OF s SKIP LOCKED);
 END $$;
 
 -- Deletes the deferred tasks of leases that no longer exist. The query walks the index from fence to fence.

@@ -279,29 +279,51 @@ END $$;
 CREATE FUNCTION taskq_internal.prune_staged_tasks() RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_dead uuid[];
+    v_known          uuid[];
+    v_dead           uuid[];
+    v_dead_junctions uuid[];
 BEGIN
     IF NOT taskq_internal.may_prune() THEN
         RETURN 0;
     END IF;
-    v_dead := ARRAY(
+    v_known := ARRAY(
         WITH RECURSIVE known AS (
             (SELECT s.stage FROM taskq.staged_task s ORDER BY s.stage LIMIT 1)
             UNION ALL
             SELECT (SELECT s.stage FROM taskq.staged_task s WHERE s.stage > k.stage ORDER BY s.stage LIMIT 1)
             FROM known k WHERE k.stage IS NOT NULL)
-        SELECT k.stage FROM known k
-        CROSS JOIN LATERAL (SELECT t.staged FROM taskq.staged_task t WHERE t.stage = k.stage LIMIT 1) f
-        LEFT JOIN taskq_internal.stage s ON s.stage = k.stage
-        WHERE CASE WHEN s.fence IS NULL THEN f.staged < clock_timestamp() - interval '1 day'
-                   ELSE NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence) END);
+        SELECT k.stage FROM known k WHERE k.stage IS NOT NULL);
+    v_dead := taskq_internal.lock_dead_stages(v_known) || taskq_internal.lock_dead_pushes(v_known);
     DELETE FROM taskq.staged_task WHERE stage = ANY (v_dead);
-    DELETE FROM taskq.staged_junction j USING taskq_internal.stage s
-    WHERE s.stage = j.stage AND s.fence IS NOT NULL
-        AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = s.fence);
-    DELETE FROM taskq_internal.stage s  -- a driver repeats a commit for at most a minute
-    WHERE s.committed < clock_timestamp() - interval '1 day' AND s.fence IS NULL;
+    v_dead_junctions := taskq_internal.lock_dead_stages(ARRAY(
+        SELECT s.stage FROM taskq_internal.stage s
+        WHERE EXISTS (SELECT FROM taskq.staged_junction j WHERE j.stage = s.stage)));
+    DELETE FROM taskq.staged_junction WHERE stage = ANY (v_dead_junctions);
+    DELETE FROM taskq_internal.stage WHERE stage = ANY (ARRAY(  -- a driver repeats a commit for at most a minute
+        SELECT s.stage FROM taskq_internal.stage s
+        WHERE s.committed < clock_timestamp() - interval '1 day' AND s.fence IS NULL FOR UPDATE SKIP LOCKED));
     RETURN cardinality(v_dead);
+END $$;
+
+-- Locks those of the given stages whose tasks were staged for a push more than a day ago, and returns them. Never waits:
+-- leaves out a stage if an executor stages tasks in it, or if another transaction abandons it.
+CREATE FUNCTION taskq_internal.lock_dead_pushes(p_stages uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_old uuid[] := ARRAY(
+        SELECT k.stage FROM unnest(p_stages) AS k (stage)
+        CROSS JOIN LATERAL (SELECT t.staged FROM taskq.staged_task t WHERE t.stage = k.stage LIMIT 1) f
+        WHERE f.staged < clock_timestamp() - interval '1 day'
+          AND NOT EXISTS (SELECT FROM taskq_internal.stage s WHERE s.stage = k.stage AND s.fence IS NOT NULL));
+    v_free int[];
+BEGIN
+    v_free := ARRAY(
+        SELECT m.bucket FROM taskq_internal.mutex m
+        WHERE m.bucket = ANY (ARRAY(SELECT taskq_internal.mutex_bucket(:MUTEX_STAGE, u.stage::text)
+                                    FROM unnest(v_old) AS u (stage)))
+        FOR UPDATE SKIP LOCKED);
+    RETURN ARRAY(SELECT u.stage FROM unnest(v_old) AS u (stage)
+                 WHERE taskq_internal.mutex_bucket(:MUTEX_STAGE, u.stage::text) = ANY (v_free));
 END $$;
 
 -- Returns whether this transaction may prune stages: false while another transaction prunes them. The function locks a

@@ -1,0 +1,311 @@
+"""Two transactions that need the same locks: none ends in a deadlock, or the error says to repeat the transaction.
+
+Each test stops the sessions step by step: every session takes its first lock, and then asks for a lock of another one.
+A third session sometimes holds a row, to stop a single call between two of its statements.
+"""
+
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from typing import LiteralString
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import Cursor, Deadlock, NotHeld, Owner, Result, State, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue.errors import is_transient, to_queue_error, translate_errors
+from tests.queue.conftest import (
+    InBackground,
+    await_blocked,
+    await_standstill,
+    deadlocks,
+    hurry,
+    states,
+    task_in,
+)
+
+HOUR = timedelta(hours=1)
+OpenQueue = Callable[[], TaskQueue]
+
+
+def alone(queue: TaskQueue) -> TaskQueue:
+    """The session, with each call in a transaction of its own."""
+    queue.conn.autocommit = True
+    return queue
+
+
+def value(queue: TaskQueue, call: LiteralString, *arguments: object) -> object:
+    """The value that a call of a function returns."""
+    row = queue.conn.execute(call, arguments).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def count(queue: TaskQueue, table: LiteralString) -> int:
+    """The number of rows of a table."""
+    return queue.conn.execute(f"SELECT FROM {table}".encode()).rowcount
+
+
+# The error.
+
+
+def wait_first(session: TaskQueue, second: TaskQueue) -> None:
+    """Lets the server end the transaction of `second` if both wait for each other."""
+    for each, timeout in ((session, "10min"), (second, "10ms")):
+        each.conn.execute("SELECT set_config('deadlock_timeout', %s, false)", (timeout,))
+        each.conn.commit()
+
+
+def test_the_error_of_a_deadlock_names_what_collided_and_a_repetition_succeeds(
+    queue: TaskQueue, session: TaskQueue, open_queue: OpenQueue, background: InBackground[bool]
+) -> None:
+    queue.create_topic("other")
+    second = open_queue()
+    wait_first(session, second)
+    session.pause_topic("work")
+    second.pause_topic("other")
+    second.push("other", ["a"])
+    waiting = background(lambda: session.pause_topic("other"))
+    await_blocked(queue.conn, session, second)
+    pid = session.conn.info.backend_pid
+    with pytest.raises(Deadlock) as refusal:
+        second.pause_topic("work")
+    assert str(refusal.value) == (
+        f"set_paused() and the transaction of session {pid} waited for each other's locks in topic (a deadlock): the"
+        " server has ended this transaction, and nothing of it is stored. Repeat the whole transaction"
+    )
+    second.conn.rollback()
+    assert waiting.result(60) is True
+    session.conn.commit()
+    assert states(queue, "other") == []
+    assert [second.pause_topic("other"), second.pause_topic("work")] == [False, False]
+
+
+def test_a_deadlock_is_a_transient_error_of_psycopg_and_of_the_queue_and_can_be_pickled() -> None:
+    error = to_queue_error(psycopg.errors.DeadlockDetected("deadlock detected"))
+    assert isinstance(error, Deadlock)
+    assert isinstance(error, TaskQueueError)
+    assert isinstance(error, psycopg.errors.DeadlockDetected)
+    assert is_transient(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
+    assert str(error).startswith("this statement and another transaction waited for each other's locks (a deadlock)")
+    with pytest.raises(Deadlock) as raised, translate_errors():
+        raise error
+    assert raised.value is error
+
+
+def test_a_decision_on_the_same_tasks_in_another_order_ends_in_a_deadlock_that_changes_nothing(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, open_queue: OpenQueue, background: InBackground[None]
+) -> None:
+    """Two programs that work under one owner decide on the same tasks: the first one wins."""
+    first, second = (task_in(queue, owner, State.ACTIVE, name) for name in "ab")
+    other = open_queue()
+    wait_first(session, other)
+    session.complete(owner, {first: Result.SUCCESS})
+    other.complete(owner, {second: Result.FAILURE})
+    waiting = background(lambda: session.complete(owner, {second: Result.SUCCESS}))
+    await_blocked(queue.conn, session, other)
+    with pytest.raises(Deadlock, match=r"complete\(\) and the transaction of session \d+ waited .* in live_default "):
+        other.complete(owner, {first: Result.FAILURE})
+    other.conn.rollback()
+    waiting.result(60)
+    session.conn.commit()
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)]
+    with pytest.raises(NotHeld):
+        other.complete(owner, {second: Result.FAILURE})
+
+
+# Stages.
+
+STAGED = ("taskq.staged", "taskq.staged_task", "taskq.staged_junction")
+ABANDON: LiteralString = "SELECT taskq.abandon_stage(%s)"
+PRUNE: LiteralString = "SELECT taskq.prune_stages()"
+
+
+def stage_of(queue: TaskQueue, owner: Owner, sequence: int) -> UUID:
+    """A stage with rows of a lost attempt 0 and of a successful attempt 1."""
+    stage = value(queue, "SELECT taskq.open_stage(%s, %s)", owner.name, owner.fence)
+    assert isinstance(stage, UUID)
+    for attempt in (0, 1):
+        queue.conn.execute(
+            "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, %s, %s, 3)",
+            (stage, attempt, sequence),
+        )
+        queue.conn.execute(
+            "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, topic, identifier)"
+            " VALUES (%s, 0, %s, 0, %s, 'work', 'next')",
+            (stage, attempt, sequence),
+        )
+        queue.conn.execute(
+            "INSERT INTO taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction)"
+            " VALUES (%s, 0, %s, %s, 'work', '[[\"a\"]]', 'SINGULAR')",
+            (stage, attempt, sequence),
+        )
+    return stage
+
+
+def complete_stage(queue: TaskQueue, owner: Owner, stage: UUID) -> object:
+    """Commits attempt 1 of a stage."""
+    return value(queue, "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')", owner.name, owner.fence, stage)
+
+
+def test_pruning_and_abandoning_a_stage_remove_it_once_and_do_not_deadlock(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, open_queue: OpenQueue, background: InBackground[object]
+) -> None:
+    pruning, abandoning, ended = alone(open_queue()), alone(open_queue()), deadlocks(queue.conn)
+    stage = stage_of(queue, owner, task_in(queue, owner, State.ACTIVE).sequence)
+    queue.release(owner)
+    queue.conn.execute("INSERT INTO taskq_internal.deferred_task (fence, sequence) VALUES (0, 0)")
+    session.conn.execute("SELECT FROM taskq_internal.deferred_task FOR UPDATE")  # which the pruning reads in the middle
+    pruned = background(lambda: value(pruning, PRUNE))
+    await_blocked(queue.conn, pruning, session)
+    abandoned = background(lambda: value(abandoning, ABANDON, stage))
+    await_blocked(queue.conn, abandoning, pruning)
+    session.conn.rollback()
+    assert (pruned.result(60), abandoned.result(60)) == (1, 0)
+    assert [count(queue, table) for table in STAGED] == [0, 0, 0]
+    assert states(queue) == [("a", State.READY)]
+    assert deadlocks(queue.conn) == ended
+
+
+def test_pruning_passes_a_stage_that_another_transaction_abandons(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    stage = stage_of(queue, owner, task_in(queue, owner, State.ACTIVE).sequence)
+    queue.release(owner)
+    value(session, ABANDON, stage)
+    assert value(hurry(queue), PRUNE) == 0
+    session.conn.rollback()
+    assert value(queue, PRUNE) == 1
+    assert [count(queue, table) for table in STAGED] == [0, 0, 0]
+
+
+def test_abandoning_a_stage_and_completing_it_do_not_deadlock(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, open_queue: OpenQueue, background: InBackground[object]
+) -> None:
+    completing, abandoning, ended = alone(open_queue()), alone(open_queue()), deadlocks(queue.conn)
+    stage = stage_of(queue, owner, task_in(queue, owner, State.ACTIVE).sequence)
+    session.conn.execute("SELECT FROM taskq.staged_junction FOR UPDATE")  # which an abandoning removes in the middle
+    abandoned = background(lambda: value(abandoning, ABANDON, stage))
+    await_blocked(queue.conn, abandoning, session)
+    completed = background(lambda: complete_stage(completing, owner, stage))
+    await_blocked(queue.conn, completing, abandoning)
+    session.conn.rollback()
+    assert abandoned.result(60) == 2
+    with pytest.raises(Exception, match="has 0 of the 1 decisions that part 0 reported: run the job again"):
+        completed.result(60)
+    assert states(queue) == [("a", State.ACTIVE)]
+    assert deadlocks(queue.conn) == ended
+
+
+def test_a_stage_that_is_completed_first_is_abandoned_after_the_commit(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, open_queue: OpenQueue, background: InBackground[object]
+) -> None:
+    abandoning = alone(open_queue())
+    stage = stage_of(queue, owner, task_in(queue, owner, State.ACTIVE).sequence)
+    assert complete_stage(session, owner, stage) == 1
+    abandoned = background(lambda: value(abandoning, ABANDON, stage))
+    await_blocked(queue.conn, abandoning, session)
+    session.conn.commit()
+    assert abandoned.result(60) == 1
+    assert states(queue) == [("a", State.SUCCEEDED), ("next", State.READY)]
+
+
+def test_pruning_passes_an_old_push_that_another_transaction_abandons(queue: TaskQueue, session: TaskQueue) -> None:
+    stage = value(queue, "SELECT taskq.open_push()")
+    queue.conn.execute(
+        "INSERT INTO taskq.staged_task (stage, part, attempt, place, topic, identifier, staged)"
+        " VALUES (%s, 0, 1, 0, 'work', 'a', now() - interval '2 days')",
+        (stage,),
+    )
+    assert value(session, "SELECT taskq.abandon_push(%s)", stage) == 1
+    value(hurry(queue), PRUNE)
+    session.conn.rollback()
+    assert count(queue, "taskq.staged_task") == 1
+    value(queue, PRUNE)
+    assert count(queue, "taskq.staged_task") == 0
+
+
+# Consumer groups.
+
+
+def due_generation(queue: TaskQueue) -> Cursor:
+    """A group whose next generation is due, because both partitions have reached the end of the current one."""
+    queue.join_group("readers", "work", 2)
+    end = Cursor(queue.push("work", ["a"])[0].sequence)
+    queue.advance("readers", "work", 0, end)
+    assert queue.join_group("readers", "work", 3).partitions == 2
+    queue.advance("readers", "work", 1, end)
+    return end
+
+
+def progress(queue: TaskQueue) -> list[Cursor | None]:
+    """The stored progress of each of three partitions."""
+    return [queue.progress("readers", "work", partition) for partition in range(3)]
+
+
+def test_an_open_advance_keeps_no_member_that_acquires_a_partition_waiting(
+    queue: TaskQueue, session: TaskQueue
+) -> None:
+    """The member begins the next generation, which replaces the progress of all partitions."""
+    end = due_generation(queue)
+    session.advance("readers", "work", 1, end)
+    assert hurry(queue).acquire_partition("readers", "work", "member", HOUR) is None
+    session.advance("readers", "work", 0, end)
+    session.conn.commit()
+    acquired = queue.acquire_partition("readers", "work", "member", HOUR)
+    assert acquired is not None
+    assert (acquired.partitions, progress(queue)) == (3, [end, end, end])
+
+
+@pytest.mark.parametrize("verb", ["join_group", "forget_group"])
+def test_an_advance_of_several_partitions_does_not_deadlock_with_a_change_of_their_group(
+    queue: TaskQueue, session: TaskQueue, open_queue: OpenQueue, background: InBackground[object], verb: str
+) -> None:
+    changing, ended, end = alone(open_queue()), deadlocks(queue.conn), due_generation(queue)
+    session.advance("readers", "work", 1, end)
+    changed = background(
+        lambda: (
+            changing.join_group("readers", "work", 3).partitions
+            if verb == "join_group"
+            else changing.forget_group("readers", "work")
+        )
+    )
+    await_blocked(queue.conn, changing, session)
+    session.advance("readers", "work", 0, end)
+    session.conn.commit()
+    assert changed.result(60) == (3 if verb == "join_group" else True)
+    assert progress(queue) == ([end] * 3 if verb == "join_group" else [None] * 3)
+    assert deadlocks(queue.conn) == ended
+
+
+def test_a_first_advance_of_several_partitions_does_not_deadlock_with_a_new_generation(
+    queue: TaskQueue, session: TaskQueue, open_queue: OpenQueue, background: InBackground[int]
+) -> None:
+    changing, ended = alone(open_queue()), deadlocks(queue.conn)
+    queue.join_group("readers", "work", 2)
+    end = Cursor(queue.push("work", ["a"])[0].sequence)
+    session.advance("readers", "work", 1, end)
+    changed = background(lambda: changing.join_group("readers", "work", 3).partitions)
+    await_blocked(queue.conn, changing, session)
+    session.advance("readers", "work", 0, end)
+    session.conn.commit()
+    assert (changed.result(60), progress(queue)) == (3, [end, end, end])
+    assert deadlocks(queue.conn) == ended
+
+
+def test_an_advance_of_several_partitions_without_a_group_does_not_deadlock_with_their_removal(
+    queue: TaskQueue, session: TaskQueue, open_queue: OpenQueue, background: InBackground[bool]
+) -> None:
+    forgetting, ended = alone(open_queue()), deadlocks(queue.conn)
+    for partition in range(2):
+        queue.advance("readers", "work", partition, Cursor(1))
+    session.advance("readers", "work", 1, Cursor(2))
+    forgotten = background(lambda: forgetting.forget_group("readers", "work"))
+    await_standstill(queue.conn, forgetting)
+    session.advance("readers", "work", 0, Cursor(2))
+    session.conn.commit()
+    assert forgotten.result(60) is True
+    assert progress(queue) == [None, None, None]
+    assert deadlocks(queue.conn) == ended
