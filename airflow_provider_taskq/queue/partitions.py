@@ -87,8 +87,8 @@ class PartitionMixin(FunctionCaller):
         while not self._try_to_move(topic, token, patience):
             if time.monotonic() > deadline:
                 raise TaskQueueError(
-                    f"topic {topic!r} cannot move: workers poll its tasks again and again, or transactions that use"
-                    " other topics push to it. Repeat this when they have ended"
+                    f"topic {topic!r} cannot move: workers poll its tasks again and again, or transactions that change"
+                    " it or use other topics push to it. Repeat this when they have ended"
                 )
             self._await_nothing_held(topic, patience)
 

@@ -5,7 +5,7 @@ A third session sometimes holds a row, to stop a single call between two of its 
 """
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import LiteralString
 from uuid import UUID
@@ -13,7 +13,17 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Cursor, Deadlock, NotHeld, Owner, Result, State, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import (
+    Cursor,
+    Deadlock,
+    NotHeld,
+    Owner,
+    Result,
+    State,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+)
 from airflow_provider_taskq.queue.errors import is_transient, to_queue_error, translate_errors
 from tests.queue.conftest import (
     InBackground,
@@ -21,6 +31,7 @@ from tests.queue.conftest import (
     await_standstill,
     deadlocks,
     hurry,
+    identifiers,
     states,
     task_in,
 )
@@ -309,3 +320,148 @@ def test_an_advance_of_several_partitions_without_a_group_does_not_deadlock_with
     assert forgotten.result(60) is True
     assert progress(queue) == [None, None, None]
     assert deadlocks(queue.conn) == ended
+
+
+# Own tables for a topic.
+
+
+@pytest.fixture
+def tables(queue: TaskQueue) -> Iterator[None]:
+    """At the end no topic has its own tables."""
+    yield
+    queue.conn.execute("RESET ALL")
+    for topic in queue.topics():
+        queue.shared_partition(topic, most=10**9)
+        queue.drop_topic(topic)
+    queue.drop_vacant_partitions()
+
+
+CHANGES: dict[str, Callable[[TaskQueue], object]] = {
+    "pause": lambda queue: queue.pause_topic("work"),
+    "alter": lambda queue: queue.alter_topic("work", TopicPolicy()),
+}
+STEPS: dict[str, LiteralString] = {
+    "close": "SELECT taskq.close_shared_tables('work', %s, '60 seconds')",
+    "move": "SELECT taskq.move_to_own_tables('work', %s, '60 seconds')",
+    "undo": "SELECT taskq.undo_partition_move('work', %s, '60 seconds')",
+}
+
+
+def begin_moving(mover: TaskQueue, step: str) -> object:
+    """Carries a move of `work` out up to a step, and returns its token. Pushes to `work` wait for this session."""
+    token = value(mover, "SELECT taskq.begin_partition_move('work', '1 second')")
+    value(mover, "SELECT taskq.create_own_tables('work', %s, '1 second')", token)
+    value(mover, "SELECT taskq.lock_pushes('work', '1 second')")
+    if step != "close":
+        assert value(mover, STEPS["close"], token) is True
+    return token
+
+
+def is_paused(queue: TaskQueue) -> object:
+    return value(queue, "SELECT (taskq.policy('work')).paused")
+
+
+def unlock_pushes(mover: TaskQueue) -> None:
+    assert value(mover, "SELECT taskq.unlock_pushes((taskq.policy('work')).topic_id)") is True
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_a_move_keeps_no_table_locked_while_a_change_of_the_topic_is_open(
+    queue: TaskQueue,
+    owner: Owner,
+    session: TaskQueue,
+    open_queue: OpenQueue,
+    background: InBackground[object],
+    step: str,
+    change: str,
+) -> None:
+    """The step needs the topic's row, and the transaction then needs the tables."""
+    queue.create_topic("other")
+    queue.push("other", ["x"])
+    queue.push("work", ["a"])
+    mover, ended = alone(open_queue()), deadlocks(queue.conn)
+    token = begin_moving(mover, step)
+    CHANGES[change](session)
+    stepped = background(lambda: value(mover, STEPS[step], token))
+    await_standstill(queue.conn, mover)
+    assert identifiers(session.poll("other", owner)) == ["x"]
+    assert identifiers(hurry(queue).push("other", ["y"])) == ["y"]
+    session.conn.commit()
+    assert stepped.result(60) is True
+    unlock_pushes(mover)
+    assert mover.own_partition("work") is (step != "move")
+    assert (states(queue), is_paused(queue)) == ([("a", State.READY)], change == "pause")
+    assert deadlocks(queue.conn) == ended
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_a_move_gives_way_to_a_transaction_that_changed_the_topic_and_waits_to_push(
+    queue: TaskQueue,
+    session: TaskQueue,
+    open_queue: OpenQueue,
+    background: InBackground[object],
+    step: str,
+    change: str,
+) -> None:
+    """The step needs the topic's row, and the transaction the lock of pushes, which the session of the move holds."""
+    mover, ended = alone(open_queue()), deadlocks(queue.conn)
+    token = begin_moving(mover, step)
+    CHANGES[change](session)
+    stepped = background(lambda: value(mover, STEPS[step], token))
+    await_standstill(queue.conn, mover)
+    pushed = background(lambda: session.push("work", ["a"]))
+    if step == "undo":
+        with pytest.raises(
+            psycopg.Error, match="uses the tables of the queue waits for this one: repeat this after its end"
+        ):
+            stepped.result(60)
+    else:
+        assert stepped.result(60) is False
+    unlock_pushes(mover)
+    if step == "close":
+        pushed.result(60)
+        session.conn.commit()
+    else:  # the shared tables are closed
+        with pytest.raises(TaskQueueError, match="this topic is being moved to its own tables: repeat this"):
+            pushed.result(60)
+        session.conn.rollback()
+    assert mover.own_partition("work") is True
+    assert states(queue) == ([("a", State.READY)] if step == "close" else [])
+    assert deadlocks(queue.conn) == ended
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_move_gives_way_to_a_transaction_that_removed_a_task_of_the_topic_and_waits_to_push(
+    queue: TaskQueue, session: TaskQueue, open_queue: OpenQueue, background: InBackground[object]
+) -> None:
+    """The move needs all rows of the topic, and the transaction the lock of pushes."""
+    queue.push("work", ["a", "b"])
+    mover, ended = alone(open_queue()), deadlocks(queue.conn)
+    token = begin_moving(mover, "move")
+    assert session.purge("work", state=State.READY, size=1) == 1
+    moved = background(lambda: value(mover, STEPS["move"], token))
+    pushed = background(lambda: session.push("work", ["c"]))
+    assert moved.result(60) is False
+    unlock_pushes(mover)
+    with pytest.raises(TaskQueueError, match="this topic is being moved to its own tables: repeat this"):
+        pushed.result(60)
+    session.conn.rollback()
+    assert mover.own_partition("work") is True
+    assert states(queue) == [("a", State.READY), ("b", State.READY)]
+    assert deadlocks(queue.conn) == ended
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_move_gives_up_and_names_the_session_whose_change_of_the_topic_stays_open(
+    queue: TaskQueue, session: TaskQueue, open_queue: OpenQueue
+) -> None:
+    session.pause_topic("work")
+    with pytest.raises(TaskQueueError, match=f"session {session.conn.info.backend_pid} has changed topic 'work'"):
+        alone(open_queue()).own_partition("work", timedelta(milliseconds=300))
+    session.conn.rollback()
+    assert is_paused(queue) is False
+    assert queue.own_partition("work")

@@ -13,6 +13,10 @@
 -- exclusively with a lock_timeout of 10 ms, and repeats this, because other sessions queue behind a session that waits
 -- for such a lock. Each function needs a transaction of its own, because other sessions wait for its end.
 --
+-- A step locks in this order: taskq_internal.topic_move (lock_moves), the topic's row (lock_moving_topic), the tables.
+-- set_paused and alter_topic hold the topic's row until their transaction ends. A step that waited for the row after it
+-- had locked the tables would keep all sessions out for that long, and deadlock if that transaction needs the tables.
+--
 -- If the session of a move ends early, its row stays in taskq_internal.topic_move. begin_partition_move then takes the
 -- move over and the caller repeats the steps, or move_to_shared_tables undoes the move. One session at a time changes
 -- tables (taskq_internal.lock_moves).
@@ -29,8 +33,7 @@ BEGIN
     IF taskq_internal.has_own_tables(v_topic.topic_id) THEN
         RETURN NULL;
     END IF;
-    -- Waits for the end of an open transaction that has called taskq.set_paused.
-    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id FOR NO KEY UPDATE;
+    PERFORM taskq_internal.require_moving_topic(v_topic.topic_id, p_patience);
     v_paused := EXISTS (SELECT FROM taskq_internal.topic WHERE topic_id = v_topic.topic_id AND NOT paused)
                 AND taskq_internal.record_pause(v_topic.topic_id, true, 'the move to its own tables');
     LOOP  -- another program may hold this key by chance
@@ -46,7 +49,8 @@ END $$;
 COMMENT ON FUNCTION taskq.begin_partition_move IS
 'Begins the move of a topic to its own tables, or takes over a move whose session has ended. Pauses the topic. Returns
 the token that the next steps need, or NULL if the topic already has its own tables. Raises TQ001 for an unknown topic.
-Raises TQ000 if another session is moving this topic, or moves another topic for longer than p_patience.';
+Raises TQ000 if another session is moving this topic, moves another topic for longer than p_patience, or has changed this
+topic in a transaction that stays open for longer than p_patience.';
 
 CREATE FUNCTION taskq.end_move_session(p_token bigint) RETURNS boolean LANGUAGE sql AS $$
     SELECT pg_advisory_unlock(p_token)
@@ -113,7 +117,8 @@ DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
     v_table    text;
 BEGIN
-    IF NOT taskq_internal.lock_tables_exclusively(ARRAY['live', 'task_default', 'live_default', 'ended_default'],
+    IF NOT taskq_internal.lock_moving_topic(v_topic_id, p_patience)
+       OR NOT taskq_internal.lock_tables_exclusively(ARRAY['live', 'task_default', 'live_default', 'ended_default'],
             p_patience)
        OR taskq_internal.topic_has_held_tasks(v_topic_id) THEN
         RETURN false;
@@ -129,19 +134,28 @@ END $$;
 COMMENT ON FUNCTION taskq.close_shared_tables IS
 'Closes the shared tables to new rows of a topic, as step 3 of its move. Returns false and changes nothing if an owner
 holds tasks of the topic, or if a session that uses the tables waits for this session. The caller then repeats the step.
-Raises TQ000 if the move has ended, or if the tables stay in use for longer than p_patience.';
+Raises TQ000 if the move has ended, or if the tables stay in use, or the topic stays locked, for longer than
+p_patience.';
 
+-- Another transaction may hold rows of the topic and wait for the lock of pushes, which this session holds. So the
+-- function waits for such rows for a shorter time than deadlock_timeout.
 CREATE FUNCTION taskq.move_to_own_tables(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '1min' AS $$
 DECLARE
     v_topic_id int := taskq_internal.require_move(p_topic, p_token, p_patience);
+    v_limit    text := taskq_internal.lock_timeout_setting(p_patience);
     v_table    text;
     v_own      text;
 BEGIN
+    IF NOT taskq_internal.lock_moving_topic(v_topic_id, p_patience) THEN
+        RETURN false;
+    END IF;
     FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'task'] LOOP
         v_own := v_table || '_' || v_topic_id;
+        PERFORM set_config('lock_timeout', '100ms', true);
         EXECUTE format('WITH moved AS (DELETE FROM taskq_internal.%1$I_default WHERE topic_id = %2$s RETURNING *)'
                        ' INSERT INTO taskq_internal.%3$I SELECT * FROM moved', v_table, v_topic_id, v_own);
+        PERFORM set_config('lock_timeout', v_limit, true);
         EXECUTE format('ALTER TABLE taskq_internal.%I_default VALIDATE CONSTRAINT %I', v_table,
                        'topic_moves_' || v_topic_id);
         EXECUTE format('ANALYZE taskq_internal.%I', v_own);
@@ -165,8 +179,9 @@ EXCEPTION WHEN lock_not_available THEN  -- the error has rolled the block back
 END $$;
 COMMENT ON FUNCTION taskq.move_to_own_tables IS
 'Moves the rows of a topic to its own tables, attaches these tables and ends the move, as step 4 of the move. Returns
-false and changes nothing if a session that uses the tables waits for this session. The caller then repeats the step.
-Raises TQ000 if the move has ended, or if the tables stay in use for longer than p_patience.';
+false and changes nothing if another transaction holds tasks of the topic, or if a session that uses the tables waits for
+this session. The caller then repeats the step. Raises TQ000 if the move has ended, or if the tables stay in use, or the
+topic stays locked, for longer than p_patience.';
 
 CREATE FUNCTION taskq.undo_partition_move(p_topic text, p_token bigint, p_patience interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -180,8 +195,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.undo_partition_move IS
 'Undoes the move with the token p_token, and resumes the topic if the move paused it. Returns false if the move has
-ended. Raises TQ000 if the tables stay in use for longer than p_patience, or if a session that uses the tables waits for
-this session.';
+ended. Raises TQ000 if the tables stay in use, or the topic stays locked, for longer than p_patience, or if a session that
+uses the tables waits for this session.';
 
 CREATE FUNCTION taskq.move_to_shared_tables(p_topic text, p_most bigint, p_patience interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -320,12 +335,59 @@ BEGIN
     RETURN v_topic_id;
 END $$;
 
--- Ends a move, and resumes the topic if the move paused it. Locks the topic's row first, as taskq.set_paused does.
+-- Locks the topic's row for a step of a move, as taskq.set_paused does. Returns false if another transaction holds the
+-- row and waits for this session. Raises TQ000 after p_patience, and names a session that holds the row.
+CREATE FUNCTION taskq_internal.lock_moving_topic(p_topic_id int, p_patience interval) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_until timestamptz := clock_timestamp() + p_patience;
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM FROM taskq_internal.topic WHERE topic_id = p_topic_id FOR NO KEY UPDATE NOWAIT;
+            RETURN true;
+        EXCEPTION WHEN lock_not_available THEN
+            IF taskq_internal.blocks_writer('0') THEN
+                RETURN false;
+            ELSIF clock_timestamp() > v_until THEN
+                PERFORM taskq_internal.raise_error('TQ000', (
+                    SELECT format('session %s has changed topic %L, and its transaction is still open after %s:'
+                                  ' repeat this when it has ended',
+                                  coalesce(taskq_internal.locker_of_topic(p_topic_id)::text, '(unknown)'), t.name,
+                                  taskq.format_duration(p_patience))
+                    FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id));
+            END IF;
+        END;
+        PERFORM pg_sleep(0.05 + 0.1 * random());
+    END LOOP;
+END $$;
+
+-- Returns the session that has locked or changed the topic's row. Returns NULL if there are several such sessions: xmax
+-- is then the number of a group of transactions.
+CREATE FUNCTION taskq_internal.locker_of_topic(p_topic_id int) RETURNS int LANGUAGE sql VOLATILE AS $$
+    SELECT l.pid FROM taskq_internal.topic t JOIN pg_locks l ON l.transactionid = t.xmax
+    WHERE t.topic_id = p_topic_id AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+      AND EXISTS (SELECT FROM pg_locks m WHERE m.virtualtransaction = l.virtualtransaction
+                  AND m.relation = 'taskq_internal.topic'::regclass)
+    LIMIT 1
+$$;
+
+-- Locks the topic's row for a step of a move. Raises TQ000 if another transaction holds the row and waits for this
+-- session, or holds it for longer than p_patience.
+CREATE FUNCTION taskq_internal.require_moving_topic(p_topic_id int, p_patience interval) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT taskq_internal.lock_moving_topic(p_topic_id, p_patience) THEN
+        PERFORM taskq_internal.raise_error(
+            'TQ000', 'a session that uses the tables of the queue waits for this one: repeat this after its end');
+    END IF;
+END $$;
+
+-- Ends a move, and resumes the topic if the move paused it. The caller has locked the topic's row.
 CREATE FUNCTION taskq_internal.end_move(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_resumes boolean;
 BEGIN
-    PERFORM FROM taskq_internal.topic WHERE topic_id = p_topic_id FOR NO KEY UPDATE;
     DELETE FROM taskq_internal.topic_move WHERE topic_id = p_topic_id RETURNING resumes INTO v_resumes;
     IF v_resumes THEN
         PERFORM taskq_internal.record_pause(p_topic_id, false, NULL);
@@ -414,6 +476,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_table text;
 BEGIN
+    PERFORM taskq_internal.require_moving_topic(p_topic_id, p_patience);
     IF EXISTS (SELECT FROM pg_constraint
                WHERE conrelid = 'taskq_internal.live_default'::regclass AND conname = 'topic_moves_' || p_topic_id) THEN
         IF NOT taskq_internal.lock_tables_exclusively(ARRAY['task_default', 'live_default', 'ended_default'],
