@@ -1,6 +1,7 @@
 """Fronts: polls begin behind the tasks that were claimed before, and pass no task (sql/internal/fronts.sql)."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +22,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from tests.queue.conftest import identifiers, lapse, passed, task_in
+from tests.queue.conftest import await_lock_wait, hurry, identifiers, lapse, pass_time, passed, task_in
 from tests.queue.explained import explain
 
 HOUR = timedelta(hours=1)
@@ -282,6 +283,54 @@ def test_a_task_is_polled_although_the_clock_of_the_server_was_set_back(queue: T
     assert drain(queue, owner) == ["one", "two", "three"]
 
 
+def test_a_retry_is_polled_although_the_clock_of_the_server_was_set_back(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", RETRIES)
+    task = task_in(queue, owner, State.ACTIVE)
+    advance(queue)
+    pass_time(queue, -HOUR)
+    failed(queue, owner, task)
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == ["a"]
+
+
+def test_an_open_push_is_polled_although_the_clock_of_the_server_was_set_back_before_it(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a"])
+    pass_time(queue, -HOUR)
+    pushing = open_queue()
+    pushing.push("work", ["b"])
+    pass_time(queue, HOUR)  # what was pushed before the change of the clock is due
+    assert drain(queue, owner) == ["a"]
+    advance(queue)
+    pushing.conn.commit()
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == ["b"]
+
+
+def test_a_front_stays_before_an_open_push_that_began_during_a_recreation(
+    queue: TaskQueue,
+    owner: Owner,
+    open_queue: Callable[[], TaskQueue],
+    background: Callable[[Callable[[], object]], "Future[object]"],
+) -> None:
+    """The recreation draws its sequence before the push, and its task is in the log before the task of the push."""
+    task = task_in(queue, owner, State.SUSPENDED)
+    holding, recreating, pushing = open_queue(), open_queue(), open_queue()
+    holding.conn.execute("LOCK TABLE taskq_internal.history IN SHARE MODE")
+    done = background(lambda: recreating.revive("work", revival="APPEND", sequences=[task.sequence]))
+    await_lock_wait(queue.conn, recreating)
+    pushing.push("work", ["b"])
+    holding.conn.rollback()
+    done.result(300)
+    recreating.conn.commit()
+    assert drain(queue, owner) == ["a"]
+    advance(queue)
+    pushing.conn.commit()
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == ["b"]
+
+
 @pytest.mark.parametrize("condition", [Condition.NONE, Condition.SINGULAR_BY_IDENTIFIER])
 def test_tasks_on_both_sides_of_a_gap_come_in_the_order_of_the_poll(
     queue: TaskQueue, owner: Owner, condition: Condition
@@ -305,6 +354,46 @@ def test_tasks_on_both_sides_of_a_gap_come_in_the_order_of_the_poll(
     assert identifiers(found) == ["j", "i", "h", "e", "c", "b", "a", "old", "oldest"]
 
 
+def test_a_poll_returns_a_task_once_if_the_front_lies_in_the_gap(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", [NewTask(name, delay=-HOUR) for name in "abcdefgh"])
+    other = queue.register("other")
+    queue.poll("work", other, 5, LIFO)
+    advance(queue, LIFO)
+    queue.poll("work", owner, 3)
+    queue.release(other)
+    third = queue.register("third")
+    queue.poll("work", third, 2)
+    advance(queue)
+    queue.release(third)
+    assert passed(queue.conn) == []
+    assert identifiers(queue.poll("work", owner, 10, LIFO)) == ["h", "g", "f", "e", "d"]
+
+
+def test_a_poll_returns_a_task_once_after_an_open_push_has_held_the_front_back(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a", NewTask("b", delay=HOUR), NewTask("c", delay=2 * HOUR)])
+    pass_time(queue, 10 * HOUR)
+    assert identifiers(queue.poll("work", owner, 1, LIFO)) == ["c"]
+    advance(queue, LIFO)
+    pushing = open_queue()
+    pushing.push("work", ["d"])
+    advance(queue, LIFO)
+    pushing.conn.rollback()
+    advance(queue, LIFO)
+    assert identifiers(queue.poll("work", owner, 10, LIFO)) == ["b", "a"]
+
+
+def test_an_empty_priority_costs_a_poll_no_query_of_its_own(own_queue: TaskQueue) -> None:
+    own_queue.push("work", [NewTask(str(number), priority=number) for number in range(-50, 50)])
+    owner = own_queue.register("me")
+    drain(own_queue, owner)
+    advance(own_queue)
+    polled = explain(own_queue.conn, lambda: own_queue.poll("work", owner, 5))
+    assert polled.scans < 5 * 100
+    assert polled.pages < 15 * 100
+
+
 def test_a_poll_above_read_committed_moves_no_front(queue: TaskQueue, owner: Owner, dsn: str) -> None:
     queue.push("work", ["a"])
     drain(queue, owner)
@@ -324,6 +413,17 @@ def test_maintain_removes_the_rows_of_fronts_that_no_longer_count(queue: TaskQue
     queue.maintain()
     assert queue.conn.execute("SELECT count(*) FROM taskq_internal.front").fetchone() == (2,)
     assert [front(queue), front(queue, 5)] == before
+
+
+def test_maintain_waits_for_no_row_of_a_front(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a"])
+    drain(queue, owner)
+    advance(queue)
+    open_queue().conn.execute("SELECT FROM taskq_internal.front FOR KEY SHARE")
+    hurry(queue).maintain()
+    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.front").fetchone() != (1,)
 
 
 def test_a_dropped_topic_leaves_no_front(queue: TaskQueue) -> None:
@@ -390,7 +490,6 @@ def test_a_call_reads_no_more_pages_while_a_long_transaction_keeps_the_entries_o
     """Each round drains 2,000 tasks. Without fronts, the calls of the last round read 10,000 dead entries."""
     queue, owner = own_queue, own_queue.register("measured", HOUR)
     queue.alter_topic("work", RETRIES)
-    queue.conn.execute("SELECT setseed(0.5)")  # fronts advance at random
     order = LIFO if call is last_first else Order.FIRST_IN_FIRST_OUT
 
     def measured() -> int:

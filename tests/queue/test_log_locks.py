@@ -92,8 +92,11 @@ def test_an_error_that_a_function_catches_releases_the_log(
     assert reader.more() == ["a", "b"]
 
 
-def test_ten_thousand_pushes_in_one_transaction_take_two_locks(queue: TaskQueue, session: TaskQueue) -> None:
-    """Also from functions with settings of their own, which PostgreSQL resets when the function ends."""
+def test_ten_thousand_pushes_in_one_transaction_take_three_locks(queue: TaskQueue, session: TaskQueue) -> None:
+    """Of the topic, of the floor, and of the time.
+
+    Also from functions with settings of their own, which PostgreSQL resets when the function ends.
+    """
     session.conn.execute(
         """CREATE FUNCTION pg_temp.push_one(n int) RETURNS void LANGUAGE plpgsql SET search_path = pg_temp AS $$
         BEGIN PERFORM taskq.push('work', 'APPEND', ARRAY[n::text]); END $$"""
@@ -102,7 +105,7 @@ def test_ten_thousand_pushes_in_one_transaction_take_two_locks(queue: TaskQueue,
     for _ in range(1000):
         session.push("work", ["x"])
     pid = session.conn.info.backend_pid
-    assert queue.conn.execute(LOCKS, (pid,)).fetchone() == (2,)
+    assert queue.conn.execute(LOCKS, (pid,)).fetchone() == (3,)
     session.conn.commit()
     assert queue.conn.execute(LOCKS, (pid,)).fetchone() == (0,)
 

@@ -133,8 +133,8 @@ CREATE FUNCTION taskq_internal.return_to_ready(
     p_delays interval[]
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_front  timestamptz := taskq_internal.announce_retry();
-    v_now    timestamptz := clock_timestamp();
+    v_now    timestamptz;
+    v_late_before timestamptz;
     v_tasks  bigint[];
     v_topics int[];
     v_back   bigint[];
@@ -142,6 +142,8 @@ BEGIN
     v_tasks := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
                      WHERE d.result = :FAILURE OR d.result = :SUSPENSION AND d.delay IS NOT NULL);
     v_topics := taskq_internal.held_topics(p_owner_id, v_tasks);
+    v_late_before := taskq_internal.announce_retry(v_topics);
+    v_now := clock_timestamp();
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
                d.result = :FAILURE AND NOT f.young AS recorded, p.probe, d.error, d.summary,
@@ -171,7 +173,7 @@ BEGIN
             holder = NULL,
             polled = NULL,
             available_at = j.due,
-            late = j.due < v_front,
+            late = j.due < v_late_before,
             attempt = CASE WHEN j.recorded THEN l.attempt ELSE l.attempt - 1 END,
             waits = CASE WHEN j.recorded AND j.probe THEN :WAITS_PROBE ELSE l.waits END,
             failed_at = CASE WHEN j.recorded THEN v_now ELSE l.failed_at END,

@@ -130,7 +130,7 @@ CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTAB
     SELECT 32327  -- 0x7E47, a number that other programs are unlikely to use
 $$;
 
--- Announces the floor of this transaction, and that the transaction pushes, before it draws a number from
+-- Announces the floor of this transaction, its time (internal/fronts.sql), and that the transaction pushes, before it draws a number from
 -- taskq_internal.task_sequence. Returns the floor. Never waits.
 --
 -- A transaction that locks its floor again adds no entry to the server's lock table. So 10,000 pushes use one floor,
@@ -152,6 +152,7 @@ BEGIN
         EXIT WHEN v_floor = 0;
         v_floor := greatest(v_floor - 1 - floor(random() * 1000)::int, 0);
     END LOOP;
+    PERFORM taskq_internal.announce_time();
     LOCK TABLE taskq_internal.push IN ROW SHARE MODE;
     IF v_hint IS DISTINCT FROM v_floor::text THEN
         v_hint := set_config('taskq.log_floor', v_floor::text, true);

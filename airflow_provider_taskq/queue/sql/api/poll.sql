@@ -136,34 +136,45 @@ SET enable_sort = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_front  taskq_internal.front;
-    v_locked bigint[] := '{}';
+    v_locked bigint[];
 BEGIN
-    v_front.priority := 101;
-    LOOP
+    SELECT * INTO v_front FROM taskq_internal.front f WHERE f.topic_id = p_topic_id
+        ORDER BY f.priority DESC, f.number DESC LIMIT 1;
+    v_locked := taskq_internal.lock_due_of_priority(v_front, v_now, p_size, p_lifo);
+    IF cardinality(v_locked) >= p_size THEN
+        RETURN v_locked;
+    END IF;
+    FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, v_front.priority, v_now) LOOP
+        v_locked := v_locked || taskq_internal.lock_due_of_priority(
+            v_front, v_now, p_size - cardinality(v_locked), p_lifo);
         EXIT WHEN cardinality(v_locked) >= p_size;
-        SELECT * INTO v_front FROM taskq_internal.front f
-        WHERE f.topic_id = p_topic_id AND f.priority < v_front.priority ORDER BY f.priority DESC, f.number DESC LIMIT 1;
-        EXIT WHEN NOT FOUND;
-        IF p_lifo THEN
-            v_locked := v_locked || taskq_internal.lock_last_due(v_front, v_now, p_size - cardinality(v_locked));
-            CONTINUE;
-        END IF;
-        v_locked := v_locked || ARRAY(
-            SELECT l.sequence FROM taskq_internal.live l
-            WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-              AND l.priority = v_front.priority AND l.available_at <= v_now
-              AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
-            ORDER BY l.available_at, l.sequence
-            LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
-        v_locked := v_locked || ARRAY(
-            SELECT l.sequence FROM taskq_internal.live l
-            WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-              AND l.priority = v_front.priority AND l.available_at <= v_now
-              AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
-            ORDER BY l.available_at, l.sequence
-            LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
     END LOOP;
     RETURN v_locked;
+END $$;
+
+-- Locks the first p_size due tasks of one priority: the late tasks before the front, and then the tasks behind it.
+CREATE FUNCTION taskq_internal.lock_due_of_priority(
+    p_front taskq_internal.front, p_now timestamptz, p_size int, p_lifo boolean
+) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_locked bigint[];
+BEGIN
+    IF p_lifo THEN
+        RETURN taskq_internal.lock_last_due(p_front, p_now, p_size);
+    END IF;
+    v_locked := ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+          AND l.priority + 0 = p_front.priority AND l.available_at <= p_now
+          AND (l.available_at, l.sequence) < (p_front.available_at, p_front.sequence)
+        ORDER BY l.available_at, l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
+    RETURN v_locked || ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+          AND l.priority = p_front.priority AND l.available_at <= p_now
+          AND (l.available_at, l.sequence) >= (p_front.available_at, p_front.sequence)
+        ORDER BY l.available_at, l.sequence LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Does the same for one priority with due time and sequence reversed. The order is: tasks above the gap, late tasks in
@@ -184,8 +195,8 @@ BEGIN
     IF p_front.gap_low_at IS NOT NULL AND cardinality(v_locked) < p_size THEN
         v_locked := v_locked || ARRAY(
             SELECT l.sequence FROM taskq_internal.live l
-            WHERE l.topic_id::bigint = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-              AND l.priority = p_front.priority AND l.available_at <= p_now
+            WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+              AND l.priority + 0 = p_front.priority AND l.available_at <= p_now
               AND (l.available_at, l.sequence) < (p_front.gap_high_at, p_front.gap_high_sequence)
               AND (l.available_at, l.sequence) > (p_front.gap_low_at, p_front.gap_low_sequence)
             ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
@@ -199,8 +210,8 @@ BEGIN
     END IF;
     RETURN v_locked || ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id::bigint = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-          AND l.priority = p_front.priority AND l.available_at <= p_now
+        WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+          AND l.priority + 0 = p_front.priority AND l.available_at <= p_now
           AND (l.available_at, l.sequence) < (p_front.available_at, p_front.sequence)
         ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
 END $$;
@@ -337,17 +348,12 @@ DECLARE
     v_count    int := 0;
     v_found    int;
 BEGIN
-    v_front.priority := 101;
-    LOOP
-        EXIT WHEN v_count >= p_limit;
-        SELECT * INTO v_front FROM taskq_internal.front f
-        WHERE f.topic_id = p_topic_id AND f.priority < v_front.priority ORDER BY f.priority DESC, f.number DESC LIMIT 1;
-        EXIT WHEN NOT FOUND;
+    FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, 101, v_now) LOOP
         SELECT count(*) INTO v_found FROM (
             SELECT FROM (
                 (SELECT l.xmin, l.xmax, l.waits, l.sequence FROM taskq_internal.live l
-                 WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-                   AND l.priority = v_front.priority AND l.available_at <= v_now
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+                   AND l.priority + 0 = v_front.priority AND l.available_at <= v_now
                    AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
                  ORDER BY l.available_at, l.sequence)
                 UNION ALL
@@ -361,6 +367,7 @@ BEGIN
               AND (l.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, l.sequence))
             LIMIT p_limit - v_count) found;
         v_count := v_count + v_found;
+        EXIT WHEN v_count >= p_limit;
     END LOOP;
     RETURN v_count;
 END $$;

@@ -100,7 +100,7 @@ DECLARE
     v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_floor     bigint := taskq_internal.announce_push();
     v_now       timestamptz := clock_timestamp();
-    v_front     timestamptz;
+    v_late_before timestamptz;
     v_sequences bigint[];
     v_states    smallint[];
 BEGIN
@@ -119,7 +119,7 @@ BEGIN
     IF p_insertion <> 'APPEND' OR p_suspended IS NOT NULL THEN
         v_states := taskq_internal.push_states(p_insertion, p_identifiers, p_suspended);
     END IF;
-    v_front := taskq_internal.front_time(v_topic.topic_id, p_priorities, v_now);
+    v_late_before := taskq_internal.front_time(v_topic.topic_id, p_priorities, v_now);
     v_sequences := taskq_internal.draw_sequences(cardinality(p_identifiers));
     IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
         PERFORM taskq.notify(p_topic);
@@ -134,7 +134,7 @@ BEGIN
     WHERE n.state IS DISTINCT FROM :NOT_STORED;
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, late, identifier)
     SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0),
-        coalesce(n.available_at, v_now + n.delay, v_now) < v_front, n.identifier
+        coalesce(n.available_at, v_now + n.delay, v_now) < v_late_before, n.identifier
     FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, p_priorities, v_states)
          AS n (sequence, identifier, available_at, delay, priority, state)
     WHERE coalesce(n.state, :READY) = :READY;

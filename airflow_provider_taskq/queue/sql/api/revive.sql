@@ -190,6 +190,7 @@ DECLARE
     v_new         bigint[];
 BEGIN
     PERFORM taskq_internal.announce_push();
+    v_now := clock_timestamp();
     v_new := taskq_internal.draw_sequences(cardinality(p_sequences));
     PERFORM taskq_internal.record_ended_change(p_topic_id, :HISTORY_RECREATED, p_sequences, v_new);
     UPDATE taskq_internal.ended SET descent = state, state = :RECREATED WHERE topic_id = p_topic_id
@@ -203,7 +204,6 @@ BEGIN
                 ARRAY(SELECT DISTINCT unnest(v_identifiers)), NULL);
     END IF;
     v_states := taskq_internal.push_states(p_insertion, v_identifiers, NULL);
-    v_now := clock_timestamp();
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
         payload)
     SELECT n.sequence, v_now, v_now, pg_current_xact_id(), p_topic_id, t.priority, t.identifier, t.reference, t.ttl,

@@ -41,10 +41,10 @@ DECLARE
 BEGIN
     WITH first_tasks AS MATERIALIZED (
         SELECT row_number() OVER () AS place, f.sequence, f.identifier FROM (
-            SELECT d.sequence, d.identifier FROM taskq_internal.newest_fronts(p_topic_id) v CROSS JOIN LATERAL (
+            SELECT d.sequence, d.identifier FROM taskq_internal.due_fronts(p_topic_id, 101, p_now) v CROSS JOIN LATERAL (
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
-                 WHERE NOT p_lifo AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL
-                   AND l.waits <= :WAITS_NOTHING AND l.late AND l.priority = v.priority AND l.available_at <= p_now
+                 WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL
+                   AND l.waits <= :WAITS_NOTHING AND l.late AND l.priority + 0 = v.priority AND l.available_at <= p_now
                    AND (l.available_at, l.sequence) < (v.available_at, v.sequence)
                  ORDER BY l.available_at, l.sequence LIMIT p_window)
                 UNION ALL
@@ -62,8 +62,8 @@ BEGIN
                  ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)
                 UNION ALL
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
-                 WHERE p_lifo AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                   AND l.late AND l.priority = v.priority AND l.available_at <= p_now
+                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.late AND l.priority + 0 = v.priority AND l.available_at <= p_now
                    AND (l.available_at, l.sequence) < (v.gap_high_at, v.gap_high_sequence)
                    AND (l.available_at, l.sequence) > (v.gap_low_at, v.gap_low_sequence)
                  ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)
@@ -76,8 +76,8 @@ BEGIN
                  ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)
                 UNION ALL
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
-                 WHERE p_lifo AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                   AND l.late AND l.priority = v.priority AND l.available_at <= p_now
+                 WHERE p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.late AND l.priority + 0 = v.priority AND l.available_at <= p_now
                    AND (l.available_at, l.sequence) < (v.available_at, v.sequence)
                  ORDER BY l.available_at DESC, l.sequence DESC LIMIT p_window)) d
             LIMIT p_window) f
@@ -116,10 +116,10 @@ CREATE FUNCTION taskq_internal.first_turn(
 SET enable_sort = off AS $$
 BEGIN
     SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
-    FROM (SELECT d.* FROM taskq_internal.newest_fronts(p_topic_id) v CROSS JOIN LATERAL (
+    FROM (SELECT d.* FROM taskq_internal.due_fronts(p_topic_id, 101, p_now) v CROSS JOIN LATERAL (
               (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
-               WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-                 AND l.priority = v.priority AND (l.available_at, l.sequence) < (v.available_at, v.sequence)
+               WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+                 AND l.priority + 0 = v.priority AND (l.available_at, l.sequence) < (v.available_at, v.sequence)
                ORDER BY l.available_at, l.sequence LIMIT 1)
               UNION ALL
               (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l

@@ -55,7 +55,7 @@ CREATE TABLE taskq_internal.live (
     -- that the last check found all dependencies fulfilled.
     waits        smallint NOT NULL DEFAULT :WAITS_NOTHING,
     redelivered  boolean NOT NULL DEFAULT false,
-    -- The task became READY at a due time that had passed already, so it may lie before the front (see below).
+    -- The task may lie before the front of its priority (see taskq_internal.front).
     late         boolean NOT NULL DEFAULT false,
     identifier   text COLLATE "C" NOT NULL,
     error        text,                         -- a bounded traceback of the last recorded failure
@@ -66,8 +66,8 @@ CREATE TABLE taskq_internal.live (
 ) PARTITION BY LIST (topic_id);
 CREATE INDEX live_ready ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL
     AND waits <= :WAITS_NOTHING;
--- The late tasks among them. The index is on topic_id::bigint, so that no query for topic_id uses it.
-CREATE INDEX live_late ON taskq_internal.live ((topic_id::bigint), priority DESC, available_at, sequence)
+-- The late tasks among them. Only queries for (priority + 0) use this index, and none of them uses live_ready.
+CREATE INDEX live_late ON taskq_internal.live (topic_id, (priority + 0), available_at, sequence)
     WHERE holder IS NULL AND waits <= :WAITS_NOTHING AND late;
 CREATE INDEX live_waiting ON taskq_internal.live (topic_id, waits, available_at, sequence) WHERE holder IS NULL
     AND waits > :WAITS_NOTHING;
@@ -127,14 +127,14 @@ CREATE TABLE taskq_internal.live_default PARTITION OF taskq_internal.live DEFAUL
     autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.1
 );
 
--- The front of a topic at a priority: no READY task lies before it, except late ones. So a poll enters live_ready at
--- the front. An index entry of a claimed task stays until vacuum may remove it, and while a long transaction is open
+-- The front of a topic at a priority: a due time and a sequence, before which no task is READY, except late ones. So a
+-- poll enters live_ready at the front. An index entry of a claimed task stays until vacuum may remove it, and while a long transaction is open
 -- vacuum may not. Without the front, each poll would read the entries of all tasks that were claimed since then.
 --
 -- A gap is the same for polls in LAST_IN_FIRST_OUT order: no READY task lies between its two ends, except late ones.
 --
--- Rows are only inserted (internal/fronts.sql). The one with the highest number counts, and every earlier one is still
--- true. Each priority that a task of the topic has ever had keeps a row, so the rows also list the priorities in use.
+-- Rows are only inserted (internal/fronts.sql). Polls read the row with the highest number. The other rows say less, and
+-- stay true. Each priority that a task of the topic has ever had keeps a row, so the rows also list the priorities in use.
 CREATE TABLE taskq_internal.front (
     topic_id     int NOT NULL,
     priority     smallint NOT NULL,
