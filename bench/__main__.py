@@ -1,6 +1,8 @@
 """Measures the named sections, compared with raw SQL; without a name: push, drain and claim.
 
 `singular`: polls with and without a condition. `topics`: by the number of topics and of their partitions.
+`displacing`: pushes with SUPERSEDE, REPLACE and DELETE, compared with APPEND by the CPU of the server (`--pushed`,
+`--stored`, `--rounds`; hours with the defaults).
 `waits`: ten thousand of Airflow's deferred gates in one event loop. `gates`: 500 gates in a real Airflow.
 `upkeep`: minutes of churn, with long transactions in between (9 minutes). `retention`: the removal of a history.
 `designs`: the table designs that were compared. `peers`: other queues, which are installed when needed.
@@ -15,7 +17,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from bench import claim, designs, drain, gates, push, retention, singular, topics, upkeep, waits, worker
+from bench import claim, designs, displacing, drain, gates, push, retention, singular, topics, upkeep, waits, worker
 from bench.peers import compare
 from bench.pressure import section as pressure
 from bench.rig import Rig
@@ -35,7 +37,7 @@ SECTIONS = {
     "designs": designs.run,
 }
 USUAL = ("push", "drain", "claim")
-WITH_OPTIONS = ("peers", "spark", "worker", "pressure")
+WITH_OPTIONS = ("displacing", "peers", "spark", "worker", "pressure")
 
 
 def main() -> None:
@@ -47,6 +49,7 @@ def main() -> None:
     compare.add_arguments(parser)
     spark.add_arguments(parser)
     pressure.add_arguments(parser)
+    displacing.add_arguments(parser)
     options = parser.parse_args()
     if options.section == ["pressure"]:  # its runs restart servers, so each of them has its own
         pressure.run(options)
@@ -61,6 +64,7 @@ def main() -> None:
 def _run(rig: Rig, options: argparse.Namespace) -> None:
     sections: dict[str, Callable[[Rig], None]] = {
         **SECTIONS,
+        "displacing": partial(displacing.run, options=options),
         "peers": partial(compare.run, options=options),
         "spark": partial(spark.run, options=options),
         "worker": partial(worker.run, options=options),

@@ -165,10 +165,12 @@ not store. p_insertion decides on older tasks of the identifiers, as in the push
 p_identifiers may be NULL; otherwise it has a value or NULL for each task. Payloads are JSON texts. The p_depend arrays
 have one element for each dependency: the position of the task in this call, from 0, and the topic and identifier that
 the task depends on. A push may take several calls in one transaction. Then p_offset is the number of tasks in the
-earlier calls, which errors add to positions, and p_since is the first sequence of the push. Raises TQ001 for an unknown
-topic. Raises TQ002 for an invalid task, and names its position from 0. After an error no task is stored.';
+earlier calls, which errors add to positions, and p_since is the first sequence of the push. All its calls have the same
+p_insertion, and between them the transaction pushes no other task to the topic. Raises TQ001 for an unknown topic.
+Raises TQ002 for an invalid task, and names its position from 0. After an error no task is stored.';
 
-CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.first_pushed(p_topic text, p_since bigint) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'INSERT')).topic_id;
 BEGIN
@@ -332,7 +334,8 @@ RETURNS smallint[] LANGUAGE sql IMMUTABLE AS $$
                     WHEN n.again AND p_insertion <> 'APPEND' THEN :REDUNDANT
                     WHEN n.suspended THEN :SUSPENDED
                     ELSE :READY END
-        FROM (SELECT place, suspended, lead(place) OVER (PARTITION BY identifier ORDER BY place) IS NOT NULL AS again
+        FROM (SELECT place, suspended,
+                     lead(place) OVER (PARTITION BY identifier COLLATE "C" ORDER BY place) IS NOT NULL AS again
               FROM unnest(p_identifiers, p_suspended) WITH ORDINALITY AS u (identifier, suspended, place)) n
         ORDER BY n.place)::smallint[]
 $$;
@@ -340,44 +343,74 @@ $$;
 -- Applies the insertion to the older tasks of these identifiers. Never waits: a row that another transaction holds
 -- counts as ACTIVE. Usually a poll or a completion holds it. If another push displaces the same row, the tasks of both
 -- pushes remain.
+--
+-- In a push of several calls, the earlier call that pushed an identifier has displaced all its older tasks. So a later
+-- call displaces only the newest task of the identifier, which it finds in one step. A lookup of all its tasks would
+-- visit the tasks of each earlier call again, and the index entries of the rows that these calls have deleted.
+--
+-- Each query makes one index lookup for each identifier or sequence, because a subquery that locks, or has an OFFSET or
+-- an order, stays a lookup. No statistics can make such a lookup expensive:
+--
+-- - Before PostgreSQL 17, a condition "= ANY (array)" may read the whole topic and compare each row with the whole
+--   array. So the functions below change rows by their places (ctid), which they have locked.
+-- - If the statistics know a single identifier, "identifier = x" may read the whole topic by the primary key. Only the
+--   index of identifiers gives the order of the query without a sort.
+-- - "holder IS NULL" may read a partial index as a whole, where the query has no identifier. The CASE matches none.
 CREATE FUNCTION taskq_internal.displace_older_tasks(
     p_topic_id int, p_insertion text, p_identifiers text[], p_since bigint
-) RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
+) RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_identifiers text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers)
-                                  AS u (identifier));
-    v_waiting     bigint[];
-    v_ended       bigint[];
+    v_identifiers  text[] := ARRAY(SELECT DISTINCT u.identifier COLLATE "C" FROM unnest(p_identifiers)
+                                   AS u (identifier));
+    v_newest       bigint[];
+    v_older        bigint[] := '{}';  -- of an identifier that an earlier call has pushed, the newest task
+    v_waiting      bigint[];
+    v_waiting_rows tid[];
+    v_ended        bigint[];
+    v_ended_rows   tid[];
 BEGIN
-    -- The query makes one index lookup for each identifier. Given "identifier = ANY (array)", a server before
-    -- PostgreSQL 17 may read the whole topic and compare each row with the whole array. A subquery that locks, or has
-    -- an OFFSET, stays a lookup.
-    v_waiting := ARRAY(SELECT l.sequence FROM unnest(v_identifiers) AS u (identifier)
-                       CROSS JOIN LATERAL (
-                           SELECT b.sequence FROM taskq_internal.live b
-                           WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-                           FOR UPDATE SKIP LOCKED) l);
-    IF p_insertion IN ('REPLACE', 'DELETE') OR p_since IS NOT NULL THEN
-        v_ended := ARRAY(SELECT t.sequence FROM unnest(v_identifiers) AS u (identifier)
-                         CROSS JOIN LATERAL (
-                             SELECT b.sequence FROM taskq_internal.task b
-                             WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id
-                               AND (p_insertion <> 'SUPERSEDE'
-                                    OR b.sequence >= p_since AND b.pushed_in = pg_current_xact_id())
-                             OFFSET 0) t);
-        v_ended := ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                         WHERE e.topic_id = p_topic_id AND e.sequence = ANY (v_ended) FOR UPDATE SKIP LOCKED);
+    IF p_since IS NOT NULL THEN
+        v_newest := taskq_internal.newest_of_push(p_topic_id, v_identifiers, p_since);
+        v_older := array_remove(v_newest, NULL);
     END IF;
+    IF cardinality(v_older) > 0 THEN
+        v_identifiers := ARRAY(SELECT u.identifier FROM unnest(v_identifiers, v_newest) AS u (identifier, sequence)
+                               WHERE u.sequence IS NULL);
+    END IF;
+    SELECT array_agg(n.sequence), array_agg(n.place) INTO v_waiting, v_waiting_rows
+    FROM (SELECT l.sequence, l.place FROM unnest(v_identifiers) AS u (identifier)
+          CROSS JOIN LATERAL (
+              SELECT b.sequence, b.ctid AS place FROM taskq_internal.live b
+              WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+              FOR UPDATE SKIP LOCKED) l
+          UNION ALL
+          SELECT l.sequence, l.place FROM unnest(v_older) AS u (sequence)
+          CROSS JOIN LATERAL (
+              SELECT b.sequence, b.ctid AS place FROM taskq_internal.live b
+              WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence
+                AND CASE WHEN b.holder IS NULL THEN :READY ELSE :ACTIVE END = :READY
+              FOR UPDATE SKIP LOCKED) l) n;
+    IF p_insertion IN ('REPLACE', 'DELETE') THEN
+        v_older := v_older || ARRAY(SELECT t.sequence FROM unnest(v_identifiers) AS u (identifier)
+                                    CROSS JOIN LATERAL (
+                                        SELECT b.sequence FROM taskq_internal.task b
+                                        WHERE b.topic_id = p_topic_id
+                                          AND (b.identifier, b.topic_id) >= (u.identifier, p_topic_id)
+                                          AND (b.identifier, b.topic_id) <= (u.identifier, p_topic_id)
+                                        ORDER BY b.identifier, b.sequence) t);
+    END IF;
+    SELECT array_agg(e.sequence), array_agg(e.place) INTO v_ended, v_ended_rows
+    FROM unnest(v_older) AS u (sequence)
+    CROSS JOIN LATERAL (
+        SELECT b.sequence, b.ctid AS place FROM taskq_internal.ended b
+        WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence
+          AND (p_insertion = 'DELETE' OR b.state BETWEEN :EXPIRED AND :SUCCEEDED)
+        FOR UPDATE SKIP LOCKED) e;
     IF p_insertion = 'DELETE' THEN
-        DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting);
-        DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND sequence = ANY (v_ended);
-        DELETE FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
-        DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
-        DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting || v_ended);
+        PERFORM taskq_internal.delete_displaced(p_topic_id, v_waiting || v_ended, v_waiting_rows, v_ended_rows);
         RETURN;
     END IF;
-    WITH gone AS (
-        DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (v_waiting) RETURNING *)
     INSERT INTO taskq_internal.ended (sequence, available_at, holder, topic_id, attempt, state, descent, crashes,
         redelivered, identifier, error, error_summary)
     SELECT g.sequence, CASE WHEN g.waits = :WAITS_DEPENDENCIES THEN (  -- available_at is when to check its dependencies
@@ -385,9 +418,80 @@ BEGIN
                    ELSE g.available_at END,
            g.holder, g.topic_id, g.attempt, :REDUNDANT, :READY, g.crashes, g.redelivered, g.identifier, g.error,
                g.error_summary
-    FROM gone g;
-    UPDATE taskq_internal.ended SET descent = state, state = :REDUNDANT
-    WHERE topic_id = p_topic_id AND sequence = ANY (v_ended) AND state BETWEEN :EXPIRED AND :SUCCEEDED;
+    FROM unnest(v_waiting) AS u (sequence)
+    CROSS JOIN LATERAL (SELECT * FROM taskq_internal.live b
+                        WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence OFFSET 0) g;
+    PERFORM taskq_internal.delete_rows(p_topic_id, v_waiting_rows, NULL, NULL, NULL, NULL);
+    PERFORM taskq_internal.make_redundant(p_topic_id, v_ended_rows);
+END $$;
+
+-- Deletes tasks, whose rows in live and ended this transaction holds, and all their related rows.
+CREATE FUNCTION taskq_internal.delete_displaced(p_topic_id int, p_sequences bigint[], p_live tid[], p_ended tid[])
+RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_bitmapscan = off AS $$
+BEGIN
+    PERFORM taskq_internal.delete_rows(
+        p_topic_id, p_live, p_ended,
+        ARRAY(SELECT t.place FROM unnest(p_sequences) AS u (sequence)
+              CROSS JOIN LATERAL (SELECT b.ctid AS place FROM taskq_internal.task b
+                                  WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence OFFSET 0) t),
+        ARRAY(SELECT d.place FROM unnest(p_sequences) AS u (sequence)
+              CROSS JOIN LATERAL (SELECT b.ctid AS place FROM taskq_internal.dependency b  -- a completion may change it
+                                  WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence FOR UPDATE) d),
+        ARRAY(SELECT h.place FROM unnest(p_sequences) AS u (sequence)
+              CROSS JOIN LATERAL (SELECT b.ctid AS place FROM taskq_internal.history b
+                                  WHERE b.topic_id = p_topic_id AND b.sequence = u.sequence OFFSET 0) h));
+END $$;
+
+-- Deletes rows by their places in the tables of a topic. No other transaction may move the rows meanwhile.
+CREATE FUNCTION taskq_internal.delete_rows(
+    p_topic_id int, p_live tid[], p_ended tid[], p_task tid[], p_dependency tid[], p_history tid[]
+) RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_indexscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    IF cardinality(p_live) > 0 THEN
+        DELETE FROM taskq_internal.live WHERE topic_id = p_topic_id AND ctid = ANY (p_live);
+    END IF;
+    IF cardinality(p_ended) > 0 THEN
+        DELETE FROM taskq_internal.ended WHERE topic_id = p_topic_id AND ctid = ANY (p_ended);
+    END IF;
+    IF cardinality(p_task) > 0 THEN
+        DELETE FROM taskq_internal.task WHERE topic_id = p_topic_id AND ctid = ANY (p_task);
+    END IF;
+    IF cardinality(p_dependency) > 0 THEN
+        DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND ctid = ANY (p_dependency);
+    END IF;
+    IF cardinality(p_history) > 0 THEN
+        DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id AND ctid = ANY (p_history);
+    END IF;
+END $$;
+
+-- Makes ended tasks REDUNDANT, by the places of their rows, which this transaction holds.
+CREATE FUNCTION taskq_internal.make_redundant(p_topic_id int, p_ended tid[]) RETURNS void
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_indexscan = off
+SET enable_bitmapscan = off AS $$
+BEGIN
+    IF cardinality(p_ended) > 0 THEN
+        UPDATE taskq_internal.ended SET descent = state, state = :REDUNDANT
+        WHERE topic_id = p_topic_id AND ctid = ANY (p_ended);
+    END IF;
+END $$;
+
+-- Returns the newest task of each identifier that this transaction has pushed since p_since, in input order, and NULL
+-- for an identifier without one. Only the index of identifiers gives the order of the query, so no statistics lead the
+-- planner to walk through the tasks of other identifiers. The two bounds are one place in that index.
+CREATE FUNCTION taskq_internal.newest_of_push(p_topic_id int, p_identifiers text[], p_since bigint) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_sort = off AS $$
+BEGIN
+    RETURN ARRAY(SELECT n.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
+                 LEFT JOIN LATERAL (
+                     SELECT b.sequence FROM taskq_internal.task b
+                     WHERE b.topic_id = p_topic_id AND b.pushed_in = pg_current_xact_id()
+                       AND (b.identifier, b.topic_id) <= (u.identifier, p_topic_id)
+                       AND (b.identifier, b.topic_id, b.sequence) >= (u.identifier, p_topic_id, p_since)
+                     ORDER BY b.identifier DESC, b.sequence DESC LIMIT 1) n ON true
+                 ORDER BY u.place);
 END $$;
 
 -- Locks the newest waiting task of each identifier, and returns their sequences in input order. It returns NULL for an
