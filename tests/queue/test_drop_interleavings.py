@@ -37,17 +37,39 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 POLICY = TopicPolicy(RetryPolicy(max_attempts=9, base=HOUR, probe=True), keep_failed=timedelta(0))
 Verb = Callable[[TaskQueue, Owner], object]
 
+
+def complete_staged(queue: TaskQueue, owner: Owner) -> None:
+    """Completes a held task as a driver does."""
+    found = queue.conn.execute("SELECT taskq.open_stage(%s, %s)", (owner.name, owner.fence)).fetchone()
+    assert found is not None
+    queue.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
+        (*found, queue.held(owner)[0].sequence),
+    )
+    queue.conn.execute(
+        "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')", (owner.name, owner.fence, *found)
+    )
+
+
+# What both holds something of the topic and may wait for the drop.
+USES: dict[str, Verb] = {
+    "complete": lambda queue, owner: queue.complete(owner, {queue.held(owner)[0]: Result.SUCCESS}),
+    "exchange": lambda queue, owner: queue.exchange(owner, {queue.held(owner)[0]: Result.SUCCESS}, "work"),
+    "complete_staged": complete_staged,
+    "expire": lambda queue, _owner: queue.expire(),
+    "join_group": lambda queue, _owner: queue.join_group("new readers", "work", 2),
+    "acquire_partition": lambda queue, _owner: queue.acquire_partition("free readers", "work", "consumer", HOUR),
+    "advance": lambda queue, _owner: queue.advance("readers", "work", 0, Cursor(2)),
+}
 # What holds something of the topic until its transaction ends, and lets a drop begin.
 FIRST: dict[str, Verb] = {
     "poll": lambda queue, owner: queue.poll("work", owner),
-    "complete": lambda queue, owner: queue.complete(owner, {queue.held(owner)[0]: Result.SUCCESS}),
+    **USES,
     "fail": lambda queue, owner: queue.complete(owner, {queue.held(owner)[0]: Result.FAILURE}),
-    "expire": lambda queue, _owner: queue.expire(),
     "maintain": lambda queue, _owner: queue.maintain(),
     "purge": lambda queue, _owner: queue.purge("work"),
     "purge all": lambda queue, _owner: queue.purge_all("work"),
     "reassign": lambda queue, _owner: queue.reassign("work", Result.FILTER, state=State.FAILED),
-    "advance": lambda queue, _owner: queue.advance("readers", "work", 0, Cursor(2)),
     "renew_partitions": lambda queue, _owner: queue.renew_partitions("readers", "work", "consumer"),
     "record_handling_times": lambda queue, _owner: queue.record_handling_times("work", [1.0]),
     "pause": lambda queue, _owner: queue.pause_topic("work"),
@@ -55,6 +77,7 @@ FIRST: dict[str, Verb] = {
 }
 # What then waits for the drop.
 SECOND: dict[str, Verb] = {
+    **USES,
     "push": lambda queue, _owner: queue.push("work", ["pushed"]),
     "revive": lambda queue, _owner: queue.revive("work", State.FAILED, Revival.RESET),
     "junction": lambda queue, _owner: queue.junction("work", [["SUSPENDED"]]),
@@ -90,6 +113,7 @@ def fill(queue: TaskQueue, owner: Owner) -> None:
     queue.advance("readers", "work", 0, Cursor(1))
     queue.join_group("readers", "work", 1)
     assert queue.acquire_partition("readers", "work", "consumer", HOUR)
+    queue.join_group("free readers", "work", 1)
     queue.release_groups_once("gate", "work", [["SUSPENDED"]])
     queue.record_handling_times("work", [1.0])
 

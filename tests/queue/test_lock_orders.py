@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_taskq.queue import (
     Cursor,
     Deadlock,
+    LeaseLost,
     NotHeld,
     Owner,
     Result,
@@ -32,8 +33,11 @@ from tests.queue.conftest import (
     deadlocks,
     hurry,
     identifiers,
+    is_blocked,
+    lapse,
     states,
     task_in,
+    until,
 )
 
 HOUR = timedelta(hours=1)
@@ -319,6 +323,77 @@ def test_an_advance_of_several_partitions_without_a_group_does_not_deadlock_with
     session.conn.commit()
     assert forgotten.result(60) is True
     assert progress(queue) == [None, None, None]
+    assert deadlocks(queue.conn) == ended
+
+
+# Leases.
+
+
+@pytest.mark.parametrize("verb", ["heartbeat", "release", "complete", "register"])
+@pytest.mark.parametrize("purge", ["purge", "purge_all"])
+def test_an_expiry_leaves_an_owner_to_a_transaction_that_removed_its_tasks(
+    queue: TaskQueue,
+    owner: Owner,
+    session: TaskQueue,
+    open_queue: OpenQueue,
+    background: InBackground[int],
+    purge: str,
+    verb: str,
+) -> None:
+    """The expiry needs the tasks of the owner, and the transaction then needs the owner."""
+    queue.create_topic("other")
+    expiring, crashed, ended = alone(open_queue()), queue.register("crashed"), deadlocks(queue.conn)
+    removed, kept = task_in(queue, owner, State.ACTIVE), task_in(queue, owner, State.ACTIVE, "b", "other")
+    task_in(queue, crashed, State.ACTIVE, "c", "other")
+    lapse(queue, owner)
+    lapse(queue, crashed)
+    if purge == "purge":
+        assert session.purge("work", removed.sequence, removed.sequence, State.ACTIVE) == 1
+    else:
+        assert session.purge_all("work") == 1
+    expired = background(expiring.expire)
+    until(lambda: expired.done() or is_blocked(queue.conn, expiring, session))
+    calls: dict[str, Callable[[], object]] = {
+        "heartbeat": lambda: session.heartbeat(owner),
+        "release": lambda: session.release(owner),
+        "complete": lambda: session.complete(owner, {kept: Result.SUCCESS}),
+        "register": lambda: session.register(owner.name),
+    }
+    calls[verb]()
+    session.conn.commit()
+    assert expired.result(60) == 1
+    held = {"heartbeat": State.ACTIVE, "register": State.ACTIVE, "release": State.READY, "complete": State.SUCCEEDED}
+    assert states(queue) == []
+    assert states(queue, "other") == [("b", held[verb]), ("c", State.READY)]
+    assert deadlocks(queue.conn) == ended
+
+
+@pytest.mark.parametrize("first", ["take_over", "expire"])
+def test_a_claim_that_is_taken_over_during_an_expiry_keeps_all_tasks_or_none(
+    queue: TaskQueue,
+    owner: Owner,
+    session: TaskQueue,
+    open_queue: OpenQueue,
+    background: InBackground[Owner],
+    first: str,
+) -> None:
+    taking, ended = open_queue(), deadlocks(queue.conn)
+    queue.push("work", ["a", "b"])
+    queue.poll("work", owner, 2)
+    lapse(queue, owner)
+    if first == "take_over":
+        taken = taking.take_over(owner.name, owner.fence, HOUR)
+        assert hurry(queue).expire() == 0
+        taking.conn.commit()
+        assert len(queue.held(taken)) == 2
+    else:
+        assert session.expire() == 2
+        late = background(lambda: taking.take_over(owner.name, owner.fence, HOUR))
+        await_blocked(queue.conn, taking, session)
+        session.conn.commit()
+        with pytest.raises(LeaseLost):
+            late.result(60)
+        assert queue.ready("work", 5) == 2
     assert deadlocks(queue.conn) == ended
 
 

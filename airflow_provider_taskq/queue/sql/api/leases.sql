@@ -131,12 +131,12 @@ COMMENT ON FUNCTION taskq.release IS
 many tasks it released. Returns 0 if the owner has no lease under the fence. Raises TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.expire(p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}') RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 DECLARE
     v_count bigint;
 BEGIN
     PERFORM taskq_internal.require_read_committed('expire()');
-    v_count := taskq_internal.end_leases(taskq_internal.lock_lapsed_owners(p_grace, p_except));
+    v_count := taskq_internal.end_unused_leases(taskq_internal.lock_lapsed_owners(p_grace, p_except));
     PERFORM taskq.prune_stages();
     RETURN v_count;
 END $$;
@@ -144,8 +144,8 @@ COMMENT ON FUNCTION taskq.expire IS
 'Ends every lease that lapsed more than p_grace ago, except the leases of the owners in p_except. Returns how many tasks
 these owners held. The policy of the topic decides on each task. It becomes READY in its original place (redelivered,
 the attempt not counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or
-registration is in progress. Also removes the rows that executors of these owners have staged. Raises TQ000 above READ
-COMMITTED.';
+registration is in progress, or whose tasks another transaction removes: a later call ends its lease. Also removes the
+rows that executors of these owners have staged. Raises TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,
@@ -254,6 +254,27 @@ BEGIN
                  WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
                    AND name <> ALL (p_except)
                  FOR UPDATE SKIP LOCKED);
+END $$;
+
+-- Ends the leases of owners whose rows this transaction has locked, except a lease if another transaction removes one of
+-- its tasks: that transaction may wait for the owner's row. Returns how many tasks the owners of the ended leases held.
+-- The caller sets a lock_timeout, which has to be shorter than deadlock_timeout.
+CREATE FUNCTION taskq_internal.end_unused_leases(p_owners bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_count bigint := 0;
+    v_owner bigint;
+BEGIN
+    BEGIN
+        RETURN taskq_internal.end_leases(p_owners);
+    EXCEPTION WHEN lock_not_available THEN
+        IF cardinality(p_owners) = 1 THEN
+            RETURN 0;
+        END IF;
+    END;
+    FOREACH v_owner IN ARRAY p_owners LOOP
+        v_count := v_count + taskq_internal.end_unused_leases(ARRAY[v_owner]);
+    END LOOP;
+    RETURN v_count;
 END $$;
 
 -- Ends the leases of owners whose rows this transaction has locked. The policy of the topic decides on each of their

@@ -54,11 +54,7 @@ BEGIN
     FOREACH v_owner IN ARRAY v_owners LOOP
         more := v_owner <> v_owners[1] AND clock_timestamp() >= v_began + interval '50 milliseconds';
         EXIT WHEN more;
-        BEGIN
-            count := count + taskq_internal.end_leases(ARRAY[v_owner]);
-        EXCEPTION WHEN lock_not_available THEN
-            CONTINUE;
-        END;
+        count := count + taskq_internal.end_unused_leases(ARRAY[v_owner]);
     END LOOP;
 END $$;
 
