@@ -32,7 +32,7 @@ class ParallelClaimer:
         self._left = size
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._other_connections: list[psycopg.Connection[Any]] = []
+        self._connections: list[psycopg.Connection[Any]] = []
 
     def claim(self, connections: Callable[[], int]) -> int:
         """Claim on up to `connections()` connections, and return the number of tasks.
@@ -40,6 +40,7 @@ class ParallelClaimer:
         If a chunk fails, the tasks of the other chunks stay held.
         """
         with self._connection_info.connect(autocommit=True) as conn:
+            self._connections.append(conn)
             # The first chunk runs alone: usually it holds all tasks that are ready.
             claimed, more = self._claim_chunk(TaskQueue(conn))
             if not more:
@@ -51,8 +52,19 @@ class ParallelClaimer:
                     claimed += self._claim_rest(conn)
                     return claimed + sum(other.result() for other in as_completed(others))
                 except BaseException:
-                    self._cancel_others()
+                    self.cancel()
                     raise
+
+    def stop(self) -> None:
+        """Claim no further chunk, from any thread."""
+        self._stopped.set()
+
+    def cancel(self) -> None:
+        """Claim no further chunk, and cancel the current ones, from any thread."""
+        self._stopped.set()
+        for conn in self._connections:
+            with suppress(psycopg.Error):
+                conn.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _claim_on_new_connection(self) -> int:
         try:
@@ -60,7 +72,7 @@ class ParallelClaimer:
         except TaskQueueError:
             return 0  # for example too many connections: the other threads claim the share of this one
         with conn:
-            self._other_connections.append(conn)
+            self._connections.append(conn)
             try:
                 return self._claim_rest(conn)
             except BaseException:
@@ -74,12 +86,6 @@ class ParallelClaimer:
             total += claimed
         return total
 
-    def _cancel_others(self) -> None:
-        self._stopped.set()
-        for conn in self._other_connections:
-            with suppress(psycopg.Error):
-                conn.cancel_safe(timeout=CANCEL_SECONDS)
-
     def _claim_chunk(self, queue: TaskQueue) -> tuple[int, bool]:
         """Claim one chunk. Return the number of tasks, and whether there may be more."""
         with self._lock:
@@ -90,3 +96,27 @@ class ParallelClaimer:
             # The locks of the other connections may have hidden tasks. So another connection may claim the rest.
             self._left += size - claimed
         return claimed, 0 < claimed == size
+
+
+class ClaimAhead:
+    """Claims the tasks of a drain's next round in a thread, while the current round works."""
+
+    def __init__(self, claimer: ParallelClaimer, connections: int) -> None:
+        self._claimer = claimer
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="taskq claim ahead")
+        self._claimed = self._pool.submit(claimer.claim, lambda: connections)
+
+    def result(self) -> int:
+        """Wait for the claim, and return the number of tasks. Raises its error."""
+        with self._pool:
+            return self._claimed.result()
+
+    def stop(self) -> int:
+        """Stop after the current chunk, and return the number of tasks. Raises the error of the claim."""
+        self._claimer.stop()
+        return self.result()
+
+    def cancel(self) -> None:
+        """Cancel the claim, and wait for its end. The tasks of finished chunks stay held."""
+        self._claimer.cancel()
+        self._pool.shutdown()

@@ -28,6 +28,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TooManyFailures,
 )
+from airflow_provider_taskq.spark.claimer import ClaimAhead
 from airflow_provider_taskq.spark.composite import by_composite
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
@@ -185,7 +186,8 @@ def drain(
     A drain repeats rounds under one lease until no task is ready. A round claims tasks, calls `transform`, and commits
     all decisions with their follow-ups, or none. A task without a decision comes once in a drain. A task that is
     retried or snoozed comes again when it is due. If there may be more rounds, a failure within a task's ttl counts as
-    no decision, because the next round would claim the task immediately.
+    no decision, because the next round would claim the task immediately. While a round works, the drain claims the
+    tasks of the next one, unless it has a condition, a claim or LAST_IN_FIRST_OUT.
 
     At the end the drain releases the undecided tasks: they are READY in their old place, and the attempt does not
     count. After an error it releases all held tasks, and raises the error. If the driver is killed, the tasks stay held
@@ -245,6 +247,9 @@ def drain(
 class DrainLoop:
     """The rounds of one drain, each of which claims tasks, transforms them and commits the decisions.
 
+    While a round works, a thread claims the tasks of the next round. They are held, too, but they were claimed after
+    `until`, so the current round neither reads nor defers them.
+
     :param began: when the drain began, by `time.monotonic()`.
     """
 
@@ -257,9 +262,23 @@ class DrainLoop:
     on_progress: OnProgress | None
     began: float
     totals: DrainTotals = field(default_factory=DrainTotals)
+    ahead: ClaimAhead | None = None
+    until: datetime | None = None
+    unused: int = 0
 
     def run(self) -> StopReason:
         """Repeat rounds until no task is ready or a limit is reached, and return the reason."""
+        try:
+            stop_reason = self._run_rounds()
+            if self.ahead is not None:  # the deadline has passed
+                self.unused = self.ahead.stop()
+        except BaseException:
+            if self.ahead is not None:  # before the drain releases its tasks
+                self.ahead.cancel()
+            raise
+        return stop_reason
+
+    def _run_rounds(self) -> StopReason:
         empty_claims = 0
         while (stop_reason := self.limits.reached(self.totals)) is None:
             before = self._progress()
@@ -276,16 +295,25 @@ class DrainLoop:
     def _claim(self) -> int:
         """Claim the tasks of a round, and return their number. The first round has the resumed tasks too."""
         session, totals = self.session, self.totals
+        claimed = self.ahead.result() if self.ahead is not None else 0
+        self.ahead = None
         if totals.rounds:
-            session.defer_held_tasks()
+            session.defer_held_tasks(self.until)
         size = self.limits.next_size(totals)
         resumed = 0 if totals.rounds else session.count_resumed()
-        claimed = session.claim(max(0, size - resumed), self.order)
+        claimed += session.claim(max(0, size - resumed - claimed), self.order)
         totals.claimed += claimed
         totals.resumed += resumed
         if claimed + resumed:
             logger.info(_CLAIMED, session.topic, claimed, resumed)
         return claimed + resumed
+
+    def _claim_ahead(self, now: datetime) -> None:
+        """Begin to claim the tasks of the next round, unless a limit prevents it."""
+        following = replace(self.totals, rounds=self.totals.rounds + 1)
+        if self.limits.reached(following) is None:
+            self.ahead = self.session.claim_ahead(self.limits.next_size(following), self.order)
+        self.until = None if self.ahead is None else now
 
     def _may_claim_again(self, empty_claims: int) -> bool:
         """Return whether to repeat a claim that found nothing because concurrent polls hid tasks from it."""
@@ -298,7 +326,8 @@ class DrainLoop:
 
     def _run_round(self, count: int, before: DrainProgress) -> None:
         session = self.session
-        stage = session.open_stage()
+        stage, now = session.open_stage()
+        self._claim_ahead(now)
         description = f"taskq: decide {count:,} tasks of topic {session.topic} for {session.lease.name}"
         if before.round:
             description += f" (round {before.round + 1}; {before.done:,} of {before.claimed:,} are done)"
@@ -306,7 +335,7 @@ class DrainLoop:
             ProgressReporter(session.connection_info, before, count, stage, self.on_progress),
             session.jobs.described(description),
         ):
-            session.run_transform(self.transform, stage, count, self.partitions, self.lease)
+            session.run_transform(self.transform, stage, count, self.partitions, self.lease, self.until)
         self.totals.add(*session.finish_stage(stage))
         self.totals.rounds += 1
         report_progress(self._progress(), self.on_progress)
@@ -337,7 +366,7 @@ class DrainLoop:
                 resumed=totals.resumed,
                 done=totals.done,
                 completed=totals.completed,
-                undecided=session.release(queue),
+                undecided=session.release(queue) - self.unused,
                 seconds=time.monotonic() - self.began,
                 rounds=totals.rounds,
                 pushed=totals.pushed,

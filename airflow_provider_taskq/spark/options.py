@@ -8,7 +8,7 @@ from airflow_provider_taskq.queue import Insertion, LeaseLost, TaskQueue, TaskQu
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 DEFAULT_PARTITIONS = 8
-_HELD_NAMES = {"topic", "owner", "fence", "partitions"}
+_HELD_NAMES = {"topic", "owner", "fence", "partitions", "until"}
 _COMPLETE_NAMES = {"topic", "owner", "fence", "stage", "stream"}
 _SPARK_NAMES = {"checkpointlocation", "queryname"}  # Spark passes its own options of a stream along
 
@@ -18,7 +18,8 @@ class HeldOptions:
     """Options of mode=held and mode=complete: the owner of the tasks, and the fence of its lease.
 
     Without a fence, the DataFrame uses the lease that the owner has when Spark plans the DataFrame. Without a topic, it
-    reads the tasks of all topics.
+    reads the tasks of all topics. With `until`, a timestamp of the server, it reads no task that the owner claimed
+    later.
     """
 
     mode: str
@@ -28,6 +29,7 @@ class HeldOptions:
     partitions: int
     stage: str | None
     stream: str | None = None
+    until: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: str) -> Self:
@@ -42,6 +44,7 @@ class HeldOptions:
             partitions=parse_partitions(values),
             stage=values.get("stage"),
             stream=values.get("stream"),
+            until=values.get("until"),
         )
 
     def with_fence(self, connection_info: ConnectionInfo) -> Self:

@@ -79,8 +79,8 @@ class HeldReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return ranges with equal numbers of tasks. Spark calls this once, when it first plans the DataFrame."""
         options = self.options
-        statement = "SELECT low, high FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, %s::int)"
-        arguments = (options.owner, options.fence, options.topic, options.partitions)
+        statement = "SELECT low, high FROM taskq.held_bounds(%s::text, %s::bigint, %s::text, %s::int, %s::timestamptz)"
+        arguments = (options.owner, options.fence, options.topic, options.partitions, options.until)
         return list(starmap(SequenceRange, self.connection_info.fetch_all(statement, arguments)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -92,9 +92,10 @@ class HeldReader(DataSourceReader):
         schema = _HELD_ARROW if options.topic is None else _HELD_ARROW.remove(_TOPIC)
         statement = (
             f"COPY (SELECT {', '.join(schema.names)}"  # noqa: S608
-            " FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint)) TO STDOUT (FORMAT binary)"
+            " FROM taskq.held_slice(%s::text, %s::bigint, %s::text, %s::bigint, %s::bigint, %s::timestamptz))"
+            " TO STDOUT (FORMAT binary)"
         )
-        arguments = (options.owner, options.fence, options.topic, partition.low, partition.high)
+        arguments = (options.owner, options.fence, options.topic, partition.low, partition.high, options.until)
         for batch in copy_batches(self.connection_info, statement, arguments, schema):
             if options.topic is None:
                 yield batch

@@ -27,7 +27,7 @@ from airflow_provider_taskq.queue import (
     verify_for_work,
 )
 from airflow_provider_taskq.queue.errors import translate_errors
-from airflow_provider_taskq.spark.claimer import ParallelClaimer
+from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
 from airflow_provider_taskq.spark.composite import CompositeTransform, composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import register_source
@@ -134,8 +134,7 @@ class DrainSession:
     def claim(self, size: int, order: Order) -> int:
         """Claim up to `size` tasks, under a condition whole identifiers in order, and return their number."""
         if self.condition is Condition.NONE:
-            claimer = ParallelClaimer(self.connection_info, self.topic, self.lease, order, size)
-            return claimer.claim(self.jobs.cores)
+            return self._claimer(size, order).claim(self.jobs.cores)
         if order is not Order.FIRST_IN_FIRST_OUT:  # the last task of an identifier has to follow all others
             with self.connection_info.connect(autocommit=True) as conn:
                 return TaskQueue(conn).claim(self.topic, self.lease, size, order, self.condition)
@@ -144,6 +143,22 @@ class DrainSession:
             (self.topic, self.lease.name, self.lease.fence, size, self.condition),
         )
         return int(count)
+
+    def claim_ahead(self, size: int, order: Order) -> ClaimAhead | None:
+        """Begin to claim up to `size` tasks of the next round; None if the drain may claim none before that round.
+
+        LAST_IN_FIRST_OUT promises the newest tasks when the round begins. Under a condition, a claim leaves out the
+        identifiers of the current round, so the next round would lack their later tasks. The tasks of another claim
+        belong to the DAG, to which the drain could not give them back.
+        """
+        if not self.in_rounds or self.condition is not Condition.NONE or self.claim_fence is not None:
+            return None
+        if order is not Order.FIRST_IN_FIRST_OUT:
+            return None
+        return ClaimAhead(self._claimer(size, order), self.jobs.cores())
+
+    def _claimer(self, size: int, order: Order) -> ParallelClaimer:
+        return ParallelClaimer(self.connection_info, self.topic, self.lease, order, size)
 
     def has_unclaimed(self) -> bool:
         """Return whether there are tasks to claim, although a claim has just found none."""
@@ -154,24 +169,35 @@ class DrainSession:
         with self.connection_info.connect() as conn:
             return TaskQueue(conn).has_unclaimed(self.topic, self.condition)
 
-    def open_stage(self) -> str:
-        """Open a stage, which applies the condition to the decisions, and return its ID.
+    def open_stage(self) -> tuple[str, datetime]:
+        """Open a stage, which applies the condition to the decisions. Return its ID and the server's time.
 
         In rounds, the tasks of failures within a task's ttl, which the queue does not record, stay undecided.
         """
-        ((stage,),) = self.connection_info.fetch_all(
-            "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text",
+        ((stage, now),) = self.connection_info.fetch_all(
+            "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text, clock_timestamp()",
             (self.lease.name, self.lease.fence, self.condition, self.in_rounds),
         )
-        return str(stage)
+        return str(stage), now
 
     def run_transform(
-        self, transform: Transform, stage: str, count: int, partitions: int | None, drain_lease: DrainLease
+        self,
+        transform: Transform,
+        stage: str,
+        count: int,
+        partitions: int | None,
+        drain_lease: DrainLease,
+        until: datetime | None,
     ) -> None:
-        """Run the transform on the held tasks, and commit its decisions through the stage."""
+        """Run the transform on the held tasks, and commit its decisions through the stage.
+
+        With `until`, leave out the tasks that were claimed later.
+        """
         source = register_source(self.spark, self.connection_info)
         number = partitions or self._partitions(transform, count)
         reader = self.spark.read.format(source).options(mode="held", partitions=str(number), **self.options)
+        if until is not None:
+            reader = reader.option("until", until.isoformat())
         if isinstance(transform, CompositeTransform):
             tasks = self._ordered_tasks(reader, number, by_identifier=True).select(*TASK_COLUMNS)
             transform = transform.with_condition(self.condition)
@@ -239,10 +265,13 @@ class DrainSession:
         assert row is not None  # noqa: S101
         return row[0], row[1], {Result(result): count for result, count in results}
 
-    def defer_held_tasks(self) -> None:
-        """Exclude the tasks that are still held, without a decision, from the next round."""
-        statement = "SELECT taskq.defer_held_tasks(%s::text, %s::bigint)"
-        self.connection_info.fetch_all(statement, (self.lease.name, self.lease.fence))
+    def defer_held_tasks(self, until: datetime | None) -> None:
+        """Exclude the tasks that are still held, without a decision, from the next round.
+
+        With `until`, leave out the tasks that were claimed later.
+        """
+        statement = "SELECT taskq.defer_held_tasks(%s::text, %s::bigint, %s::timestamptz)"
+        self.connection_info.fetch_all(statement, (self.lease.name, self.lease.fence, until))
 
     def release(self, queue: TaskQueue) -> int:
         """Release the held tasks and end the lease, unless the drain continues a claim. Return the number of tasks."""

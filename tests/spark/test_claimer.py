@@ -7,7 +7,7 @@ import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, Order, Owner, TaskQueue
 from airflow_provider_taskq.spark import claimer
-from airflow_provider_taskq.spark.claimer import ParallelClaimer
+from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 Connection = psycopg.Connection[Any]
@@ -74,3 +74,20 @@ def test_a_lease_that_is_gone_claims_nothing(connection_info: ConnectionInfo, qu
     with pytest.raises(LeaseLost):
         ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(lambda: 3)
     assert queue.ready("work", 1000) == 100
+
+
+def test_a_claim_ahead_that_is_stopped_or_cancelled_ends_after_the_current_chunk(
+    connection_info: ConnectionInfo, queue: TaskQueue, owner: Owner, pushed: list[int]
+) -> None:
+    def begin() -> ClaimAhead:
+        return ClaimAhead(ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 50), 2)
+
+    stopped = begin().stop()
+    assert len(queue.held(owner)) == stopped
+    cancelled = begin()
+    cancelled.cancel()
+    held = [task.sequence for task in queue.held(owner)]
+    assert len(held) % 10 == 0
+    total = min(len(pushed), len(held) + 50)
+    assert begin().result() == total - len(held)
+    assert sorted(task.sequence for task in queue.held(owner)) == pushed[:total]

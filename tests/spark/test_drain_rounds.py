@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -17,15 +17,20 @@ from pyspark.sql.functions import expr
 from airflow_provider_taskq.queue import (
     Condition,
     NewTask,
+    Order,
     Result,
     RetryPolicy,
+    State,
     TaskQueue,
     TaskQueueError,
     TooManyFailures,
     TopicPolicy,
 )
 from airflow_provider_taskq.spark import DrainProgress, StopReason, drain, progress
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.drain import DrainLimits, DrainTotals
+from airflow_provider_taskq.spark.session import DrainSession
+from tests.queue.conftest import until
 
 Push = Callable[[int], list[int]]
 
@@ -158,6 +163,7 @@ def test_a_deadline_that_passes_in_the_first_round_prevents_only_the_second(
             return cls.moment.astimezone(tz)
 
     def take_an_hour(tasks: DataFrame) -> DataFrame:
+        until(lambda: states(queue).get("ACTIVE") == 8)  # the second round's tasks are claimed, too
         Clock.moment += timedelta(hours=1)
         return succeed(tasks)
 
@@ -176,19 +182,61 @@ def test_a_deadline_that_passes_in_the_first_round_prevents_only_the_second(
 def test_an_error_in_a_later_round_keeps_the_commits_of_earlier_ones(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
 ) -> None:
-    push(10)
+    push(20)
     rounds: list[int] = []
 
     def decide(tasks: DataFrame) -> DataFrame:
         rounds.append(1)
         if len(rounds) == 2:
+            until(lambda: states(queue).get("ACTIVE") == 10)  # the third round's tasks are claimed, too
             raise RuntimeError("the second round")
         return succeed(tasks)
 
     with pytest.raises(RuntimeError, match="the second round"):
         drain(spark, "work", "me", decide, dsn=dsn, size=5, rounds=None)
-    assert states(queue) == {"READY": 5, "SUCCEEDED": 5}
+    assert states(queue) == {"READY": 15, "SUCCEEDED": 5}
+    assert {task.attempt for task in queue.page("work", size=20) if task.state is State.READY} == {0}
     assert queue.owners() == []
+
+
+@slow
+@PANDAS
+def test_a_drain_claims_the_tasks_of_the_next_round_while_the_current_one_works(
+    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
+) -> None:
+    pushed = push(25)
+    held = [20, 15, 5]  # at the end of each round, with those of the next one
+    seen: list[list[int]] = []
+
+    def decide(tasks: DataFrame) -> DataFrame:
+        until(lambda: states(queue).get("ACTIVE") == held[len(seen)])
+        seen.append(sorted(row.sequence for row in tasks.select("sequence").collect()))
+        return succeed(tasks).where(f"sequence <> {pushed[3]}")  # without a decision
+
+    result = drain(spark, "work", "me", decide, dsn=dsn, size=10, rounds=None, budget=24)
+    assert seen == [pushed[:10], pushed[10:20], pushed[20:24]]
+    assert (result.claimed, result.done, result.undecided, result.rounds) == (24, 23, 1, 3)
+    assert result.stop_reason is StopReason.BUDGET
+    assert states(queue) == {"READY": 2, "SUCCEEDED": 23}
+
+
+@pytest.mark.parametrize(
+    ("order", "condition", "claim", "in_rounds"),
+    [
+        (Order.LAST_IN_FIRST_OUT, Condition.NONE, None, True),
+        (Order.FIRST_IN_FIRST_OUT, Condition.SINGULAR_BY_IDENTIFIER, None, True),
+        (Order.FIRST_IN_FIRST_OUT, Condition.NONE, 7, True),
+        (Order.FIRST_IN_FIRST_OUT, Condition.NONE, None, False),
+    ],
+)
+def test_a_drain_does_not_claim_ahead_if_this_changes_what_a_round_gets(
+    dsn: str, queue: TaskQueue, push: Push, order: Order, condition: Condition, claim: int | None, in_rounds: bool
+) -> None:
+    push(10)
+    lease, info = queue.register("me"), ConnectionInfo.resolve(dsn)
+    session = DrainSession(cast("SparkSession", None), info, "work", lease, condition, in_rounds, 0.0, claim)
+    assert session.claim_ahead(5, order) is None
+    assert queue.ready("work", 100) == 10
 
 
 @slow

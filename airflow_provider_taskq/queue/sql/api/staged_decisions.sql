@@ -12,7 +12,9 @@
 -- In rounds, an owner claims, works and commits several times under one lease. A drain is a program that works until a
 -- topic has no more tasks. Its row tells when it began, and has its report.
 
-CREATE FUNCTION taskq.held_bounds(p_owner text, p_fence bigint, p_topic text, p_parts int)
+CREATE FUNCTION taskq.held_bounds(
+    p_owner text, p_fence bigint, p_topic text, p_parts int, p_until timestamptz DEFAULT NULL
+)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off
 SET enable_mergejoin = off AS $$
 DECLARE
@@ -24,18 +26,22 @@ BEGIN
     FROM (SELECT l.sequence, ntile(p_parts) OVER (ORDER BY l.sequence) AS part
           FROM taskq_internal.live l
           WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
+            AND (p_until IS NULL OR l.polled <= p_until)
             AND NOT EXISTS (SELECT FROM taskq_internal.deferred_task d WHERE d.fence = p_fence
                             AND d.sequence = l.sequence)) n
     GROUP BY n.part ORDER BY 1;
 END $$;
 COMMENT ON FUNCTION taskq.held_bounds IS
 'Splits the tasks that an owner holds into at most p_parts ranges of sequences of nearly equal size. With p_topic NULL
-it splits the tasks of all topics. Leaves out deferred tasks. Returns the lowest and highest sequence and the number of
-tasks of each range. Raises TQ005 if the owner has no lease under p_fence, and TQ001 for an unknown topic.';
+it splits the tasks of all topics. With p_until it leaves out the tasks that the owner claimed later. Leaves out deferred
+tasks. Returns the lowest and highest sequence and the number of tasks of each range. Raises TQ005 if the owner has no
+lease under p_fence, and TQ001 for an unknown topic.';
 
 -- The plan reads both tables in the order of their sequences and merges them. This needs neither a sort nor a hash of
 -- the payloads, which took half of the time of a read.
-CREATE FUNCTION taskq.held_slice(p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint)
+CREATE FUNCTION taskq.held_slice(
+    p_owner text, p_fence bigint, p_topic text, p_low bigint, p_high bigint, p_until timestamptz DEFAULT NULL
+)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, attempt int,
                redelivered boolean, priority int, created timestamptz, available_at timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off
@@ -66,6 +72,7 @@ BEGIN
                t.priority::int, t.created, l.available_at
         FROM (SELECT * FROM taskq_internal.live
               WHERE holder = v_owner_id AND sequence BETWEEN p_low AND p_high AND topic_id = v_topic.topic_id
+                AND (p_until IS NULL OR polled <= p_until)
                 AND (cardinality(v_deferred) = 0 OR sequence <> ALL (v_deferred))) l
         JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = v_topic.topic_id AND sequence BETWEEN p_low
               AND p_high) t USING (sequence)
@@ -74,9 +81,9 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.held_slice IS
 'Returns the tasks that an owner holds between the sequences p_low and p_high, topic by topic, in the order of their
-sequences. With p_topic NULL it returns the tasks of all topics. Leaves out deferred tasks. Every call returns the same
-tasks until the owner completes them. Raises TQ005 if the owner has no lease under p_fence, and TQ001 for an unknown
-topic.';
+sequences. With p_topic NULL it returns the tasks of all topics. With p_until it leaves out the tasks that the owner
+claimed later. Leaves out deferred tasks. Every call returns the same tasks until the owner completes them. Raises TQ005
+if the owner has no lease under p_fence, and TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.open_stage(
     p_owner text, p_fence bigint, p_condition text DEFAULT 'NONE', p_rounds boolean DEFAULT false
@@ -249,22 +256,23 @@ COMMENT ON FUNCTION taskq.prune_stages IS
 removed. One session prunes at a time. The call returns 0 if another session prunes. Never waits: a stage that another
 transaction completes or abandons stays for a later call.';
 
-CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint) RETURNS bigint
+CREATE FUNCTION taskq.defer_held_tasks(p_owner text, p_fence bigint, p_until timestamptz DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_count    bigint;
 BEGIN
     INSERT INTO taskq_internal.deferred_task (fence, sequence)
-    SELECT p_fence, l.sequence FROM taskq_internal.live l WHERE l.holder = v_owner_id
+    SELECT p_fence, l.sequence FROM taskq_internal.live l
+    WHERE l.holder = v_owner_id AND (p_until IS NULL OR l.polled <= p_until)
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.defer_held_tasks IS
 'Defers the tasks that an owner holds: they stay held until the lease ends, and later reads leave them out. So the owner
-reads a task without a decision once in a lease. Returns how many tasks it newly deferred. Raises TQ005 if the owner has
-no lease under p_fence.';
+reads a task without a decision once in a lease. With p_until it leaves out the tasks that the owner claimed later.
+Returns how many tasks it newly deferred. Raises TQ005 if the owner has no lease under p_fence.';
 
 CREATE FUNCTION taskq.claim_batch(p_topic text, p_owner text, p_fence bigint, p_size int, p_condition text) RETURNS int
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
