@@ -34,7 +34,6 @@ from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.transforms import TASK_COLUMNS, TaskTransform
-from airflow_provider_taskq.spark.writers import abandon_stage
 
 logger = logging.getLogger(__name__)
 
@@ -247,23 +246,14 @@ class DrainSession:
         return max(cores, math.ceil(count / PARTITION_TASKS))
 
     def finish_stage(self, stage: str) -> tuple[int, int, dict[Result, int]]:
-        """Delete a committed stage, and notify the consumers of its pushes.
+        """Delete the rows of a committed stage, and notify the consumers of its pushes.
 
-        Return the number of decided tasks, the number of pushed tasks, and the decided tasks by result.
+        Return the number of decided tasks, the number of pushed tasks, and the decided tasks by result, as the commit
+        has stored them.
         """
-        with self.connection_info.connect() as conn, translate_errors():
-            # The stage is committed, so complete_staged changes nothing, and returns the number of decided tasks.
-            row = conn.execute(
-                "SELECT taskq.complete_staged(%s::text, %s::bigint, %s::uuid, '{}', '{}', '{}'),"
-                " taskq.count_stage_pushed(%s::uuid)",
-                (self.lease.name, self.lease.fence, stage, stage),
-            ).fetchone()
-            results = conn.execute("SELECT result, count FROM taskq.stage_results(%s::uuid)", (stage,)).fetchall()
-            with suppress(psycopg.Error), conn.transaction():  # without it, consumers find the tasks by polling
-                conn.execute("SELECT taskq.notify_stage_topics(%s::uuid)", (stage,))
-            abandon_stage(conn, stage)
-        assert row is not None  # noqa: S101
-        return row[0], row[1], {Result(result): count for result, count in results}
+        statement = "SELECT completed, pushed, results FROM taskq.finish_stage(%s::uuid)"
+        ((done, pushed, results),) = self.connection_info.fetch_all(statement, (stage,))
+        return done, pushed, {Result(number): count for number, count in enumerate(results) if count}
 
     def defer_held_tasks(self, until: datetime | None) -> None:
         """Exclude the tasks that are still held, without a decision, from the next round.

@@ -160,9 +160,7 @@ SELECT taskq.count_staged((SELECT id FROM stage));
 SELECT taskq.complete_staged('worker-3', (SELECT fence FROM taskq.owner('worker-3')), (SELECT id FROM stage),
     ARRAY[0], ARRAY[1], ARRAY[taskq.count_staged((SELECT id FROM stage))]);
 SELECT taskq.completed_in_stage((SELECT id FROM stage), ARRAY[1, 2, 3]);
-SELECT * FROM taskq.stage_results((SELECT id FROM stage));
-SELECT taskq.count_stage_pushed((SELECT id FROM stage));
-SELECT taskq.notify_stage_topics((SELECT id FROM stage));
+SELECT * FROM taskq.finish_stage((SELECT id FROM stage));
 SELECT taskq.abandon_stage((SELECT id FROM stage));
 SELECT taskq.prune_stages();
 CREATE TEMP TABLE pushes AS SELECT taskq.open_push() AS id;

@@ -207,7 +207,7 @@ def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -
             blocker.execute("SELECT FROM taskq.staged FOR UPDATE")
         if when != "before":
             gate.touch()
-            wait_until(conn, BLOCKED.format("complete_staged" if when == "during" else "abandon_stage"), process)
+            wait_until(conn, BLOCKED.format("complete_staged" if when == "during" else "finish_stage"), process)
         yield
 
 

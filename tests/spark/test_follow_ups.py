@@ -28,7 +28,7 @@ from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, drain
 from airflow_provider_taskq.spark.follow_ups import FollowUpStager
 from airflow_provider_taskq.spark.options import HeldOptions
-from airflow_provider_taskq.spark.writers import abandon_stage, open_stage, stage_check
+from airflow_provider_taskq.spark.writers import open_stage, stage_check
 from airflow_provider_taskq.worker import Batch, Composite
 from tests.roles import logged_in
 
@@ -91,8 +91,7 @@ def test_only_follow_ups_of_continued_tasks_of_the_successful_attempt_are_pushed
     for _ in range(2):  # the second time, as a driver whose first answer was lost
         complete_stage(conn, owner, stage, 2, 3)
     assert identifiers(queue, "next") == [f"2-{a}", f"2-{c}"]
-    assert conn.execute("SELECT taskq.count_stage_pushed(%s)", (stage,)).fetchall() == [(2,)]
-    abandon_stage(conn, stage)
+    assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(2,)]
     assert conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall() == [(0,)]
 
 
@@ -110,7 +109,7 @@ def test_follow_ups_staged_during_the_commit_are_refused(
         with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
             staging.commit(stage_check(options, stage))
         late.rollback()
-    assert conn.execute("SELECT taskq.count_stage_pushed(%s)", (stage,)).fetchall() == [(1,)]
+    assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(1,)]
 
 
 def test_a_consumer_without_push_rights_may_mark_a_decision_as_continued(

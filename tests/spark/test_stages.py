@@ -58,6 +58,10 @@ def complete_stage(conn: Connection, owner: Owner, stage: str, won: dict[tuple[i
     return int(row[0])
 
 
+def finish_stage(conn: Connection, stage: str) -> list[Any]:
+    return conn.execute("SELECT * FROM taskq.finish_stage(%s)", (stage,)).fetchall()
+
+
 def states(queue: TaskQueue) -> dict[State, int]:
     return {state: count.count for state, count in queue.count("work")["work"].items()}
 
@@ -74,14 +78,15 @@ def test_only_successful_attempts_count(conn: Connection, queue: TaskQueue, owne
     put(conn, stage, 0, 1, {a: 0, b: 0}, "lost")
     put(conn, stage, 0, 2, {a: 3, b: 2}, "won")
     put(conn, stage, 1, 3, {c: 3}, "won")
+    assert finish_stage(conn, stage) == []
+    assert staged(conn) == 5
     assert complete_stage(conn, owner, stage, {(0, 2): 2, (1, 3): 1}) == 3
     assert states(queue) == {State.SUCCEEDED: 2, State.FILTERED: 1, State.ACTIVE: 1}
     task = queue.task("work", a)
     assert task
     assert task.output == "won"
     assert [task.sequence for task in queue.held(owner)] == [d]
-    assert conn.execute("SELECT * FROM taskq.stage_results(%s)", (stage,)).fetchall() == [(2, 1), (3, 2)]
-    abandon_stage(conn, stage)
+    assert finish_stage(conn, stage) == [(3, 0, [0, 0, 1, 2])]
     assert staged(conn) == 0
 
 
@@ -122,6 +127,38 @@ def test_two_results_of_one_task_merge_to_the_first(
         (State.FILTERED, "first part"),
         (State.SUCCEEDED, "first part"),
     ]
+    for _ in range(2):  # the second time, as a driver whose first answer was lost
+        assert finish_stage(conn, stage) == [(3, 0, [1, 0, 1, 1])]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 4, 20])
+def test_ranges_have_nearly_equal_sizes_without_deferred_and_later_tasks(
+    conn: Connection, queue: TaskQueue, owner: Owner, parts: int
+) -> None:
+    queue.create_topic("other")
+    first, second = ([task.sequence for task in queue.push("work", [f"{n}-{i}" for i in range(10)])] for n in "ab")
+    queue.push("other", ["x"])
+    queue.poll("other", owner)
+    assert queue.claim("work", owner, 2) == 2
+    assert conn.execute("SELECT taskq.defer_held_tasks(%s, %s)", (owner.name, owner.fence)).fetchall() == [(3,)]
+    assert queue.claim("work", owner, 8) == 8
+    [(now,)] = conn.execute("SELECT clock_timestamp()").fetchall()
+    assert queue.claim("work", owner, 5) == 5
+
+    def ranges(*arguments: object) -> list[Any]:
+        statement = "SELECT * FROM taskq.held_bounds(%s, %s, %s, %s, %s)"
+        return conn.execute(statement, (owner.name, owner.fence, *arguments)).fetchall()
+
+    def expected(held: list[int]) -> list[Any]:
+        sizes = [len(held) // parts + (part < len(held) % parts) for part in range(min(parts, len(held)))]
+        starts = [sum(sizes[:part]) for part in range(len(sizes))]
+        return [(held[at], held[at + size - 1], size) for at, size in zip(starts, sizes, strict=True)]
+
+    assert ranges("work", parts, now) == expected(first[2:])
+    assert ranges("work", parts, None) == ranges(None, parts, None) == expected(first[2:] + second[:5])
+    later = "SELECT sequence FROM taskq.held_slice(%s, %s, 'work', %s, %s, %s)"
+    slices = conn.execute(later, (owner.name, owner.fence, first[0], second[-1], now)).fetchall()
+    assert [row[0] for row in slices] == first[2:]
 
 
 def test_a_task_that_is_not_held_refuses_all(
@@ -174,8 +211,7 @@ def test_an_attempt_that_ends_during_the_commit_leaves_nothing_and_is_not_counte
         until(lambda: done.done() or conn.execute(waiting, (driver.info.backend_pid,)).fetchone() is not None)
         late.commit()
         assert done.result(60) == 4
-    assert conn.execute("SELECT * FROM taskq.stage_results(%s)", (stage,)).fetchall() == [(3, 4)]
-    abandon_stage(conn, stage)
+    assert finish_stage(conn, stage) == [(4, 0, [0, 0, 0, 4])]
     assert staged(conn) == 0
 
 

@@ -12,24 +12,38 @@
 -- In rounds, an owner claims, works and commits several times under one lease. A drain is a program that works until a
 -- topic has no more tasks. Its row tells when it began, and has its report.
 
+-- Each range takes one scan of the index from the end of the last range. This is half the work of sorting and numbering
+-- all tasks.
 CREATE FUNCTION taskq.held_bounds(
     p_owner text, p_fence bigint, p_topic text, p_parts int, p_until timestamptz DEFAULT NULL
 )
-RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off
-SET enable_mergejoin = off AS $$
+RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
     v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.find_topic(p_topic)).topic_id END;
+    v_deferred bigint[] := ARRAY(SELECT d.sequence FROM taskq_internal.deferred_task d WHERE d.fence = p_fence);
+    v_left     bigint;
+    v_size     bigint;
 BEGIN
-    RETURN QUERY
-    SELECT min(n.sequence), max(n.sequence), count(*)
-    FROM (SELECT l.sequence, ntile(p_parts) OVER (ORDER BY l.sequence) AS part
-          FROM taskq_internal.live l
-          WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
-            AND (p_until IS NULL OR l.polled <= p_until)
-            AND NOT EXISTS (SELECT FROM taskq_internal.deferred_task d WHERE d.fence = p_fence
-                            AND d.sequence = l.sequence)) n
-    GROUP BY n.part ORDER BY 1;
+    SELECT count(*) INTO v_left FROM taskq_internal.live l
+    WHERE l.holder = v_owner_id AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
+      AND (p_until IS NULL OR l.polled <= p_until)
+      AND (cardinality(v_deferred) = 0 OR l.sequence <> ALL (v_deferred));
+    high := -1;
+    FOR v_parts IN REVERSE p_parts .. 1 LOOP
+        EXIT WHEN v_left <= 0;
+        v_size := (v_left + v_parts - 1) / v_parts;
+        SELECT min(n.sequence), max(n.sequence), count(*) INTO low, high, size
+        FROM (SELECT l.sequence FROM taskq_internal.live l
+              WHERE l.holder = v_owner_id AND l.sequence > high AND (v_topic_id IS NULL OR l.topic_id = v_topic_id)
+                AND (p_until IS NULL OR l.polled <= p_until)
+                AND (cardinality(v_deferred) = 0 OR l.sequence <> ALL (v_deferred))
+              ORDER BY l.sequence LIMIT v_size) n;
+        EXIT WHEN size = 0;
+        RETURN NEXT;
+        v_left := v_left - size;
+    END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.held_bounds IS
 'Splits the tasks that an owner holds into at most p_parts ranges of sequences of nearly equal size. With p_topic NULL
@@ -130,7 +144,11 @@ CREATE FUNCTION taskq.complete_staged(
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_stage    taskq_internal.stage;
-    v_done     bigint := 0;
+    v_counts   record;
+    v_dropped  bigint;
+    v_results  bigint[];
+    v_done     bigint;
+    v_pushed   bigint := 0;
     v_owner_id bigint;
     v_followed boolean;
 BEGIN
@@ -141,25 +159,30 @@ BEGIN
     END IF;
     PERFORM taskq_internal.await_executors(p_stage);
     v_owner_id := taskq_internal.require_lease(p_owner, p_fence);
-    PERFORM taskq_internal.check_stage_counts(p_stage, p_parts, p_attempts, p_counts);
-    PERFORM taskq_internal.drop_failed_attempts(p_stage, p_parts, p_attempts);
+    SELECT * INTO v_counts FROM taskq_internal.check_stage_counts(p_stage, p_parts, p_attempts, p_counts);
+    PERFORM taskq_internal.drop_failed_attempts(p_stage, p_parts, p_attempts, v_counts.failed);
     v_followed := EXISTS (SELECT FROM taskq.staged_task WHERE stage = p_stage)
         OR EXISTS (SELECT FROM taskq.staged_junction WHERE stage = p_stage);
     IF v_followed THEN
         PERFORM taskq_internal.drop_not_continued(p_stage);
     END IF;
-    PERFORM taskq_internal.merge_decisions(p_stage);
+    v_dropped := taskq_internal.merge_decisions(p_stage);
     IF v_stage.rounds THEN
-        PERFORM taskq_internal.skip_unrecorded_failures(v_owner_id, p_stage);
+        v_dropped := v_dropped + taskq_internal.skip_unrecorded_failures(v_owner_id, p_stage);
     END IF;
     IF v_stage.condition <> 'NONE' THEN
-        PERFORM taskq_internal.drop_overtaking_decisions(v_owner_id, p_stage, v_stage.condition);
+        v_dropped := v_dropped + taskq_internal.drop_overtaking_decisions(v_owner_id, p_stage, v_stage.condition);
     END IF;
-    v_done := taskq_internal.complete_decisions(p_owner, p_fence, p_stage);
+    v_results := CASE WHEN v_dropped = 0 THEN v_counts.results ELSE taskq_internal.count_results(p_stage) END;
+    v_done := taskq_internal.complete_decisions(p_owner, p_fence, p_stage,
+                                                (SELECT sum(r.count)::bigint FROM unnest(v_results) AS r (count)),
+                                                v_counts.may_return);
     IF v_followed THEN
-        PERFORM taskq_internal.apply_follow_ups(p_stage, p_parts, p_attempts);
+        v_pushed := taskq_internal.apply_follow_ups(p_stage, p_parts, p_attempts);
     END IF;
-    UPDATE taskq_internal.stage SET completed = v_done, committed = clock_timestamp() WHERE stage = p_stage;
+    UPDATE taskq_internal.stage
+    SET completed = v_done, results = v_results, pushed = v_pushed, committed = clock_timestamp()
+    WHERE stage = p_stage;
     RETURN v_done;
 END $$;
 COMMENT ON FUNCTION taskq.complete_staged IS
@@ -170,16 +193,6 @@ Returns how many tasks it completed. A repeated call returns the same number and
 owner has no lease under p_fence, TQ004 for tasks that the owner does not hold, and TQ007 if the counts differ. Also
 raises the errors of taskq.push.';
 
-CREATE FUNCTION taskq.stage_results(p_stage uuid) RETURNS TABLE (result int, count bigint) LANGUAGE sql STABLE AS $$
-    SELECT s.result::int, count(*) FROM taskq.staged s
-    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage
-            AND c.committed IS NOT NULL)
-    GROUP BY s.result ORDER BY s.result
-$$;
-COMMENT ON FUNCTION taskq.stage_results IS
-'Returns how many tasks a committed stage completed with each result. Returns no row before the commit, nor after
-taskq.abandon_stage.';
-
 CREATE FUNCTION taskq.completed_in_stage(p_stage uuid, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -188,24 +201,6 @@ END $$;
 COMMENT ON FUNCTION taskq.completed_in_stage IS
 'Returns the sequences among p_sequences whose decision a committed stage applied: the task has ended or is READY again.
 Leaves out the tasks whose decision the commit dropped.';
-
-CREATE FUNCTION taskq.count_stage_pushed(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT count(*) FROM taskq.staged_task s
-    WHERE s.stage = p_stage AND EXISTS (SELECT FROM taskq_internal.stage c WHERE c.stage = p_stage
-            AND c.committed IS NOT NULL)
-$$;
-COMMENT ON FUNCTION taskq.count_stage_pushed IS
-'Returns how many tasks a committed stage pushed. Returns 0 before the commit, and after taskq.abandon_stage.';
-
-CREATE FUNCTION taskq.notify_stage_topics(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM taskq.notify(f.topic)
-    FROM (SELECT topic FROM taskq.staged_task WHERE stage = p_stage AND topic IS NOT NULL
-          UNION SELECT topic FROM taskq.staged_junction WHERE stage = p_stage) f;
-END $$;
-COMMENT ON FUNCTION taskq.notify_stage_topics IS
-'Calls taskq.notify for each topic to which a committed stage pushed tasks or in which it released groups. Does nothing
-after taskq.abandon_stage.';
 
 CREATE FUNCTION taskq.abandon_stage(p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -221,6 +216,32 @@ END $$;
 COMMENT ON FUNCTION taskq.abandon_stage IS
 'Removes the decisions and follow-ups of a stage. Returns how many decisions it removed. A committed stage stays
 committed. Waits for a transaction that completes or prunes the stage.';
+
+CREATE FUNCTION taskq.finish_stage(p_stage uuid) RETURNS TABLE (completed bigint, pushed bigint, results bigint[])
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_stage taskq_internal.stage;
+BEGIN
+    SELECT * INTO v_stage FROM taskq_internal.stage WHERE stage = p_stage AND fence IS NOT NULL;
+    IF v_stage.committed IS NULL THEN
+        RETURN;
+    END IF;
+    BEGIN
+        PERFORM taskq.notify(f.topic)
+        FROM (SELECT topic FROM taskq.staged_task WHERE stage = p_stage AND topic IS NOT NULL
+              UNION SELECT topic FROM taskq.staged_junction WHERE stage = p_stage) f;
+    EXCEPTION WHEN OTHERS THEN
+        NULL;  -- without a notification, consumers find the tasks by polling
+    END;
+    PERFORM taskq.abandon_stage(p_stage);
+    RETURN QUERY SELECT v_stage.completed, v_stage.pushed, v_stage.results;
+END $$;
+COMMENT ON FUNCTION taskq.finish_stage IS
+'Removes the rows of a committed stage. Calls taskq.notify for each topic to which the stage pushed tasks or in which it
+released groups. Returns how many tasks the stage completed and how many it pushed, and how many it completed with
+FAILURE, SUSPENSION, FILTER and SUCCESS, in this order. A repeated call returns the same numbers. Returns no row and
+changes nothing before the commit.';
 
 -- The query walks the index from stage to stage, so its cost grows with the stages and not with their decisions.
 CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -310,10 +331,11 @@ waits. Raises TQ001 for an unknown topic, TQ005 if the lease has lapsed or no lo
 condition or above READ COMMITTED.';
 
 CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE SET enable_seqscan = off AS $$
-    SELECT count(*) FROM taskq.staged WHERE stage = p_stage
+    SELECT coalesce((SELECT completed FROM taskq_internal.stage WHERE stage = p_stage),
+                    (SELECT count(*) FROM taskq.staged WHERE stage = p_stage))
 $$;
 COMMENT ON FUNCTION taskq.count_staged IS
-'Returns how many decisions a stage has so far.';
+'Returns how many decisions a stage has so far, or how many tasks it completed if it is committed.';
 
 CREATE FUNCTION taskq.begin_drain(p_name text, p_fence bigint, p_topic text) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
@@ -410,57 +432,99 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- Raises TQ007 if the stage has more or fewer decisions of a successful attempt than the attempt reported. The server
--- has then crashed and lost them, or a session has abandoned the stage.
-CREATE FUNCTION taskq_internal.check_stage_counts(p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[])
-RETURNS void LANGUAGE plpgsql AS $$
+-- has then crashed and lost them, or a session has abandoned the stage. Returns how many decisions of the successful
+-- attempts have each result, whether one of them may return its task to READY, and whether the stage has decisions of
+-- other attempts. All of this takes one pass over the stage.
+CREATE FUNCTION taskq_internal.check_stage_counts(
+    p_stage uuid, p_parts int[], p_attempts bigint[], p_counts bigint[],
+    OUT results bigint[], OUT may_return boolean, OUT failed boolean
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
 DECLARE
-    v_short record;
+    v_short bigint[];
 BEGIN
-    SELECT w.part, w.count AS reported, coalesce(s.count, 0) AS found INTO v_short
-    FROM unnest(p_parts, p_attempts, p_counts) AS w (part, attempt, count)
-    LEFT JOIN (SELECT part, attempt, count(*) FROM taskq.staged WHERE stage = p_stage GROUP BY part, attempt) s
-        USING (part, attempt)
-    WHERE coalesce(s.count, 0) <> w.count LIMIT 1;
-    IF FOUND THEN
+    WITH counted AS MATERIALIZED (
+        SELECT s.part, s.attempt, s.result, count(*) AS count,
+               bool_or(taskq_internal.may_return_to_ready(s.result, s.delay)) AS may_return
+        FROM taskq.staged s WHERE s.stage = p_stage GROUP BY s.part, s.attempt, s.result
+    ), reported AS MATERIALIZED (
+        SELECT * FROM unnest(p_parts, p_attempts, p_counts) AS w (part, attempt, count)
+    ), won AS (
+        SELECT c.* FROM counted c WHERE EXISTS (SELECT FROM reported w WHERE w.part = c.part AND w.attempt = c.attempt)
+    )
+    SELECT ARRAY[coalesce(sum(w.count) FILTER (WHERE w.result = :FAILURE), 0),
+                 coalesce(sum(w.count) FILTER (WHERE w.result = :SUSPENSION), 0),
+                 coalesce(sum(w.count) FILTER (WHERE w.result = :FILTER), 0),
+                 coalesce(sum(w.count) FILTER (WHERE w.result = :SUCCESS), 0)],
+           coalesce(bool_or(w.may_return), false),
+           coalesce(sum(w.count), 0) < (SELECT coalesce(sum(c.count), 0) FROM counted c),
+           (SELECT ARRAY[r.part, coalesce(f.count, 0), r.count]
+            FROM reported r
+            LEFT JOIN (SELECT c.part, c.attempt, sum(c.count) AS count FROM counted c GROUP BY c.part, c.attempt) f
+                USING (part, attempt)
+            WHERE coalesce(f.count, 0) <> r.count LIMIT 1)
+    INTO results, may_return, failed, v_short FROM won w;
+    IF v_short IS NOT NULL THEN
         PERFORM taskq_internal.raise_error('TQ007', format(
-            'stage %s has %s of the %s decisions that part %s reported: run the job again', p_stage, v_short.found,
-            v_short.reported, v_short.part));
+            'stage %s has %s of the %s decisions that part %s reported: run the job again', p_stage, v_short[2],
+            v_short[3], v_short[1]));
     END IF;
 END $$;
 
--- Deletes the rows that unsuccessful attempts staged.
-CREATE FUNCTION taskq_internal.drop_failed_attempts(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Deletes the rows that unsuccessful attempts staged. p_decisions tells whether there are decisions among them.
+CREATE FUNCTION taskq_internal.drop_failed_attempts(
+    p_stage uuid, p_parts int[], p_attempts bigint[], p_decisions boolean
+) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
-        SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
+    IF p_decisions THEN
+        DELETE FROM taskq.staged s WHERE s.stage = p_stage AND NOT EXISTS (
+            SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt)
+            WHERE w.part = s.part AND w.attempt = s.attempt);
+    END IF;
     DELETE FROM taskq.staged_task s WHERE s.stage = p_stage AND NOT EXISTS (
         SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
     DELETE FROM taskq.staged_junction s WHERE s.stage = p_stage AND NOT EXISTS (
         SELECT FROM unnest(p_parts, p_attempts) AS w (part, attempt) WHERE w.part = s.part AND w.attempt = s.attempt);
 END $$;
 
--- Leaves one decision for each task of a stage: deletes all but the first in the order of the results.
-CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
+-- Leaves one decision for each task of a stage: deletes all but the first in the order of the results. Returns how many
+-- decisions it deleted.
+CREATE FUNCTION taskq_internal.merge_decisions(p_stage uuid) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_count bigint;
 BEGIN
     DELETE FROM taskq.staged s USING (
         SELECT ctid, row_number() OVER (PARTITION BY sequence ORDER BY result, part, output, error, delay) AS place
         FROM taskq.staged WHERE stage = p_stage) d
     WHERE d.place > 1 AND s.ctid = d.ctid;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
 END $$;
 
--- Completes the staged decisions, and returns how many tasks it completed. For more than 50,000 decisions, one
--- statement ends the tasks whose decisions cannot return them to READY, and taskq.complete handles the rest. If any
--- task waits for other tasks, taskq.complete handles all decisions. Raises the errors of taskq.complete.
-CREATE FUNCTION taskq_internal.complete_decisions(p_owner text, p_fence bigint, p_stage uuid) RETURNS bigint
-LANGUAGE plpgsql AS $$
+-- Returns how many decisions of a stage have each result, from FAILURE on.
+CREATE FUNCTION taskq_internal.count_results(p_stage uuid) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+    SELECT ARRAY[count(*) FILTER (WHERE s.result = :FAILURE), count(*) FILTER (WHERE s.result = :SUSPENSION),
+                 count(*) FILTER (WHERE s.result = :FILTER), count(*) FILTER (WHERE s.result = :SUCCESS)]
+    FROM taskq.staged s WHERE s.stage = p_stage
+$$;
+
+-- Completes the p_count staged decisions, and returns how many tasks it completed. For more than 50,000 decisions, one
+-- statement ends the tasks whose decisions cannot return them to READY, and taskq.complete handles the rest. There is
+-- no rest if p_may_return is false. If any task waits for other tasks, taskq.complete handles all decisions. Raises the
+-- errors of taskq.complete.
+CREATE FUNCTION taskq_internal.complete_decisions(
+    p_owner text, p_fence bigint, p_stage uuid, p_count bigint, p_may_return boolean
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_done bigint := 0;
 BEGIN
-    IF taskq_internal.has_waiting_tasks()
-        OR (SELECT count(*) FROM (SELECT FROM taskq.staged WHERE stage = p_stage LIMIT 50001) s) <= 50000 THEN
+    IF p_count <= 50000 OR taskq_internal.has_waiting_tasks() THEN
         RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, true);
     END IF;
-    RETURN taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, false)
-        + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
+    IF p_may_return THEN
+        v_done := taskq_internal.complete_in_chunks(p_owner, p_fence, p_stage, false);
+    END IF;
+    RETURN v_done + taskq_internal.end_staged_tasks(p_owner, p_fence, p_stage);
 END $$;
 
 -- Completes decisions of a stage, and returns how many. With p_all false it completes only the decisions that may
@@ -522,17 +586,15 @@ BEGIN
         DELETE FROM taskq_internal.live l USING taskq.staged s
         WHERE s.stage = p_stage AND NOT taskq_internal.may_return_to_ready(s.result, s.delay) AND l.holder = v_owner_id
             AND l.sequence = s.sequence
-        RETURNING l.*, s.result, s.output, s.error AS reason
-    ), moved AS (
-        INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-            crashes, redelivered, identifier, output, error, error_summary)
-        SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
-            taskq_internal.state_of_result(g.result), g.crashes,
-               g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
-               coalesce(taskq_internal.error_summary(g.reason), g.error_summary)
-        FROM gone g
-        RETURNING 1)
-    SELECT count(*) INTO v_ended FROM moved;
+        RETURNING l.*, s.result, s.output, s.error AS reason)
+    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
+        crashes, redelivered, identifier, output, error, error_summary)
+    SELECT g.sequence, clock_timestamp(), g.available_at, g.holder, g.polled, g.topic_id, g.attempt,
+        taskq_internal.state_of_result(g.result), g.crashes,
+           g.redelivered, g.identifier, g.output::json, coalesce(left(g.reason, 10000), g.error),
+           coalesce(taskq_internal.error_summary(g.reason), g.error_summary)
+    FROM gone g;
+    GET DIAGNOSTICS v_ended = ROW_COUNT;
     IF v_ended < (SELECT count(*) FROM taskq.staged s WHERE s.stage = p_stage
                   AND NOT taskq_internal.may_return_to_ready(s.result, s.delay)) THEN
         PERFORM taskq_internal.raise_not_held(p_owner, p_fence,
@@ -567,16 +629,19 @@ BEGIN
 END $$;
 
 -- Deletes the follow-ups of tasks whose decision the commit dropped. Pushes the tasks and releases the groups of the
--- others.
-CREATE FUNCTION taskq_internal.apply_follow_ups(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS void
+-- others. Returns how many tasks it pushed.
+CREATE FUNCTION taskq_internal.apply_follow_ups(p_stage uuid, p_parts int[], p_attempts bigint[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_nestloop = off AS $$
+DECLARE
+    v_pushed bigint;
 BEGIN
     DELETE FROM taskq.staged_task t WHERE t.stage = p_stage
       AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = t.parent);
     DELETE FROM taskq.staged_junction j WHERE j.stage = p_stage
       AND NOT EXISTS (SELECT FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = j.parent);
-    PERFORM taskq_internal.push_from_stage(p_stage, NULL, 'APPEND', p_parts, p_attempts);
+    v_pushed := taskq_internal.push_from_stage(p_stage, NULL, 'APPEND', p_parts, p_attempts);
     PERFORM taskq_internal.release_staged_groups(p_stage);
+    RETURN v_pushed;
 END $$;
 
 -- Releases each group of a stage once, in chunks of about ten thousand groups of a topic.

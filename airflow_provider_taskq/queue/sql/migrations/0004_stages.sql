@@ -28,6 +28,8 @@ CREATE TABLE taskq_internal.stage (
     rounds    boolean NOT NULL DEFAULT false,  -- the owner claims again after the commit, under the same lease
     opened    timestamptz NOT NULL DEFAULT clock_timestamp(),
     completed bigint,                          -- how many tasks were completed or pushed; NULL until the commit
+    results   bigint[],                        -- how many tasks were completed with each result, from FAILURE on
+    pushed    bigint,                          -- how many tasks the follow-ups of these decisions pushed
     committed timestamptz                      -- NULL until the commit
 );
 
