@@ -56,7 +56,7 @@ class PgQue(Peer):
                 consumer = pgque.Consumer(self._dsn, queue=QUEUE, name=CONSUMER, poll_interval=1)
                 consumer.on("job")(lambda message: meter.handle(json.loads(message.payload)))
                 consumers[:] = [consumer]
-                with suppress(psycopg.OperationalError):
+                with suppress(psycopg.OperationalError, pgque.PgqueError):
                     consumer.start()
                 over.wait(RECONNECT_AFTER)
 

@@ -5,8 +5,11 @@ It runs in the virtual environment of taskq.py, which holds psycopg and nothing 
 
 import asyncio
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+
+from psycopg import OperationalError
 
 from airflow_provider_taskq.queue import Decision, NewTask, Result, Task, connect
 from airflow_provider_taskq.worker import Worker, WorkerListener, each
@@ -20,10 +23,11 @@ class WorkerPeer(TaskQ):
     """Modes: those of Worker: `size`, `workers`, `ready`; and `notify`, to wake it after each push."""
 
     async def push(self, jobs: list[Job]) -> None:
-        """One push, and in the mode `notify` a notification after it."""
+        """One push, and in the mode `notify` a notification after it, which may be lost: the worker also polls."""
         await super().push(jobs)
         if self.mode.get("notify"):
-            self._queue.notify(TOPIC)
+            with suppress(OperationalError):
+                self._queue.notify(TOPIC)
 
     async def push_one(self, job: Job) -> None:
         """One push, and in the mode `notify` a notification after it."""

@@ -105,12 +105,12 @@ class Chart:
 
     def _path(self, line: Line, scale: "Scale", x: float, y: float) -> str:
         steps, pen_is_down = [], False
-        for moment, value in thinned(line.points):
+        for moment, value in thinned([point for point in line.points if point[0] <= self.end]):
             if value is None:
                 pen_is_down = False
                 continue
             steps.append(
-                f"{'L' if pen_is_down else 'M'}{x + WIDTH * min(moment, self.end) / self.end:.0f}"
+                f"{'L' if pen_is_down else 'M'}{x + WIDTH * moment / self.end:.0f}"
                 f" {y + HEIGHT * (1 - scale.place(value)):.0f}"
             )
             pen_is_down = True

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from threading import Event
 from typing import Any
 
 from bench.peers.process import Process
@@ -19,6 +20,7 @@ from demo.postgres import EmbeddedPostgres
 
 DATABASE = "bench"
 EVERY = 1.0  # seconds between two samples
+OPENED_WITHIN = 60.0  # seconds for the start of both programs
 SETTLE = 45.0  # most seconds after the last push in which jobs may still be handled
 BACKLOG = 40_000  # jobs of the drain that measures what a peer can handle
 BOX = 4.0  # its seconds, for peers that do not end by themselves
@@ -33,7 +35,7 @@ class Scale:
 
     rate: float = 3_000.0
     seconds: float = 30.0
-    lead: float = 3.0  # seconds from the start of the programs to the first push
+    lead: float = 2.0  # seconds for the start of the worker, before the first push
     backlog: int = BACKLOG
     programs: Path | None = None
 
@@ -72,14 +74,29 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
             installer.ask("install")
         site = Site(running, dsn, DATABASE, contender.table, seconds, {})
         files = Files(Path(folder))
-        timing = {"origin": time.monotonic() + scale.lead, "every": EVERY, "until": end + scale.around}
-        common = {"timing": timing, "mode": contender.mode}
-        produce = {**common, "plan": plan, "log": str(files.produced)}
-        producer = Service(started, dsn, files.errors, "produce", lambda life: {**produce, "first": life * LIVES})
-        consumer = Service(started, dsn, files.errors, "consume", lambda _life: {**common, "log": str(files.consumed)})
+        timing: dict[str, float] = {}
+        timed = Event()
+
+        def arguments(**special: object) -> dict[str, object]:
+            timed.wait()
+            return {"timing": timing, "mode": contender.mode, **special}
+
+        producer = Service(
+            started,
+            dsn,
+            files.errors,
+            "produce",
+            lambda life: arguments(plan=plan, log=str(files.produced), first=life * LIVES),
+        )
+        consumer = Service(started, dsn, files.errors, "consume", lambda _life: arguments(log=str(files.consumed)))
+        for service in (consumer, producer):
+            service.start()
+        for service in (consumer, producer):
+            service.opened.wait(OPENED_WITHIN)
+        timing |= {"origin": time.monotonic() + scale.lead, "every": EVERY, "until": end + scale.around}
+        timed.set()
         log = ServerLog(site, timing["origin"], EVERY)
-        for thread in (consumer, producer, log):
-            thread.start()
+        log.start()
         _wait(timing["origin"] + begin)
         with shape.act(site):
             relieved = time.monotonic() - timing["origin"] if shape.name == "restart" else end
@@ -110,17 +127,20 @@ class Files:
         """First number and count of each push that was acknowledged."""
         return [(first, count) for line in lines(self.produced) for first, count in line["ranges"]]
 
-    def handled(self) -> set[int]:
-        """The numbers of the jobs that were handled."""
+    def handled(self) -> bytearray:
+        """A one for each number of a job that was handled."""
         numbers = array("I")
         if self.numbers.exists():
             numbers.frombytes(self.numbers.read_bytes())
-        return set(numbers)
+        found = bytearray(max(numbers, default=0) + 1)
+        for number in numbers:
+            found[number] = 1
+        return found
 
     def missing(self) -> int:
         """How many jobs were pushed and not handled yet."""
         handled = self.handled()
-        return sum(number not in handled for first, count in self.pushed() for number in range(first, first + count))
+        return sum(count - sum(handled[first : first + count]) for first, count in self.pushed())
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -163,13 +183,18 @@ def _merge(files: Files, log: ServerLog, begin: float, end: float) -> dict[str, 
     return {
         "begin": begin,
         "end": end,
-        "samples": samples,
+        "samples": {name: [_short(value) for value in series] for name, series in samples.items()},
         "pushed": sum(count for _, count in ranges),
         "failed": sum(_last_of_each(lines(files.produced), "failed")),
-        "handled": len(files.handled()),
+        "handled": sum(files.handled()),
         "repeated": sum(_last_of_each(lines(files.consumed), "repeated")),
         "missing": files.missing(),
     }
+
+
+def _short(value: float | None) -> float | None:
+    """A value without digits that say nothing."""
+    return None if value is None else int(value) if value == int(value) else round(value, 2)
 
 
 def _by_tick(log: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:

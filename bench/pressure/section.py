@@ -22,6 +22,8 @@ from bench.pressure.shapes import SHAPES, Shape
 PICTURES = Path("docs/pictures/pressure")
 RECOVERED = 0.5  # a backlog of this many seconds of the usual rate, or less
 
+SHARED = ("wal", "cpu")  # what the jobs of a second share; without a line where there are
+FEW = 0.05  # of the usual rate
 COLUMNS = (
     "offered/s",
     "handled/s before, under",
@@ -53,6 +55,7 @@ def run(options: Namespace) -> None:
         for name in options.shapes:
             if (options.to / f"{name}.json").is_file():
                 draw(options.to, SHAPES[name])
+        print(overview(options.to))
         return
     scale = Scale(rate=options.rate, seconds=options.seconds)
     with tempfile.TemporaryDirectory(prefix="taskq-bench-") as folder:
@@ -62,6 +65,7 @@ def run(options: Namespace) -> None:
         specs = [LINEUP[name].spec for name in names]
         peers = {by_spec[peer.spec.name]: peer for peer in installed(specs, options.cache, payloads)}
         measure(peers, [SHAPES[name] for name in options.shapes], scale, options.to)
+        print(overview(options.to))
 
 
 def measure(peers: Mapping[str, Started], shapes: Sequence[Shape], scale: Scale, folder: Path) -> dict[str, Found]:
@@ -118,11 +122,27 @@ def chart(shape: Shape, found: Found) -> Chart:
         Panel("Server CPU of a job, µs", _lines(peers, "cpu"), logarithmic=True),
         Panel("Size of the database, MB", _lines(peers, "bytes", dict.fromkeys(peers, 1e-6))),
     ]
-    end = min(max(one["samples"]["at"][-1] for one in peers.values()), some["end"] + 3 * (some["end"] - some["begin"]))
+    end = min(max(one["samples"]["at"][-1] for one in peers.values()), some["end"] + 2 * (some["end"] - some["begin"]))
     usual = sorted({_rounded(whole[name]) for name in peers})
     span = f"{usual[0]:,}" if len(usual) == 1 else f"{usual[0]:,} to {usual[-1]:,}"
     note = f"Shaded: the pressure. 100 % are {span} jobs a second. A gap in a line: nothing was handled, or no server."
     return Chart(shape.title, panels, (some["begin"], some["end"]), end, notes=[note])
+
+
+def overview(folder: Path) -> str:
+    """A table in Markdown of all shapes that the folder has: handled under pressure, p99, and the time to catch up."""
+    found = {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in SHAPES
+        if (folder / f"{name}.json").is_file()
+    }
+    rows = [f"| | {' | '.join(name.replace('-', ' ') for name in found)} |", "|---" + "|---" * len(found) + "|"]
+    for peer, contender in LINEUP.items():
+        cells = []
+        for name, one in found.items():
+            cells.append(Figures(one["peers"][peer]).cell(SHAPES[name]) if peer in one["peers"] else "-")
+        rows.append(f"| {contender.spec.name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 def table(found: Found) -> str:
@@ -176,6 +196,17 @@ class Figures:
         moment = next(moments, None)
         return None if moment is None else moment - self._one["relieved"]
 
+    def cell(self, shape: Shape) -> str:
+        """The cell of the overview: % of the usual rate that was handled, p99 at the end, seconds to catch up."""
+        samples = self._one["samples"]
+        pairs = list(zip(samples["at"], samples["rate"], strict=True))
+        rates = [rate for at, rate in pairs if self._one["begin"] < at <= self._one["end"]]
+        share = sum(rates) / len(rates) / _full_rate(shape, self._one)
+        recovery, p99 = self.recovery(), self.number(self.under("p99"))
+        caught = "not caught up" if recovery is None else f"{recovery:.0f} s"
+        missing = f", **{self._one['missing']:,} missing**" if self._one["missing"] else ""
+        return f"{share:.0%}, {p99} ms, {caught}{missing}"
+
     def pair(self, column: str) -> str:
         """Before and under pressure."""
         return f"{self.number(self.before(column))}, {self.number(self.under(column))}"
@@ -205,8 +236,11 @@ def _lines(peers: Found, column: str, factors: Mapping[str, float] | None = None
     lines = []
     for name, one in peers.items():
         factor = factors[name] if factors else 1.0
-        pairs = zip(one["samples"]["at"], one["samples"][column], strict=True)
-        points: list[Point] = [(at, None if value is None else value * factor) for at, value in pairs]
+        columns = zip(one["samples"]["at"], one["samples"][column], one["samples"]["rate"], strict=True)
+        least = FEW * one["rate"] if column in SHARED else -1
+        points: list[Point] = [
+            (at, None if value is None or rate < least else value * factor) for at, value, rate in columns
+        ]
         contender = LINEUP[name]
         lines.append(Line(contender.spec.name, contender.color, points, is_ours=name == "taskq"))
     return lines

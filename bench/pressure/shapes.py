@@ -87,7 +87,7 @@ def _readers(site: Site) -> Iterator[None]:
 
 @contextmanager
 def _kills(site: Site) -> Iterator[None]:
-    """Ends each session of the peer that is at work, twice a second."""
+    """Ends each session of the peer that is at work at this moment, twice a second."""
     over = Event()
 
     def kill() -> None:

@@ -33,6 +33,7 @@ class Service(Thread):
         self._arguments = arguments
         self._process: Process | None = None
         self._stopping = Event()
+        self.opened = Event()
         self.failures: list[str] = []
 
     def run(self) -> None:
@@ -45,6 +46,7 @@ class Service(Thread):
                 ):
                     self._process = process
                     process.ask("open", dsn=self._dsn, payloads=str(self._peer.payloads))
+                    self.opened.set()
                     process.ask(self._verb, **self._arguments(len(self.failures)))
                     return
             except (PeerFailedError, OSError, ValueError, subprocess.TimeoutExpired) as error:

@@ -21,7 +21,7 @@ from bench.pressure.shapes import SHAPES
 @pytest.mark.parametrize("name", ["idle-in-transaction", "restart"])
 def test_a_round_writes_its_samples_and_its_chart_and_loses_nothing(tmp_path: Path, name: str) -> None:
     programs = os.environ.get("TASKQ_TEST_PROGRAMS")
-    scale = Scale(rate=200, seconds=3, lead=2, backlog=1_000, programs=Path(programs) if programs else None)
+    scale = Scale(rate=200, seconds=3, backlog=1_000, programs=Path(programs) if programs else None)
     command = [sys.executable, "-m", "bench.peers.worker"]
     peer = Started(LINEUP["taskq"].spec, command, {}, write_payloads(tmp_path, scale.backlog))
 
