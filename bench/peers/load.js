@@ -5,6 +5,7 @@ const { setTimeout: sleep } = require("node:timers/promises");
 
 const PERIOD = 0.025; // seconds between two pushes of a producer
 const LARGEST = 1_000; // jobs of one push
+const PERIODS = 4; // of which one push takes the jobs at most, when a producer is behind
 const RETRY_AFTER = 0.2; // seconds after a push that failed
 const LOOK = 0.25; // seconds between two looks for the file that ends a consumer
 
@@ -67,12 +68,13 @@ async function produce(peer, payloads, { plan, timing, first, log: file, mode })
   let credit = 0;
   for (let now = last; now < timing.until; now = monotonic() - timing.origin) {
     const rate = plan.filter(([start]) => start <= now).at(-1)[1];
+    const largest = Math.min(LARGEST, Math.max(1, Math.floor(PERIODS * PERIOD * rate)));
     credit = Math.min(credit + rate * (now - last), Math.max(rate, 1));
     last = now;
-    const count = Math.min(Math.floor(credit), LARGEST);
+    const count = Math.min(Math.floor(credit), largest);
     credit -= count;
     if (count) await push(count);
-    if (credit < LARGEST) await sleep(Math.max(0, (now + PERIOD - (monotonic() - timing.origin)) * 1000));
+    if (credit < largest) await sleep(Math.max(0, (now + PERIOD - (monotonic() - timing.origin)) * 1000));
   }
   log.close();
 }

@@ -20,6 +20,7 @@ from bench.peers.program import Job, Meter, Peer
 
 PERIOD = 0.025  # seconds between two pushes of a producer
 LARGEST = 1_000  # jobs of one push
+PERIODS = 4  # of which one push takes the jobs at most, when a producer is behind
 RETRY_AFTER = 0.2  # seconds after a push that failed
 LOOK = 0.25  # seconds between two looks for the file that ends a consumer
 
@@ -88,11 +89,12 @@ class Producer:
                 rate = max((start, rate) for start, rate in plan if start <= now)[1]
                 credit = min(credit + rate * (now - last), max(rate, 1.0))
                 last = now
-                count = min(int(credit), LARGEST)
+                largest = min(LARGEST, max(1, int(PERIODS * PERIOD * rate)))
+                count = min(int(credit), largest)
                 credit -= count
                 if count:
                     await self._push(count)
-                if credit < LARGEST:
+                if credit < largest:
                     await asyncio.sleep(max(0.0, now + PERIOD - timing.now()))
         finally:
             log.close()

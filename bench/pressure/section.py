@@ -188,6 +188,12 @@ class Figures:
             (value for at, value in reversed(list(pairs)) if at <= self._one["end"] and value is not None), None
         )
 
+    def mean(self, column: str) -> float:
+        """The mean under pressure."""
+        pairs = zip(self._one["samples"]["at"], self._one["samples"][column], strict=True)
+        values = [value for at, value in pairs if self._one["begin"] < at <= self._one["end"]]
+        return float(sum(values) / len(values))
+
     def recovery(self) -> float | None:
         """Seconds from the end of the pressure until the backlog is small; None if it stays."""
         pairs = zip(self._one["samples"]["at"], self._one["samples"]["depth"], strict=True)
@@ -197,15 +203,15 @@ class Figures:
         return None if moment is None else moment - self._one["relieved"]
 
     def cell(self, shape: Shape) -> str:
-        """The cell of the overview: % of the usual rate that was handled, p99 at the end, seconds to catch up."""
-        samples = self._one["samples"]
-        pairs = list(zip(samples["at"], samples["rate"], strict=True))
-        rates = [rate for at, rate in pairs if self._one["begin"] < at <= self._one["end"]]
-        share = sum(rates) / len(rates) / _full_rate(shape, self._one)
+        """The cell of the overview: % of the usual rate that was handled, p99, seconds to catch up."""
+        handled = self.mean("rate")
+        share = f"{handled / self._one['rate']:.0%}"
+        if shape.name == "overload":  # one producer may push less than it should
+            share = f"{handled:,.0f}/s of {self.mean('offered'):,.0f}/s"
         recovery, p99 = self.recovery(), self.number(self.under("p99"))
         caught = "not caught up" if recovery is None else f"{recovery:.0f} s"
         missing = f", **{self._one['missing']:,} missing**" if self._one["missing"] else ""
-        return f"{share:.0%}, {p99} ms, {caught}{missing}"
+        return f"{share}, {p99} ms, {caught}{missing}"
 
     def pair(self, column: str) -> str:
         """Before and under pressure."""
