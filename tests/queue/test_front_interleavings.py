@@ -1,0 +1,183 @@
+"""Random steps of four sessions, three of them in open transactions: a poll passes no task, and repeats none."""
+
+import random
+from collections.abc import Callable
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    NewTask,
+    Order,
+    Owner,
+    Result,
+    RetryPolicy,
+    TaskQueue,
+    TaskQueueError,
+    TopicPolicy,
+)
+from tests.queue.conftest import passed
+
+MILLISECOND = timedelta(milliseconds=1)
+SEEDS, STEPS = 8, 120
+DUE = """SELECT sequence FROM taskq_internal.live
+    WHERE holder IS NULL AND waits <= 0 AND available_at <= clock_timestamp()
+    ORDER BY priority DESC, available_at {0}, sequence {0} FOR UPDATE SKIP LOCKED"""
+FOUND = "SELECT taskq_internal.lock_first_due(topic_id, 1000, %s) FROM taskq_internal.topic"
+HELD = """SELECT l.sequence FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder
+    WHERE o.name = %s ORDER BY l.sequence FOR UPDATE OF l SKIP LOCKED"""
+READY = "SELECT sequence FROM taskq_internal.live WHERE holder IS NULL ORDER BY sequence FOR UPDATE SKIP LOCKED"
+
+
+class Steps:
+    """Steps that place, claim and return tasks. The first session commits each step, the others have steps for it."""
+
+    def __init__(self, seed: int, queue: TaskQueue, others: list[TaskQueue]) -> None:
+        self.random = random.Random(seed)  # noqa: S311 -- chooses steps
+        self.queue, self.others = queue, others
+        self.owners = {name: queue.register(name) for name in "ab"}
+        self.trace: list[str] = []
+
+    def take(self) -> None:
+        """Takes one step. A step that an open transaction of another session hinders has no effect."""
+        steps: list[Callable[[], object]] = [
+            *[self.push, self.poll, self.fail, self.advance, self.commit] * 3,
+            *[self.snooze, self.release, self.roll_back, self.savepoint, self.roll_back_to_savepoint],
+            *[self.offer, self.set_priority, self.set_due, self.run_now, self.pause_and_resume, self.reset],
+        ]
+        step = self.random.choice(steps)
+        self.trace.append(step.__name__)
+        try:
+            step()
+        except (TaskQueueError, psycopg.errors.LockNotAvailable):
+            self.trace.append("had no effect")
+            for other in self.others:
+                if other.conn.info.transaction_status is psycopg.pq.TransactionStatus.INERROR:
+                    other.conn.rollback()
+
+    def any_queue(self) -> TaskQueue:
+        return self.random.choice([self.queue, *self.others])
+
+    def owner(self) -> Owner:
+        return self.random.choice(list(self.owners.values()))
+
+    def order(self) -> Order:
+        return self.random.choice(list(Order))
+
+    def task(self) -> NewTask:
+        delay = self.random.choice([None, None, 0, 5, 30, -20])
+        return NewTask(
+            self.random.choice("vwxyz"),
+            priority=self.random.choice([0, 0, 1, -1]),
+            delay=None if delay is None else delay * MILLISECOND,
+        )
+
+    def held(self, queue: TaskQueue, owner: Owner) -> list[int]:
+        rows = queue.conn.execute(HELD.encode(), (owner.name,)).fetchall()
+        return self.random.sample([sequence for (sequence,) in rows], min(len(rows), 2))
+
+    def ready(self) -> list[int]:
+        rows = self.queue.conn.execute(READY.encode()).fetchall()
+        return self.random.sample([sequence for (sequence,) in rows], min(len(rows), 1))
+
+    def push(self) -> None:
+        self.any_queue().push("work", [self.task() for _ in range(self.random.randrange(1, 4))])
+
+    def poll(self) -> None:
+        self.any_queue().poll("work", self.owner(), self.random.randrange(1, 5), self.order())
+
+    def fail(self) -> None:
+        queue, owner = self.any_queue(), self.owner()
+        queue.complete(owner, dict.fromkeys(self.held(queue, owner), Decision(Result.FAILURE, error="down")))
+
+    def snooze(self) -> None:
+        queue, owner = self.any_queue(), self.owner()
+        queue.complete(
+            owner, dict.fromkeys(self.held(queue, owner), Decision(Result.SUSPENSION, delay=5 * MILLISECOND))
+        )
+
+    def reset(self) -> None:
+        owner = self.owner()
+        tasks = self.held(self.queue, owner)
+        self.queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+        self.queue.revive("work", sequences=tasks)
+
+    def release(self) -> None:
+        owner = self.owner()
+        self.queue.release(owner)
+        self.owners[owner.name] = self.queue.register(owner.name)
+
+    def advance(self) -> None:
+        self.any_queue().conn.execute(
+            "SELECT taskq_internal.advance_fronts(topic_id, -100, 100, %s) FROM taskq_internal.topic",
+            (self.order() is Order.LAST_IN_FIRST_OUT,),
+        )
+
+    def commit(self) -> None:
+        self.random.choice(self.others).conn.commit()
+
+    def roll_back(self) -> None:
+        self.random.choice(self.others).conn.rollback()
+
+    def savepoint(self) -> None:
+        self.random.choice(self.others).conn.execute("SAVEPOINT here")
+
+    def roll_back_to_savepoint(self) -> None:
+        try:
+            self.random.choice(self.others).conn.execute("ROLLBACK TO here")
+        except psycopg.errors.InvalidSavepointSpecification as error:
+            raise TaskQueueError("there is no savepoint") from error
+
+    def offer(self) -> None:
+        task = self.task()
+        self.queue.offer("work", task.identifier, {"n": len(self.trace)}, delay=task.delay, priority=task.priority)
+
+    def set_priority(self) -> None:
+        self.queue.set_priority("work", self.ready(), self.random.choice([-1, 0, 2]))
+
+    def set_due(self) -> None:
+        for sequence in self.ready():
+            row = self.queue.conn.execute("SELECT clock_timestamp()").fetchone()
+            assert row is not None
+            self.queue.set_due("work", sequence, row[0] + self.random.choice([-50, 0, 10]) * MILLISECOND)
+
+    def run_now(self) -> None:
+        self.queue.run_now("work", self.ready())
+
+    def pause_and_resume(self) -> None:
+        for sequence in self.ready():
+            self.queue.pause_task("work", sequence)
+            self.advance()
+            self.queue.resume_task("work", sequence)
+
+    def check(self) -> None:
+        """A poll would find exactly the due tasks that no other session holds, in its order, each once."""
+        conn = self.queue.conn
+        assert passed(conn) == [], self.trace
+        for lifo, direction in ((False, ""), (True, "DESC")):
+            with conn.transaction(force_rollback=True):
+                due = [sequence for (sequence,) in conn.execute(DUE.format(direction).encode()).fetchall()]
+                [(found,)] = conn.execute(FOUND.encode(), (lifo,)).fetchall()
+            assert len(found) == len(set(found)), self.trace
+            assert [sequence for sequence in found if sequence in set(due)] == due, (
+                self.trace
+            )  # others became due since
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_poll_finds_every_due_task_once_after_random_steps_of_open_transactions(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue], seed: int
+) -> None:
+    probe = seed % 4 == 0
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(1000, base=10 * MILLISECOND, factor=1.0, probe=probe)))
+    others = [open_queue() for _ in range(3)]
+    for each in (queue, *others):
+        each.conn.execute("SELECT set_config('lock_timeout', '100ms', false)")
+        if each is not queue:
+            each.conn.commit()
+    steps = Steps(seed, queue, others)
+    for _ in range(STEPS):
+        steps.take()
+        steps.check()
