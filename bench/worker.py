@@ -22,6 +22,7 @@ WORKER = replace(
     serve={
         "pauses 10 ms": {"size": 1, "interval": 0.01},
         "woken by NOTIFY": {"size": 1, "interval": 1.0, "notify": True},
+        "woken by the push": {"size": 1, "interval": 1.0, "policy": True},
     },
 )
 PEERS = (WORKER, PGQUEUER, OBAN, PROCRASTINATE)

@@ -20,7 +20,9 @@ LOOK = 0.002  # seconds between two checks for the end
 
 
 class WorkerPeer(TaskQ):
-    """Modes: those of Worker: `size`, `workers`, `ready`; and `notify`, to wake it after each push."""
+    """Modes: those of Worker: `size`, `workers`, `ready`; `notify` wakes it after each push, `policy` by the push."""
+
+    _notifies = False  # whether the policy of the topic notifies
 
     async def push(self, jobs: list[Job]) -> None:
         """One push, and in the mode `notify` a notification after it, which may be lost: the worker also polls."""
@@ -30,7 +32,10 @@ class WorkerPeer(TaskQ):
                 self._queue.notify(TOPIC)
 
     async def push_one(self, job: Job) -> None:
-        """One push, and in the mode `notify` a notification after it."""
+        """One push. In the mode `notify` a notification follows, in the mode `policy` the push itself notifies."""
+        if self.mode.get("policy") and not self._notifies:
+            self._queue.alter_topic(TOPIC, notify=True)
+            self._notifies = True
         self._queue.push(TOPIC, [NewTask(job.identifier, job.payload)])
         if self.mode.get("notify"):
             self._queue.notify(TOPIC)
