@@ -3,6 +3,7 @@
 `singular`: polls with and without a condition. `topics`: by the number of topics and of their partitions.
 `displacing`: pushes with SUPERSEDE, REPLACE and DELETE, compared with APPEND by the CPU of the server (`--pushed`,
 `--stored`, `--rounds`; hours with the defaults).
+`weight`: server CPU and WAL of a push and a drain, by index, table and step (`--rounds`).
 `waits`: ten thousand of Airflow's deferred gates in one event loop. `gates`: 500 gates in a real Airflow.
 `upkeep`: minutes of churn, with long transactions in between (9 minutes). `retention`: the removal of a history.
 `designs`: the table designs that were compared. `peers`: other queues, which are installed when needed.
@@ -17,7 +18,21 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from bench import claim, designs, displacing, drain, gates, push, retention, singular, topics, upkeep, waits, worker
+from bench import (
+    claim,
+    designs,
+    displacing,
+    drain,
+    gates,
+    push,
+    retention,
+    singular,
+    topics,
+    upkeep,
+    waits,
+    weight,
+    worker,
+)
 from bench.peers import compare
 from bench.pressure import section as pressure
 from bench.rig import Rig
@@ -37,7 +52,7 @@ SECTIONS = {
     "designs": designs.run,
 }
 USUAL = ("push", "drain", "claim")
-WITH_OPTIONS = ("displacing", "peers", "spark", "worker", "pressure")
+WITH_OPTIONS = ("displacing", "weight", "peers", "spark", "worker", "pressure")
 
 
 def main() -> None:
@@ -65,6 +80,7 @@ def _run(rig: Rig, options: argparse.Namespace) -> None:
     sections: dict[str, Callable[[Rig], None]] = {
         **SECTIONS,
         "displacing": partial(displacing.run, options=options),
+        "weight": lambda rig: weight.run(rig, options.rounds),
         "peers": partial(compare.run, options=options),
         "spark": partial(spark.run, options=options),
         "worker": partial(worker.run, options=options),

@@ -1,11 +1,9 @@
 """Displacing pushes: server CPU of a task under SUPERSEDE, REPLACE and DELETE, as a multiple of APPEND."""
 
-import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
 from statistics import median
 from uuid import uuid4
 
@@ -14,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.queue import Insertion, TaskQueue, connect
-from bench.rig import Rig, in_turn
+from bench.rig import Rig, in_turn, server_cpu
 
 REPEATING = 1_000  # identifiers of a push that repeats them
 TABLES = ("task", "live", "ended")
@@ -72,14 +70,9 @@ def _cpu(rig: Rig, template: str, work: Callable[[TaskQueue], None]) -> float:
     with _copy(rig, template) as dsn, connect(dsn) as conn:
         queue = TaskQueue(conn)
         queue.push("warm", ["a", "b"], Insertion.REPLACE)
-        before = _spent(conn.info.backend_pid)
+        before = server_cpu(conn)
         work(queue)
-        return _spent(conn.info.backend_pid) - before
-
-
-def _spent(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return server_cpu(conn) - before
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Shared by all benchmarks: a new database each, real payloads, interleaved rounds, medians and ratios."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
+from pathlib import Path
 from statistics import median
 from urllib.parse import quote
 from uuid import uuid4
@@ -56,8 +58,11 @@ def url(dsn: str) -> str:
 
 @cache
 def tasks(count: int) -> list[NewTask]:
-    """Returns `count` tasks with the flights of 2013 as payloads, about 320 bytes each, repeated as necessary."""
-    return list(islice(cycle(flights(min(count, 100_000))), count))
+    """Returns `count` tasks with the flights of 2013 as payloads, about 320 bytes each, repeated as necessary.
+
+    They have no reference: the rows of raw SQL have none either.
+    """
+    return [NewTask(task.identifier, task.payload) for task in islice(cycle(flights(min(count, 100_000))), count)]
 
 
 @cache
@@ -72,6 +77,15 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def server_cpu(conn: psycopg.Connection) -> float:
+    """The seconds of CPU of the session's process: in nanoseconds, or in ticks where the kernel has no more."""
+    process = Path(f"/proc/{conn.info.backend_pid}")
+    if (process / "schedstat").exists():
+        return int((process / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+    fields = (process / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def in_turn(works: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, list[float]]:
