@@ -2,19 +2,27 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain, islice
-from typing import Any, Never, Unpack
+from typing import Any, LiteralString, Never, Unpack
 
-from psycopg.rows import dict_row
+import psycopg
+from psycopg.rows import TupleRow, dict_row, tuple_row
 
 from airflow_provider_taskq.queue.admin import AdminMixin
 from airflow_provider_taskq.queue.connection import all_or_nothing
 from airflow_provider_taskq.queue.drains import DrainMixin
 from airflow_provider_taskq.queue.encoding import interval_text, json_text, model_row, task_row, to_int4
-from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask, UnknownTopic, error_summary, trace_text
+from airflow_provider_taskq.queue.errors import (
+    InvalidArgument,
+    InvalidTask,
+    UnknownTopic,
+    error_summary,
+    trace_text,
+    translate_errors,
+)
 from airflow_provider_taskq.queue.inspect import InspectMixin
 from airflow_provider_taskq.queue.log import LogMixin
 from airflow_provider_taskq.queue.models import (
@@ -51,6 +59,13 @@ from airflow_provider_taskq.queue.topic_status import MAX_COUNT, TOPIC_STATUS_QU
 _FIVE_MINUTES = timedelta(minutes=5)
 _ZERO = timedelta(0)
 _OWNER = model_row(Owner)
+
+# Arrays travel in binary: psycopg's text format costs fifty times as much for each value.
+_PUSH: LiteralString = (
+    "SELECT taskq.push(%s::text, %s::text, %b::text[], %b::text[], %b::text[], %b::boolean[], %b::timestamptz[],"
+    " %b::text[]::interval[], %b::text[]::interval[], %b::int[], %s::int, %s::bigint, %b::int[], %b::text[],"
+    " %b::text[])"
+)
 
 
 class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
@@ -253,12 +268,16 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
         """
         refuse_unknown_options("push", unknown, "insertion")
         insertion, given = Insertion(insertion), list(to_new_tasks(topic, tasks))
-        chunks = list(split_into_chunks(topic, given))
+        chunks = split_into_chunks(topic, given)
+        head = list(islice(chunks, 2))
         sequences: list[int | None] = []
-        with all_or_nothing(self.conn) if len(chunks) > 1 else nullcontext():
-            for chunk in chunks:
-                first = next((sequence for sequence in sequences if sequence is not None), None)
-                sequences += self._push_chunk(topic, chunk, insertion, first)
+        with all_or_nothing(self.conn) if len(head) > 1 else nullcontext():
+            if len(head) > 1 and insertion is Insertion.APPEND and psycopg.Pipeline.is_supported():
+                sequences = self._append_in_pipeline(topic, chain(head, chunks))
+            else:
+                for chunk in chain(head, chunks):
+                    first = next((sequence for sequence in sequences if sequence is not None), None)
+                    sequences += self._push_chunk(topic, chunk, insertion, first)
         if insertion is Insertion.DELETE:  # a later chunk deletes what an earlier one stored
             last = {task.identifier: place for place, task in enumerate(given)}
             sequences = [n if last[given[place].identifier] == place else None for place, n in enumerate(sequences)]
@@ -384,14 +403,28 @@ class TaskQueue(AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
                     (topic, *single),
                 )
             ]
-        # Arrays travel in binary: psycopg's text format costs fifty times as much for each value.
-        stored: list[int | None] = self._value(
-            "SELECT taskq.push(%s::text, %s::text, %b::text[], %b::text[], %b::text[], %b::boolean[],"
-            " %b::timestamptz[], %b::text[]::interval[], %b::text[]::interval[], %b::int[], %s::int, %s::bigint,"
-            " %b::int[], %b::text[], %b::text[])",
-            (topic, insertion, *chunk.columns(), chunk.offset, first_of_push, *chunk.dependencies()),
-        )
+        stored: list[int | None] = self._value(_PUSH, _push_arguments(topic, chunk, insertion, first_of_push))
         return stored
+
+    def _append_in_pipeline(self, topic: str, chunks: Iterable[TaskChunk]) -> list[int | None]:
+        """Push chunks with APPEND, and wait for the results at the end.
+
+        So the server stores a chunk while this process encodes the next one. The other insertions cannot do so: each
+        chunk names the first task of the first one.
+        """
+        sent: list[psycopg.Cursor[TupleRow]] = []
+        with translate_errors(), self.conn.pipeline():
+            try:
+                for chunk in chunks:
+                    cursor = self.conn.cursor(row_factory=tuple_row)
+                    sent.append(cursor)
+                    cursor.execute(_PUSH, _push_arguments(topic, chunk, Insertion.APPEND, None))
+                return [sequence for cursor in sent for sequence in cursor.fetchall()[0][0]]
+            except Exception:
+                for cursor in sent:  # psycopg would log the errors of the chunks after the one that failed
+                    with suppress(psycopg.Error):
+                        cursor.fetchall()
+                raise
 
     def _offer_chunk(self, topic: str, chunk: TaskChunk, if_exists: str) -> list[Offered]:
         identifiers, payloads, references, _, *rest = chunk.columns()
@@ -567,3 +600,9 @@ def _message_text(sequence: int, decision: Decision) -> str | None:
         return json_text(decision.message)
     except ValueError as error:
         raise InvalidTask(f"the message of the decision on sequence {sequence} {error}") from None
+
+
+def _push_arguments(
+    topic: str, chunk: TaskChunk, insertion: Insertion, first_of_push: int | None
+) -> tuple[object, ...]:
+    return (topic, insertion, *chunk.columns(), chunk.offset, first_of_push, *chunk.dependencies())
