@@ -31,7 +31,7 @@ CREATE TABLE taskq_internal.task (
     priority   smallint NOT NULL,
     identifier text COLLATE "C" NOT NULL,
     reference  text,
-    ttl        interval CHECK (ttl BETWEEN interval '0' AND interval '3650 days'),
+    ttl        interval,
     payload    json,
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
@@ -97,7 +97,7 @@ CREATE TABLE taskq_internal.ended (
     polled       timestamptz,
     topic_id     int NOT NULL,
     attempt      int NOT NULL DEFAULT 0,
-    state        smallint NOT NULL CHECK (state BETWEEN :EXPIRED AND :REDUNDANT),
+    state        smallint NOT NULL,            -- EXPIRED to REDUNDANT
     descent      smallint,                     -- the earlier state of a RECREATED or REDUNDANT task
     crashes      smallint NOT NULL DEFAULT 0,
     redelivered  boolean NOT NULL DEFAULT false,
