@@ -41,7 +41,7 @@ BEGIN
         v_due := v_now + delay;
     END IF;
     IF v_topic.notify THEN
-        PERFORM taskq.notify(topic);
+        PERFORM pg_notify('taskq', topic);  -- the statement of taskq.notify, which costs a call more
     END IF;
     SELECT f.available_at INTO v_front FROM taskq_internal.front f
     WHERE f.topic_id = v_topic.topic_id AND f.priority = coalesce(push.priority, 0)
@@ -122,7 +122,7 @@ BEGIN
     v_late_before := taskq_internal.front_time(v_topic.topic_id, p_priorities, v_now);
     v_sequences := taskq_internal.draw_sequences(cardinality(p_identifiers));
     IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
-        PERFORM taskq.notify(p_topic);
+        PERFORM pg_notify('taskq', p_topic);
     END IF;
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
         payload)
