@@ -31,6 +31,7 @@ class Explained:
     pages: int
     visited: int  # rows that all nodes of all plans gave or threw away, those that were only compared in a join too
     scans: int  # how often an index was searched
+    statements: int  # the call itself, and those of the functions that it calls
 
     @property
     def indexes(self) -> set[str]:
@@ -73,7 +74,7 @@ def explain(conn: psycopg.Connection, work: Callable[[], object]) -> Explained:
             whole.add(table)
         if (table or index) and node["Node Type"] != "ModifyTable":
             rows[table, index] = rows.get((table, index), 0) + _looked_at(node)
-    return Explained(rows, whole, max(_pages(plan) for plan in plans), visited, scans)
+    return Explained(rows, whole, max(_pages(plan) for plan in plans), visited, scans, len(plans))
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -294,3 +294,14 @@ def test_a_call_locks_as_much_at_two_thousand_topics_as_at_one(own_queue: TaskQu
         for _ in range(8):
             many = locks(TaskQueue(conn), owner)
     assert {name: count for name, count in many.items() if count > few[name] + 3} == {}
+
+
+def test_a_push_and_a_poll_of_one_task_run_few_statements(own_queue: TaskQueue) -> None:
+    own_queue.create_topic("few", notify=True)
+    owner = own_queue.register("owner", timedelta(hours=1))
+    polled: list[Task] = []
+    pushed = explain(own_queue.conn, lambda: own_queue.push("few", ["a"]))
+    taken = explain(own_queue.conn, lambda: polled.extend(own_queue.poll("few", owner)))
+    assert [task.identifier for task in polled] == ["a"]
+    assert pushed.statements <= 12
+    assert taken.statements <= 12

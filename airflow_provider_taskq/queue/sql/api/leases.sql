@@ -348,8 +348,11 @@ BEGIN
     WHERE name = p_owner AND fence = p_fence AND lease_until > clock_timestamp()
         AND taskq_internal.may_act_as(registered_by)
     FOR KEY SHARE SKIP LOCKED;
-    IF NOT FOUND AND NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
-                                 AND lease_until > clock_timestamp() AND taskq_internal.may_act_as(registered_by)) THEN
+    IF FOUND THEN
+        RETURN v_owner_id;
+    END IF;
+    IF NOT EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
+                   AND lease_until > clock_timestamp() AND taskq_internal.may_act_as(registered_by)) THEN
         IF EXISTS (SELECT FROM taskq_internal.owner WHERE name = p_owner AND fence = p_fence
                    AND taskq_internal.may_act_as(registered_by)) THEN
             PERFORM taskq_internal.raise_error('TQ005', format(
@@ -357,7 +360,7 @@ BEGIN
         END IF;
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
-    RETURN v_owner_id;
+    RETURN NULL;
 END $$;
 
 -- Returns what a released task waits for. In a topic with a probe, a retry waits for the probe. For any other task the

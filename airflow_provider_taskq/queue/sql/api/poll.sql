@@ -6,12 +6,20 @@ CREATE FUNCTION taskq.poll(
     p_condition text DEFAULT 'NONE'
 )
 RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
-    v_claimed    bigint[] := taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
+    v_topic   taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
+    v_claimed bigint[] := taskq_internal.claim_for_owner(v_topic, p_owner, p_fence, p_size, p_order, p_condition);
 BEGIN
-    RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic_id, v_claimed);
+    IF cardinality(v_claimed) = 1 THEN  -- saves the joins of claimed_tasks
+        RETURN QUERY
+        SELECT t.sequence, t.identifier, t.payload, t.reference, l.attempt, l.redelivered
+        FROM taskq_internal.task t, taskq_internal.live l
+        WHERE t.topic_id = v_topic.topic_id AND t.sequence = v_claimed[1]
+          AND l.topic_id = v_topic.topic_id AND l.sequence = v_claimed[1];
+    ELSIF cardinality(v_claimed) > 1 THEN
+        RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_claimed);
+    END IF;
 END $$;
 COMMENT ON FUNCTION taskq.poll IS
 'Claims up to p_size due tasks for the owner and returns them. p_order is FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT.
@@ -27,8 +35,9 @@ DECLARE
     v_all   int := 0;
 BEGIN
     LOOP
-        v_got := cardinality(taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, least(v_chunk, p_size - v_all),
-                p_order, p_condition));
+        v_got := cardinality(taskq_internal.claim_for_owner(
+            taskq_internal.accessible_topic(p_topic, 'UPDATE'), p_owner, p_fence, least(v_chunk, p_size - v_all),
+            p_order, p_condition));
         v_all := v_all + v_got;
         EXIT WHEN v_got < v_chunk OR v_all >= p_size;
     END LOOP;
@@ -93,7 +102,7 @@ BEGIN
     IF NOT v_topic.paused AND v_owner_id IS NOT NULL AND p_identifiers > 0 AND p_size <> 0 THEN
         PERFORM taskq_internal.require_read_committed('poll_batch()');
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, 'BATCH');
-        v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
+        v_claimed := CASE WHEN v_promoted IS NULL THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
                                 nullif(p_size, -1)) END;
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
@@ -157,24 +166,23 @@ CREATE FUNCTION taskq_internal.lock_due_of_priority(
     p_front taskq_internal.front, p_now timestamptz, p_size int, p_lifo boolean
 ) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-    v_locked bigint[];
 BEGIN
     IF p_lifo THEN
         RETURN taskq_internal.lock_last_due(p_front, p_now, p_size);
     END IF;
-    v_locked := ARRAY(
-        SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-          AND l.priority + 0 = p_front.priority AND l.available_at <= p_now
-          AND (l.available_at, l.sequence) < (p_front.available_at, p_front.sequence)
-        ORDER BY l.available_at, l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED);
-    RETURN v_locked || ARRAY(
-        SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-          AND l.priority = p_front.priority AND l.available_at <= p_now
-          AND (l.available_at, l.sequence) >= (p_front.available_at, p_front.sequence)
-        ORDER BY l.available_at, l.sequence LIMIT p_size - cardinality(v_locked) FOR UPDATE SKIP LOCKED);
+    RETURN (
+        SELECT before.sequences || ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+              AND l.priority = p_front.priority AND l.available_at <= p_now
+              AND (l.available_at, l.sequence) >= (p_front.available_at, p_front.sequence)
+            ORDER BY l.available_at, l.sequence LIMIT p_size - cardinality(before.sequences) FOR UPDATE SKIP LOCKED)
+        FROM (SELECT ARRAY(
+            SELECT l.sequence FROM taskq_internal.live l
+            WHERE l.topic_id = p_front.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+              AND l.priority + 0 = p_front.priority AND l.available_at <= p_now
+              AND (l.available_at, l.sequence) < (p_front.available_at, p_front.sequence)
+            ORDER BY l.available_at, l.sequence LIMIT p_size FOR UPDATE SKIP LOCKED) AS sequences OFFSET 0) before);
 END $$;
 
 -- Does the same for one priority with due time and sequence reversed. The order is: tasks above the gap, late tasks in
@@ -244,40 +252,34 @@ END $$;
 
 -- Claims tasks for an owner. Checks the lease (TQ005), the order and the condition first.
 CREATE FUNCTION taskq_internal.claim_for_owner(
-    p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text
+    p_topic taskq_internal.topic, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic    taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'UPDATE');
     v_owner_id bigint := taskq_internal.require_running_lease(p_owner, p_fence);
     v_lifo     boolean := p_order = 'LAST_IN_FIRST_OUT';
     v_size     int := least(p_size, taskq_internal.max_tasks());
     v_promoted      bigint[];
     v_claimed    bigint[];
 BEGIN
-    PERFORM taskq_internal.check_order_and_condition(p_order, p_condition);
-    IF v_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
+    IF NOT coalesce(p_order = 'FIRST_IN_FIRST_OUT' AND p_condition = 'NONE', false) THEN  -- saves a call in most polls
+        PERFORM taskq_internal.check_order_and_condition(p_order, p_condition);
+    END IF;
+    IF p_topic.paused OR v_owner_id IS NULL OR p_size <= 0 THEN
         RETURN '{}';
     END IF;
     IF p_condition <> 'NONE' THEN
         PERFORM taskq_internal.require_read_committed('a poll under a condition');
     END IF;
-    v_promoted := taskq_internal.promote_waiting(v_topic, v_size, v_lifo, p_condition);
-    v_claimed := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
+    v_promoted := taskq_internal.promote_waiting(p_topic, v_size, v_lifo, p_condition);
+    v_claimed := CASE WHEN v_promoted IS NULL THEN '{}'
                     WHEN p_condition = 'NONE'
-                        THEN taskq_internal.claim_first_due(v_topic.topic_id, v_owner_id, v_size, v_lifo)
-                    ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
-    IF cardinality(v_promoted) > 0 THEN  -- saves a call in most polls
-        PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
+                        THEN taskq_internal.claim_first_due(p_topic.topic_id, v_owner_id, v_size, v_lifo)
+                    ELSE taskq_internal.claim_turns(p_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
+    IF cardinality(v_promoted) > 0 THEN
+        PERFORM taskq_internal.requeue_waiting(p_topic.topic_id, v_promoted);
     END IF;
-    PERFORM taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, v_lifo);
+    PERFORM taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo);
     RETURN v_claimed;
-END $$;
-
--- Returns whether a topic was paused since the caller looked it up. The caller checks this when it already uses the
--- tables, because a move first pauses the topic and then waits for the users of the tables.
-CREATE FUNCTION taskq_internal.is_paused_now(p_topic_id int) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN (SELECT t.paused FROM taskq_internal.topic t WHERE t.topic_id = p_topic_id);
 END $$;
 
 -- Raises TQ000 for an unknown order or condition.

@@ -314,7 +314,7 @@ BEGIN
     WHILE v_all < p_size LOOP
         v_limit := least(10000, p_size - v_all);  -- chunks limit the server's memory
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
-        v_heads := CASE WHEN taskq_internal.is_paused_now(v_topic.topic_id) THEN '{}'
+        v_heads := CASE WHEN v_promoted IS NULL THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition) END;
         v_all := v_all + cardinality(v_heads);
         v_all := v_all + taskq_internal.claim_remaining_tasks(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
