@@ -128,15 +128,17 @@ BEGIN
         payload)
     SELECT n.sequence, v_now, coalesce(n.available_at, v_now + n.delay, v_now), pg_current_xact_id(),
            v_topic.topic_id, coalesce(n.priority, 0), n.identifier, n.reference, n.ttl, n.payload::json
-    FROM unnest(v_sequences, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities,
-                v_states)
-         AS n (sequence, identifier, payload, reference, available_at, delay, ttl, priority, state)
+    -- PostgreSQL copies each array into a store of its own if unnest is in FROM, but not if it is in a select list.
+    FROM (SELECT unnest(v_sequences) AS sequence, unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
+                 unnest(p_references) AS reference, unnest(p_available_at) AS available_at, unnest(p_delays) AS delay,
+                 unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority, unnest(v_states) AS state) n
     WHERE n.state IS DISTINCT FROM :NOT_STORED;
     INSERT INTO taskq_internal.live (sequence, available_at, topic_id, priority, late, identifier)
     SELECT n.sequence, coalesce(n.available_at, v_now + n.delay, v_now), v_topic.topic_id, coalesce(n.priority, 0),
         coalesce(n.available_at, v_now + n.delay, v_now) < v_late_before, n.identifier
-    FROM unnest(v_sequences, p_identifiers, p_available_at, p_delays, p_priorities, v_states)
-         AS n (sequence, identifier, available_at, delay, priority, state)
+    FROM (SELECT unnest(v_sequences) AS sequence, unnest(p_identifiers) AS identifier,
+                 unnest(p_available_at) AS available_at, unnest(p_delays) AS delay, unnest(p_priorities) AS priority,
+                 unnest(v_states) AS state) n
     WHERE coalesce(n.state, :READY) = :READY;
     IF v_states IS NULL AND p_depend_places IS NULL THEN
         RETURN v_sequences;
