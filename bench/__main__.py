@@ -10,11 +10,13 @@
 `spark`: drains compared with code written by hand, single modes, cores, memory (`--parts` selects parts, `--tasks`
 sets the tasks of the memory part). `worker`: the worker and the workers of the Python peers (`--rounds`, `--small`,
 `--cache` as for `peers`). `pressure`: the queues under the shapes of the public benchmark, with charts (`--shapes`,
-`--seconds`, `--rate`, `--to`, `--only`).
+`--seconds`, `--rate`, `--to`, `--only`). `snapshots`, alone: claims beside long transactions, minute by minute
+(`snapshots --help` lists its options; hours with the defaults).
 """
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -27,6 +29,7 @@ from bench import (
     push,
     retention,
     singular,
+    snapshots,
     topics,
     upkeep,
     waits,
@@ -57,6 +60,9 @@ WITH_OPTIONS = ("displacing", "weight", "peers", "spark", "worker", "pressure")
 
 def main() -> None:
     """Runs the sections one after the other, each on databases of its own."""
+    if sys.argv[1:2] == ["snapshots"]:  # its servers and its options are its own
+        snapshots.run(snapshots.parse(sys.argv[2:]))
+        return
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

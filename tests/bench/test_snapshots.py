@@ -1,0 +1,26 @@
+"""The benchmark beside long transactions, on its smallest scale."""
+
+import os
+
+import pytest
+
+from bench.snapshots import parse, run
+
+
+@pytest.mark.slow
+def test_the_table_has_a_row_for_each_shape_and_both_servers_hand_out_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    programs = os.environ.get("TASKQ_TEST_PROGRAMS")
+    given = ["--shapes", "retries", "watch", "--sizes", "100", "--minutes", "2", "--seconds", "1"]
+
+    retries, watch = run(parse([*given, *(["--programs", programs] if programs else [])]))
+
+    for measured in (retries, watch):
+        assert len(measured.minutes) == 2
+        for pinned, free in measured.minutes:
+            assert pinned.minute.rate > 0
+            assert free.minute.rate > 0
+            assert pinned.age >= 20  # the transactions before the first minute, at least
+    printed = capsys.readouterr().out
+    table = printed[printed.index("All shapes") :].splitlines()
+    assert [row.split(" | ")[0] for row in table if row.startswith("| ")] == ["| shape", "| retries", "| watch"]
+    assert len({row.count("|") for row in table if row.startswith("|")}) == 1
