@@ -2,8 +2,9 @@
 
 Two servers do the same work in the same minutes. On one of them, four REPEATABLE READ readers and a writer that is idle
 in its transaction are open from the start. Vacuum removes nothing there, so dead rows and index entries only grow. On
-each server a producer pushes and a consumer drains by `exchange`. The shapes `ready`, `ready-singular` and `watch` add
-a third process, and its calls are measured instead. Only the CPU of the measured session counts.
+each server a producer pushes and a consumer drains by `exchange`. The shapes `ready` and `watch`, and those
+whose names begin so, add a third process, and its calls are measured instead. Only the CPU of the measured session
+counts.
 
 One server does not suffice. A snapshot holds back vacuum in its own database only. But the transaction of the writer
 has an ID, and each later snapshot in any database of the server keeps the rows that this transaction could see. So a
@@ -77,6 +78,7 @@ class Shape:
     order: Order = Order.FIRST_IN_FIRST_OUT
     condition: Condition = Condition.NONE
     call: str = "exchange"
+    same_gates: bool = False  # whether all junctures have the same identifiers
     backlog: int = BACKLOG
 
     def tasks(self, start: int, number: int) -> list[NewTask]:
@@ -117,6 +119,7 @@ SHAPES = {
     "ready": Shape(call="ready"),
     "ready-singular": Shape(identifiers=1_000, condition=SINGULAR, call="ready"),
     "watch": Shape(call="watch"),
+    "watch-same-gates": Shape(call="watch", same_gates=True),
 }
 SIDES = ("pinned", "free")
 
@@ -352,8 +355,7 @@ def call(work: Work, pipe: Connection | None) -> None:
 class Watcher:
     """Waits of gates: ready tasks of a topic, states of identifiers, and a juncture that each tenth call releases.
 
-    Another session pushes the suspended tasks of the juncture, and ends them after their release. The identifiers are
-    always the same.
+    Another session pushes the suspended tasks of the juncture, and ends them after their release.
     """
 
     def __init__(self, work: Work, queue: TaskQueue, beside: TaskQueue) -> None:
@@ -361,23 +363,25 @@ class Watcher:
         self._queue = queue
         self._beside = beside
         self._owner: Owner = beside.register("gates", timedelta(days=1))
-        self._members = [f"gate {number}" for number in range(min(work.size, GATE_SIZE))]
         self._calls = count()
 
     def call(self) -> int:
         """Calls `watch` once."""
         number = next(self._calls)
+        juncture = number // RELEASE_EVERY
+        prefix = "gate" if self._work.shape.same_gates else f"gate {juncture}"
+        members = [f"{prefix}/{member}" for member in range(min(self._work.size, GATE_SIZE))]
         is_complete = number % RELEASE_EVERY == RELEASE_EVERY - 1
         if is_complete:
-            self._beside.push_stream(GATES, [NewTask(member, suspended=True) for member in self._members])
+            self._beside.push_stream(GATES, [NewTask(member, suspended=True) for member in members])
         newest = self._work.pushed.value
         states = [f"id/{max(0, newest - BACKLOG // 2 - place)}" for place in range(self._work.size)]
         rows = self._queue.conn.execute(
             WATCH,
             (
                 *([TOPIC], [self._work.size], ["NONE"], [True], [TOPIC] * len(states), states),
-                *([f"gate {number // RELEASE_EVERY}"], [GATES], ["SINGULAR"]),
-                *([1] * len(self._members), [1] * len(self._members), self._members),
+                *([f"juncture {juncture}"], [GATES], ["SINGULAR"]),
+                *([1] * len(members), [1] * len(members), members),
             ),
         ).fetchall()
         if is_complete:
