@@ -52,13 +52,14 @@ def lines(conn: psycopg.Connection) -> Callable[[], int]:
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of waits at each check."""
+    """Record the number of waits at each check that has ended."""
     made: list[int] = []
     check = Watcher._check
 
     async def counted(self: Watcher, *arguments: Any, **whole: Any) -> None:
-        made.append(len(self._registry))
+        waits = len(self._registry)
         await check(self, *arguments, **whole)
+        made.append(waits)
 
     monkeypatch.setattr(Watcher, "_check", counted)
     return made
