@@ -1,7 +1,7 @@
 """Helpers for the queue's tests: tasks in any state, and time that passes by SQL."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -29,6 +29,7 @@ TABLES = (
     "taskq_internal.dependency",
     "taskq_internal.probe",
     "taskq_internal.front",
+    "taskq_internal.identifier_front",
     "taskq_internal.topic",
     "taskq_internal.owner",
     "taskq.staged",
@@ -152,7 +153,19 @@ PASSED = """SELECT l.sequence FROM taskq_internal.live l
     WHERE l.holder IS NULL AND l.waits <= 0 AND (f.number IS NULL OR NOT l.late AND (
         (l.available_at, l.sequence) < (f.available_at, f.sequence)
         OR (l.available_at, l.sequence) > (f.gap_low_at, f.gap_low_sequence)
-            AND (l.available_at, l.sequence) < (f.gap_high_at, f.gap_high_sequence)))"""
+            AND (l.available_at, l.sequence) < (f.gap_high_at, f.gap_high_sequence)))
+    UNION ALL
+    SELECT l.sequence FROM taskq_internal.live l CROSS JOIN LATERAL (
+        SELECT * FROM taskq_internal.identifier_front i
+        WHERE i.topic_id = l.topic_id AND i.identifier = l.identifier AND i.priority = l.priority
+        ORDER BY i.number DESC LIMIT 1) i
+    WHERE l.holder IS NULL AND l.waits <= 0 AND NOT l.late
+      AND (l.available_at, l.sequence) < (i.available_at, i.sequence)
+    UNION ALL
+    SELECT l.sequence FROM taskq_internal.live l CROSS JOIN LATERAL (
+        SELECT * FROM taskq_internal.identifier_front i
+        WHERE i.topic_id = l.topic_id AND i.identifier = l.identifier ORDER BY i.number DESC LIMIT 1) i
+    WHERE l.holder IS NOT NULL AND l.polled < i.claimed_at"""
 
 
 def pass_time(queue: TaskQueue, duration: timedelta) -> None:
@@ -163,13 +176,36 @@ def pass_time(queue: TaskQueue, duration: timedelta) -> None:
         "ended": ("available_at", "completed"),
         "probe": ("failed_at",),
         "front": ("available_at", "gap_low_at", "gap_high_at"),
+        "identifier_front": ("available_at", "claimed_at"),
     }.items():
         moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
         queue.conn.execute(f"UPDATE taskq_internal.{table} SET {moves}".encode(), {"by": duration})
 
 
+ADVANCE = """SELECT taskq_internal.advance_fronts(p.topic_id, -100, 100, %s, b.placed)
+    FROM taskq_internal.topic p CROSS JOIN taskq_internal.front_bounds(p.topic_id) b WHERE p.name = %s"""
+ADVANCE_IDENTIFIERS = """SELECT taskq_internal.advance_identifier_fronts(
+        p.topic_id, %s::bigint[], %s, b.placed, b.claimed, 1)
+    FROM taskq_internal.topic p CROSS JOIN taskq_internal.front_bounds(p.topic_id) b WHERE p.name = %s"""
+
+
+def advance_fronts(conn: psycopg.Connection, topic: str = "work", backwards: bool = False) -> None:
+    """Advances the fronts of a topic as far as possible. A poll does this for some priorities, at random."""
+    conn.execute(ADVANCE.encode(), (backwards, topic))
+
+
+def advance_identifiers(conn: psycopg.Connection, claimed: Iterable[Task], few: bool, topic: str = "work") -> None:
+    """Advances the fronts of the identifiers of tasks, in the transaction that has polled them.
+
+    A poll does this at random, and only for identifiers with many tasks. `few`: whether it asked for more tasks.
+    """
+    sequences = [task.sequence for task in claimed]
+    wanted = 2 * len(sequences) if few else 0
+    conn.execute(ADVANCE_IDENTIFIERS.encode(), (sequences, wanted, topic))
+
+
 def passed(conn: psycopg.Connection) -> list[int]:
-    """The READY tasks that no poll would find, because they lie before the front or in the gap and are not late."""
+    """The tasks that polls would miss: READY, not late, and before a front or in a gap, or ACTIVE before a front."""
     rows = conn.execute(PASSED.encode()).fetchall()
     return [sequence for (sequence,) in rows]
 

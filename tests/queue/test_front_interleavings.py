@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
+    Condition,
     Decision,
     NewTask,
     Order,
@@ -18,10 +19,11 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TopicPolicy,
 )
-from tests.queue.conftest import passed
+from tests.queue.conftest import advance_fronts, advance_identifiers, passed
 
 MILLISECOND = timedelta(milliseconds=1)
 SEEDS, STEPS = 8, 120
+CONDITIONS = [each for each in Condition if each is not Condition.NONE]
 DUE = """SELECT sequence FROM taskq_internal.live
     WHERE holder IS NULL AND waits <= 0 AND available_at <= clock_timestamp()
     ORDER BY priority DESC, available_at {0}, sequence {0} FOR UPDATE SKIP LOCKED"""
@@ -43,7 +45,7 @@ class Steps:
     def take(self) -> None:
         """Takes one step. A step that an open transaction of another session hinders has no effect."""
         steps: list[Callable[[], object]] = [
-            *[self.push, self.poll, self.fail, self.advance, self.commit] * 3,
+            *[self.push, self.poll, self.poll_in_turn, self.fail, self.advance, self.commit] * 3,
             *[self.snooze, self.release, self.roll_back, self.savepoint, self.roll_back_to_savepoint],
             *[self.offer, self.set_priority, self.set_due, self.run_now, self.pause_and_resume, self.reset],
         ]
@@ -88,6 +90,12 @@ class Steps:
     def poll(self) -> None:
         self.any_queue().poll("work", self.owner(), self.random.randrange(1, 5), self.order())
 
+    def poll_in_turn(self) -> None:
+        queue, condition = self.any_queue(), self.random.choice(CONDITIONS)
+        with queue.conn.transaction():
+            tasks = queue.poll("work", self.owner(), self.random.randrange(1, 5), self.order(), condition)
+            advance_identifiers(queue.conn, tasks, self.random.random() < 0.5)
+
     def fail(self) -> None:
         queue, owner = self.any_queue(), self.owner()
         queue.complete(owner, dict.fromkeys(self.held(queue, owner), Decision(Result.FAILURE, error="down")))
@@ -110,10 +118,7 @@ class Steps:
         self.owners[owner.name] = self.queue.register(owner.name)
 
     def advance(self) -> None:
-        self.any_queue().conn.execute(
-            "SELECT taskq_internal.advance_fronts(topic_id, -100, 100, %s) FROM taskq_internal.topic",
-            (self.order() is Order.LAST_IN_FIRST_OUT,),
-        )
+        advance_fronts(self.any_queue().conn, backwards=self.order() is Order.LAST_IN_FIRST_OUT)
 
     def commit(self) -> None:
         self.random.choice(self.others).conn.commit()

@@ -22,7 +22,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from tests.queue.conftest import await_lock_wait, hurry, identifiers, lapse, pass_time, passed, task_in
+from tests.queue.conftest import advance_fronts, await_lock_wait, hurry, identifiers, lapse, pass_time, passed, task_in
 from tests.queue.explained import explain
 
 HOUR = timedelta(hours=1)
@@ -36,10 +36,7 @@ NEWEST = """SELECT f.available_at, f.sequence FROM taskq_internal.front f
 
 def advance(queue: TaskQueue, order: Order = Order.FIRST_IN_FIRST_OUT) -> None:
     """Advances the fronts as far as possible. A poll does this for some priorities, at random."""
-    queue.conn.execute(
-        "SELECT taskq_internal.advance_fronts(topic_id, -100, 100, %s) FROM taskq_internal.topic WHERE name = 'work'",
-        (order is LIFO,),
-    )
+    advance_fronts(queue.conn, backwards=order is LIFO)
 
 
 def front(queue: TaskQueue, priority: int = 0) -> tuple[datetime, int]:
@@ -395,13 +392,14 @@ def test_an_empty_priority_costs_a_poll_no_query_of_its_own(own_queue: TaskQueue
 
 
 def test_a_poll_above_read_committed_moves_no_front(queue: TaskQueue, owner: Owner, dsn: str) -> None:
-    queue.push("work", ["a"])
-    drain(queue, owner)
+    queue.push("work", [str(number) for number in range(2000)])
     before = front(queue)
     with connect(dsn) as conn:
         conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        advance(TaskQueue(conn))
+        TaskQueue(conn).poll("work", owner, 1000)
     assert front(queue) == before
+    queue.poll("work", owner, 1000)
+    assert front(queue) != before
 
 
 def test_maintain_removes_the_rows_of_fronts_that_no_longer_count(queue: TaskQueue, owner: Owner) -> None:

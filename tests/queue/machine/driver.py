@@ -46,6 +46,7 @@ MOVED = {
     "ended": ("available_at", "completed"),
     "probe": ("failed_at",),
     "front": ("available_at", "gap_low_at", "gap_high_at"),
+    "identifier_front": ("available_at", "claimed_at"),
     "owner": ("lease_until", "seen"),
     "lock": ("locked", "at_least", "until"),
 }

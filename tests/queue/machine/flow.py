@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Order, Outcome, Owner, Result, State, Task
+from tests.queue.conftest import advance_identifiers
 from tests.queue.machine.driver import IDENTIFIERS, NAMES, TOPICS, Driver, picked, step
 from tests.queue.model.pushing import Draft
 from tests.queue.model.tasks import HOUR, ModelTask
@@ -101,10 +102,18 @@ class Flow(Driver):
 
     @step(8,
         name=names, number=which, size=st.integers(0, 4), order=st.sampled_from(Order), condition=conditions,
-        claimed=st.booleans(), late=st.sampled_from([False, False, True]),
+        claimed=st.booleans(), late=st.sampled_from([False, False, True]), few=st.booleans(),
     )  # fmt: skip
     def poll(
-        self, name: str, number: int, size: int, order: Order, condition: Condition, claimed: bool, late: bool
+        self,
+        name: str,
+        number: int,
+        size: int,
+        order: Order,
+        condition: Condition,
+        claimed: bool,
+        late: bool,
+        few: bool = False,
     ) -> None:
         """Polls, after `ready` has returned the number; both return the same tasks in the same order."""
         topic = self.topic_with(number, State.READY)
@@ -116,20 +125,34 @@ class Flow(Driver):
                 lambda: len(self.model.poll(topic, owner, size, order, condition)),
             )
         else:
+
+            def real() -> list[object]:
+                with self.conn.transaction():
+                    tasks = self.queue.poll(topic, owner, size, order, condition)
+                    if condition is not Condition.NONE:
+                        advance_identifiers(self.conn, tasks, few, topic)
+                return [_fields(task) for task in tasks]
+
             self.both(
-                lambda: [_fields(task) for task in self.queue.poll(topic, owner, size, order, condition)],
+                real,
                 lambda: [_expected(task) for task in self.model.poll(topic, owner, size, order, condition)],
             )
 
-    @step(4, name=names, number=which, identifiers=st.integers(0, 3), size=st.sampled_from([-1, -1, 0, 1, 2]))
-    def poll_batch(self, name: str, number: int, identifiers: int, size: int) -> None:
+    @step(4,
+        name=names, number=which, identifiers=st.integers(0, 3), size=st.sampled_from([-1, -1, 0, 1, 2]),
+        few=st.booleans(),
+    )  # fmt: skip
+    def poll_batch(self, name: str, number: int, identifiers: int, size: int, few: bool) -> None:
         """Polls whole groups, in the order of their first tasks."""
         topic = self.topic_with(number, State.READY)
         owner = self.consumer(name, late=False)
 
         def real() -> list[object]:
-            groups = self.queue.poll_batch(topic, owner, identifiers, size)
-            return [_fields(task) for group in groups.values() for task in group]
+            with self.conn.transaction():
+                groups = self.queue.poll_batch(topic, owner, identifiers, size)
+                tasks = [task for group in groups.values() for task in group]
+                advance_identifiers(self.conn, tasks, few, topic)
+            return [_fields(task) for task in tasks]
 
         self.both(real, lambda: [_expected(task) for task in self.model.poll_batch(topic, owner, identifiers, size)])
 

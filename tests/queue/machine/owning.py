@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import Owner
-from tests.queue.conftest import lapse
+from tests.queue.conftest import advance_fronts, lapse
 from tests.queue.machine.driver import NAMES, Driver, picked, step
 from tests.queue.machine.flow import names, numbers, topics
 from tests.queue.model.tasks import HOUR, Moment
@@ -66,10 +66,7 @@ class Owning(Driver):
     @step(4, topic=topics, backwards=st.booleans())
     def advance_fronts(self, topic: str, backwards: bool) -> None:
         """Polls advance the fronts at random; here they advance often, and as far as possible."""
-        self.conn.execute(
-            "SELECT taskq_internal.advance_fronts(topic_id, -100, 100, %s) FROM taskq_internal.topic WHERE name = %s",
-            (backwards, topic),
-        )
+        advance_fronts(self.conn, topic, backwards)
 
     @step(1, older_than=st.integers(0, 3))
     def purge_owners(self, older_than: int) -> None:

@@ -11,8 +11,8 @@
 -- and no two members have tasks of one identifier, even while programs with the old and with the new setting run.
 --
 -- Transactions lock rows in this order: taskq_internal.consumer_group, taskq_internal.consumer_partition by number,
--- taskq_internal.progress. A transaction that stores progress with taskq.advance holds the group's row FOR SHARE, so that
--- no other transaction replaces the progress of the group's partitions until it ends.
+-- taskq_internal.progress. A transaction that stores progress with taskq.advance holds the group's row FOR SHARE, so
+-- that no other transaction replaces the progress of the group's partitions until it ends.
 
 CREATE FUNCTION taskq.join_group(p_group text, p_topic text, p_partitions int, p_level int)
 RETURNS TABLE (generation int, partitions int, level int, next_partitions int, next_level int) LANGUAGE plpgsql AS $$

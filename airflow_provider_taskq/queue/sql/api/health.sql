@@ -77,8 +77,11 @@ DECLARE
 BEGIN
     SELECT l.sequence, o.name, o.lease_until INTO v_other FROM taskq_internal.live l LEFT JOIN taskq_internal.owner o
         ON o.owner_id = l.holder
-    WHERE l.identifier = v_identifier AND l.topic_id = p_topic_id AND l.attempt > 0 AND l.sequence <> p_sequence
-    ORDER BY l.holder, l.sequence LIMIT 1;
+    WHERE l.topic_id = p_topic_id AND l.sequence <> p_sequence AND l.sequence = (
+        SELECT t.sequence
+        FROM (SELECT) one
+        LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, v_identifier, true) i ON true
+        CROSS JOIN LATERAL taskq_internal.turn_of_identifier(p_topic_id, v_identifier, i.claimed_at) t);
     IF FOUND THEN
         RETURN format('one at a time per identifier, it comes after sequence %s, %s', v_other.sequence,
             CASE WHEN v_other.name IS NULL THEN 'which is to be tried again'

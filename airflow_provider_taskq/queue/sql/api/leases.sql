@@ -256,9 +256,9 @@ BEGIN
                  FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Ends the leases of owners whose rows this transaction has locked, except a lease if another transaction removes one of
--- its tasks: that transaction may wait for the owner's row. Returns how many tasks the owners of the ended leases held.
--- The caller sets a lock_timeout, which has to be shorter than deadlock_timeout.
+-- Ends the leases of owners whose rows this transaction has locked, except a lease if another transaction removes one
+-- of its tasks: that transaction may wait for the owner's row. Returns how many tasks the owners of the ended leases
+-- held. The caller sets a lock_timeout, which has to be shorter than deadlock_timeout.
 CREATE FUNCTION taskq_internal.end_unused_leases(p_owners bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_count bigint := 0;

@@ -130,8 +130,8 @@ CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTAB
     SELECT 32327  -- 0x7E47, a number that other programs are unlikely to use
 $$;
 
--- Announces the floor of this transaction, its time (internal/fronts.sql), and that the transaction pushes, before it draws a number from
--- taskq_internal.task_sequence. Returns the floor. Never waits.
+-- Announces the floor of this transaction, its time (internal/fronts.sql), and that the transaction pushes, before it
+-- draws a number from taskq_internal.task_sequence. Returns the floor. Never waits.
 --
 -- A transaction that locks its floor again adds no entry to the server's lock table. So 10,000 pushes use one floor,
 -- that of the first push. The setting taskq.log_floor carries the floor to the later pushes. The setting ends when the
@@ -144,6 +144,7 @@ DECLARE
     v_hint  text := current_setting('taskq.log_floor', true);
     v_floor bigint := least(
         coalesce(pg_sequence_last_value('taskq_internal.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
+    v_time  bigint;
 BEGIN
     IF v_hint ~ '^[0-9]{1,15}$' THEN
         v_floor := least(v_floor, v_hint::bigint);
@@ -152,7 +153,7 @@ BEGIN
         EXIT WHEN v_floor = 0;
         v_floor := greatest(v_floor - 1 - floor(random() * 1000)::int, 0);
     END LOOP;
-    PERFORM taskq_internal.announce_time();
+    v_time := taskq_internal.announce_time();
     LOCK TABLE taskq_internal.push IN ROW SHARE MODE;
     IF v_hint IS DISTINCT FROM v_floor::text THEN
         v_hint := set_config('taskq.log_floor', v_floor::text, true);

@@ -94,6 +94,7 @@ DECLARE
     v_limit    int := least(p_identifiers, taskq_internal.max_tasks());
     v_promoted      bigint[];
     v_claimed    bigint[] := '{}';
+    v_advanced boolean;
 BEGIN
     IF p_size < -1 THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
@@ -106,7 +107,7 @@ BEGIN
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
                                 nullif(p_size, -1)) END;
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
-        PERFORM taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false);
+        v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, v_limit);
     END IF;
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_claimed);
 END $$;
@@ -229,7 +230,7 @@ END $$;
 CREATE FUNCTION taskq_internal.claim_locked(p_topic_id int, p_holder bigint, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
-    v_now    timestamptz := clock_timestamp();
+    v_now    timestamptz := taskq_internal.announce_claim(p_topic_id);
     v_depend boolean;
     v_kept   bigint[];
     v_back   bigint[];
@@ -260,6 +261,7 @@ DECLARE
     v_size     int := least(p_size, taskq_internal.max_tasks());
     v_promoted      bigint[];
     v_claimed    bigint[];
+    v_advanced boolean;
 BEGIN
     IF NOT coalesce(p_order = 'FIRST_IN_FIRST_OUT' AND p_condition = 'NONE', false) THEN  -- saves a call in most polls
         PERFORM taskq_internal.check_order_and_condition(p_order, p_condition);
@@ -278,7 +280,8 @@ BEGIN
     IF cardinality(v_promoted) > 0 THEN
         PERFORM taskq_internal.requeue_waiting(p_topic.topic_id, v_promoted);
     END IF;
-    PERFORM taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo);
+    v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
+                CASE WHEN p_condition <> 'NONE' THEN v_size END);
     RETURN v_claimed;
 END $$;
 
@@ -408,15 +411,14 @@ DECLARE
 BEGIN
     v_found := ARRAY(
         SELECT l.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
+        LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, u.identifier, true) i ON true
         CROSS JOIN LATERAL (
             SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
             WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
               -- + 0 keeps the planner from the index live_ready, which has the tasks of all identifiers.
               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
-        WHERE (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = u.identifier
-               AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NOT NULL
-               ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
+        WHERE (SELECT t.holder FROM taskq_internal.turn_of_identifier(p_topic_id, u.identifier, i.claimed_at) t) IS NULL
           AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = u.identifier
                AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = :FAILED
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL

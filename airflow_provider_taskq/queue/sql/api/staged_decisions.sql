@@ -305,6 +305,7 @@ DECLARE
     v_heads    bigint[];
     v_promoted      bigint[];
     v_all      int := 0;
+    v_advanced boolean;
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     IF v_topic.paused OR v_owner_id IS NULL OR p_condition = 'NONE' THEN
@@ -319,7 +320,7 @@ BEGIN
         v_all := v_all + cardinality(v_heads);
         v_all := v_all + taskq_internal.claim_remaining_tasks(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
-        PERFORM taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_heads, false);
+        v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_heads, false, p_size);
         EXIT WHEN cardinality(v_heads) < v_limit;
     END LOOP;
     RETURN v_all;
@@ -679,8 +680,8 @@ BEGIN
                            AND l.sequence = ANY (p_heads)
                      AND (SELECT a.sequence FROM taskq_internal.live a
                           WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-                              AND a.holder IS NULL
-                          ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
+                              AND coalesce(a.polled, 'infinity') = 'infinity'
+                          ORDER BY a.sequence LIMIT 1) IS NULL
                      ORDER BY l.sequence);
     WHILE v_room > 0 AND cardinality(v_identifiers) > 0 LOOP
         v_chunk := least(50000, v_room);

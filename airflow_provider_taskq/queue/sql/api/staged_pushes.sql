@@ -305,8 +305,8 @@ BEGIN
     RETURN cardinality(v_dead);
 END $$;
 
--- Locks those of the given stages whose tasks were staged for a push more than a day ago, and returns them. Never waits:
--- leaves out a stage if an executor stages tasks in it, or if another transaction abandons it.
+-- Locks those of the given stages whose tasks were staged for a push more than a day ago, and returns them. Never
+-- waits: leaves out a stage if an executor stages tasks in it, or if another transaction abandons it.
 CREATE FUNCTION taskq_internal.lock_dead_pushes(p_stages uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE

@@ -155,9 +155,9 @@ END $$;
 -- Promotes tasks that have waited long enough, before a poll of up to p_size tasks reads the indexes. Returns the
 -- retries among them. The poll passes these to requeue_waiting, which makes the unclaimed ones wait again.
 --
--- Returns NULL if the topic was paused since the caller looked it up. A move first pauses the topic and then waits for
--- the users of the tables. So the query that reads the pause locks these tables first. That query also finds whether any
--- task waits, which saves the other two in most polls.
+-- Returns NULL if the topic was paused since the caller looked it up. A move first pauses the topic and then waits
+-- for the users of the tables. So the query that reads the pause locks these tables first. That query also finds
+-- whether any task waits, which saves the other two in most polls.
 CREATE FUNCTION taskq_internal.promote_waiting(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -320,8 +320,8 @@ BEGIN
               AND l.sequence = ANY (p_sequences)) u
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM taskq_internal.live b
-            WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0 AND b.holder IS NULL
-                AND b.waits + 0 = :WAITS_PROBE
+            WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0
+                AND coalesce(b.polled, 'infinity') = 'infinity' AND b.holder IS NULL AND b.waits + 0 = :WAITS_PROBE
             OFFSET 0) a);
 END $$;
 
@@ -368,18 +368,17 @@ DECLARE
                           AND l.sequence = p_sequence);
 BEGIN
     RETURN (SELECT CASE WHEN p_condition = 'BATCH' THEN a.holder IS NULL ELSE a.sequence = p_sequence END
-            FROM taskq_internal.live a
-            WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id AND a.attempt > 0 ORDER BY a.holder,
-                a.sequence LIMIT 1)
+            FROM (SELECT) one
+            LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, v_identifier, true) i ON true
+            CROSS JOIN LATERAL taskq_internal.turn_of_identifier(p_topic_id, v_identifier, i.claimed_at) a)
        AND (SELECT e.sequence FROM taskq_internal.ended e
             WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
               AND e.state = ANY (taskq_internal.blocking_states(p_condition)) ORDER BY e.state, e.sequence
                   LIMIT 1) IS NULL
        AND (p_condition <> 'BATCH' OR NOT EXISTS (
             SELECT FROM taskq_internal.live a WHERE a.identifier = v_identifier AND a.topic_id = p_topic_id
-                AND a.attempt > 0
-                                       AND a.holder IS NULL AND (a.available_at > clock_timestamp()
-                                               OR a.waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME))));
+                AND a.attempt > 0 AND coalesce(a.polled, 'infinity') = 'infinity' AND a.holder IS NULL
+                AND (a.available_at > clock_timestamp() OR a.waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME))));
 END $$;
 
 -- Returns whether a poll may promote retries of a topic with a probe. It may while no retry fails. While retries fail,

@@ -1,6 +1,7 @@
--- Fronts: where polls begin to read (see taskq_internal.front). No READY task of a priority lies before its front, except
--- late ones, and a poll reads those from the index live_late. So the cost of a poll does not grow with the number of
--- tasks that were claimed before, even while a long transaction keeps vacuum from removing their index entries.
+-- Fronts: where polls begin to read (see taskq_internal.front). No READY task of a priority lies before its front,
+-- except late ones, and a poll reads those from the index live_late. So the cost of a poll does not grow with the
+-- number of tasks that were claimed before, even while a long transaction keeps vacuum from removing their index
+-- entries.
 --
 -- Tasks of a priority are in the order of due time and sequence. These rules keep tasks from appearing before a front:
 --
@@ -8,15 +9,15 @@
 --     (announce_time). Then it reads the clock. A task that is due at that time or afterwards is not late.
 --   - Every other task that becomes READY is late: one with an earlier due time, and one that was released, expired,
 --     reset, resumed, promoted, or changed. A task that is late without need costs an entry in live_late, no more.
---   - A front advances to the first READY task that a snapshot shows, and not beyond a bound (front_bound). The bound is
+--   - A front advances to the first READY task that a snapshot shows, and not beyond a bound (front_bounds). The bound is
 --     the earliest time in the announcements of open transactions, and no later than the clock. The session reads the
 --     clock first, then pg_locks, and then takes the snapshot.
 --
--- So a front passes no task. Let a transaction place a task that is not late before the bound. If it had ended before the
--- read of pg_locks, the snapshot shows its task. If it was open, its announcement is no later than its clock, and the
--- bound is no later than the announcement. If it announced itself after that read, it read the clock later than the
--- session did. In these two cases the task lies behind the bound. The head of api/log.sql explains why one read of
--- pg_locks suffices, although it is not one moment.
+-- So a front passes no task. Let a transaction place a task that is not late before the bound. If it had ended before
+-- the read of pg_locks, the snapshot shows its task. If it was open, its announcement is no later than its clock, and
+-- the bound is no later than the announcement. If it announced itself after that read, it read the clock later than
+-- the session did. In these two cases the task lies behind the bound. The head of api/log.sql explains why one read
+-- of pg_locks suffices, although it is not one moment.
 --
 -- This requires that the clock of the server does not go back. After a clock was set back, pushes and retries compare
 -- due times with the front, and tasks before it are late. One case is left: a poll has advanced a front and has not
@@ -33,8 +34,8 @@ BEGIN
            ORDER BY f.priority DESC, f.number DESC LIMIT 1) IS NULL;
 END $$;
 
--- Returns the time from which new tasks of these priorities are not late: p_now, or the latest front of the topic if the
--- clock was set back. Stores the first row of a priority that has none.
+-- Returns the time from which new tasks of these priorities are not late: p_now, or the latest front of the topic if
+-- the clock was set back. Stores the first row of a priority that has none.
 CREATE FUNCTION taskq_internal.front_time(p_topic_id int, p_priorities int[], p_now timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_sort = off AS $$
@@ -104,14 +105,14 @@ BEGIN
            ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
--- Announces that this transaction will place tasks at the present time or afterwards. The key of an advisory lock carries
--- the time in milliseconds. Never waits. The caller then locks taskq_internal.push or taskq_internal.retry, because any
--- role can take any advisory lock: the time counts together with such a lock only.
+-- Announces that this transaction will place tasks at the present time or afterwards. The key of an advisory lock
+-- carries the time in milliseconds. Never waits. Returns that time. The caller then locks taskq_internal.push or
+-- taskq_internal.retry, because any role can take any advisory lock: the time counts together with such a lock only.
 --
--- A transaction uses the time of its first announcement again, which the setting taskq.announced_time carries. Otherwise
--- a transaction of many calls would fill the server's lock table. If another program holds the key exclusively, the
--- transaction announces no time, and no front advances until it ends.
-CREATE FUNCTION taskq_internal.announce_time() RETURNS void LANGUAGE plpgsql AS $$
+-- A transaction uses the time of its first announcement again, which the setting taskq.announced_time carries.
+-- Otherwise a transaction of many calls would fill the server's lock table. If another program holds the key
+-- exclusively, the transaction announces no time, and no front advances until it ends.
+CREATE FUNCTION taskq_internal.announce_time() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_hint text := current_setting('taskq.announced_time', true);
     v_time bigint := floor(extract(epoch FROM clock_timestamp()) * 1000);
@@ -121,8 +122,9 @@ BEGIN
     END IF;
     IF pg_try_advisory_xact_lock_shared((taskq_internal.time_lock_class()::bigint << 48) | v_time)
         AND v_hint IS DISTINCT FROM v_time::text THEN
-        PERFORM set_config('taskq.announced_time', v_time::text, true);
+        v_hint := set_config('taskq.announced_time', v_time::text, true);
     END IF;
+    RETURN v_time;
 END $$;
 
 -- Returns the upper 16 of the 64 bits of each advisory lock whose key carries a time.
@@ -133,26 +135,32 @@ $$;
 -- Announces that this transaction makes tasks READY for a retry. Returns the time from which these tasks are not late:
 -- the clock, or the latest front of these topics if the clock was set back.
 CREATE FUNCTION taskq_internal.announce_retry(p_topic_ids int[]) RETURNS timestamptz LANGUAGE plpgsql AS $$
+DECLARE
+    v_time bigint := taskq_internal.announce_time();
 BEGIN
-    PERFORM taskq_internal.announce_time();
     LOCK TABLE taskq_internal.retry IN ROW SHARE MODE;
     RETURN greatest(clock_timestamp(), (SELECT max(f.available_at) FROM unnest(p_topic_ids) AS u (topic_id)
                                         CROSS JOIN LATERAL taskq_internal.newest_fronts(u.topic_id) f));
 END $$;
 
--- Returns the bound of a topic's fronts: in a statement that begins after this call, no task that is not late will
--- appear with a due time before the bound. The order of the two reads matters: see the head of this file. The bound of
--- a transaction is a millisecond before its announcement, because the time is rounded.
-CREATE FUNCTION taskq_internal.front_bound(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql AS $$
+-- Returns the bounds of a topic's fronts. In a statement that begins after this call, no task that is not late will
+-- appear with a due time before placed, and no ACTIVE task with a time of its claim before claimed. The order of the
+-- two reads matters: see the head of this file. The bound of a transaction is a millisecond before its announcement,
+-- because the time is rounded.
+CREATE FUNCTION taskq_internal.front_bounds(p_topic_id int, OUT placed timestamptz, OUT claimed timestamptz)
+LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
-    RETURN least(v_now, (
-        SELECT to_timestamp((min(coalesce(o.announced, 1)) - 1) / 1000.0)
-        FROM (SELECT min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
+    SELECT least(v_now, min(o.bound) FILTER (WHERE o.retries OR o.pushes AND o.placed)),
+           least(v_now, min(o.bound) FILTER (WHERE o.claims))
+    INTO placed, claimed
+    FROM (SELECT to_timestamp((coalesce(r.announced, 1) - 1) / 1000.0) AS bound, r.* FROM (
+              SELECT min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
                          FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq_internal.time_lock_class())
                          AS announced,
                      bool_or(l.relation = 'taskq_internal.retry'::regclass) AS retries,
+                     bool_or(l.relation = 'taskq_internal.claim'::regclass) AS claims,
                      bool_or(l.relation = 'taskq_internal.push'::regclass) AS pushes,
                      bool_or(l.relation = 'taskq_internal.unplaced_push'::regclass
                              OR l.objsubid = 2 AND l.classid::bigint = taskq_internal.topic_lock_class()
@@ -161,27 +169,21 @@ BEGIN
               WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
                 AND (l.locktype = 'advisory' OR l.locktype = 'relation' AND l.mode = 'RowShareLock'
                      AND l.relation IN ('taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass,
-                                        'taskq_internal.retry'::regclass))
-              GROUP BY l.virtualtransaction) o
-        WHERE o.retries OR o.pushes AND o.placed));
+                                        'taskq_internal.retry'::regclass, 'taskq_internal.claim'::regclass))
+              GROUP BY l.virtualtransaction) r) o;
 END $$;
 
--- Advances the fronts of the priorities from p_low to p_high. With p_lifo true it moves the gaps, too. Does nothing above
--- READ COMMITTED, because the snapshot would be older than the bound.
-CREATE FUNCTION taskq_internal.advance_fronts(p_topic_id int, p_low int, p_high int, p_lifo boolean) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Advances the fronts of the priorities from p_low to p_high up to the bound. With p_lifo true it moves the gaps, too.
+CREATE FUNCTION taskq_internal.advance_fronts(
+    p_topic_id int, p_low int, p_high int, p_lifo boolean, p_bound timestamptz
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_bound timestamptz;
     v_front taskq_internal.front;
     v_next  taskq_internal.front;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RETURN;
-    END IF;
-    v_bound := taskq_internal.front_bound(p_topic_id);
     FOR v_front IN SELECT * FROM taskq_internal.newest_fronts(p_topic_id) f WHERE f.priority BETWEEN p_low AND p_high
     LOOP
-        v_next := taskq_internal.next_front(v_front, v_bound, p_lifo);
+        v_next := taskq_internal.next_front(v_front, p_bound, p_lifo);
         IF v_next IS DISTINCT FROM v_front THEN
             INSERT INTO taskq_internal.front (topic_id, priority, available_at, sequence, gap_low_at, gap_low_sequence,
                 gap_high_at, gap_high_sequence)
@@ -256,23 +258,35 @@ BEGIN
 END $$;
 
 -- Advances the fronts of the priorities of these n tasks, which a poll has just claimed in polled order. Does so at
--- random, with the probability n / (50 + 4 n), because a counter would be a write; and always for a thousand tasks.
-CREATE FUNCTION taskq_internal.advance_fronts_at_random(p_topic_id int, p_claimed bigint[], p_lifo boolean) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+-- random, with the probability n / (50 + 4 n), because a counter would be a write; and always for a thousand tasks. A
+-- poll for p_singular identifiers, one task of each, also advances the fronts of some of them. Does nothing above
+-- READ COMMITTED, because the snapshot would be older than the bounds. Returns whether it advanced them.
+CREATE FUNCTION taskq_internal.advance_fronts_at_random(
+    p_topic_id int, p_claimed bigint[], p_lifo boolean, p_singular int
+) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_count int := cardinality(p_claimed);
-    v_low   int;
-    v_high  int;
+    v_count  int := cardinality(p_claimed);
+    v_bounds record;
+    v_low    int;
+    v_high   int;
 BEGIN
-    IF v_count < 1000 AND random() * (50 + 4 * v_count) >= v_count THEN
-        RETURN;
+    IF v_count < 1000 AND random() * (50 + 4 * v_count) >= v_count
+        OR current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN false;
     END IF;
+    v_bounds := taskq_internal.front_bounds(p_topic_id);
     SELECT min(l.priority), max(l.priority) INTO v_low, v_high FROM taskq_internal.live l
     WHERE l.topic_id = p_topic_id AND l.sequence = ANY (ARRAY[p_claimed[1], p_claimed[v_count]]);
-    PERFORM taskq_internal.advance_fronts(p_topic_id, v_low, v_high, p_lifo);
+    PERFORM taskq_internal.advance_fronts(p_topic_id, v_low, v_high, p_lifo, v_bounds.placed);
+    IF p_singular IS NOT NULL THEN
+        PERFORM taskq_internal.advance_identifier_fronts(p_topic_id, p_claimed, p_singular, v_bounds.placed,
+                v_bounds.claimed);
+    END IF;
+    RETURN true;
 END $$;
 
 -- Removes up to p_most rows of fronts that no poll reads any more. Leaves rows that another transaction has locked.
+-- Also removes the rows of identifiers that no poll has claimed for ten minutes and that have no READY task.
 CREATE FUNCTION taskq_internal.remove_old_fronts(p_most int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM taskq_internal.front f USING (
@@ -281,4 +295,15 @@ BEGIN
                       AND n.number > o.number)
         LIMIT p_most FOR UPDATE OF o SKIP LOCKED) old
     WHERE f.topic_id = old.topic_id AND f.priority = old.priority AND f.number = old.number;
+    DELETE FROM taskq_internal.identifier_front f USING (
+        SELECT o.topic_id, o.identifier, o.number FROM taskq_internal.identifier_front o
+        WHERE EXISTS (SELECT FROM taskq_internal.identifier_front n WHERE n.topic_id = o.topic_id
+                      AND n.identifier = o.identifier AND n.priority = o.priority AND n.number > o.number)
+           OR o.identifier <> '' AND o.claimed_at < clock_timestamp() - interval '10 minutes' AND (
+                SELECT l.sequence FROM taskq_internal.live l
+                WHERE l.topic_id::bigint = o.topic_id AND l.identifier = o.identifier AND l.holder IS NULL
+                  AND l.priority = o.priority AND (l.available_at, l.sequence) >= (o.available_at, o.sequence)
+                ORDER BY l.available_at, l.sequence LIMIT 1) IS NULL
+        LIMIT p_most FOR UPDATE OF o SKIP LOCKED) old
+    WHERE f.topic_id = old.topic_id AND f.identifier = old.identifier AND f.number = old.number;
 END $$;

@@ -37,6 +37,7 @@ CREATE FUNCTION taskq_internal.turns_among_first(
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
+    v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
 BEGIN
     WITH first_tasks AS MATERIALIZED (
@@ -89,10 +90,8 @@ BEGIN
         SELECT n.identifier, CASE WHEN t.sequence IS NULL OR p_condition = 'BATCH' THEN n.place
             ELSE array_position((SELECT p.sequences FROM places p), t.sequence) END AS place
         FROM per_identifier n
-        LEFT JOIN LATERAL (
-            SELECT a.sequence, a.holder FROM taskq_internal.live a
-            WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-            ORDER BY a.holder, a.sequence LIMIT 1) t ON true
+        LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, n.identifier, v_any) i ON true
+        LEFT JOIN LATERAL taskq_internal.turn_of_identifier(p_topic_id, n.identifier, i.claimed_at) t ON true
         WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed)
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier
@@ -114,6 +113,8 @@ CREATE FUNCTION taskq_internal.first_turn(
     OUT seen_at text
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_sort = off AS $$
+DECLARE
+    v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
 BEGIN
     SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
     FROM (SELECT d.* FROM taskq_internal.due_fronts(p_topic_id, 101, p_now) v CROSS JOIN LATERAL (
@@ -127,9 +128,9 @@ BEGIN
                  AND l.priority = v.priority AND (l.available_at, l.sequence) >= (v.available_at, v.sequence)
                ORDER BY l.available_at, l.sequence LIMIT 1)) d LIMIT 1) f
     WHERE f.available_at <= p_now AND f.attempt = 0
-      AND (SELECT a.sequence FROM taskq_internal.live a WHERE a.identifier = f.identifier AND a.topic_id = p_topic_id
-           AND a.attempt > 0
-           ORDER BY a.holder, a.sequence LIMIT 1) IS NULL
+      AND (SELECT t.sequence FROM (SELECT) one
+           LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, f.identifier, v_any) i ON true
+           CROSS JOIN LATERAL taskq_internal.turn_of_identifier(p_topic_id, f.identifier, i.claimed_at) t) IS NULL
       AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = f.identifier AND e.topic_id = p_topic_id
            AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
            AND e.state = ANY (taskq_internal.blocking_states(p_condition))
@@ -139,12 +140,13 @@ BEGIN
 END $$;
 
 -- Returns whether an identifier has an attempted task that is not due or that waits. Such a task blocks the
--- identifier's batch.
+-- identifier's batch. The condition on polled passes the entries of tasks that were ACTIVE.
 CREATE FUNCTION taskq_internal.has_undue_retry(p_topic_id int, p_identifier text, p_now timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live a WHERE a.identifier = p_identifier AND a.topic_id = p_topic_id
-                   AND a.attempt > 0 AND a.holder IS NULL AND (a.available_at > p_now OR a.waits > :WAITS_NOTHING));
+                   AND a.attempt > 0 AND coalesce(a.polled, 'infinity') = 'infinity' AND a.holder IS NULL
+                   AND (a.available_at > p_now OR a.waits > :WAITS_NOTHING));
 END $$;
 
 -- Returns the first due task of an identifier in polled order. It reads priority by priority. Returns NULL if no task
@@ -182,6 +184,22 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Returns the newest front of a topic that has only one priority, for the heads of identifiers (head_of_identifier).
+-- Returns NULL for LAST_IN_FIRST_OUT and for a topic of more priorities. There a poll calls first_due_of_identifier.
+CREATE FUNCTION taskq_internal.only_front(p_topic_id int, p_lifo boolean) RETURNS taskq_internal.front
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_front taskq_internal.front;
+BEGIN
+    SELECT * INTO v_front FROM taskq_internal.front f WHERE f.topic_id = p_topic_id
+    ORDER BY f.priority DESC, f.number DESC LIMIT 1;
+    IF p_lifo OR EXISTS (SELECT FROM taskq_internal.front f WHERE f.topic_id = p_topic_id
+                         AND f.priority < v_front.priority) THEN
+        RETURN NULL;
+    END IF;
+    RETURN v_front;
+END $$;
+
 -- Returns up to p_size turns of the next identifiers after p_after and up to p_until, in polled order. last is the last
 -- identifier that the call read, or NULL if there are no more. With p_hop true it reads a thousand identifiers by one
 -- index probe each, which suits identifiers with many tasks. Otherwise it reads a thousand READY tasks in bulk, which
@@ -196,21 +214,20 @@ DECLARE
     v_count int;
 BEGIN
     IF p_hop THEN
-        SELECT t.sequences, t.identifiers, t.last, t.seen_at INTO sequences, identifiers, last, seen_at
-        FROM taskq_internal.turns_of_identifiers(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until, NULL, p_size,
-                p_missed) t;
+        SELECT n.identifiers, n.last INTO v_identifiers, last
+        FROM taskq_internal.identifiers_after(p_topic_id, p_after, p_until, 1000) n;
         hop := false;
-        RETURN;
+    ELSE
+        SELECT o.identifiers, o.last, o.identifier_count INTO v_identifiers, last, v_count
+        FROM taskq_internal.open_identifiers(p_topic_id, p_now, p_condition, p_after, p_until, 1000) o;
+        hop := v_count < 250;
     END IF;
-    SELECT o.identifiers, o.last, o.identifier_count INTO v_identifiers, last, v_count
-    FROM taskq_internal.open_identifiers(p_topic_id, p_now, p_condition, p_after, p_until, 1000) o;
     sequences := '{}';
     identifiers := '{}';
-    hop := v_count < 250;
     IF cardinality(v_identifiers) > 0 THEN
         SELECT t.sequences, t.identifiers, t.seen_at INTO sequences, identifiers, seen_at
-        FROM taskq_internal.turns_of_identifiers(p_topic_id, p_now, p_lifo, p_condition, p_after, p_until,
-                v_identifiers, p_size, p_missed) t;
+        FROM taskq_internal.turns_of_identifiers(
+            p_topic_id, p_now, p_lifo, p_condition, v_identifiers, p_size, p_missed) t;
     END IF;
 END $$;
 
@@ -275,51 +292,69 @@ BEGIN
     END IF;
 END $$;
 
--- Returns up to p_size turns of p_identifiers, in polled order. With p_identifiers NULL it returns turns of the first
--- thousand identifiers after p_after and up to p_until. last is the last of these identifiers, or NULL if there are no
--- more.
+-- Returns up to p_most identifiers after p_after and up to p_until that have READY tasks or fronts, in order. last is
+-- the last one, or NULL if there are no more.
+CREATE FUNCTION taskq_internal.identifiers_after(
+    p_topic_id int, p_after text, p_until text, p_most int, OUT identifiers text[], OUT last text
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
+BEGIN
+    WITH RECURSIVE hop AS (
+        SELECT n.identifier, 1 AS nth FROM taskq_internal.next_identifier(p_topic_id, p_after, v_any) n
+        UNION ALL
+        SELECT n.identifier, v.nth + 1
+        FROM hop v CROSS JOIN LATERAL taskq_internal.next_identifier(p_topic_id, v.identifier, v_any) n
+        WHERE v.nth < p_most AND (p_until IS NULL OR v.identifier < p_until))
+    SELECT array_agg(h.identifier ORDER BY h.nth) INTO identifiers FROM hop h
+    WHERE p_until IS NULL OR h.identifier <= p_until;
+    identifiers := coalesce(identifiers, '{}');
+    last := nullif(identifiers[p_most], p_until);
+END $$;
+
+-- Returns up to p_size turns of p_identifiers, in polled order.
 CREATE FUNCTION taskq_internal.turns_of_identifiers(
-    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_after text, p_until text,
-    p_identifiers text[], p_size int, p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT last text,
-    OUT seen_at text
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_identifiers text[], p_size int,
+    p_missed text[], OUT sequences bigint[], OUT identifiers text[], OUT seen_at text
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
+    v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
     v_sign     int := CASE WHEN p_lifo THEN -1 ELSE 1 END;
+    v_front    taskq_internal.front := taskq_internal.only_front(p_topic_id, p_lifo);
 BEGIN
-    WITH RECURSIVE hop AS (
-        (SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 1 AS nth FROM taskq_internal.live l
-         WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
-         ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1)
-        UNION ALL
-        SELECT n.* FROM hop v CROSS JOIN LATERAL (
-            SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, v.nth + 1 FROM taskq_internal.live l
-            WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > v.identifier
-            ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1) n
-        WHERE v.nth < 1000 AND (p_until IS NULL OR v.identifier <= p_until)
-    ), per_identifier AS MATERIALIZED (  -- by its first task
-        SELECT h.* FROM hop h WHERE p_identifiers IS NULL
-        UNION ALL
-        SELECT n.* FROM unnest(p_identifiers) AS u (identifier) CROSS JOIN LATERAL (
-            SELECT l.identifier, l.sequence, l.priority, l.available_at, l.waits, 0 FROM taskq_internal.live l
-            WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier = u.identifier
-            ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) n
-    ), turn AS MATERIALIZED (  -- the first task of its identifier, or the task that has the turn instead
-        SELECT n.identifier, coalesce(o.sequence, n.sequence) AS sequence, coalesce(o.priority, n.priority) AS priority,
-               coalesce(o.available_at, n.available_at) AS available_at, coalesce(o.waits, n.waits) AS waits
+    WITH per_identifier AS MATERIALIZED (
+        SELECT u.identifier, i.* FROM unnest(p_identifiers) AS u (identifier)
+        LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, u.identifier, v_any) i ON true
+        WHERE u.identifier <> ALL (p_missed)
+    ), turn AS MATERIALIZED (  -- the task that has the turn of its identifier, or else the identifier's first due task
+        SELECT n.identifier, coalesce(o.sequence, h.sequence, b.sequence) AS sequence,
+               coalesce(o.priority, h.priority, b.priority) AS priority,
+               coalesce(o.available_at, h.available_at, b.available_at) AS available_at,
+               coalesce(o.waits, b.waits, :WAITS_NOTHING) AS waits
         FROM per_identifier n
-        LEFT JOIN LATERAL (
-            SELECT a.sequence, a.holder FROM taskq_internal.live a
-            WHERE a.identifier = n.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-            ORDER BY a.holder, a.sequence LIMIT 1) t ON true
+        LEFT JOIN LATERAL taskq_internal.turn_of_identifier(p_topic_id, n.identifier, n.claimed_at) t ON true
+        LEFT JOIN LATERAL (  -- without a front of the identifier: its first READY task
+            SELECT l.sequence, l.priority, l.available_at, l.waits FROM taskq_internal.live l
+            WHERE n.claimed_at IS NULL AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL
+              AND l.identifier = n.identifier
+            ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) b ON true
+        LEFT JOIN LATERAL (  -- with a front
+            SELECT h.* FROM taskq_internal.head_of_identifier(
+                p_topic_id, CASE WHEN n.claimed_at IS NOT NULL THEN n.identifier END, p_now, v_front.priority,
+                CASE WHEN (n.available_at, n.sequence) > (v_front.available_at, v_front.sequence) THEN n.available_at
+                    ELSE v_front.available_at END,
+                CASE WHEN (n.available_at, n.sequence) > (v_front.available_at, v_front.sequence) THEN n.sequence
+                    ELSE v_front.sequence END) h) h ON true
         LEFT JOIN LATERAL (
             SELECT l.sequence, l.priority, l.available_at, l.waits FROM taskq_internal.live l
             WHERE l.topic_id = p_topic_id AND l.sequence = CASE
                 WHEN t.sequence IS NOT NULL AND p_condition <> 'BATCH' THEN t.sequence
-                WHEN p_lifo OR n.waits > :WAITS_NOTHING OR n.available_at > p_now
+                WHEN p_lifo OR b.waits > :WAITS_NOTHING OR b.available_at > p_now
+                    OR n.claimed_at IS NOT NULL AND v_front.number IS NULL
                     THEN taskq_internal.first_due_of_identifier(p_topic_id, n.identifier, p_now, p_lifo) END) o ON true
-        WHERE t.holder IS NULL AND n.identifier <> ALL (p_missed) AND (p_until IS NULL OR n.identifier <= p_until)
+        WHERE t.holder IS NULL
           AND (cardinality(v_blocking) = 0 OR (
               SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = n.identifier
                 AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
@@ -327,11 +362,8 @@ BEGIN
               ORDER BY e.state, e.sequence LIMIT 1) IS NULL)
           AND (p_condition <> 'BATCH' OR NOT taskq_internal.has_undue_retry(p_topic_id, n.identifier, p_now)))
     SELECT coalesce(array_agg(c.sequence ORDER BY c.place), '{}'),
-        coalesce(array_agg(c.identifier ORDER BY c.place), '{}'),
-           (SELECT n.identifier FROM per_identifier n WHERE n.nth = 1000
-            AND (p_until IS NULL OR n.identifier < p_until)),
-           pg_current_snapshot()::text
-    INTO sequences, identifiers, last, seen_at
+        coalesce(array_agg(c.identifier ORDER BY c.place), '{}'), pg_current_snapshot()::text
+    INTO sequences, identifiers, seen_at
     FROM (SELECT t.sequence, t.identifier, row_number() OVER (
               ORDER BY t.priority DESC, extract(epoch FROM t.available_at) * v_sign, t.sequence * v_sign) AS place
           FROM turn t WHERE t.waits <= :WAITS_NOTHING AND t.available_at <= p_now
@@ -439,28 +471,72 @@ CREATE FUNCTION taskq_internal.recheck_turns(
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
+    v_any      boolean;
+    v_front    taskq_internal.front;
+    v_locked   bigint[];
+    v_same     boolean;
 BEGIN
+    SELECT array_agg(l.sequence), bool_and(l.same) INTO v_locked, v_same FROM (
+        SELECT l.sequence, pg_current_snapshot()::text = p_seen_at AS same FROM taskq_internal.live l
+        -- num_nulls and + 0 keep the planner from the indexes of READY tasks.
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND num_nulls(l.holder) = 1
+            AND l.waits + 0 <= :WAITS_NOTHING
+        FOR UPDATE SKIP LOCKED) l;
+    IF v_same IS NOT FALSE THEN
+        RETURN coalesce(v_locked, '{}');
+    END IF;
+    v_any := taskq_internal.has_identifier_fronts(p_topic_id);
+    v_front := taskq_internal.only_front(p_topic_id, p_lifo);
     RETURN ARRAY(
         SELECT l.sequence FROM taskq_internal.live l
-        -- + 0 keeps the planner from the index live_ready.
-        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.holder IS NULL
-            AND l.waits + 0 <= :WAITS_NOTHING
-          AND ((SELECT pg_current_snapshot()::text = p_seen_at) OR (
-              coalesce((SELECT a.sequence FROM taskq_internal.live a
-                        WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-                        ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
-              AND CASE WHEN l.attempt > 0 THEN true
-                  WHEN NOT p_lifo AND l.sequence = (
-                      SELECT b.sequence FROM taskq_internal.live b
-                      WHERE b.topic_id::bigint = p_topic_id AND b.identifier = l.identifier AND b.holder IS NULL
-                      ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT 1) THEN true
-                  ELSE l.sequence = taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, p_now, p_lifo) END
-              AND (cardinality(v_blocking) = 0 OR (
-                  SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier
-                    AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
-                    AND e.state = ANY (v_blocking)
-                  ORDER BY e.state, e.sequence LIMIT 1) IS NULL)))
-        FOR UPDATE OF l SKIP LOCKED);
+        LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, l.identifier, v_any) i ON true
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_locked)
+          AND coalesce((
+                SELECT t.sequence FROM taskq_internal.turn_of_identifier(p_topic_id, l.identifier, i.claimed_at) t),
+              l.sequence) = l.sequence
+          AND CASE WHEN l.attempt > 0 THEN true
+              -- Most identifiers have no front, and their first READY task is due: one index probe.
+              WHEN i.claimed_at IS NULL AND NOT p_lifo AND l.sequence = (
+                  SELECT b.sequence FROM taskq_internal.live b
+                  WHERE b.topic_id::bigint = p_topic_id AND b.identifier = l.identifier AND b.holder IS NULL
+                  ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT 1) THEN true
+              WHEN i.claimed_at IS NULL OR v_front.number IS NULL
+                  THEN l.sequence = taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, p_now, p_lifo)
+              ELSE l.sequence = (
+                  SELECT h.sequence FROM taskq_internal.head_of_identifier(
+                      p_topic_id, l.identifier, p_now, v_front.priority,
+                      CASE WHEN (i.available_at, i.sequence) > (v_front.available_at, v_front.sequence)
+                          THEN i.available_at ELSE v_front.available_at END,
+                      CASE WHEN (i.available_at, i.sequence) > (v_front.available_at, v_front.sequence)
+                          THEN i.sequence ELSE v_front.sequence END) h) END
+          AND (cardinality(v_blocking) = 0 OR (
+              SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier
+                AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+                AND e.state = ANY (v_blocking)
+              ORDER BY e.state, e.sequence LIMIT 1) IS NULL));
+END $$;
+
+-- Finds up to p_size turns among all identifiers of a topic, with the results of turns_among_first. complete is false
+-- if the topic has more than a thousand identifiers. It then returns no turns.
+CREATE FUNCTION taskq_internal.turns_of_few(
+    p_topic_id int, p_now timestamptz, p_lifo boolean, p_condition text, p_size int, p_missed text[],
+    OUT sequences bigint[], OUT identifiers text[], OUT seen int, OUT identifier_count int, OUT seen_at text,
+    OUT complete boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+    v_all   record := taskq_internal.identifiers_after(p_topic_id, '', NULL, 1000);
+    v_turns record;
+BEGIN
+    complete := v_all.last IS NULL;
+    IF complete THEN
+        v_turns := taskq_internal.turns_of_identifiers(
+            p_topic_id, p_now, p_lifo, p_condition, v_all.identifiers, p_size, p_missed);
+        sequences := v_turns.sequences;
+        identifiers := v_turns.identifiers;
+        seen := 0;
+        identifier_count := cardinality(identifiers);
+        seen_at := v_turns.seen_at;
+    END IF;
 END $$;
 
 -- Claims up to p_size turns for a holder and returns the tasks' sequences. They are in polled order if the first tasks
@@ -475,7 +551,8 @@ DECLARE
     v_widest int := greatest(1000, 2 * p_size);
     v_wanted int := p_size;
     v_turns  record;
-    v_few    record;
+    v_all    record;
+    v_few    boolean;
     v_got    record;
     v_claimed  bigint[] := '{}';
     v_missed text[] := '{}';
@@ -488,20 +565,22 @@ BEGIN
             RETURN v_got.claimed;
         END IF;
     END IF;
+    v_few := taskq_internal.had_few_identifiers(p_topic_id);
     LOOP
-        v_turns := taskq_internal.turns_among_first(
-            p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
-        IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window
-            AND v_turns.identifier_count * 4 < v_turns.seen
-           -- The first identifiers have many tasks. If the topic has few identifiers, examine all of them.
-           AND v_window < v_widest THEN
-            v_few := taskq_internal.turns_beyond(
-                p_topic_id, v_now, p_lifo, p_condition, '', NULL, true, v_wanted, v_missed);
-            IF v_few.last IS NULL THEN
-                v_turns.sequences := v_few.sequences;
-                v_turns.identifiers := v_few.identifiers;
-                v_turns.seen_at := v_few.seen_at;
-                v_turns.seen := 0;
+        IF v_few THEN
+            v_turns := taskq_internal.turns_of_few(p_topic_id, v_now, p_lifo, p_condition, v_wanted, v_missed);
+            v_few := v_turns.complete;
+        END IF;
+        IF NOT v_few THEN
+            v_turns := taskq_internal.turns_among_first(
+                p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
+            IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window
+                AND v_turns.identifier_count * 4 < v_turns.seen AND v_window < v_widest THEN
+                -- The first identifiers have many tasks. If the topic has few identifiers, examine all of them.
+                v_all := taskq_internal.turns_of_few(p_topic_id, v_now, p_lifo, p_condition, v_wanted, v_missed);
+                IF v_all.complete THEN
+                    v_turns := v_all;
+                END IF;
             END IF;
         END IF;
         CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
@@ -631,6 +710,7 @@ CREATE FUNCTION taskq_internal.count_turns_among(
     p_topic_id int, p_sequences bigint[], p_condition text, p_locked boolean
 ) RETURNS int LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
+    v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
     v_now      timestamptz := clock_timestamp();
     v_blocking smallint[] := taskq_internal.blocking_states(p_condition);
     v_locked   text[] := '{}';
@@ -642,11 +722,12 @@ BEGIN
     END IF;
     RETURN (
         SELECT count(DISTINCT l.identifier) FROM taskq_internal.live l
+        LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, l.identifier, v_any) i ON true
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_sequences) AND l.identifier <> ALL (v_locked)
           AND (l.attempt > 0 OR taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, v_now, false) IS NULL)
-          AND coalesce((SELECT a.sequence FROM taskq_internal.live a
-                        WHERE a.identifier = l.identifier AND a.topic_id = p_topic_id AND a.attempt > 0
-                        ORDER BY a.holder, a.sequence LIMIT 1), l.sequence) = l.sequence
+          AND coalesce((
+                SELECT t.sequence FROM taskq_internal.turn_of_identifier(p_topic_id, l.identifier, i.claimed_at) t),
+              l.sequence) = l.sequence
           AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = l.identifier
                AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = ANY (v_blocking)
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL);

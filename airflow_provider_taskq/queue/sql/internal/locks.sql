@@ -13,9 +13,9 @@
 -- Returns the tables that exist only to be locked. A lock on one of them does not mean that a transaction uses tasks.
 CREATE FUNCTION taskq_internal.lock_only_tables() RETURNS oid[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY['taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass,
-                 'taskq_internal.topic_use'::regclass,
-                 'taskq_internal.prune'::regclass, 'taskq_internal.retry'::regclass, 'taskq_internal.mutex'::regclass,
-                     'taskq_internal.offer_lock'::regclass]::oid[]
+                 'taskq_internal.topic_use'::regclass, 'taskq_internal.prune'::regclass,
+                 'taskq_internal.retry'::regclass, 'taskq_internal.claim'::regclass, 'taskq_internal.mutex'::regclass,
+                 'taskq_internal.offer_lock'::regclass]::oid[]
 $$;
 
 -- Returns the class of the advisory locks of topics.

@@ -80,13 +80,18 @@ CREATE INDEX live_probing_in_turn ON taskq_internal.live (topic_id, failed_at NU
 CREATE INDEX live_held ON taskq_internal.live (holder, sequence) WHERE holder IS NOT NULL;
 -- Waiting retries, for counts and lists. Only the claim of a retry changes this index.
 CREATE INDEX live_retrying ON taskq_internal.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;
--- The turn of an identifier: its ACTIVE tasks first (holder is not null), then its attempted tasks by sequence.
-CREATE INDEX live_turn ON taskq_internal.live (identifier, topic_id, holder, sequence) WHERE attempt > 0;
+-- The turn of an identifier: its ACTIVE tasks first, by the time of their claims, then its attempted tasks by sequence.
+CREATE INDEX live_turn ON taskq_internal.live (identifier, topic_id, coalesce(polled, 'infinity'), sequence)
+    WHERE attempt > 0;
 -- The READY tasks of an identifier in polled order. The index is on topic_id::bigint, so that a query for topic_id
 -- never uses it. It includes topic_id, because an index-only scan would not be possible otherwise.
 CREATE INDEX live_by_identifier ON taskq_internal.live ((topic_id::bigint), identifier, priority DESC, available_at,
         sequence) INCLUDE (topic_id)
     WHERE holder IS NULL;
+-- The late tasks among them. Only queries for priority::int use this index.
+CREATE INDEX live_late_by_identifier ON taskq_internal.live ((topic_id::bigint), identifier, (priority::int),
+        available_at, sequence)
+    WHERE holder IS NULL AND waits <= :WAITS_NOTHING AND late;
 
 CREATE TABLE taskq_internal.ended (
     sequence     bigint NOT NULL,
@@ -127,14 +132,16 @@ CREATE TABLE taskq_internal.live_default PARTITION OF taskq_internal.live DEFAUL
     autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.1
 );
 
--- The front of a topic at a priority: a due time and a sequence, before which no task is READY, except late ones. So a
--- poll enters live_ready at the front. An index entry of a claimed task stays until vacuum may remove it, and while a long transaction is open
--- vacuum may not. Without the front, each poll would read the entries of all tasks that were claimed since then.
+-- The front of a topic at a priority: a due time and a sequence, before which no task is READY, except late ones. So
+-- a poll enters live_ready at the front. An index entry of a claimed task stays until vacuum may remove it, and while
+-- a long transaction is open vacuum may not. Without the front, each poll would read the entries of all tasks that
+-- were claimed since then.
 --
 -- A gap is the same for polls in LAST_IN_FIRST_OUT order: no READY task lies between its two ends, except late ones.
 --
--- Rows are only inserted (internal/fronts.sql). Polls read the row with the highest number. The other rows say less, and
--- stay true. Each priority that a task of the topic has ever had keeps a row, so the rows also list the priorities in use.
+-- Rows are only inserted (internal/fronts.sql). Polls read the row with the highest number. The other rows say less,
+-- and stay true. Each priority that a task of the topic has ever had keeps a row, so the rows also list the
+-- priorities in use.
 CREATE TABLE taskq_internal.front (
     topic_id     int NOT NULL,
     priority     smallint NOT NULL,
@@ -148,6 +155,23 @@ CREATE TABLE taskq_internal.front (
     gap_high_sequence bigint,
     PRIMARY KEY (topic_id, priority, number)
 ) WITH (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- The fronts of identifiers that have many tasks (internal/identifier_fronts.sql). Such a row says where the tasks of
+-- an identifier begin: no READY task of the priority lies before the due time and sequence, except late ones, and no
+-- ACTIVE task was claimed before claimed_at. Rows are only inserted. Polls read the row with the highest number. An
+-- identifier without a row costs a poll more, and changes nothing else.
+CREATE TABLE taskq_internal.identifier_front (
+    topic_id     int NOT NULL,
+    identifier   text COLLATE "C" NOT NULL,    -- empty in the row of the topic, which has the latest claimed_at of all
+    number       bigint GENERATED ALWAYS AS IDENTITY,
+    priority     smallint NOT NULL,
+    available_at timestamptz NOT NULL,
+    sequence     bigint NOT NULL,
+    claimed_at   timestamptz NOT NULL,
+    few          boolean NOT NULL DEFAULT false  -- in the row of the topic: it had few identifiers
+) WITH (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+-- The newest row of an identifier comes first, so no poll reads the entries of removed rows before it.
+CREATE UNIQUE INDEX identifier_front_newest ON taskq_internal.identifier_front (topic_id, identifier, number DESC);
 
 -- The locks of identifiers. A poll under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its
 -- transaction ends, and then checks again. So only one of two such polls decides on an identifier. The locks are rows
@@ -242,6 +266,7 @@ CREATE TABLE taskq_internal.unplaced_push ();  -- the transaction could not anno
 CREATE TABLE taskq_internal.topic_use ();      -- the transaction relies on a topic and draws no sequences
 CREATE TABLE taskq_internal.prune ();          -- the transaction prunes stages
 CREATE TABLE taskq_internal.retry ();          -- the transaction makes tasks READY that are due later
+CREATE TABLE taskq_internal.claim ();          -- the transaction makes tasks ACTIVE
 
 -- Locks by the hash of a name, for names that have no row of their own (see taskq_internal.mutex_bucket). Transactions
 -- only lock these rows and never change them.

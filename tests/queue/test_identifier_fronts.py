@@ -1,0 +1,217 @@
+"""Fronts of identifiers: polls under a condition stay flat and pass no task (sql/internal/identifier_fronts.sql)."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+
+import psycopg
+import pytest
+
+from airflow_provider_taskq.queue import Condition, NewTask, Owner, Result, State, Task, TaskQueue, connect
+from tests.queue.conftest import advance_fronts, advance_identifiers, identifiers, pass_time, passed, task_in
+from tests.queue.explained import explain
+from tests.queue.test_fronts import RETRIES, WAYS_BACK
+
+SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
+ROWS = "SELECT identifier FROM taskq_internal.identifier_front ORDER BY number"
+
+
+def poll(queue: TaskQueue, owner: Owner, size: int = 9, few: bool = False) -> list[Task]:
+    """Polls one task of each identifier, and advances the fronts of these identifiers."""
+    with queue.conn.transaction():
+        tasks = queue.poll("work", owner, size, condition=SINGULAR)
+        advance_identifiers(queue.conn, tasks, few)
+    return tasks
+
+
+def drain(queue: TaskQueue, owner: Owner, few: bool = False) -> list[str]:
+    """Polls and completes all tasks in turn, and returns their identifiers."""
+    done: list[str] = []
+    while tasks := poll(queue, owner, few=few):
+        queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+        done += identifiers(tasks)
+    return done
+
+
+# Flat under a snapshot
+
+CALLS: dict[str, Callable[[TaskQueue, Owner], object]] = {
+    "poll": lambda queue, owner: queue.poll("work", owner, 50, condition=SINGULAR),
+    "poll of one task": lambda queue, owner: queue.poll("work", owner, condition=SINGULAR),
+    "poll of groups": lambda queue, owner: queue.poll_batch("work", owner, 50, 1),
+    "ready": lambda queue, _owner: queue.ready("work", 50, SINGULAR),
+}
+
+
+@pytest.mark.parametrize("backlog", [True, False], ids=["with a backlog", "as they arrive"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_under_a_condition_visits_as_many_pages_however_many_tasks_were_claimed_under_a_snapshot(
+    own_queue: TaskQueue, own_dsn: str, call: str, backlog: bool
+) -> None:
+    """Vacuum cannot remove an index entry while the snapshot is open, and no claimed task of it counts twice."""
+    queue, owner = own_queue, own_queue.register("owner")
+    names = [f"customer-{number}" for number in range(10)]
+    queue.push("work", names * (800 if backlog else 1))
+    with connect(own_dsn) as reading:
+        reading.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        reading.execute("SELECT count(*) FROM taskq_internal.live")
+        pages = []
+        for _ in range(2):
+            for _ in range(250):
+                tasks = queue.poll("work", owner, 50, condition=SINGULAR)
+                queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+                if not backlog:
+                    queue.push("work", names)
+            poll(queue, owner)
+            queue.release(owner)
+            owner = queue.register("owner")
+            with queue.conn.transaction(force_rollback=True):
+                pages.append(explain(queue.conn, partial(CALLS[call], queue, owner)).pages)
+    assert pages[1] < 1.5 * pages[0] + 200
+
+
+# No task is passed
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("way", WAYS_BACK, ids=lambda way: way.__name__)
+def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_of_its_identifier_has_advanced(
+    queue: TaskQueue, way: Callable[[TaskQueue, Owner, Task], None], few: bool
+) -> None:
+    queue.alter_topic("work", RETRIES)
+    owner, other = queue.register("first"), queue.register("other")
+    queue.push("work", ["a", "b"])
+    drain(queue, other)
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.push("work", ["a", "b"])
+    advance_fronts(queue.conn)
+    with queue.conn.transaction():
+        advance_identifiers(queue.conn, [task], few)
+    way(queue, owner, task)
+    assert passed(queue.conn) == []
+    second = queue.register("second")
+    assert sorted(drain(queue, second, few)) == ["a", "a", "b"]
+
+
+def test_an_identifier_whose_task_is_claimed_by_an_open_poll_is_not_polled_after_that_poll_commits(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a", "a", "a"])
+    polling = open_queue()
+    [claimed] = polling.poll("work", queue.register("other"))
+    [second] = queue.poll("work", owner)
+    with queue.conn.transaction():
+        advance_identifiers(queue.conn, [second], False)
+    queue.complete(owner, {second: Result.SUCCESS})
+    polling.conn.commit()
+    assert claimed.sequence < second.sequence
+    assert passed(queue.conn) == []
+    assert poll(queue, owner) == []
+
+
+def test_an_identifier_is_not_polled_if_its_task_was_claimed_after_the_clock_was_set_back(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.push("work", ["a", "a"])
+    poll(queue, owner)
+    queue.release(owner)
+    queue.conn.execute(  # as polls left it an hour later
+        "UPDATE taskq_internal.identifier_front SET claimed_at = claimed_at + interval '1 hour'"
+    )
+    [_first] = queue.poll("work", queue.register("other"))
+    assert passed(queue.conn) == []
+    assert poll(queue, queue.register("third")) == []
+
+
+def test_the_tasks_of_an_open_push_are_polled_after_the_front_of_their_identifier_has_advanced(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a"])
+    pushing = open_queue()
+    pushing.push("work", ["a"])
+    queue.push("work", ["a"])
+    assert drain(queue, owner) == ["a", "a"]
+    pushing.conn.commit()
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == ["a"]
+
+
+def test_a_front_that_a_rolled_back_poll_has_advanced_does_not_count(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+) -> None:
+    queue.push("work", ["a", "a"])
+    polling = open_queue()
+    polling.conn.execute("SELECT")
+    poll(polling, owner)
+    polling.conn.rollback()
+    assert queue.conn.execute(ROWS.encode()).fetchall() == []
+    assert identifiers(poll(queue, owner)) == ["a"]
+
+
+@pytest.mark.parametrize("priorities", [[0], [5, 0], [5, 0, -5]])
+def test_tasks_of_identifiers_with_fronts_come_in_polled_order(
+    queue: TaskQueue, owner: Owner, priorities: list[int]
+) -> None:
+    """A late task comes before the tasks that were pushed earlier, and a higher priority first."""
+    queue.push("work", [NewTask(name, priority=priority) for priority in priorities for name in "ab"])
+    drain(queue, owner)
+    for priority in reversed(priorities):
+        queue.push("work", [NewTask(name, {"n": "new"}, priority=priority) for name in "ab"])
+    for name in "ba":
+        queue.push("work", [NewTask(name, {"n": "late"}, delay=timedelta(hours=-1), priority=priorities[0])])
+    turns: list[list[object]] = []
+    while tasks := poll(queue, owner, few=True):
+        queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+        turns.append([(task.identifier, task.payload) for task in tasks])
+    assert turns == [
+        [("b", {"n": "late"}), ("a", {"n": "late"})],
+        *[[("a", {"n": "new"}), ("b", {"n": "new"})] for _ in priorities],
+    ]
+
+
+def test_a_poll_of_a_topic_that_had_few_identifiers_finds_those_that_came_later(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    drain(queue, owner, few=True)
+    names = [f"customer-{number:04}" for number in range(1500)]
+    queue.push("work", names)
+    assert queue.ready("work", 9999, SINGULAR) == 1500
+    assert drain(queue, owner) == names
+
+
+# The rows
+
+
+def test_polls_make_fronts_for_identifiers_with_many_tasks(queue: TaskQueue, owner: Owner) -> None:
+    names = ["busy"] * 800 + [f"customer-{number}" for number in range(800)]
+    queue.push("work", names)
+    for _ in range(3):
+        tasks = queue.poll("work", owner, 1000, condition=SINGULAR)  # a poll of a thousand tasks always advances
+        queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+    found = {name for (name,) in queue.conn.execute(ROWS.encode()).fetchall()}
+    assert found <= {"", "busy"}
+    for _ in range(790):
+        tasks = queue.poll("work", owner, 10, condition=SINGULAR)
+        queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+    found = {name for (name,) in queue.conn.execute(ROWS.encode()).fetchall()}
+    assert found == {"", "busy"}
+
+
+def test_maintain_removes_old_rows_of_identifiers_and_those_of_identifiers_without_tasks(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.push("work", ["a", "b", "a", "a"])
+    poll(queue, owner)
+    queue.release(owner)
+    owner = queue.register("owner")
+    poll(queue, owner)
+    assert len(queue.conn.execute(ROWS.encode()).fetchall()) == 6
+    pass_time(queue, timedelta(minutes=11))
+    queue.maintain()
+    assert queue.conn.execute(ROWS.encode()).fetchall() == [("a",), ("",)]
+
+
+def test_dropping_a_topic_removes_the_fronts_of_its_identifiers(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
+    drain(queue, owner)
+    queue.drop_topic("work")
+    assert queue.conn.execute(ROWS.encode()).fetchall() == []
