@@ -473,6 +473,15 @@ def watching(queue: TaskQueue, _owner: Owner) -> object:
     return row
 
 
+def counting_by_reason(queue: TaskQueue, _owner: Owner) -> object:
+    """The part of topic_status that reads READY tasks. The other part reads the entries of each owner's tasks."""
+    row = queue.conn.execute(
+        "SELECT w.* FROM taskq_internal.topic CROSS JOIN taskq_internal.count_ready_by_reason(topic_id, 100) w"
+    ).fetchone()
+    assert row is not None
+    return row
+
+
 def prepare_drain(queue: TaskQueue, count: int, kind: str, number: int) -> None:
     names = (NewTask(f"{number}-{each}", priority=each % 3 if kind == "priorities" else 0) for each in range(count))
     queue.push("work", list(names))
@@ -480,7 +489,9 @@ def prepare_drain(queue: TaskQueue, count: int, kind: str, number: int) -> None:
 
 @pytest.mark.parametrize("kind", ["one priority", "priorities", "retries"])
 @pytest.mark.parametrize(
-    "call", [by_one, by_hundred, last_first, one_per_identifier, counting, watching], ids=lambda call: call.__name__
+    "call",
+    [by_one, by_hundred, last_first, one_per_identifier, counting, watching, counting_by_reason],
+    ids=lambda call: call.__name__,
 )
 def test_a_call_reads_no_more_pages_while_a_long_transaction_keeps_the_entries_of_claimed_tasks(
     own_queue: TaskQueue, own_dsn: str, call: Round, kind: str

@@ -291,26 +291,31 @@ CREATE FUNCTION taskq_internal.count_ready_by_reason(
     OUT blocked bigint
 ) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_now      timestamptz := clock_timestamp();
-    v_priority smallint := 101;
-    v_later    record;
+    v_now   timestamptz := clock_timestamp();
+    v_front taskq_internal.front;
+    v_later record;
 BEGIN
     due := 0; scheduled := 0; retrying := 0;
-    LOOP
-        v_priority := (SELECT l.priority FROM taskq_internal.live l
-                       WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                           AND l.priority < v_priority
-                       ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1);
-        EXIT WHEN v_priority IS NULL;
+    FOR v_front IN SELECT * FROM taskq_internal.newest_fronts(p_topic_id) LOOP
         due := due + (SELECT count(*) FROM (
-            SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id AND l.holder IS NULL
-              AND l.waits <= :WAITS_NOTHING AND l.priority = v_priority AND l.available_at <= v_now
-            ORDER BY l.available_at, l.sequence LIMIT p_cap - due) n);
+            SELECT FROM (
+                (SELECT FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+                   AND l.priority + 0 = v_front.priority AND l.available_at <= v_now
+                   AND (l.available_at, l.sequence) < (v_front.available_at, v_front.sequence)
+                 ORDER BY l.available_at, l.sequence)
+                UNION ALL
+                (SELECT FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                   AND l.priority = v_front.priority AND l.available_at <= v_now
+                   AND (l.available_at, l.sequence) >= (v_front.available_at, v_front.sequence)
+                 ORDER BY l.available_at, l.sequence)) d
+            LIMIT p_cap - due) n);
         SELECT count(*) FILTER (WHERE n.attempt = 0) AS scheduled, count(*) FILTER (WHERE n.attempt > 0) AS retrying
             INTO v_later
         FROM (SELECT l.available_at, l.attempt FROM taskq_internal.live l
               WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                  AND l.priority = v_priority AND l.available_at > v_now
+                  AND l.priority = v_front.priority AND l.available_at > v_now
               ORDER BY l.available_at, l.sequence LIMIT greatest(p_cap - scheduled - retrying, 0)) n;
         scheduled := scheduled + v_later.scheduled;
         retrying := retrying + v_later.retrying;
