@@ -115,7 +115,7 @@ SHAPES = {
     "singular-1000": Shape(identifiers=1_000, condition=SINGULAR),
     "singular-distinct": Shape(condition=SINGULAR),
     "retries": Shape(fails_once=10),
-    "delayed": Shape(delay=timedelta(seconds=5), backlog=3 * BACKLOG),  # most of these tasks are not due yet
+    "delayed": Shape(delay=timedelta(seconds=5), backlog=10 * BACKLOG),  # most of these tasks are not due yet
     "ready": Shape(call="ready"),
     "ready-singular": Shape(identifiers=1_000, condition=SINGULAR, call="ready"),
     "watch": Shape(call="watch"),
