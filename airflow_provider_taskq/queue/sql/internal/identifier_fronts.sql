@@ -111,7 +111,7 @@ BEGIN
                      WHERE i.topic_id = p_topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1), false);
 END $$;
 
--- Advances the fronts of up to eight identifiers among those of the tasks that this transaction has just claimed. It
+-- Advances the fronts of up to twenty identifiers among those of the tasks that this transaction has just claimed. It
 -- chooses identifiers that have had p_many tasks or more: the others have few index entries. p_wanted is the number of
 -- identifiers that the poll asked for. The bounds are those of front_bounds.
 CREATE FUNCTION taskq_internal.advance_identifier_fronts(
@@ -121,7 +121,7 @@ CREATE FUNCTION taskq_internal.advance_identifier_fronts(
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_sample bigint[] := ARRAY(SELECT u.sequence FROM unnest(p_claimed) AS u (sequence)
-                               WHERE random() * cardinality(p_claimed) < 8 LIMIT 8);
+                               WHERE random() * cardinality(p_claimed) < 20 LIMIT 20);
 BEGIN
     INSERT INTO taskq_internal.identifier_front (topic_id, identifier, priority, available_at, sequence, claimed_at)
     SELECT p_topic_id, s.identifier, s.priority, f.available_at, f.sequence, p_claims
