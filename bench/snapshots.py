@@ -74,7 +74,7 @@ class Shape:
     identifiers: int | None = None  # with None each task has its own
     priorities: int = 1
     delay: timedelta | None = None
-    fails_once: int | None = None  # one task in so many
+    fails_once: int | None = None  # one task in this many
     order: Order = Order.FIRST_IN_FIRST_OUT
     condition: Condition = Condition.NONE
     call: str = "exchange"
