@@ -7,7 +7,7 @@ from functools import partial
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Condition, NewTask, Owner, Result, State, Task, TaskQueue, connect
+from airflow_provider_taskq.queue import Condition, Decision, NewTask, Owner, Result, State, Task, TaskQueue, connect
 from tests.queue.conftest import advance_fronts, advance_identifiers, identifiers, pass_time, passed, task_in
 from tests.queue.explained import explain
 from tests.queue.test_fronts import RETRIES, WAYS_BACK
@@ -31,6 +31,12 @@ def drain(queue: TaskQueue, owner: Owner, few: bool = False) -> list[str]:
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
         done += identifiers(tasks)
     return done
+
+
+def set_fronts_ahead(queue: TaskQueue, *columns: str) -> None:
+    """Moves these times of the fronts of identifiers to where polls an hour later leave them."""
+    moves = ", ".join(f"{column} = {column} + interval '1 hour'" for column in columns)
+    queue.conn.execute(f"UPDATE taskq_internal.identifier_front SET {moves}".encode())
 
 
 # Flat under a snapshot
@@ -115,12 +121,34 @@ def test_an_identifier_is_not_polled_if_its_task_was_claimed_after_the_clock_was
     queue.push("work", ["a", "a"])
     poll(queue, owner)
     queue.release(owner)
-    queue.conn.execute(  # as polls left it an hour later
-        "UPDATE taskq_internal.identifier_front SET claimed_at = claimed_at + interval '1 hour'"
-    )
+    set_fronts_ahead(queue, "claimed_at")
     [_first] = queue.poll("work", queue.register("other"))
     assert passed(queue.conn) == []
     assert poll(queue, queue.register("third")) == []
+
+
+@pytest.mark.parametrize("pushed", [["a"], ["a", "b"]], ids=["one task", "a list"])
+def test_a_task_is_polled_under_a_condition_although_the_clock_of_the_server_was_set_back(
+    queue: TaskQueue, owner: Owner, pushed: list[str]
+) -> None:
+    queue.push("work", ["a"])
+    drain(queue, owner)
+    set_fronts_ahead(queue, "available_at", "claimed_at")
+    queue.push("work", pushed)
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == pushed
+
+
+def test_a_retry_is_polled_under_a_condition_although_the_clock_of_the_server_was_set_back(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", RETRIES)
+    queue.push("work", ["a"])
+    [task] = poll(queue, owner)
+    set_fronts_ahead(queue, "available_at", "claimed_at")
+    queue.complete(owner, {task: Decision(Result.FAILURE, error="down")})
+    assert passed(queue.conn) == []
+    assert drain(queue, owner) == ["a"]
 
 
 def test_the_tasks_of_an_open_push_are_polled_after_the_front_of_their_identifier_has_advanced(

@@ -43,7 +43,10 @@ BEGIN
     IF v_topic.notify THEN
         PERFORM pg_notify('taskq', topic);  -- the statement of taskq.notify, which costs a call more
     END IF;
-    SELECT f.available_at INTO v_front FROM taskq_internal.front f
+    SELECT greatest(f.available_at, (
+        SELECT i.available_at FROM taskq_internal.identifier_front i
+        WHERE i.topic_id = v_topic.topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1))
+    INTO v_front FROM taskq_internal.front f
     WHERE f.topic_id = v_topic.topic_id AND f.priority = coalesce(push.priority, 0)
     ORDER BY f.priority DESC, f.number DESC LIMIT 1;
     IF NOT FOUND THEN

@@ -41,7 +41,9 @@ LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = o
 SET enable_sort = off AS $$
 BEGIN
     PERFORM taskq_internal.add_fronts(p_topic_id, coalesce(p_priorities, '{0}'));
-    RETURN greatest(p_now, (SELECT max(f.available_at) FROM taskq_internal.newest_fronts(p_topic_id) f));
+    RETURN greatest(p_now, (SELECT max(f.available_at) FROM taskq_internal.newest_fronts(p_topic_id) f), (
+        SELECT i.available_at FROM taskq_internal.identifier_front i
+        WHERE i.topic_id = p_topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1));
 END $$;
 
 -- Returns the newest row of each priority of a topic, the highest priority first.
@@ -147,8 +149,11 @@ DECLARE
     v_time bigint := taskq_internal.announce_time();
 BEGIN
     LOCK TABLE taskq_internal.retry IN ROW SHARE MODE;
-    RETURN greatest(clock_timestamp(), (SELECT max(f.available_at) FROM unnest(p_topic_ids) AS u (topic_id)
-                                        CROSS JOIN LATERAL taskq_internal.newest_fronts(u.topic_id) f));
+    RETURN greatest(clock_timestamp(), (
+        SELECT max(greatest(f.available_at, (
+            SELECT i.available_at FROM taskq_internal.identifier_front i
+            WHERE i.topic_id = u.topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1)))
+        FROM unnest(p_topic_ids) AS u (topic_id) CROSS JOIN LATERAL taskq_internal.newest_fronts(u.topic_id) f));
 END $$;
 
 -- Returns the bounds of a topic's fronts. In a statement that begins after this call, no task that is not late will

@@ -15,8 +15,9 @@
 -- the claim was open, its announcement is no later than its time, and claimed_at is no later than the announcement. If
 -- it announced itself after that read, it read the clock later than the session did.
 --
--- The row of the empty identifier has the latest claimed_at of its topic. A claim is never earlier than that, so a
--- clock that was set back hides no ACTIVE task. Every row may be removed at any time: polls then read more.
+-- The row of the empty identifier has the latest available_at and claimed_at of its topic. After a clock was set back, a
+-- claim takes that time, and a task that is due before it is late. Every other row may be removed at any time: polls then
+-- read more.
 
 -- Announces that this transaction claims tasks of a topic. Returns the time of the claim. Never waits.
 CREATE FUNCTION taskq_internal.announce_claim(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql
@@ -141,7 +142,7 @@ BEGIN
     IF FOUND THEN
         INSERT INTO taskq_internal.identifier_front (topic_id, identifier, priority, available_at, sequence, claimed_at,
             few)
-        VALUES (p_topic_id, '', 0, p_claims, 0, p_claims,
+        VALUES (p_topic_id, '', 0, p_placed, 0, p_claims,
                 2 * cardinality(p_claimed) <= p_wanted AND (
                     SELECT n.last FROM taskq_internal.identifiers_after(p_topic_id, '', NULL, 50) n) IS NULL);
     END IF;

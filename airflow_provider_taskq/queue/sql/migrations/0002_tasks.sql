@@ -162,7 +162,7 @@ CREATE TABLE taskq_internal.front (
 -- identifier without a row costs a poll more, and changes nothing else.
 CREATE TABLE taskq_internal.identifier_front (
     topic_id     int NOT NULL,
-    identifier   text COLLATE "C" NOT NULL,    -- empty in the row of the topic, which has the latest claimed_at of all
+    identifier   text COLLATE "C" NOT NULL,    -- empty in the row of the topic, which has the latest times of all
     number       bigint GENERATED ALWAYS AS IDENTITY,
     priority     smallint NOT NULL,
     available_at timestamptz NOT NULL,
