@@ -154,7 +154,7 @@ BEGIN
     IF cardinality(v_locked) >= p_size THEN
         RETURN v_locked;
     END IF;
-    FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, v_front.priority, v_now, p_lifo) LOOP
+    FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, v_front.priority, v_now) LOOP
         v_locked := v_locked || taskq_internal.lock_due_of_priority(
             v_front, v_now, p_size - cardinality(v_locked), p_lifo);
         EXIT WHEN cardinality(v_locked) >= p_size;
@@ -353,7 +353,7 @@ DECLARE
     v_count    int := 0;
     v_found    int;
 BEGIN
-    FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, 101, v_now, false) LOOP
+    FOR v_front IN SELECT * FROM taskq_internal.due_fronts(p_topic_id, 101, v_now) LOOP
         SELECT count(*) INTO v_found FROM (
             SELECT FROM (
                 (SELECT l.xmin, l.xmax, l.waits, l.sequence FROM taskq_internal.live l

@@ -36,7 +36,7 @@ BEGIN
     CROSS JOIN LATERAL (
         -- Two index probes decide most topics, and cost a tenth of the count.
         SELECT CASE WHEN t.topic_id IS NULL THEN -1
-                    WHEN EXISTS (SELECT FROM taskq_internal.due_fronts(t.topic_id, 101, clock_timestamp(), false))
+                    WHEN EXISTS (SELECT FROM taskq_internal.due_fronts(t.topic_id, 101, clock_timestamp()))
                       OR EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = t.topic_id AND l.holder IS NULL
                                  AND l.waits > :WAITS_NOTHING)
                     THEN taskq_internal.count_ready(t, least(u.bound, taskq_internal.max_tasks()), u.condition)

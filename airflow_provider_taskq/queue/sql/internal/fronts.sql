@@ -82,9 +82,7 @@ BEGIN
 END $$;
 
 -- Returns the fronts of the priorities below p_below that have a task that is due at p_now, the highest priority first.
--- Unless p_lifo is true, each one lies at its first due task that is not before the front, or at p_now if there is none.
--- So the caller does not read the entries between the two once more.
-CREATE FUNCTION taskq_internal.due_fronts(p_topic_id int, p_below int, p_now timestamptz, p_lifo boolean)
+CREATE FUNCTION taskq_internal.due_fronts(p_topic_id int, p_below int, p_now timestamptz)
 RETURNS SETOF taskq_internal.front LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
@@ -96,23 +94,17 @@ BEGIN
         SELECT n.* FROM newest v CROSS JOIN LATERAL (
             SELECT f.* FROM taskq_internal.front f WHERE f.topic_id = p_topic_id AND f.priority < v.priority
             ORDER BY f.priority DESC, f.number DESC LIMIT 1) n)
-    SELECT f.topic_id, f.priority, f.number,
-           CASE WHEN p_lifo THEN f.available_at ELSE coalesce(d.available_at, greatest(p_now, f.available_at)) END,
-           CASE WHEN p_lifo THEN f.sequence ELSE coalesce(d.sequence, (1::bigint << 48) - 1) END,
-           f.gap_low_at, f.gap_low_sequence, f.gap_high_at, f.gap_high_sequence
-    FROM newest f
-    LEFT JOIN LATERAL (
-        SELECT l.available_at, l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-          AND l.priority = f.priority AND l.available_at <= p_now
-          AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
-        ORDER BY l.available_at, l.sequence LIMIT 1) d ON true
-    WHERE d.sequence IS NOT NULL OR (
-        SELECT l.sequence FROM taskq_internal.live l
-        WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
-          AND l.priority + 0 = f.priority AND l.available_at <= p_now
-          AND (l.available_at, l.sequence) < (f.available_at, f.sequence)
-        ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
+    SELECT f.* FROM newest f
+    WHERE (SELECT l.sequence FROM taskq_internal.live l
+           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+             AND l.priority = f.priority AND l.available_at <= p_now
+             AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
+           ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL
+       OR (SELECT l.sequence FROM taskq_internal.live l
+           WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+             AND l.priority + 0 = f.priority AND l.available_at <= p_now
+             AND (l.available_at, l.sequence) < (f.available_at, f.sequence)
+           ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
 -- Announces that this transaction will place tasks at the present time or afterwards. The key of an advisory lock

@@ -42,8 +42,7 @@ DECLARE
 BEGIN
     WITH first_tasks AS MATERIALIZED (
         SELECT row_number() OVER () AS place, f.sequence, f.identifier FROM (
-            SELECT d.sequence, d.identifier
-            FROM taskq_internal.due_fronts(p_topic_id, 101, p_now, p_lifo) v CROSS JOIN LATERAL (
+            SELECT d.sequence, d.identifier FROM taskq_internal.due_fronts(p_topic_id, 101, p_now) v CROSS JOIN LATERAL (
                 (SELECT l.sequence, l.identifier FROM taskq_internal.live l
                  WHERE NOT p_lifo AND l.topic_id = p_topic_id AND l.holder IS NULL
                    AND l.waits <= :WAITS_NOTHING AND l.late AND l.priority + 0 = v.priority AND l.available_at <= p_now
@@ -118,7 +117,7 @@ DECLARE
     v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
 BEGIN
     SELECT ARRAY[f.sequence], ARRAY[f.identifier], pg_current_snapshot()::text INTO sequences, identifiers, seen_at
-    FROM (SELECT d.* FROM taskq_internal.due_fronts(p_topic_id, 101, p_now, false) v CROSS JOIN LATERAL (
+    FROM (SELECT d.* FROM taskq_internal.due_fronts(p_topic_id, 101, p_now) v CROSS JOIN LATERAL (
               (SELECT l.sequence, l.identifier, l.available_at, l.attempt FROM taskq_internal.live l
                WHERE l.topic_id = p_topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
                  AND l.priority + 0 = v.priority AND (l.available_at, l.sequence) < (v.available_at, v.sequence)
