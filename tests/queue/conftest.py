@@ -185,7 +185,7 @@ def pass_time(queue: TaskQueue, duration: timedelta) -> None:
 ADVANCE = """SELECT taskq_internal.advance_fronts(p.topic_id, -100, 100, %s, b.placed)
     FROM taskq_internal.topic p CROSS JOIN taskq_internal.front_bounds(p.topic_id) b WHERE p.name = %s"""
 ADVANCE_IDENTIFIERS = """SELECT taskq_internal.advance_identifier_fronts(
-        p.topic_id, %s::bigint[], %s, b.placed, b.claimed, 1)
+        p.topic_id, %s::bigint[], b.placed, b.claimed, 1)
     FROM taskq_internal.topic p CROSS JOIN taskq_internal.front_bounds(p.topic_id) b WHERE p.name = %s"""
 
 
@@ -194,14 +194,13 @@ def advance_fronts(conn: psycopg.Connection, topic: str = "work", backwards: boo
     conn.execute(ADVANCE.encode(), (backwards, topic))
 
 
-def advance_identifiers(conn: psycopg.Connection, claimed: Iterable[Task], few: bool, topic: str = "work") -> None:
+def advance_identifiers(conn: psycopg.Connection, claimed: Iterable[Task], topic: str = "work") -> None:
     """Advances the fronts of the identifiers of tasks, in the transaction that has polled them.
 
-    A poll does this at random, and only for identifiers with many tasks. `few`: whether it asked for more tasks.
+    A poll does this at random, and only for identifiers with many tasks.
     """
     sequences = [task.sequence for task in claimed]
-    wanted = 2 * len(sequences) if few else 0
-    conn.execute(ADVANCE_IDENTIFIERS.encode(), (sequences, wanted, topic))
+    conn.execute(ADVANCE_IDENTIFIERS.encode(), (sequences, topic))
 
 
 def passed(conn: psycopg.Connection) -> list[int]:

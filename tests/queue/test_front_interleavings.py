@@ -94,7 +94,7 @@ class Steps:
         queue, condition = self.any_queue(), self.random.choice(CONDITIONS)
         with queue.conn.transaction():
             tasks = queue.poll("work", self.owner(), self.random.randrange(1, 5), self.order(), condition)
-            advance_identifiers(queue.conn, tasks, self.random.random() < 0.5)
+            advance_identifiers(queue.conn, tasks)
 
     def fail(self) -> None:
         queue, owner = self.any_queue(), self.owner()

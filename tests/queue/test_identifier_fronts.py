@@ -16,18 +16,18 @@ SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 ROWS = "SELECT identifier FROM taskq_internal.identifier_front ORDER BY number"
 
 
-def poll(queue: TaskQueue, owner: Owner, size: int = 9, few: bool = False) -> list[Task]:
+def poll(queue: TaskQueue, owner: Owner, size: int = 9) -> list[Task]:
     """Polls one task of each identifier, and advances the fronts of these identifiers."""
     with queue.conn.transaction():
         tasks = queue.poll("work", owner, size, condition=SINGULAR)
-        advance_identifiers(queue.conn, tasks, few)
+        advance_identifiers(queue.conn, tasks)
     return tasks
 
 
-def drain(queue: TaskQueue, owner: Owner, few: bool = False) -> list[str]:
+def drain(queue: TaskQueue, owner: Owner) -> list[str]:
     """Polls and completes all tasks in turn, and returns their identifiers."""
     done: list[str] = []
-    while tasks := poll(queue, owner, few=few):
+    while tasks := poll(queue, owner):
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
         done += identifiers(tasks)
     return done
@@ -79,10 +79,9 @@ def test_a_call_under_a_condition_visits_as_many_pages_however_many_tasks_were_c
 # No task is passed
 
 
-@pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("way", WAYS_BACK, ids=lambda way: way.__name__)
 def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_of_its_identifier_has_advanced(
-    queue: TaskQueue, way: Callable[[TaskQueue, Owner, Task], None], few: bool
+    queue: TaskQueue, way: Callable[[TaskQueue, Owner, Task], None]
 ) -> None:
     queue.alter_topic("work", RETRIES)
     owner, other = queue.register("first"), queue.register("other")
@@ -92,11 +91,11 @@ def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_of_its_
     queue.push("work", ["a", "b"])
     advance_fronts(queue.conn)
     with queue.conn.transaction():
-        advance_identifiers(queue.conn, [task], few)
+        advance_identifiers(queue.conn, [task])
     way(queue, owner, task)
     assert passed(queue.conn) == []
     second = queue.register("second")
-    assert sorted(drain(queue, second, few)) == ["a", "a", "b"]
+    assert sorted(drain(queue, second)) == ["a", "a", "b"]
 
 
 def test_an_identifier_whose_task_is_claimed_by_an_open_poll_is_not_polled_after_that_poll_commits(
@@ -107,7 +106,7 @@ def test_an_identifier_whose_task_is_claimed_by_an_open_poll_is_not_polled_after
     [claimed] = polling.poll("work", queue.register("other"))
     [second] = queue.poll("work", owner)
     with queue.conn.transaction():
-        advance_identifiers(queue.conn, [second], False)
+        advance_identifiers(queue.conn, [second])
     queue.complete(owner, {second: Result.SUCCESS})
     polling.conn.commit()
     assert claimed.sequence < second.sequence
@@ -188,7 +187,7 @@ def test_tasks_of_identifiers_with_fronts_come_in_polled_order(
     for name in "ba":
         queue.push("work", [NewTask(name, {"n": "late"}, delay=timedelta(hours=-1), priority=priorities[0])])
     turns: list[list[object]] = []
-    while tasks := poll(queue, owner, few=True):
+    while tasks := poll(queue, owner):
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
         turns.append([(task.identifier, task.payload) for task in tasks])
     assert turns == [
@@ -199,7 +198,7 @@ def test_tasks_of_identifiers_with_fronts_come_in_polled_order(
 
 def test_a_poll_of_a_topic_that_had_few_identifiers_finds_those_that_came_later(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b"])
-    drain(queue, owner, few=True)
+    drain(queue, owner)
     names = [f"customer-{number:04}" for number in range(1500)]
     queue.push("work", names)
     assert queue.ready("work", 9999, SINGULAR) == 1500

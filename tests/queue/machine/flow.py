@@ -102,18 +102,10 @@ class Flow(Driver):
 
     @step(8,
         name=names, number=which, size=st.integers(0, 4), order=st.sampled_from(Order), condition=conditions,
-        claimed=st.booleans(), late=st.sampled_from([False, False, True]), few=st.booleans(),
+        claimed=st.booleans(), late=st.sampled_from([False, False, True]),
     )  # fmt: skip
     def poll(
-        self,
-        name: str,
-        number: int,
-        size: int,
-        order: Order,
-        condition: Condition,
-        claimed: bool,
-        late: bool,
-        few: bool = False,
+        self, name: str, number: int, size: int, order: Order, condition: Condition, claimed: bool, late: bool
     ) -> None:
         """Polls, after `ready` has returned the number; both return the same tasks in the same order."""
         topic = self.topic_with(number, State.READY)
@@ -130,7 +122,7 @@ class Flow(Driver):
                 with self.conn.transaction():
                     tasks = self.queue.poll(topic, owner, size, order, condition)
                     if condition is not Condition.NONE:
-                        advance_identifiers(self.conn, tasks, few, topic)
+                        advance_identifiers(self.conn, tasks, topic)
                 return [_fields(task) for task in tasks]
 
             self.both(
@@ -138,11 +130,8 @@ class Flow(Driver):
                 lambda: [_expected(task) for task in self.model.poll(topic, owner, size, order, condition)],
             )
 
-    @step(4,
-        name=names, number=which, identifiers=st.integers(0, 3), size=st.sampled_from([-1, -1, 0, 1, 2]),
-        few=st.booleans(),
-    )  # fmt: skip
-    def poll_batch(self, name: str, number: int, identifiers: int, size: int, few: bool) -> None:
+    @step(4, name=names, number=which, identifiers=st.integers(0, 3), size=st.sampled_from([-1, -1, 0, 1, 2]))
+    def poll_batch(self, name: str, number: int, identifiers: int, size: int) -> None:
         """Polls whole groups, in the order of their first tasks."""
         topic = self.topic_with(number, State.READY)
         owner = self.consumer(name, late=False)
@@ -151,7 +140,7 @@ class Flow(Driver):
             with self.conn.transaction():
                 groups = self.queue.poll_batch(topic, owner, identifiers, size)
                 tasks = [task for group in groups.values() for task in group]
-                advance_identifiers(self.conn, tasks, few, topic)
+                advance_identifiers(self.conn, tasks, topic)
             return [_fields(task) for task in tasks]
 
         self.both(real, lambda: [_expected(task) for task in self.model.poll_batch(topic, owner, identifiers, size)])

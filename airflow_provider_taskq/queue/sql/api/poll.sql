@@ -107,7 +107,7 @@ BEGIN
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
                                 nullif(p_size, -1)) END;
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
-        v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, v_limit);
+        v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, true);
     END IF;
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_claimed);
 END $$;
@@ -281,7 +281,7 @@ BEGIN
         PERFORM taskq_internal.requeue_waiting(p_topic.topic_id, v_promoted);
     END IF;
     v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
-                CASE WHEN p_condition <> 'NONE' THEN v_size END);
+                p_condition <> 'NONE');
     RETURN v_claimed;
 END $$;
 

@@ -320,7 +320,7 @@ BEGIN
         v_all := v_all + cardinality(v_heads);
         v_all := v_all + taskq_internal.claim_remaining_tasks(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
-        v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_heads, false, p_size);
+        v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_heads, false, true);
         EXIT WHEN cardinality(v_heads) < v_limit;
     END LOOP;
     RETURN v_all;

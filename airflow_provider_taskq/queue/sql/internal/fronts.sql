@@ -267,7 +267,7 @@ END $$;
 -- poll for p_singular identifiers, one task of each, also advances the fronts of some of them. Does nothing above
 -- READ COMMITTED, because the snapshot would be older than the bounds. Returns whether it advanced them.
 CREATE FUNCTION taskq_internal.advance_fronts_at_random(
-    p_topic_id int, p_claimed bigint[], p_lifo boolean, p_singular int
+    p_topic_id int, p_claimed bigint[], p_lifo boolean, p_singular boolean
 ) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count  int := cardinality(p_claimed);
@@ -283,9 +283,8 @@ BEGIN
     SELECT min(l.priority), max(l.priority) INTO v_low, v_high FROM taskq_internal.live l
     WHERE l.topic_id = p_topic_id AND l.sequence = ANY (ARRAY[p_claimed[1], p_claimed[v_count]]);
     PERFORM taskq_internal.advance_fronts(p_topic_id, v_low, v_high, p_lifo, v_bounds.placed);
-    IF p_singular IS NOT NULL THEN
-        PERFORM taskq_internal.advance_identifier_fronts(p_topic_id, p_claimed, p_singular, v_bounds.placed,
-                v_bounds.claimed);
+    IF p_singular THEN
+        PERFORM taskq_internal.advance_identifier_fronts(p_topic_id, p_claimed, v_bounds.placed, v_bounds.claimed);
     END IF;
     RETURN true;
 END $$;

@@ -103,21 +103,11 @@ RETURNS TABLE (identifier text) LANGUAGE sql STABLE AS $$
     WHERE l.identifier IS NOT NULL OR i.identifier IS NOT NULL
 $$;
 
--- Returns whether the topic had no more than fifty identifiers when fronts of identifiers last advanced, and a poll
--- found fewer of them than half of what it asked for. Such a poll examines all identifiers first.
-CREATE FUNCTION taskq_internal.had_few_identifiers(p_topic_id int) RETURNS boolean LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
-BEGIN
-    RETURN coalesce((SELECT i.few FROM taskq_internal.identifier_front i
-                     WHERE i.topic_id = p_topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1), false);
-END $$;
-
 -- Advances the fronts of up to twenty identifiers among those of the tasks that this transaction has just claimed. It
--- chooses identifiers that have had p_many tasks or more: the others have few index entries. p_wanted is the number of
--- identifiers that the poll asked for. The bounds are those of front_bounds.
+-- chooses identifiers that have had p_many tasks or more: the others have few index entries. The bounds are those of
+-- front_bounds.
 CREATE FUNCTION taskq_internal.advance_identifier_fronts(
-    p_topic_id int, p_claimed bigint[], p_wanted int, p_placed timestamptz, p_claims timestamptz,
-    p_many int DEFAULT 20
+    p_topic_id int, p_claimed bigint[], p_placed timestamptz, p_claims timestamptz, p_many int DEFAULT 20
 ) RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -140,11 +130,8 @@ BEGIN
                 FROM taskq_internal.newest_identifier_front(p_topic_id, s.identifier, true) i), '-infinity')
            ORDER BY coalesce(a.polled, 'infinity'), a.sequence LIMIT 1) IS NULL;
     IF FOUND THEN
-        INSERT INTO taskq_internal.identifier_front (topic_id, identifier, priority, available_at, sequence, claimed_at,
-            few)
-        VALUES (p_topic_id, '', 0, p_placed, 0, p_claims,
-                2 * cardinality(p_claimed) <= p_wanted AND (
-                    SELECT n.last FROM taskq_internal.identifiers_after(p_topic_id, '', NULL, 50) n) IS NULL);
+        INSERT INTO taskq_internal.identifier_front (topic_id, identifier, priority, available_at, sequence, claimed_at)
+        VALUES (p_topic_id, '', 0, p_placed, 0, p_claims);
     END IF;
 END $$;
 

@@ -552,7 +552,6 @@ DECLARE
     v_wanted int := p_size;
     v_turns  record;
     v_all    record;
-    v_few    boolean;
     v_got    record;
     v_claimed  bigint[] := '{}';
     v_missed text[] := '{}';
@@ -565,22 +564,15 @@ BEGIN
             RETURN v_got.claimed;
         END IF;
     END IF;
-    v_few := taskq_internal.had_few_identifiers(p_topic_id);
     LOOP
-        IF v_few THEN
-            v_turns := taskq_internal.turns_of_few(p_topic_id, v_now, p_lifo, p_condition, v_wanted, v_missed);
-            v_few := v_turns.complete;
-        END IF;
-        IF NOT v_few THEN
-            v_turns := taskq_internal.turns_among_first(
-                p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
-            IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window
-                AND v_turns.identifier_count * 4 < v_turns.seen AND v_window < v_widest THEN
-                -- The first identifiers have many tasks. If the topic has few identifiers, examine all of them.
-                v_all := taskq_internal.turns_of_few(p_topic_id, v_now, p_lifo, p_condition, v_wanted, v_missed);
-                IF v_all.complete THEN
-                    v_turns := v_all;
-                END IF;
+        v_turns := taskq_internal.turns_among_first(
+            p_topic_id, v_now, p_lifo, p_condition, v_window, v_wanted, v_missed);
+        IF cardinality(v_turns.sequences) < v_wanted AND v_turns.seen = v_window
+            AND v_turns.identifier_count * 4 < v_turns.seen AND v_window < v_widest THEN
+            -- The first identifiers have many tasks. If the topic has few identifiers, examine all of them.
+            v_all := taskq_internal.turns_of_few(p_topic_id, v_now, p_lifo, p_condition, v_wanted, v_missed);
+            IF v_all.complete THEN
+                v_turns := v_all;
             END IF;
         END IF;
         CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);

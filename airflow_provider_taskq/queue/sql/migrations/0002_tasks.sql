@@ -167,8 +167,7 @@ CREATE TABLE taskq_internal.identifier_front (
     priority     smallint NOT NULL,
     available_at timestamptz NOT NULL,
     sequence     bigint NOT NULL,
-    claimed_at   timestamptz NOT NULL,
-    few          boolean NOT NULL DEFAULT false  -- in the row of the topic: it had few identifiers
+    claimed_at   timestamptz NOT NULL
 ) WITH (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 -- The newest row of an identifier comes first, so no poll reads the entries of removed rows before it.
 CREATE UNIQUE INDEX identifier_front_newest ON taskq_internal.identifier_front (topic_id, identifier, number DESC);
