@@ -10,7 +10,7 @@
 `spark`: drains compared with code written by hand, single modes, cores, memory (`--parts` selects parts, `--tasks`
 sets the tasks of the memory part). `worker`: the worker and the workers of the Python peers (`--rounds`, `--small`,
 `--cache` as for `peers`). `pressure`: the queues under the shapes of the public benchmark, with charts (`--shapes`,
-`--seconds`, `--rate`, `--to`, `--only`). `snapshots`, alone: claims beside long transactions, minute by minute
+`--seconds`, `--rate`, `--to`, `--only`). `snapshots`, alone: claims during long transactions, minute by minute
 (`snapshots --help` lists its options; hours with the defaults).
 """
 

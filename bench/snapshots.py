@@ -1,4 +1,4 @@
-"""Snapshots: the cost of a claim beside long transactions, minute by minute, compared with a server without them.
+"""Snapshots: the cost of a claim during long transactions, minute by minute, compared with a server without them.
 
 Two servers do the same work in the same minutes. On one of them, four REPEATABLE READ readers and a writer that is idle
 in its transaction are open from the start. Vacuum removes nothing there, so dead rows and index entries only grow. On
@@ -8,7 +8,7 @@ counts.
 
 One server does not suffice. A snapshot holds back vacuum in its own database only. But the transaction of the writer
 has an ID, and each later snapshot in any database of the server keeps the rows that this transaction could see. So a
-busy database beside the writer's is held back, too.
+busy database is held back by a writer in another one, too.
 """
 
 import time
@@ -312,7 +312,7 @@ def produce(work: Work, _pipe: Connection | None) -> None:
             pushed = work.pushed.value
             is_ahead = work.rate and pushed >= work.rate * (time.monotonic() - start)
             if is_ahead or pushed - work.done.value >= work.shape.backlog:
-                time.sleep(PAUSE)
+                time.sleep(PAUSE)  # the producer keeps a rate and a backlog, and no event reports either
                 continue
             queue.push_stream(TOPIC, work.shape.tasks(pushed, chunk))
             work.pushed.value = pushed + chunk
@@ -340,9 +340,9 @@ def consume(work: Work, pipe: Connection | None) -> None:
 
 def call(work: Work, pipe: Connection | None) -> None:
     """Calls `ready` or `watch` while others push and drain."""
-    with work.queue() as queue, work.queue() as beside:
+    with work.queue() as queue, work.queue() as other:
         if work.shape.call == "watch":
-            _work(work, pipe, queue.conn, Watcher(work, queue, beside).call)
+            _work(work, pipe, queue.conn, Watcher(work, queue, other).call)
         else:
 
             def ready() -> int:
@@ -358,11 +358,11 @@ class Watcher:
     Another session pushes the suspended tasks of the juncture, and ends them after their release.
     """
 
-    def __init__(self, work: Work, queue: TaskQueue, beside: TaskQueue) -> None:
+    def __init__(self, work: Work, queue: TaskQueue, other: TaskQueue) -> None:
         self._work = work
         self._queue = queue
-        self._beside = beside
-        self._owner: Owner = beside.register("gates", timedelta(days=1))
+        self._other = other
+        self._owner: Owner = other.register("gates", timedelta(days=1))
         self._calls = count()
 
     def call(self) -> int:
@@ -373,7 +373,7 @@ class Watcher:
         members = [f"{prefix}/{member}" for member in range(min(self._work.size, GATE_SIZE))]
         is_complete = number % RELEASE_EVERY == RELEASE_EVERY - 1
         if is_complete:
-            self._beside.push_stream(GATES, [NewTask(member, suspended=True) for member in members])
+            self._other.push_stream(GATES, [NewTask(member, suspended=True) for member in members])
         newest = self._work.pushed.value
         states = [f"id/{max(0, newest - BACKLOG // 2 - place)}" for place in range(self._work.size)]
         rows = self._queue.conn.execute(
@@ -387,8 +387,8 @@ class Watcher:
         if is_complete:
             if any(row[0] == "juncture" and row[2] for row in rows):
                 raise RuntimeError("the watcher did not release the group")
-            while found := self._beside.poll(GATES, self._owner, GATE_SIZE):
-                self._beside.complete(self._owner, dict.fromkeys(found, Result.SUCCESS))
+            while found := self._other.poll(GATES, self._owner, GATE_SIZE):
+                self._other.complete(self._owner, dict.fromkeys(found, Result.SUCCESS))
         return 1
 
 

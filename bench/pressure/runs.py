@@ -152,14 +152,14 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _wait(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
+    time.sleep(max(0.0, moment - time.monotonic()))  # the pressure follows a time table
 
 
 def _settle(files: Files, last_push: float) -> None:
     """Waits until each job that was pushed is handled, for a while."""
     time.sleep(2 * EVERY)  # for the last line of the producer
     while files.missing() and time.monotonic() < last_push + SETTLE:
-        time.sleep(EVERY)
+        time.sleep(EVERY)  # the programs of the queues report by files, which send no event
 
 
 def _merge(files: Files, log: ServerLog, begin: float, end: float) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _kills(site: Site) -> Iterator[None]:
 def _restart(site: Site) -> Iterator[None]:
     """A server that stops at once, stays down for a while, and comes back."""
     site.server.stop()
-    time.sleep(site.seconds * DOWN)
+    time.sleep(site.seconds * DOWN)  # the time without a server is what the shape measures
     site.server.start()
     yield
 

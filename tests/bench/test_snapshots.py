@@ -1,4 +1,4 @@
-"""The benchmark beside long transactions, on its smallest scale."""
+"""The benchmark during long transactions, on its smallest scale."""
 
 import os
 
