@@ -406,6 +406,7 @@ CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
+    v_front  taskq_internal.front := taskq_internal.only_front(p_topic_id, false);
     v_found  bigint[];
     v_locked bigint[];
 BEGIN
@@ -413,11 +414,27 @@ BEGIN
         SELECT l.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
         LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, u.identifier, true) i ON true
         CROSS JOIN LATERAL (
-            SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
-            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
-              -- + 0 keeps the planner from the index live_ready, which has the tasks of all identifiers.
-              AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
-            ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each) l
+            (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
+             WHERE (i.claimed_at IS NULL OR v_front.number IS NULL)
+               AND b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+               -- + 0 keeps the planner from the index live_ready, which has the tasks of all identifiers.
+               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
+             ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each)
+            UNION ALL
+            (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
+             WHERE i.claimed_at IS NOT NULL AND v_front.number IS NOT NULL
+               AND b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+               AND b.late AND b.waits <= :WAITS_NOTHING AND b.priority::int = v_front.priority
+               AND b.available_at <= p_now AND (b.available_at, b.sequence) < (i.available_at, i.sequence)
+             ORDER BY b.available_at, b.sequence LIMIT p_each)
+            UNION ALL
+            (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
+             WHERE i.claimed_at IS NOT NULL AND v_front.number IS NOT NULL
+               AND b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+               AND b.waits + 0 <= :WAITS_NOTHING AND b.priority = v_front.priority
+               AND b.available_at <= p_now AND (b.available_at, b.sequence) >= (i.available_at, i.sequence)
+             ORDER BY b.available_at, b.sequence LIMIT p_each)
+            LIMIT p_each) l
         WHERE (SELECT t.holder FROM taskq_internal.turn_of_identifier(p_topic_id, u.identifier, i.claimed_at) t) IS NULL
           AND (SELECT e.sequence FROM taskq_internal.ended e WHERE e.identifier = u.identifier
                AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = :FAILED

@@ -80,14 +80,23 @@ CREATE FUNCTION taskq_internal.head_of_identifier(
     LIMIT 1
 $$;
 
--- Returns the first identifier after p_after that has a READY task or a front. It looks for a front first.
--- Otherwise it would read the entries of all claimed tasks of that identifier.
-CREATE FUNCTION taskq_internal.next_identifier(p_topic_id int, p_after text, p_any boolean)
-RETURNS TABLE (identifier text) LANGUAGE sql STABLE AS $$
-    SELECT coalesce(l.identifier, i.identifier)
+-- Returns the first identifier after p_after that has a READY task or a front, and whether it has a READY task. It looks
+-- for a front first. Otherwise it would read the entries of all claimed tasks of that identifier. p_front is the result
+-- of only_front: if it is NULL, an identifier with a front counts as one with a READY task.
+CREATE FUNCTION taskq_internal.next_identifier(
+    p_topic_id int, p_after text, p_any boolean, p_front taskq_internal.front
+) RETURNS TABLE (identifier text, ready boolean) LANGUAGE sql STABLE AS $$
+    SELECT coalesce(l.identifier, i.identifier),
+           l.identifier IS NOT NULL OR (p_front).number IS NULL OR (
+               SELECT h.sequence FROM taskq_internal.head_of_identifier(
+                   p_topic_id, i.identifier, 'infinity', (p_front).priority,
+                   CASE WHEN (i.available_at, i.sequence) > ((p_front).available_at, (p_front).sequence)
+                       THEN i.available_at ELSE (p_front).available_at END,
+                   CASE WHEN (i.available_at, i.sequence) > ((p_front).available_at, (p_front).sequence)
+                       THEN i.sequence ELSE (p_front).sequence END) h) IS NOT NULL
     FROM (SELECT) one
     LEFT JOIN LATERAL (
-        SELECT n.identifier FROM taskq_internal.identifier_front n
+        SELECT n.identifier, n.available_at, n.sequence FROM taskq_internal.identifier_front n
         WHERE p_any AND n.topic_id = p_topic_id AND n.identifier > p_after
         ORDER BY n.identifier, n.number DESC LIMIT 1) i ON true
     LEFT JOIN LATERAL (
@@ -105,7 +114,8 @@ $$;
 
 -- Advances the fronts of up to twenty identifiers among those of the tasks that this transaction has just claimed. It
 -- chooses identifiers that have had p_many tasks or more: the others have few index entries. The bounds are those of
--- front_bounds.
+-- front_bounds. An open transaction with an early announcement may set them back, but what an earlier row says of
+-- ACTIVE tasks stays true. So claimed_at never goes back.
 CREATE FUNCTION taskq_internal.advance_identifier_fronts(
     p_topic_id int, p_claimed bigint[], p_placed timestamptz, p_claims timestamptz, p_many int DEFAULT 20
 ) RETURNS void LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
@@ -115,9 +125,10 @@ DECLARE
                                WHERE random() * cardinality(p_claimed) < 20 LIMIT 20);
 BEGIN
     INSERT INTO taskq_internal.identifier_front (topic_id, identifier, priority, available_at, sequence, claimed_at)
-    SELECT p_topic_id, s.identifier, s.priority, f.available_at, f.sequence, p_claims
+    SELECT p_topic_id, s.identifier, s.priority, f.available_at, f.sequence, greatest(p_claims, i.claimed_at)
     FROM (SELECT DISTINCT l.identifier, l.priority FROM taskq_internal.live l
           WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_sample)) s
+    LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, s.identifier, true) i ON true
     CROSS JOIN LATERAL taskq_internal.next_identifier_front(p_topic_id, s.identifier, s.priority, p_placed) f
     WHERE (SELECT t.sequence FROM taskq_internal.task t
            WHERE t.identifier = s.identifier AND t.topic_id = p_topic_id
@@ -125,13 +136,12 @@ BEGIN
       AND (SELECT a.sequence FROM taskq_internal.live a
            WHERE a.identifier = s.identifier AND a.topic_id = p_topic_id AND a.attempt > 0 AND a.holder IS NOT NULL
              AND a.sequence <> ALL (p_claimed) AND coalesce(a.polled, 'infinity') < 'infinity'
-             AND coalesce(a.polled, 'infinity') >= coalesce((
-                SELECT i.claimed_at
-                FROM taskq_internal.newest_identifier_front(p_topic_id, s.identifier, true) i), '-infinity')
+             AND coalesce(a.polled, 'infinity') >= coalesce(i.claimed_at, '-infinity')
            ORDER BY coalesce(a.polled, 'infinity'), a.sequence LIMIT 1) IS NULL;
     IF FOUND THEN
         INSERT INTO taskq_internal.identifier_front (topic_id, identifier, priority, available_at, sequence, claimed_at)
-        VALUES (p_topic_id, '', 0, p_placed, 0, p_claims);
+        SELECT p_topic_id, '', 0, greatest(p_placed, i.available_at), 0, greatest(p_claims, i.claimed_at)
+        FROM (SELECT) one LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, '', true) i ON true;
     END IF;
 END $$;
 

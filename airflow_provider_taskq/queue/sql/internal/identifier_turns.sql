@@ -292,22 +292,24 @@ BEGIN
     END IF;
 END $$;
 
--- Returns up to p_most identifiers after p_after and up to p_until that have READY tasks or fronts, in order. last is
--- the last one, or NULL if there are no more.
+-- Returns up to p_most identifiers after p_after and up to p_until that have READY tasks, in order. last is the last
+-- one, or NULL if there are no more.
 CREATE FUNCTION taskq_internal.identifiers_after(
     p_topic_id int, p_after text, p_until text, p_most int, OUT identifiers text[], OUT last text
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     v_any      boolean := taskq_internal.has_identifier_fronts(p_topic_id);  -- whether there are fronts of identifiers
+    v_front    taskq_internal.front := taskq_internal.only_front(p_topic_id, false);
 BEGIN
     WITH RECURSIVE hop AS (
-        SELECT n.identifier, 1 AS nth FROM taskq_internal.next_identifier(p_topic_id, p_after, v_any) n
+        SELECT n.identifier, n.ready, n.ready::int AS nth
+        FROM taskq_internal.next_identifier(p_topic_id, p_after, v_any, v_front) n
         UNION ALL
-        SELECT n.identifier, v.nth + 1
-        FROM hop v CROSS JOIN LATERAL taskq_internal.next_identifier(p_topic_id, v.identifier, v_any) n
+        SELECT n.identifier, n.ready, v.nth + n.ready::int
+        FROM hop v CROSS JOIN LATERAL taskq_internal.next_identifier(p_topic_id, v.identifier, v_any, v_front) n
         WHERE v.nth < p_most AND (p_until IS NULL OR v.identifier < p_until))
     SELECT array_agg(h.identifier ORDER BY h.nth) INTO identifiers FROM hop h
-    WHERE p_until IS NULL OR h.identifier <= p_until;
+    WHERE h.ready AND (p_until IS NULL OR h.identifier <= p_until);
     identifiers := coalesce(identifiers, '{}');
     last := nullif(identifiers[p_most], p_until);
 END $$;
