@@ -77,6 +77,22 @@ def test_a_call_under_a_condition_visits_as_many_pages_however_many_tasks_were_c
     assert pages[1] < 1.2 * pages[0] + 40
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_under_a_condition_searches_only_the_partition_of_its_topic(own_queue: TaskQueue, call: str) -> None:
+    queue, owner = own_queue, own_queue.register("owner")
+    queue.push("work", [f"customer-{number}" for number in range(10)] * 300)
+    for _ in range(10):
+        queue.complete(owner, dict.fromkeys(poll(queue, owner), Result.SUCCESS))
+    scans = []
+    for number in range(2):
+        with queue.conn.transaction(force_rollback=True):
+            scans.append(explain(queue.conn, partial(CALLS[call], queue, owner)).scans)
+        for each in range(4):
+            queue.create_topic(f"own-{number}-{each}")
+            queue.own_partition(f"own-{number}-{each}")
+    assert scans[1] == scans[0]
+
+
 # No task is passed
 
 

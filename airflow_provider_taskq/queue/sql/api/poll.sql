@@ -416,21 +416,24 @@ BEGIN
         CROSS JOIN LATERAL (
             (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
              WHERE (i.claimed_at IS NULL OR v_front.number IS NULL)
-               AND b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+               AND b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = u.identifier
+               AND b.holder IS NULL
                -- + 0 keeps the planner from the index live_ready, which has the tasks of all identifiers.
                AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
              ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each)
             UNION ALL
             (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
              WHERE i.claimed_at IS NOT NULL AND v_front.number IS NOT NULL
-               AND b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+               AND b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = u.identifier
+               AND b.holder IS NULL
                AND b.late AND b.waits <= :WAITS_NOTHING AND b.priority::int = v_front.priority
                AND b.available_at <= p_now AND (b.available_at, b.sequence) < (i.available_at, i.sequence)
              ORDER BY b.available_at, b.sequence LIMIT p_each)
             UNION ALL
             (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
              WHERE i.claimed_at IS NOT NULL AND v_front.number IS NOT NULL
-               AND b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier AND b.holder IS NULL
+               AND b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = u.identifier
+               AND b.holder IS NULL
                AND b.waits + 0 <= :WAITS_NOTHING AND b.priority = v_front.priority
                AND b.available_at <= p_now AND (b.available_at, b.sequence) >= (i.available_at, i.sequence)
              ORDER BY b.available_at, b.sequence LIMIT p_each)

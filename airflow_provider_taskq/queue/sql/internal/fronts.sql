@@ -305,8 +305,9 @@ BEGIN
                       AND n.identifier = o.identifier AND n.priority = o.priority AND n.number > o.number)
            OR o.identifier <> '' AND o.claimed_at < clock_timestamp() - interval '10 minutes' AND (
                 SELECT l.sequence FROM taskq_internal.live l
-                WHERE l.topic_id::bigint = o.topic_id AND l.identifier = o.identifier AND l.holder IS NULL
-                  AND l.priority = o.priority AND (l.available_at, l.sequence) >= (o.available_at, o.sequence)
+                WHERE l.topic_id::bigint = o.topic_id AND l.topic_id = o.topic_id AND l.identifier = o.identifier
+                  AND l.holder IS NULL AND l.priority = o.priority
+                  AND (l.available_at, l.sequence) >= (o.available_at, o.sequence)
                 ORDER BY l.available_at, l.sequence LIMIT 1) IS NULL
         LIMIT p_most FOR UPDATE OF o SKIP LOCKED) old
     WHERE f.topic_id = old.topic_id AND f.identifier = old.identifier AND f.number = old.number;

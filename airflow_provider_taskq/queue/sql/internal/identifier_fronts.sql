@@ -65,16 +65,16 @@ CREATE FUNCTION taskq_internal.head_of_identifier(
     p_sequence bigint
 ) RETURNS TABLE (sequence bigint, priority smallint, available_at timestamptz) LANGUAGE sql STABLE AS $$
     (SELECT l.sequence, l.priority, l.available_at FROM taskq_internal.live l
-     WHERE p_identifier IS NOT NULL AND l.topic_id::bigint = p_topic_id AND l.identifier = p_identifier
-       AND l.holder IS NULL AND l.late
+     WHERE p_identifier IS NOT NULL AND l.topic_id::bigint = p_topic_id AND l.topic_id = p_topic_id
+       AND l.identifier = p_identifier AND l.holder IS NULL AND l.late
        AND l.waits <= :WAITS_NOTHING AND l.priority::int = p_priority AND l.available_at <= p_now
        AND (l.available_at, l.sequence) < (p_available_at, p_sequence)
      ORDER BY l.available_at, l.sequence LIMIT 1)
     UNION ALL
     (SELECT l.sequence, l.priority, l.available_at FROM taskq_internal.live l
-     WHERE p_identifier IS NOT NULL AND l.topic_id::bigint = p_topic_id AND l.identifier = p_identifier
-       AND l.holder IS NULL
-       AND l.waits <= :WAITS_NOTHING AND l.priority = p_priority AND l.available_at <= p_now
+     WHERE p_identifier IS NOT NULL AND l.topic_id::bigint = p_topic_id AND l.topic_id = p_topic_id
+       AND l.identifier = p_identifier AND l.holder IS NULL
+       AND l.waits + 0 <= :WAITS_NOTHING AND l.priority = p_priority AND l.available_at <= p_now
        AND (l.available_at, l.sequence) >= (p_available_at, p_sequence)
      ORDER BY l.available_at, l.sequence LIMIT 1)
     LIMIT 1
@@ -101,12 +101,13 @@ CREATE FUNCTION taskq_internal.next_identifier(
         ORDER BY n.identifier, n.number DESC LIMIT 1) i ON true
     LEFT JOIN LATERAL (
         (SELECT r.identifier FROM taskq_internal.live r
-         WHERE i.identifier IS NOT NULL AND r.topic_id::bigint = p_topic_id AND r.holder IS NULL
-           AND r.identifier > p_after AND r.identifier < i.identifier
+         WHERE i.identifier IS NOT NULL AND r.topic_id::bigint = p_topic_id AND r.topic_id = p_topic_id
+           AND r.holder IS NULL AND r.identifier > p_after AND r.identifier < i.identifier
          ORDER BY r.identifier, r.priority DESC, r.available_at, r.sequence LIMIT 1)
         UNION ALL
         (SELECT r.identifier FROM taskq_internal.live r
-         WHERE i.identifier IS NULL AND r.topic_id::bigint = p_topic_id AND r.holder IS NULL AND r.identifier > p_after
+         WHERE i.identifier IS NULL AND r.topic_id::bigint = p_topic_id AND r.topic_id = p_topic_id
+           AND r.holder IS NULL AND r.identifier > p_after
          ORDER BY r.identifier, r.priority DESC, r.available_at, r.sequence LIMIT 1)
         LIMIT 1) l ON true
     WHERE l.identifier IS NOT NULL OR i.identifier IS NOT NULL
@@ -163,8 +164,9 @@ CREATE FUNCTION taskq_internal.next_identifier_front(
         ORDER BY f.available_at DESC, f.sequence DESC LIMIT 1) f
     LEFT JOIN LATERAL (
         SELECT b.available_at, b.sequence FROM taskq_internal.live b
-        WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-          AND b.waits <= :WAITS_NOTHING AND b.priority = p_priority AND b.available_at < p_bound
+        WHERE b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = p_identifier
+          AND b.holder IS NULL AND b.waits + 0 <= :WAITS_NOTHING AND b.priority = p_priority
+          AND b.available_at < p_bound
           AND (b.available_at, b.sequence) >= (f.available_at, f.sequence)
         ORDER BY b.available_at, b.sequence LIMIT 1) l ON true
 $$;

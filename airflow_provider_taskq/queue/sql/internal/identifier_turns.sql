@@ -161,21 +161,23 @@ DECLARE
 BEGIN
     LOOP
         SELECT b.priority INTO v_priority FROM taskq_internal.live b
-        WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-            AND b.priority < v_priority
+        WHERE b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = p_identifier
+          AND b.holder IS NULL AND b.priority < v_priority
         ORDER BY b.priority DESC LIMIT 1;
         IF NOT FOUND THEN
             RETURN NULL;
         END IF;
         IF p_lifo THEN
             SELECT b.sequence INTO v_head FROM taskq_internal.live b
-            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-              AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= :WAITS_NOTHING
+            WHERE b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = p_identifier
+              AND b.holder IS NULL AND b.priority = v_priority AND b.available_at <= p_now
+              AND b.waits + 0 <= :WAITS_NOTHING
             ORDER BY b.available_at DESC, b.sequence DESC LIMIT 1;
         ELSE
             SELECT b.sequence INTO v_head FROM taskq_internal.live b
-            WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-              AND b.priority = v_priority AND b.available_at <= p_now AND b.waits <= :WAITS_NOTHING
+            WHERE b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = p_identifier
+              AND b.holder IS NULL AND b.priority = v_priority AND b.available_at <= p_now
+              AND b.waits + 0 <= :WAITS_NOTHING
             ORDER BY b.available_at, b.sequence LIMIT 1;
         END IF;
         IF FOUND THEN
@@ -256,7 +258,8 @@ BEGIN
     v_identifiers := ARRAY(
         SELECT DISTINCT ON (r.identifier) r.identifier FROM (
             SELECT l.identifier FROM taskq_internal.live l
-            WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > p_after
+            WHERE l.topic_id::bigint = p_topic_id AND l.topic_id = p_topic_id AND l.holder IS NULL
+              AND l.identifier > p_after
             ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT p_tasks) r
         WHERE p_until IS NULL OR r.identifier <= p_until
         ORDER BY r.identifier);
@@ -285,7 +288,8 @@ BEGIN
         WHERE t.available_at > p_now OR t.waits > :WAITS_NOTHING);
     identifiers := ARRAY(SELECT unnest(v_identifiers) EXCEPT SELECT unnest(v_blocked || v_held || v_undue));
     v_next := (SELECT l.identifier FROM taskq_internal.live l
-               WHERE l.topic_id::bigint = p_topic_id AND l.holder IS NULL AND l.identifier > last
+               WHERE l.topic_id::bigint = p_topic_id AND l.topic_id = p_topic_id AND l.holder IS NULL
+                 AND l.identifier > last
                ORDER BY l.identifier, l.priority DESC, l.available_at, l.sequence LIMIT 1);
     IF v_next IS NULL OR v_next > p_until THEN
         last := NULL;
@@ -339,8 +343,8 @@ BEGIN
         LEFT JOIN LATERAL taskq_internal.turn_of_identifier(p_topic_id, n.identifier, n.claimed_at) t ON true
         LEFT JOIN LATERAL (  -- without a front of the identifier: its first READY task
             SELECT l.sequence, l.priority, l.available_at, l.waits FROM taskq_internal.live l
-            WHERE n.claimed_at IS NULL AND l.topic_id::bigint = p_topic_id AND l.holder IS NULL
-              AND l.identifier = n.identifier
+            WHERE n.claimed_at IS NULL AND l.topic_id::bigint = p_topic_id AND l.topic_id = p_topic_id
+              AND l.holder IS NULL AND l.identifier = n.identifier
             ORDER BY l.priority DESC, l.available_at, l.sequence LIMIT 1) b ON true
         LEFT JOIN LATERAL (  -- with a front
             SELECT h.* FROM taskq_internal.head_of_identifier(
@@ -378,11 +382,13 @@ END $$;
 CREATE FUNCTION taskq_internal.random_identifier(p_topic_id int) RETURNS text
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_first  text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id
-                      AND l.holder IS NULL
+    v_first  text := (SELECT l.identifier FROM taskq_internal.live l
+                      WHERE l.topic_id::bigint = p_topic_id AND l.topic_id = p_topic_id
+                        AND l.holder IS NULL
                       ORDER BY l.identifier LIMIT 1);
-    v_last   text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id::bigint = p_topic_id
-                      AND l.holder IS NULL
+    v_last   text := (SELECT l.identifier FROM taskq_internal.live l
+                      WHERE l.topic_id::bigint = p_topic_id AND l.topic_id = p_topic_id
+                        AND l.holder IS NULL
                       ORDER BY l.identifier DESC LIMIT 1);
     v_common int := 0;
     v_letter int;
@@ -500,7 +506,8 @@ BEGIN
               -- Most identifiers have no front, and their first READY task is due: one index probe.
               WHEN i.claimed_at IS NULL AND NOT p_lifo AND l.sequence = (
                   SELECT b.sequence FROM taskq_internal.live b
-                  WHERE b.topic_id::bigint = p_topic_id AND b.identifier = l.identifier AND b.holder IS NULL
+                  WHERE b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id
+                    AND b.identifier = l.identifier AND b.holder IS NULL
                   ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT 1) THEN true
               WHEN i.claimed_at IS NULL OR v_front.number IS NULL
                   THEN l.sequence = taskq_internal.first_due_of_identifier(p_topic_id, l.identifier, p_now, p_lifo)
@@ -784,7 +791,8 @@ CREATE FUNCTION taskq_internal.has_due_task(p_topic_id int, p_identifier text) R
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.live b
-                   WHERE b.topic_id::bigint = p_topic_id AND b.identifier = p_identifier AND b.holder IS NULL
-                     AND b.waits <= :WAITS_NOTHING AND b.available_at <= clock_timestamp()
+                   WHERE b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id
+                     AND b.identifier = p_identifier AND b.holder IS NULL
+                     AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= clock_timestamp()
                      AND (b.waits = :WAITS_NOTHING OR taskq_internal.is_fulfilled(p_topic_id, b.sequence)));
 END $$;

@@ -84,7 +84,8 @@ CREATE INDEX live_retrying ON taskq_internal.live ((topic_id::bigint), sequence)
 CREATE INDEX live_turn ON taskq_internal.live (identifier, topic_id, coalesce(polled, 'infinity'), sequence)
     WHERE attempt > 0;
 -- The READY tasks of an identifier in polled order. The index is on topic_id::bigint, so that a query for topic_id
--- never uses it. It includes topic_id, because an index-only scan would not be possible otherwise.
+-- alone never uses it. A query that uses it also names topic_id, for the partition, and waits + 0, which keeps the
+-- planner from live_ready. The index includes topic_id, because an index-only scan would not be possible otherwise.
 CREATE INDEX live_by_identifier ON taskq_internal.live ((topic_id::bigint), identifier, priority DESC, available_at,
         sequence) INCLUDE (topic_id)
     WHERE holder IS NULL;
