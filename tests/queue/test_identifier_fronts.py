@@ -93,6 +93,18 @@ def test_a_call_under_a_condition_searches_only_the_partition_of_its_topic(own_q
     assert scans[1] == scans[0]
 
 
+def test_a_poll_searches_the_tasks_of_each_identifier_once_also_those_of_a_thousand(own_queue: TaskQueue) -> None:
+    queue, owner = own_queue, own_queue.register("owner")
+    scans = []
+    for count in (990, 1000):
+        names = [f"customer-{number:04}" for number in range(count)]
+        queue.push("work", [name for name in names for _ in range(130)])
+        with queue.conn.transaction(force_rollback=True):
+            scans.append(explain(queue.conn, lambda: queue.poll("work", owner, 100, condition=SINGULAR)).scans)
+        queue.conn.execute("TRUNCATE taskq_internal.live")
+    assert scans[1] < 1.1 * scans[0]
+
+
 # No task is passed
 
 

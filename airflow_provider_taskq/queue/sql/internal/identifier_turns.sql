@@ -311,11 +311,13 @@ BEGIN
         UNION ALL
         SELECT n.identifier, n.ready, v.nth + n.ready::int
         FROM hop v CROSS JOIN LATERAL taskq_internal.next_identifier(p_topic_id, v.identifier, v_any, v_front) n
-        WHERE v.nth < p_most AND (p_until IS NULL OR v.identifier < p_until))
-    SELECT array_agg(h.identifier ORDER BY h.nth) INTO identifiers FROM hop h
+        WHERE v.nth <= p_most AND (p_until IS NULL OR v.identifier < p_until))
+    SELECT coalesce(array_agg(h.identifier ORDER BY h.nth), '{}') INTO identifiers FROM hop h
     WHERE h.ready AND (p_until IS NULL OR h.identifier <= p_until);
-    identifiers := coalesce(identifiers, '{}');
-    last := nullif(identifiers[p_most], p_until);
+    IF cardinality(identifiers) > p_most THEN
+        identifiers := identifiers[:p_most];
+        last := identifiers[p_most];
+    END IF;
 END $$;
 
 -- Returns up to p_size turns of p_identifiers, in polled order.
@@ -559,6 +561,7 @@ DECLARE
     v_window int := p_size + 16;
     v_widest int := greatest(1000, 2 * p_size);
     v_wanted int := p_size;
+    v_many   boolean := false;  -- whether the topic has more than a thousand identifiers
     v_turns  record;
     v_all    record;
     v_got    record;
@@ -582,6 +585,8 @@ BEGIN
             v_all := taskq_internal.turns_of_few(p_topic_id, v_now, p_lifo, p_condition, v_wanted, v_missed);
             IF v_all.complete THEN
                 v_turns := v_all;
+            ELSE
+                v_many := true;
             END IF;
         END IF;
         CONTINUE WHEN taskq_internal.park_unfulfilled(p_topic_id, v_turns.sequences);
@@ -594,9 +599,9 @@ BEGIN
             IF v_turns.seen < v_window THEN  -- the window has all due tasks; a parked task may have given its turn away
                 EXIT WHEN v_got.identifier_count = cardinality(v_turns.sequences);
             ELSIF v_window >= v_widest THEN
-                RETURN v_claimed || taskq_internal.claim_turns_beyond(p_topic_id, p_holder, v_now, p_lifo, p_condition,
-                        p_each,
-                                                          v_wanted - v_got.identifier_count, v_missed);
+                RETURN v_claimed || taskq_internal.claim_turns_beyond(
+                    p_topic_id, p_holder, v_now, p_lifo, p_condition, p_each, v_wanted - v_got.identifier_count,
+                    v_missed, v_many);
             ELSE
                 v_window := CASE WHEN v_turns.identifier_count * 4 < v_turns.seen THEN v_widest
                     ELSE least(v_window * 4, v_widest) END;
@@ -628,14 +633,14 @@ END $$;
 
 -- Claims turns from identifier to identifier, a thousand at a time. If the topic has no more than a thousand
 -- identifiers, it claims their turns in polled order. Otherwise it starts at a random identifier and goes around once,
--- until it has enough tasks.
+-- until it has enough tasks. p_many is true if the topic is known to have more.
 CREATE FUNCTION taskq_internal.claim_turns_beyond(
     p_topic_id int, p_holder bigint, p_now timestamptz, p_lifo boolean, p_condition text, p_each int, p_size int,
-    p_missed text[]
+    p_missed text[], p_many boolean
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_start text;
-    v_after text := '';
+    v_start text := CASE WHEN p_many THEN taskq_internal.random_identifier(p_topic_id) END;
+    v_after text := coalesce(v_start, '');
     v_until text;
     v_hop   boolean := true;
     v_turns record;
