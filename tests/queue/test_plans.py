@@ -305,3 +305,17 @@ def test_a_push_and_a_poll_of_one_task_run_few_statements(own_queue: TaskQueue) 
     assert [task.identifier for task in polled] == ["a"]
     assert pushed.statements <= 12
     assert taken.statements <= 12
+
+
+def test_a_release_locks_its_tasks_by_their_key(own_queue: TaskQueue) -> None:
+    """The index of troubled tasks keeps the entries of all released tasks while a snapshot is open."""
+    owner = own_queue.register("owner")
+    own_queue.push("work", [f"old {number}" for number in range(5_000)])
+    while tasks := own_queue.poll("work", owner, 1_000):
+        own_queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+    own_queue.conn.execute("ANALYZE taskq_internal.ended")
+    members = own_queue.push("work", [NewTask(f"member {number}", suspended=True) for number in range(50)])
+    query = "SELECT taskq_internal.lock_suspended(topic_id, %s) FROM taskq_internal.topic WHERE name = 'work'"
+    arguments = ([task.sequence for task in members],)
+    found = explain(own_queue.conn, lambda: own_queue.conn.execute(query, arguments))
+    assert {index for table, index in found.rows if table == "ended"} == {"ended_pkey"}

@@ -279,8 +279,9 @@ CREATE FUNCTION taskq_internal.lock_suspended(p_topic_id int, p_sequences bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN ARRAY(SELECT e.sequence FROM taskq_internal.ended e
-                 WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences) AND e.state = :SUSPENDED
-                     FOR UPDATE SKIP LOCKED);
+                 WHERE e.topic_id = p_topic_id AND e.sequence = ANY (p_sequences)
+                   AND e.state + 0 = :SUSPENDED  -- + 0 keeps the planner from the index of all troubled tasks
+                 FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Returns the numbers of READY tasks of a topic by what they wait for, each up to p_cap. Tasks in due wait for no

@@ -113,7 +113,7 @@ CREATE FUNCTION taskq_internal.next_identifier(
     WHERE l.identifier IS NOT NULL OR i.identifier IS NOT NULL
 $$;
 
--- Advances the fronts of up to twenty identifiers among those of the tasks that this transaction has just claimed. It
+-- Advances the fronts of up to forty identifiers among those of the tasks that this transaction has just claimed. It
 -- chooses identifiers that have had p_many tasks or more: the others have few index entries. The bounds are those of
 -- front_bounds. An open transaction with an early announcement may set them back, but what an earlier row says of
 -- ACTIVE tasks stays true. So claimed_at never goes back.
@@ -123,7 +123,7 @@ CREATE FUNCTION taskq_internal.advance_identifier_fronts(
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_sample bigint[] := ARRAY(SELECT u.sequence FROM unnest(p_claimed) AS u (sequence)
-                               WHERE random() * cardinality(p_claimed) < 20 LIMIT 20);
+                               WHERE random() * cardinality(p_claimed) < 40 LIMIT 40);
 BEGIN
     INSERT INTO taskq_internal.identifier_front (topic_id, identifier, priority, available_at, sequence, claimed_at)
     SELECT p_topic_id, s.identifier, s.priority, f.available_at, f.sequence, greatest(p_claims, i.claimed_at)
