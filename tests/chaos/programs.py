@@ -1,0 +1,255 @@
+"""The processes of a chaos run: producers, workers and readers that write their history and survive faults.
+
+    python -m tests.chaos.programs ROLE NAME DSN FOLDER [OPTIONS AS JSON]
+
+A task is known by the key in its payload, which the producer chooses, so a push without an answer can be judged. Each
+effect is a row that the handler commits together with its decision. A program that loses its connection connects again
+after a pause. It ends on SIGTERM; a fault may end it with SIGKILL.
+"""
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    NewTask,
+    Owner,
+    Result,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+    connect,
+)
+from airflow_provider_taskq.worker import Batch, Worker
+from tests.chaos.history import Event, Recorder
+
+TOPIC = "work"
+GROUP = "readers"
+SCHEMA = """CREATE TABLE effect (key text NOT NULL, attempt int NOT NULL, owner text NOT NULL, fence bigint NOT NULL);
+    CREATE TABLE reading (line bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL)"""
+ATTEMPT = ("task", "attempt", "owner", "fence")
+EFFECT = "INSERT INTO effect (key, attempt, owner, fence) VALUES (%s, %s, %s, %s)"
+PAUSE = 0.2  # seconds before another try, and after an empty poll
+FAULTS = (psycopg.Error, TaskQueueError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a program does, in tasks and seconds."""
+
+    rate: float = 300.0  # tasks a second of a producer
+    push: int = 10  # tasks of a push
+    identifiers: int = 50
+    size: int = 10  # tasks of a poll
+    lease: float = 5.0
+    work: float = 0.0  # of a task
+    condition: str = Condition.SINGULAR_BY_IDENTIFIER
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One process: its name, where it connects, what it does, and where it writes."""
+
+    name: str
+    dsn: str
+    options: Options
+    recorder: Recorder
+    stopping: threading.Event
+
+    def until_stopped(self, step: Callable[[TaskQueue], None]) -> None:
+        """Repeats a step. After an error of the connection or the queue, connects again."""
+        while not self.stopping.is_set():
+            try:
+                with connect(self.dsn) as conn:
+                    while not self.stopping.is_set():
+                        step(TaskQueue(conn))
+            except FAULTS:
+                self.stopping.wait(PAUSE)
+
+
+class Producing:
+    """Pushes tasks at a steady rate. A push that fails is not repeated, so its tasks may be missing."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._number = 0
+        self._due = time.monotonic()
+
+    def run(self) -> None:
+        """Pushes until the process is to end."""
+        self._program.until_stopped(self._push)
+
+    def _push(self, queue: TaskQueue) -> None:
+        options = self._program.options
+        self._due = max(self._due + options.push / options.rate, time.monotonic() - 1.0)
+        self._program.stopping.wait(max(0.0, self._due - time.monotonic()))
+        rows: list[Event] = []
+        for _ in range(options.push):
+            self._number += 1
+            identifier = f"id-{self._number % options.identifiers}"
+            rows.append({"task": f"{self._program.name}-{self._number:07}", "identifier": identifier})
+        began, ended = time.monotonic(), None
+        try:
+            queue.push(TOPIC, [NewTask(str(row["identifier"]), {"key": row["task"]}) for row in rows])
+            queue.conn.commit()
+            ended = time.monotonic()
+        finally:
+            self._program.recorder.write("push", began, ended, rows)
+
+
+class Looping:
+    """Polls, commits effects and decisions in one transaction, and polls again: a loop over the verbs of the queue."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def run(self) -> None:
+        """Works until the process is to end."""
+        self._program.until_stopped(self._session)
+
+    def _session(self, queue: TaskQueue) -> None:
+        options = self._program.options
+        owner = queue.register(self._program.name, timedelta(seconds=options.lease))
+        queue.conn.commit()
+        while not self._program.stopping.is_set():
+            began = time.monotonic()
+            tasks = queue.poll(TOPIC, owner, options.size, condition=options.condition)
+            queue.conn.commit()
+            claims = [claim_of(task, owner.name, owner.fence, began + options.lease) for task in tasks]
+            self._program.recorder.write("claim", began, time.monotonic(), claims)
+            if tasks:
+                self._complete(queue, owner, tasks, claims)
+            else:
+                self._program.stopping.wait(PAUSE)
+            queue.heartbeat(owner)
+            queue.conn.commit()
+
+    def _complete(self, queue: TaskQueue, owner: Owner, tasks: list[Task], claims: list[Event]) -> None:
+        self._program.stopping.wait(self._program.options.work * len(tasks))
+        began, ended = time.monotonic(), None
+        try:
+            with queue.conn.cursor() as cursor:
+                cursor.executemany(EFFECT, [[claim[name] for name in ATTEMPT] for claim in claims])
+            queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+            queue.conn.commit()
+            ended = time.monotonic()
+        finally:
+            self._program.recorder.write("decision", began, ended, map(decision_of, claims))
+
+
+class Working:
+    """The worker of the queue. Its handler records the claim, and a commit hook writes the effect.
+
+    The handler does not know when its batch was claimed, so a claim begins with the process, and the order of claims
+    is not judged. It does not know the answer to the commit either: the effect shows whether it was committed.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._began = time.monotonic()
+
+    def run(self) -> None:
+        """Works until the process is to end."""
+        options = self._program.options
+        worker = Worker(
+            self._program.dsn,
+            TOPIC,
+            self._handle,
+            size=options.size,
+            condition=Condition(options.condition),
+            workers=2,
+            prefetch=options.size,
+            pause=PAUSE,
+            lease=options.lease,
+            name=self._program.name,
+        )
+        while not self._program.stopping.is_set():
+            try:
+                worker.start()
+                break
+            except FAULTS:
+                self._program.stopping.wait(PAUSE)
+        self._program.stopping.wait()
+        worker.stop(timedelta(seconds=options.lease))
+
+    def _handle(self, task: Task, batch: Batch) -> None:
+        now = time.monotonic()
+        claim = claim_of(task, self._program.name, int(self._began * 1000), now)
+        self._program.recorder.write("claim", self._began, now, [claim])
+        self._program.stopping.wait(self._program.options.work)
+
+        def note(queue: TaskQueue, _: Mapping[Task, Decision]) -> None:
+            self._program.recorder.write("decision", time.monotonic(), None, [decision_of(claim)])
+            queue.conn.execute(EFFECT, [claim[name] for name in ATTEMPT])
+
+        batch.in_commit(note, task)
+
+
+class Reading:
+    """A group of consumers, which writes a row for each event in the transaction that stores its place."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def run(self) -> None:
+        """Reads until the process is to end."""
+        group = ConsumerGroup(GROUP)
+
+        @group.on()
+        def note(event: Task, queue: TaskQueue) -> None:
+            queue.conn.execute("INSERT INTO reading (key) VALUES (%s)", (key_of(event),))
+
+        while not self._program.stopping.is_set():
+            try:
+                with Consumer(self._program.dsn, TOPIC, group, lease=timedelta(seconds=self._program.options.lease)):
+                    self._program.stopping.wait()
+            except FAULTS:
+                self._program.stopping.wait(PAUSE)
+
+
+def key_of(task: Task) -> str:
+    """The key that the producer has chosen."""
+    return str(task.payload["key"]) if isinstance(task.payload, dict) else ""
+
+
+def claim_of(task: Task, owner: str, fence: int, until: float) -> Event:
+    """The row of a claim."""
+    row = {"task": key_of(task), "identifier": task.identifier, "attempt": task.attempt}
+    return {**row, "owner": owner, "fence": fence, "until": until}
+
+
+def decision_of(claim: Event) -> Event:
+    """The row of a successful decision on a claimed task."""
+    return {**{name: claim[name] for name in ATTEMPT}, "result": Result.SUCCESS}
+
+
+ROLES: dict[str, Callable[[Program], Any]] = {
+    "produce": Producing,
+    "loop": Looping,
+    "work": Working,
+    "read": Reading,
+}
+
+
+def main(role: str, name: str, dsn: str, folder: str, options: str = "{}") -> None:
+    """Runs one process until SIGTERM."""
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    with Recorder(Path(folder), f"{name}-{time.monotonic_ns()}") as recorder:
+        ROLES[role](Program(name, dsn, Options(**json.loads(options)), recorder, stopping)).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
