@@ -20,7 +20,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
 from airflow_provider_taskq.queue import (
     Condition,
     Decision,
@@ -213,7 +213,9 @@ class Reading:
 
         while not self._program.stopping.is_set():
             try:
-                with Consumer(self._program.dsn, TOPIC, group, lease=timedelta(seconds=self._program.options.lease)):
+                lease = timedelta(seconds=self._program.options.lease)
+                config = ConsumerConfig(lease=lease, transactional=True, partitions=2)
+                with Consumer(self._program.dsn, group, TOPIC, config):
                     self._program.stopping.wait()
             except FAULTS:
                 self._program.stopping.wait(PAUSE)

@@ -1,4 +1,4 @@
-"""A TCP proxy on the loopback address that can freeze, cut and redirect connections to PostgreSQL.
+"""A TCP proxy on the loopback address that can freeze, delay, cut and redirect connections to PostgreSQL.
 
     with TcpProxy("127.0.0.1", server_port) as proxy:
         dsn = proxy.dsn(server_dsn)
@@ -13,6 +13,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,7 +39,8 @@ class Link:
         self._frozen = frozen
         self._startup = b""
         self._started = False
-        self.pending: dict[socket.socket, deque[bytes]] = {client: deque(), server: deque()}
+        self.delay = 0.0
+        self.pending: dict[socket.socket, deque[tuple[float, bytes]]] = {client: deque(), server: deque()}
 
     @property
     def is_frozen(self) -> bool:
@@ -62,18 +64,25 @@ class Link:
         """Keeps bytes for the other end, and reads the client's startup packet."""
         if end is self._sockets[0] and not self._started:
             self._read_startup(data)
-        self.pending[self.peer(end)].append(data)
+        self.pending[self.peer(end)].append((time.monotonic() + self.delay, data))
+
+    def has_due(self, end: socket.socket) -> bool:
+        """Whether bytes are to be sent to this end now."""
+        chunks = self.pending[end]
+        return bool(chunks) and not self._frozen and chunks[0][0] <= time.monotonic()
 
     def deliver(self) -> None:
         """Sends the kept bytes, unless the connection is frozen."""
         for end, chunks in self.pending.items():
-            while chunks and not self._frozen:
+            while self.has_due(end):
+                due, data = chunks[0]
                 try:
-                    sent = end.send(chunks[0])
+                    sent = end.send(data)
                 except BlockingIOError:
                     break
-                chunks[0] = chunks[0][sent:]
-                if not chunks[0]:
+                if sent < len(data):
+                    chunks[0] = (due, data[sent:])
+                else:
                     chunks.popleft()
 
     def close(self) -> None:
@@ -119,6 +128,7 @@ class TcpProxy:
         self._links: list[Link] = []
         self._accepted = 0
         self._frozen = False
+        self._delay = 0.0
         self._freeze_new: Chosen = lambda _: False
         self._changed = threading.Condition(threading.RLock())
         self._closing = False
@@ -174,6 +184,13 @@ class TcpProxy:
             for link in self._links:
                 link.thaw()
 
+    def delay(self, seconds: float) -> None:
+        """Delivers the bytes of all connections this much later, to within 20 ms."""
+        with self._changed:
+            self._delay = seconds
+            for link in self._links:
+                link.delay = seconds
+
     def repoint(self, host: str, port: int) -> None:
         """Forwards new connections to another server. Open connections keep their server."""
         with self._changed:
@@ -215,8 +232,8 @@ class TcpProxy:
         selector.register(self._listening, selectors.EVENT_READ)
         for link in self._links:
             for end in link.ends:
-                writes = bool(link.pending[end]) and not link.is_frozen
-                selector.register(end, selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0), link)
+                writes = selectors.EVENT_WRITE if link.has_due(end) else 0
+                selector.register(end, selectors.EVENT_READ | writes, link)
 
     def _accept(self) -> None:
         client, _ = self._listening.accept()
@@ -229,7 +246,9 @@ class TcpProxy:
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._accepted += 1
-        self._links.append(Link(client, server, self._accepted, frozen=self._frozen))
+        link = Link(client, server, self._accepted, frozen=self._frozen)
+        link.delay = self._delay
+        self._links.append(link)
 
     def _receive(self, link: Link, end: socket.socket) -> None:
         try:

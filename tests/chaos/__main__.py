@@ -1,0 +1,54 @@
+"""The chaos suite: `make chaos` runs all scenarios and prints their table. Exits 1 if a history has a violation."""
+
+import sys
+import tempfile
+from argparse import ArgumentParser
+from pathlib import Path
+
+from tests.chaos.run import Outcome, run
+from tests.chaos.scenarios import SCENARIOS
+
+COLUMNS = (
+    "scenario",
+    "pushed",
+    "lost",
+    "done twice",
+    "longest pause, s",
+    "work went on after, s",
+    "decisions/s before, in, after",
+)
+SHOWN = 20
+
+
+def main() -> int:
+    """Runs the scenarios that are named, or all."""
+    parser = ArgumentParser(prog="make chaos ARGS='...'", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each fault; half of it before and after")
+    parser.add_argument("--keep", type=Path, help="a folder that keeps the histories")
+    options = parser.parse_args()
+    failed = False
+    print("| " + " | ".join(COLUMNS) + " |\n|---|" + "--:|" * (len(COLUMNS) - 1), flush=True)
+    for name in options.only:
+        scenario = SCENARIOS[name]
+        if (missing := scenario.missing()) is not None:
+            print(f"| {scenario.title} | not run: there is no {missing} |", flush=True)
+            continue
+        with tempfile.TemporaryDirectory(prefix="taskq-chaos-") as folder:
+            found = run(name, scenario, (options.keep or Path(folder)) / name, options.seconds)
+        print(row(scenario.title, found), flush=True)
+        for violation in found.violations[:SHOWN]:
+            print(f"    {violation.rule}: {violation.detail}", flush=True)
+        failed = failed or bool(found.violations)
+    return int(failed)
+
+
+def row(title: str, found: Outcome) -> str:
+    """The line of a scenario."""
+    rates = f"{found.before:,.0f}, {found.during:,.0f}, {found.after:,.0f}"
+    cells = [title, f"{found.pushed:,}", found.lost, found.twice, f"{found.pause:.1f}", f"{found.resumed:.1f}", rates]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

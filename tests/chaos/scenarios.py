@@ -1,0 +1,111 @@
+"""The scenarios: a fault, and the server, network and load in which it happens."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from psycopg.conninfo import make_conninfo
+
+from demo.postgres import EmbeddedPostgres
+from tests.chaos import faults
+from tests.chaos.faults import Fault
+from tests.chaos.programs import Options
+from tests.chaos.site import SETTINGS, Site, at_work, prepare
+from tests.faults.servers import ServerPair
+from tests.faults.tcp_proxy import TcpProxy
+
+CLOCK = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # Debian's package libfaketime
+
+
+class Way(StrEnum):
+    """How the processes reach the server."""
+
+    DIRECT = "direct"
+    PROXY = "proxy"
+    HOSTS = "hosts"  # a primary and its standby, both in the DSN
+    MOVED = "moved"  # a primary and its standby behind one address, which moves
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A fault, and where it happens."""
+
+    title: str
+    fault: Fault
+    way: Way = Way.DIRECT
+    options: Options = field(default_factory=Options)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def missing(self) -> str | None:
+        """What this machine lacks for the scenario, or None."""
+        library = self.environment.get("LD_PRELOAD")
+        return library if library is not None and not Path(library).exists() else None
+
+    @contextmanager
+    def site(self, folder: Path) -> Iterator[Site]:
+        """The servers and the processes at work."""
+        with ExitStack() as stack:
+            site = self._server(stack, folder)
+            prepare(site.dsn)
+            yield stack.enter_context(at_work(site))
+
+    def _server(self, stack: ExitStack, folder: Path) -> Site:
+        if self.way in (Way.HOSTS, Way.MOVED):
+            pair = stack.enter_context(ServerPair(None))
+            site = Site(pair.primary, folder, self.options, pair.primary.dsn, self.environment, pair=pair)
+        else:
+            server = stack.enter_context(EmbeddedPostgres(settings={**SETTINGS, **self.settings}))
+            site = Site(server, folder, self.options, server.dsn, self.environment)
+        if self.way in (Way.PROXY, Way.MOVED):
+            site.proxy = stack.enter_context(TcpProxy("127.0.0.1", site.server.port))
+            site.address = site.proxy.dsn(site.dsn)
+        elif site.pair is not None:
+            ports = f"{site.pair.primary.port},{site.pair.standby.port}"
+            site.address = make_conninfo(
+                site.dsn, host="127.0.0.1,127.0.0.1", port=ports, target_session_attrs="read-write"
+            )
+        return site
+
+
+SCENARIOS = {
+    "quiet": Scenario("no fault", faults.wait),
+    "processes": Scenario("each process killed by SIGKILL in turn, one a second", faults.kill_processes),
+    "sessions": Scenario("15 sessions a second ended by pg_terminate_backend", faults.terminate_sessions),
+    "restart": Scenario("server stopped for 2 s, every 8 s", faults.restart_server),
+    "crash": Scenario("server killed by SIGKILL, every 5 s", faults.crash_server),
+    "idle": Scenario("300 idle connections", faults.occupy_connections(300), settings={"max_connections": "400"}),
+    "full": Scenario("all connection slots taken", faults.occupy_connections(None)),
+    "writer": Scenario("a writer idle in its transaction", faults.idle_in_transaction),
+    "readers": Scenario("four REPEATABLE READ readers", faults.read_long),
+    "clock": Scenario(
+        "the clock of all programs five hours ahead",
+        faults.wait,
+        environment={"LD_PRELOAD": CLOCK, "FAKETIME": "+5h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"},
+    ),
+    "cut": Scenario("all connections cut each second", faults.cut_connections, Way.PROXY),
+    "silent": Scenario("half of the connections fall silent, every 2 s", faults.freeze_connections, Way.PROXY),
+    "slow": Scenario("each packet 50 ms late", faults.delay_connections, Way.PROXY),
+    "hosts": Scenario("fail-over to a standby, both in the DSN", faults.fail_over, Way.HOSTS),
+    "moved": Scenario("fail-over to a standby behind a moved address", faults.fail_over, Way.MOVED),
+    "statement_timeout": Scenario(
+        "statement_timeout of 50 ms on the role", faults.limit_role("statement_timeout", "50ms")
+    ),
+    "lock_timeout": Scenario("lock_timeout of 10 ms on the role", faults.limit_role("lock_timeout", "10ms")),
+    "idle_timeout": Scenario(
+        "idle_in_transaction_session_timeout of 50 ms on the role",
+        faults.limit_role("idle_in_transaction_session_timeout", "50ms"),
+    ),
+    "overload": Scenario(
+        "1.5 times the load that the workers can handle", faults.overload(900), options=Options(work=0.005)
+    ),
+}
+SHORT = ("processes", "sessions", "crash", "cut")  # the leg that `make test` runs
+
+
+def find_pooler() -> str | None:
+    """The program pgbouncer, from Debian's package."""
+    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
