@@ -1,4 +1,4 @@
-"""The chaos suite: `make chaos` runs all scenarios and prints their table. Exits 1 if a history has a violation."""
+"""The chaos suite: runs all scenarios and prints their table. Exits 1 if a history has a violation."""
 
 import sys
 import tempfile
@@ -22,7 +22,7 @@ SHOWN = 20
 
 def main() -> int:
     """Runs the scenarios that are named, or all."""
-    parser = ArgumentParser(prog="make chaos ARGS='...'", description=__doc__)
+    parser = ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--seconds", type=float, default=40.0, help="of each fault; half of it before and after")
     parser.add_argument("--keep", type=Path, help="a folder that keeps the histories")

@@ -67,7 +67,8 @@ class History:
         for event in sorted(events, key=itemgetter("began")):
             match event["kind"]:
                 case "push":
-                    history.pushes[event["task"]] = event
+                    if event["ended"] is not None or event["task"] not in history.pushes:
+                        history.pushes[event["task"]] = event
                 case "claim":
                     history.claims[event["task"]].append(event)
                 case "decision":
@@ -148,8 +149,8 @@ def _same_attempt(claim: Event, decision: Event) -> bool:
 def _supersedes(claim: Event, earlier: Event) -> bool:
     """Whether a claim takes a task from the owner of an earlier one: by another attempt, or a later registration."""
     if claim["attempt"] == earlier["attempt"]:
-        return claim["owner"] == earlier["owner"] and claim["fence"] > earlier["fence"]
-    return claim["attempt"] > earlier["attempt"]
+        return bool(claim["owner"] == earlier["owner"] and claim["fence"] > earlier["fence"])
+    return bool(claim["attempt"] > earlier["attempt"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ The format knows no product. Each line is an event with the moments `began` and 
 clock for all processes of the machine (`time.monotonic`). A call without an answer has `ended` null: it may have been
 carried out, or not. What each kind of event carries:
 
-    push      task, identifier        a producer has added a task
+    push      task, identifier        a producer adds a task: a line before the call, and one after its answer
     claim     task, identifier, attempt, owner, fence, until
                                       a worker got a task; `until` is the earliest end of its lease
     decision  task, attempt, owner, fence, result

@@ -86,6 +86,7 @@ class Producing:
         self._program = program
         self._number = 0
         self._due = time.monotonic()
+        self._prefix = f"{program.name}-{time.monotonic_ns()}"  # a producer that starts again has other keys
 
     def run(self) -> None:
         """Pushes until the process is to end."""
@@ -99,14 +100,12 @@ class Producing:
         for _ in range(options.push):
             self._number += 1
             identifier = f"id-{self._number % options.identifiers}"
-            rows.append({"task": f"{self._program.name}-{self._number:07}", "identifier": identifier})
-        began, ended = time.monotonic(), None
-        try:
-            queue.push(TOPIC, [NewTask(str(row["identifier"]), {"key": row["task"]}) for row in rows])
-            queue.conn.commit()
-            ended = time.monotonic()
-        finally:
-            self._program.recorder.write("push", began, ended, rows)
+            rows.append({"task": f"{self._prefix}-{self._number}", "identifier": identifier})
+        began = time.monotonic()
+        self._program.recorder.write("push", began, None, rows)  # it may be committed and never acknowledged
+        queue.push(TOPIC, [NewTask(str(row["identifier"]), {"key": row["task"]}) for row in rows])
+        queue.conn.commit()
+        self._program.recorder.write("push", began, time.monotonic(), rows)
 
 
 class Looping:

@@ -1,6 +1,5 @@
 """The scenarios: a fault, and the server, network and load in which it happens."""
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -103,9 +102,3 @@ SCENARIOS = {
         "1.5 times the load that the workers can handle", faults.overload(900), options=Options(work=0.005)
     ),
 }
-SHORT = ("processes", "sessions", "crash", "cut")  # the leg that `make test` runs
-
-
-def find_pooler() -> str | None:
-    """The program pgbouncer, from Debian's package."""
-    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")

@@ -29,7 +29,8 @@ POLICY = TopicPolicy(max_crashes=1_000_000)
 ROLES = {"producer": "produce", "loop-1": "loop", "loop-2": "loop", "worker": "work", "reader": "read"}
 UNFINISHED = "SELECT EXISTS (SELECT FROM taskq.tasks WHERE topic = %s AND state IN ('READY', 'ACTIVE'))"
 UNREAD = "SELECT (SELECT count(*) FROM reading) < (SELECT count(*) FROM taskq.tasks WHERE topic = %s)"
-TASKS = "SELECT sequence, payload ->> 'key', identifier, state FROM taskq.tasks WHERE topic = %s ORDER BY sequence"
+TASKS = """SELECT s.sequence, t.payload ->> 'key', s.identifier, s.state
+    FROM taskq.tasks s JOIN taskq_internal.task t USING (sequence) WHERE s.topic = %s ORDER BY s.sequence"""
 
 
 @dataclass(slots=True)

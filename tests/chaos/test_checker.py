@@ -28,7 +28,7 @@ def correct(seed: int) -> list[Event]:
         events.append(event)
         return event
 
-    logged = []
+    logged: list[Event] = []
     waiting = {}
     for task in range(1, 61):
         push = call("push", answered=chance.random() > 0.1, task=task, identifier=f"id-{chance.randrange(5)}")
@@ -125,7 +125,7 @@ def held(events: list[Event], claim: Event) -> bool:
         for event in events
         if event["kind"] == "decision" and event["task"] == claim["task"] and event["attempt"] == claim["attempt"]
     ]
-    return min([*asked, claim["until"]]) > claim["ended"] + 1e-6
+    return bool(min([*asked, claim["until"]]) > claim["ended"] + 1e-6)
 
 
 def hand_out_a_second_of_the_identifier(events: list[Event]) -> None:

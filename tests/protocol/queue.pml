@@ -6,7 +6,7 @@
  * the name B. A lease may lapse at any moment, and a program of the name A may be killed at any moment. A statement of
  * SQL is atomic and sees what was committed. A transaction keeps its locks until it ends.
  *
- * `make model` searches all interleavings. Each name below, if it is defined, takes one rule out of the protocol. Then
+ * Spin searches all interleavings. Each name below, if it is defined, takes one rule out of the protocol. Then
  * the search has to find an error:
  *
  *     NO_FENCE            a completion compares the name of the owner, and not the fence of its registration
