@@ -39,16 +39,16 @@ def correct(seed: int) -> list[Event]:
         attempt = 0
         while not ended:
             attempt += 1
-            who = {"task": task, "attempt": attempt, "owner": f"worker-{chance.randrange(3)}", "fence": attempt}
-            claim = call("claim", answered=chance.random() > 0.1, identifier=identifier, **who)
+            claimant = {"task": task, "attempt": attempt, "owner": f"worker-{chance.randrange(3)}", "fence": attempt}
+            claim = call("claim", answered=chance.random() > 0.1, identifier=identifier, **claimant)
             claim["until"] = claim["began"] + LEASE
             fate = chance.random() if claim["ended"] is not None else 1.0
             if fate > 0.8:  # the worker is killed, and the lease lapses
                 clock = claim["until"]
             else:
                 ended = True
-                call("decision", answered=fate > 0.1, result="SUCCESS", **who)
-                events.append({"kind": "effect", "began": clock, "ended": clock, **who})
+                call("decision", answered=fate > 0.1, result="SUCCESS", **claimant)
+                events.append({"kind": "effect", "began": clock, "ended": clock, **claimant})
         logged.append({"position": len(logged) + 1, "task": task, "identifier": identifier})
     for event in logged:
         call("read", group="readers", position=event["position"], task=event["task"])
@@ -101,9 +101,9 @@ def decide_after_another_claim(events: list[Event]) -> None:
         claim for claim in only(events, "claim", attempt=1) if any(only(events, "claim", task=claim["task"], attempt=2))
     )
     later = next(only(events, "claim", task=lapsed["task"], attempt=2))
-    who = {name: lapsed[name] for name in ("task", "attempt", "owner", "fence")}
+    claimant = {name: lapsed[name] for name in ("task", "attempt", "owner", "fence")}
     moment = later["ended"] + 0.001
-    events.append({"kind": "decision", "began": moment, "ended": moment + 0.001, "result": "SUCCESS", **who})
+    events.append({"kind": "decision", "began": moment, "ended": moment + 0.001, "result": "SUCCESS", **claimant})
 
 
 def decide_without_a_claim(events: list[Event]) -> None:
