@@ -163,6 +163,8 @@ class ConsumerRuntime:
         if loop.lease.generation == self._generation:
             if loop.error is not None:
                 self.errors[loop.lease.partition] = loop.error
+                named = (self._leases.group, self._leases.topic, loop.lease.partition)
+                log.error("partition failed: group=%s topic=%s partition=%s", *named, exc_info=loop.error)
             elif loop.interrupted:
                 self._interrupted.add(loop.lease.partition)
 

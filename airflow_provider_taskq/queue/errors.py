@@ -182,6 +182,7 @@ _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "25006")
 # 40 rollbacks (deadlock, serialization), 53 resources (disk, memory, connections), 55006 and 55P03 locks,
 # 57014 cancelled (statement_timeout, pg_cancel_backend), 58000 and 58030 errors of the operating system.
 _TRANSIENT = ("40", "53", "55006", "55P03", "57014", "58000", "58030")
+_SHORTAGE = ("53", "58000", "58030")
 
 _CUT_OFF = {"25P03", "25P04"}  # idle_in_transaction_session_timeout, transaction_timeout
 
@@ -189,13 +190,27 @@ _READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Return whether the session has ended or can never write: the caller has to open another connection."""
+    """Return whether the session has ended or can never write: the caller has to open another connection.
+
+    psycopg's own InternalError has no SQLSTATE. It stands for an answer that does not fit its call, such as that of a
+    COMMIT together with the end of the session: the transaction may be committed, and the session is gone.
+    """
+    if isinstance(error, psycopg.InternalError) and error.sqlstate is None:
+        return True
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_LOST)
 
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the transaction was rolled back for a temporary reason: a repetition may succeed."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return whether the server lacks disk, memory or connections, or its operating system failed.
+
+    No statement is at fault, so a repetition succeeds as soon as the server has recovered.
+    """
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_SHORTAGE)
 
 
 def is_session_timeout(error: BaseException) -> bool:

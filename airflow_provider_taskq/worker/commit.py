@@ -20,7 +20,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
 )
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.queue.errors import is_session_timeout, is_transient
+from airflow_provider_taskq.queue.errors import is_session_timeout, is_shortage, is_transient
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
 from airflow_provider_taskq.worker.lease import InFlightBatch
@@ -49,7 +49,8 @@ class HookInterruptions:
     """Counts the interruptions of each commit hook of a batch, and abandons a hook after too many of them.
 
     A hook is abandoned after `MAX_HOOK_ATTEMPTS`, but not within `seconds` after its first interruption, because a
-    server may be slow for a while. `abandoned` maps the id() of each abandoned hook to its last error.
+    server may be slow for a while. A shortage of the server, such as a full disk, does not count, because no hook is at
+    fault. `abandoned` maps the id() of each abandoned hook to its last error.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -60,6 +61,9 @@ class HookInterruptions:
 
     def note(self, interrupted: CommitHookInterrupted) -> None:
         """Count and log an interruption. Abandon the hook after too many interruptions."""
+        if is_shortage(interrupted.cause):
+            log.warning("commit hook interrupted by a shortage of the server, will retry: hook=%s", interrupted)
+            return
         key = id(interrupted.hook)
         first = self._first.setdefault(key, time.monotonic())
         self._counts[key] = self._counts.get(key, 0) + 1

@@ -20,6 +20,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     connect,
 )
+from airflow_provider_taskq.queue.errors import is_connection_lost
 from tests.queue.conftest import image, lapse, task_in
 
 SECRET = "hunter2"
@@ -215,3 +216,9 @@ def test_the_command_line_reports_an_error_in_one_sentence(action: str) -> None:
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert SECRET not in done.stderr + done.stdout
+
+
+def test_an_answer_that_ends_with_the_end_of_the_session_is_a_lost_connection() -> None:
+    """So psycopg reports a server that sends the answer to a COMMIT and the end of the session at once."""
+    assert is_connection_lost(psycopg.InternalError("received 2 results from command 'COMMIT'"))
+    assert not is_connection_lost(psycopg.errors.InternalError_("an error of the server, with its code"))

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
@@ -19,6 +20,8 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
 )
 from airflow_provider_taskq.worker import Batch, batch, commit_batch, each, tagged
+from airflow_provider_taskq.worker.batches import CommitHook
+from airflow_provider_taskq.worker.commit import MAX_HOOK_ATTEMPTS, CommitHookInterrupted, HookInterruptions
 from tests.queue.conftest import identifiers, known, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -199,3 +202,13 @@ def test_a_worker_commits_the_effects_of_a_batch_once(
     worker.start()
     until(lambda: worker.statistics().succeeded == 50)
     assert effects() == sorted(f"t{number}" for number in range(50))
+
+
+def test_a_shortage_of_the_server_abandons_no_commit_hook() -> None:
+    """A full disk is not the fault of a hook. A statement that is cancelled again and again is."""
+    hook = CommitHook(lambda *_: None)
+    for error, is_abandoned in ((psycopg.errors.DiskFull("full"), False), (psycopg.errors.QueryCanceled("late"), True)):
+        interruptions = HookInterruptions(0)
+        for _ in range(MAX_HOOK_ATTEMPTS):
+            interruptions.note(CommitHookInterrupted(hook, error))
+        assert (id(hook) in interruptions.abandoned) == is_abandoned
