@@ -10,6 +10,7 @@ from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import InvalidArgument
 
 UNLIMITED = 2**31 - 1
+_ZERO = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,14 @@ class RetryPolicy:
     def delay(self, attempts: int) -> timedelta | None:
         """Return the delay after `attempts` counted failures, before jitter and horizon; None to give up.
 
-        :raises ValueError: for less than one failure.
+        :raises InvalidArgument: for less than one failure, and for a policy that no topic may have.
         """
         if attempts < 1:
-            raise ValueError(f"invalid attempts {attempts}: a delay follows at least 1 failure")
+            raise InvalidArgument(f"invalid attempts {attempts}: a delay follows at least 1 failure")
+        if not 0 < self.factor < math.inf or self.base < _ZERO or self.max_delay < _ZERO:
+            raise InvalidArgument(
+                f"invalid retry policy: factor {self.factor} is not a number above 0, or a delay is negative"
+            )
         if attempts >= self.max_attempts:
             return None
         if self.max_elapsed is not None and self._elapsed_before(attempts, self.max_elapsed) >= self.max_elapsed:
@@ -94,11 +99,12 @@ class RetryPolicy:
 
     def _elapsed_before(self, attempts: int, bound: timedelta) -> timedelta:
         # Stops at `bound`: a policy may allow billions of attempts.
-        elapsed = timedelta(0)
+        elapsed = _ZERO
         for earlier in range(1, attempts):
-            elapsed += self._growing_delay(earlier)
-            if elapsed >= bound:
-                break
+            delay = self._growing_delay(earlier)
+            if delay >= bound - elapsed:  # the sum may be longer than any timedelta
+                return bound
+            elapsed += delay
         return elapsed
 
 

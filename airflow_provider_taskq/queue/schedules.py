@@ -10,6 +10,7 @@ expression in UTC.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -27,15 +28,13 @@ HASH_LENGTH = 32  # hexadecimal digits: 128 bits
 def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[datetime]:
     """Return the next `ahead` multiples of a period since the epoch, in UTC, strictly after `now`.
 
-    :raises InvalidArgument: for a period or an `ahead` that is not positive, and for times after the year 9999.
+    :raises InvalidArgument: for a period or an `ahead` that is not positive, and times outside the years 1 to 9999.
     """
     if period <= _ZERO or ahead < 1:
         raise InvalidArgument(f"invalid period {period} or number of ticks {ahead}: both have to be greater than 0")
-    past = (_moment(now) - EPOCH) // period
-    try:
+    with _within_the_calendar():
+        past = (_moment(now) - EPOCH) // period
         return [EPOCH + period * (past + nth) for nth in range(1, ahead + 1)]
-    except OverflowError:
-        raise InvalidArgument("there are no ticks after the year 9999") from None
 
 
 def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
@@ -43,14 +42,16 @@ def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelt
 
     The function needs pendulum, as Airflow does.
 
-    :raises InvalidArgument: for no hours, hours with a time zone, an unknown zone, and times after the year 9999.
+    :raises InvalidArgument: for no hours, hours with a time zone, an unknown zone, and times outside the years 1 to
+        9999.
     """
     if not hours or any(hour.tzinfo is not None for hour in hours):
         raise InvalidArgument("daily ticks need at least one time of day, and a time zone as an argument of its own")
-    local, begin = _zone(zone), _moment(now)
-    first, times = begin.astimezone(local).date(), sorted(set(hours))
-    days = (first + ONE_DAY * nth for nth in range((date.max - first).days))
-    return _within((datetime.combine(day, hour) for day in days for hour in times), local, begin, ahead)
+    with _within_the_calendar():
+        local, begin = _zone(zone), _moment(now)
+        first, times = begin.astimezone(local).date(), sorted(set(hours))
+        days = (first + ONE_DAY * nth for nth in range((date.max - first).days))
+        return _within((datetime.combine(day, hour) for day in days for hour in times), local, begin, ahead)
 
 
 def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
@@ -59,11 +60,13 @@ def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE
     An expression has five fields (minute, hour, day of month, month, day of week), or is one of @hourly, @daily,
     @weekly, @monthly and @yearly. The function needs croniter and pendulum, as Airflow does.
 
-    :raises InvalidArgument: for an invalid or random expression, an unknown zone, and times after the year 9999.
+    :raises InvalidArgument: for an invalid or random expression, an unknown zone, and times outside the years 1 to
+        9999.
     """
-    local, begin = _zone(zone), _moment(now)
-    wall = begin.astimezone(local).replace(tzinfo=None, second=0, microsecond=0) - ONE_MINUTE
-    return _within(_cron(expression, wall), local, begin, ahead)
+    with _within_the_calendar():
+        local, begin = _zone(zone), _moment(now)
+        wall = begin.astimezone(local).replace(tzinfo=None, second=0, microsecond=0) - ONE_MINUTE
+        return _within(_cron(expression, wall), local, begin, ahead)
 
 
 def config_hash(*parts: Json) -> str:
@@ -105,7 +108,7 @@ def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
         times = croniter(expression, begin)
         while True:
             yield times.get_next(datetime)
-    except (CroniterError, OverflowError) as error:
+    except (CroniterError, OverflowError, ValueError) as error:  # ValueError: near the year 9999
         raise InvalidArgument(f"the cron expression {expression!r} gives no times: {error}") from None
 
 
@@ -123,8 +126,17 @@ def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: tim
         if moment - now > ahead:
             break
     if not found:
-        raise InvalidArgument("there are no ticks after the year 9999")
+        raise InvalidArgument("there are no ticks before the year 1 or after the year 9999")
     return found
+
+
+@contextmanager
+def _within_the_calendar() -> Iterator[None]:
+    """Raise InvalidArgument for moments before the year 1 or after the year 9999, which Python does not have."""
+    try:
+        yield
+    except OverflowError:
+        raise InvalidArgument("there are no ticks before the year 1 or after the year 9999") from None
 
 
 def _first_moment(wall: datetime, zone: ZoneInfo) -> datetime | None:
