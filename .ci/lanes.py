@@ -1,4 +1,4 @@
-"""Run the tests in three parallel lanes: the queue and all that users see and install; Airflow; all other tests.
+"""Run the tests in three parallel lanes: the queue and all that users see and install; Airflow and fuzzing; all others.
 
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
-OF_AIRFLOW = "tests/airflow"
+OF_AIRFLOW = ("tests/airflow", "tests/fuzz")  # Airflow waits more than it computes, and fuzzing only computes
 OF_USERS = ("tests/demo", "tests/plugin", "tests/docs", "tests/packaging")  # what users see and install
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
@@ -106,8 +106,8 @@ def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
     """Make the lanes; the first one is expected to take the longest."""
     choice = ("-m", "not slow") if fast else ()
     queue = Run((*choice, OF_QUEUE))
-    airflow, users = Run((*choice, OF_AIRFLOW)), Run((*choice, *OF_USERS))
-    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, OF_AIRFLOW, *OF_USERS))))
+    airflow, users = Run((*choice, *OF_AIRFLOW)), Run((*choice, *OF_USERS))
+    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, *OF_AIRFLOW, *OF_USERS))))
     if os.environ.get("TASKQ_TEST_DSN"):  # one server: tests of one lane would meet transactions of another
         return [Lane([queue, users, others, airflow])]
     return [Lane([others]), Lane([queue, users, *([] if fast else second_server(programs))]), Lane([airflow])]
