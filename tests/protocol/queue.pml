@@ -6,7 +6,8 @@
  * the name B. A lease may lapse at any moment, and a program of the name A may be killed at any moment. A statement of
  * SQL is atomic and sees what was committed. A transaction keeps its locks until it ends.
  *
- * Spin searches all interleavings. Each name below, if it is defined, takes one rule out of the protocol. Then
+ * Spin searches all interleavings. Variables that are not needed any more are reset, so that states which differ only in
+ * them are one state. Each name below, if it is defined, takes one rule out of the protocol. Then
  * the search has to find an error:
  *
  *     NO_FENCE            a completion compares the name of the owner, and not the fence of its registration
@@ -155,9 +156,11 @@ inline poll(name, mine, task, got, was_ready) {
             :: identifier_lock == _pid -> identifier_lock = NONE
             :: else -> skip
             fi;
-            unshare_owner(name)
+            unshare_owner(name);
+            got = false;
+            was_ready = false
         }
-    :: else -> skip
+    :: else -> was_ready = false
     fi
 }
 
@@ -188,7 +191,8 @@ inline complete(name, mine, task, got) {
                 task_lock[task] = NONE
             :: else -> skip
             fi;
-            unshare_owner(name)
+            unshare_owner(name);
+            got = false
         }
     :: else -> skip
     fi
@@ -222,7 +226,7 @@ proctype Program(byte name; bool may_be_killed) {
         find_held(name, mine, task)
     od;
 killed:
-    working = working - 1
+    atomic { working = working - 1; mine = 0; task = NONE; got = false }
 }
 
 /* A lease lapses at any moment. It lapses for certain when nothing else can happen: its program was killed. */
@@ -272,7 +276,9 @@ end:
             :: else -> skip
 #endif
             fi;
-            owner_lock[name] = NONE
+            owner_lock[name] = NONE;
+            name = 0;
+            task = 0
         }
     od
 }
