@@ -1,0 +1,249 @@
+"""Queues in use that are restored: from a dump, and from the archive of the log up to a moment."""
+
+import itertools
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.queue import (
+    Insertion,
+    LeaseLost,
+    NewTask,
+    Result,
+    State,
+    TaskQueue,
+    TopicPolicy,
+    connect,
+    install,
+    verify,
+)
+from demo.postgres import EmbeddedPostgres
+from demo.postgres_binaries import server_programs, unprivileged_account
+from tests.faults.servers import FAST, programs_of_tests
+from tests.queue.conftest import passed, states, until
+
+HOUR = timedelta(hours=1)
+HERE = "here"  # the restore point
+GROUP = "copies"
+ARCHIVED = "SELECT coalesce(last_archived_wal, '') >= %s FROM pg_stat_archiver"
+# The server has to answer these with nothing, whatever was open at the moment of the copy.
+BROKEN = {
+    "a task without its place among the live or the ended tasks": """SELECT sequence FROM taskq_internal.task t
+        WHERE NOT EXISTS (SELECT FROM taskq_internal.live l WHERE l.sequence = t.sequence)
+          AND NOT EXISTS (SELECT FROM taskq_internal.ended e WHERE e.sequence = t.sequence)""",
+    "a place without its task": """SELECT sequence FROM (
+        SELECT sequence FROM taskq_internal.live UNION ALL SELECT sequence FROM taskq_internal.ended) p
+        WHERE NOT EXISTS (SELECT FROM taskq_internal.task t WHERE t.sequence = p.sequence)""",
+    "a task in two places": """SELECT sequence FROM taskq_internal.live
+        INTERSECT SELECT sequence FROM taskq_internal.ended""",
+    "a sequence that will be drawn again": """SELECT max(sequence) FROM taskq_internal.task
+        HAVING max(sequence) > (SELECT last_value FROM taskq_internal.task_sequence)""",
+    "a fence that will be drawn again": """SELECT max(fence) FROM taskq_internal.owner
+        HAVING max(fence) > (SELECT last_value FROM taskq_internal.fence)""",
+    "a business row without its task": """SELECT identifier FROM business
+        EXCEPT SELECT identifier FROM taskq_internal.task""",
+    "a task without its business row": """SELECT identifier FROM taskq_internal.task
+        EXCEPT SELECT identifier FROM business""",
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def check_whole(conn: psycopg.Connection) -> None:
+    """The schema is that of the package, and no row contradicts another."""
+    verify(conn)
+    for what, query in BROKEN.items():
+        assert conn.execute(query.encode()).fetchall() == [], what
+    assert passed(conn) == []
+
+
+def push(queue: TaskQueue, *identifiers: str) -> None:
+    """Pushes tasks with their business rows in one transaction."""
+    with queue.conn.transaction():
+        queue.push("work", identifiers)
+        for identifier in identifiers:
+            queue.conn.execute("INSERT INTO business (identifier) VALUES (%s)", (identifier,))
+
+
+class Use:
+    """A queue in use: one thread pushes and displaces, another polls, completes, releases and reads the log.
+
+    `warm` is set once the second has gone round ten times.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._over = threading.Event()
+        self._errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._work, args=(step,)) for step in (self._produce, self._consume)]
+        self.warm = threading.Event()
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        assert self._errors == []
+
+    def _work(self, step: Callable[[TaskQueue, int], None]) -> None:
+        try:
+            with connect(self._dsn, autocommit=True) as conn:
+                for number in itertools.takewhile(lambda _: not self._over.is_set(), itertools.count()):
+                    step(TaskQueue(conn), number)
+        except BaseException as error:
+            self._errors.append(error)
+            raise
+
+    def _produce(self, queue: TaskQueue, number: int) -> None:
+        push(queue, f"steady-{number % 7}", f"new-{number}")
+        with queue.conn.transaction():
+            queue.push("work", ["displaced"], Insertion.REPLACE)
+            queue.conn.execute("INSERT INTO business (identifier) VALUES ('displaced')")
+
+    def _consume(self, queue: TaskQueue, number: int) -> None:
+        owner = queue.register(f"worker-{number % 3}", HOUR)
+        tasks = queue.poll("work", owner, 5)
+        queue.complete(owner, dict.fromkeys(tasks[:3], Result.SUCCESS))
+        if number % 2:
+            queue.release(owner)
+        with queue.conn.transaction():
+            if events := queue.events("work", queue.progress(GROUP, "work"), 20):
+                queue.advance(GROUP, "work", 0, events[-1][0])
+        if number == 10:
+            self.warm.set()
+
+
+def prepare(conn: psycopg.Connection) -> TaskQueue:
+    """The schema, the topic, and the table of the business."""
+    install(conn)
+    conn.execute("CREATE TABLE business (identifier text NOT NULL)")
+    queue = TaskQueue(conn)
+    queue.create_topic("work", TopicPolicy(max_crashes=100))
+    return queue
+
+
+def goes_on(dsn: str) -> None:
+    """A restored queue gives back what was held, hands out every task once, and its group reads on."""
+    with connect(dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        fences = [owner.fence for owner in queue.owners()]
+        push(queue, "after")
+        conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() WHERE fence IS NOT NULL")
+        queue.expire()
+        owner = queue.register("successor", HOUR)
+        assert all(owner.fence > fence for fence in fences)
+        handed_out: list[int] = []
+        while tasks := queue.poll("work", owner, 1000):
+            handed_out += [task.sequence for task in tasks]
+            queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+        assert len(handed_out) == len(set(handed_out)) > 0
+        assert queue.count_tasks("work", state=State.READY) == queue.count_tasks("work", state=State.ACTIVE) == 0
+        read = [event for _, event in queue.events("work", queue.progress(GROUP, "work"), 1_000_000)]
+        assert read[-1].identifier == "after"
+        check_whole(conn)
+
+
+def test_a_queue_that_was_dumped_in_use_is_restored_whole_and_goes_on() -> None:
+    account = unprivileged_account()
+    with EmbeddedPostgres(settings=FAST, programs=programs_of_tests()) as server:
+        programs = programs_of_tests() or server_programs(account, server.folder)
+        with connect(server.dsn, autocommit=True) as conn:
+            prepare(conn)
+        with Use(server.dsn) as use:
+            assert use.warm.wait(600)
+            dump = subprocess.run(
+                [programs / "pg_dump", "--format=custom", f"--dbname={server.dsn}"], check=True, stdout=subprocess.PIPE
+            )
+        restored = server.create_database("restored")
+        subprocess.run(
+            [programs / "pg_restore", "--exit-on-error", f"--dbname={restored}"], check=True, input=dump.stdout
+        )
+        with connect(restored, autocommit=True) as conn:
+            check_whole(conn)
+        goes_on(restored)
+
+
+@pytest.fixture
+def archive() -> Iterator[Path]:
+    """A folder in which the server may write."""
+    with tempfile.TemporaryDirectory(prefix="taskq-archive-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        unprivileged_account().own(Path(folder))
+        yield Path(folder)
+
+
+def back_up(server: EmbeddedPostgres, target: EmbeddedPostgres) -> None:
+    """Copies the data of a running server to one that has not started, which will recover up to the restore point."""
+    account = unprivileged_account()
+    programs = programs_of_tests() or server_programs(account, server.folder)
+    data = target.folder / "data"
+    data.mkdir(mode=0o700)
+    account.own(data)
+    source = make_conninfo(server.dsn, dbname="")
+    done = account.run([programs / "pg_basebackup", "-D", data, "-c", "fast", "-X", "none", "-d", source])
+    assert done.returncode == 0, done.stdout
+    (data / "recovery.signal").touch()
+    account.own(data / "recovery.signal")
+    shutil.copy(server.folder / "password", target.folder / "password")
+
+
+def archive_log(conn: psycopg.Connection) -> None:
+    """Waits until the archive has all of the log."""
+    [name] = conn.execute("SELECT pg_walfile_name(pg_switch_wal())").fetchone() or ("",)
+    until(lambda: conn.execute(ARCHIVED.encode(), (name,)).fetchone() == (True,))
+
+
+def test_a_queue_in_use_is_recovered_to_a_moment_and_goes_on(archive: Path) -> None:
+    archiving = {"archive_mode": "on", "archive_command": f"cp %p {archive}/%f"}
+    recovery = {"restore_command": f"cp {archive}/%f %p", "recovery_target_name": HERE}
+    with (
+        EmbeddedPostgres(settings={**FAST, **archiving}, programs=programs_of_tests()) as server,
+        closing(
+            EmbeddedPostgres(
+                settings={**FAST, **recovery, "recovery_target_action": "promote"}, programs=programs_of_tests()
+            )
+        ) as recovered,
+        connect(server.dsn, autocommit=True) as conn,
+    ):
+        queue = prepare(conn)
+        with Use(server.dsn) as use:
+            assert use.warm.wait(600)
+            back_up(server, recovered)
+            owner = queue.register("before", HOUR)
+            with conn.transaction():
+                queue.push("work", [NewTask("held", priority=100)])
+                conn.execute("INSERT INTO business (identifier) VALUES ('held')")
+                [held] = queue.poll("work", owner)
+            conn.execute("SELECT pg_create_restore_point(%s)", (HERE,))
+            queue.complete(owner, {held: Result.SUCCESS})
+            late = queue.register("late", HOUR)
+            push(queue, "lost")
+        archive_log(conn)
+        recovered.start()
+        with connect(recovered.dsn, autocommit=True) as restored:
+            until(lambda: restored.execute("SELECT pg_is_in_recovery()").fetchone() == (False,))
+            check_whole(restored)
+            again = TaskQueue(restored)
+            assert ("held", State.ACTIVE) in states(again)
+            assert "lost" not in {identifier for identifier, _ in states(again)}
+            with pytest.raises(LeaseLost):
+                again.complete(late, {held: Result.SUCCESS})
+            again.complete(owner, {held: Result.SUCCESS})  # its lease was restored with its task
+        goes_on(recovered.dsn)
