@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix check docs format bench dist pictures constraints clean
+.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix chaos fuzz model check docs format bench dist pictures constraints clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -40,6 +40,15 @@ test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a br
 
 test-matrix: setup  ## run Airflow's tests on Airflow 3.1, 3.2, that of .venv, and FAB, and Spark's on 4.1; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)
+
+chaos: setup-test  ## kill, cut and fill what the queue needs, and judge the histories, in an hour; ARGS='--only crash'
+	@$(RUN) -m tests.chaos $(ARGS)
+
+fuzz: setup-test  ## give the queue hostile input that differs each time; TASKQ_FUZZ_INPUTS=100000 for more; ARGS go to pytest
+	@TASKQ_FUZZ=fresh $(RUN) -m pytest -q tests/fuzz $(ARGS)
+
+model: setup  ## search all interleavings of the protocol, and find each planted error; needs spin and gcc
+	@$(RUN) -m tests.protocol
 
 check: setup  ## check format, lint, types, layers, words, and build the site
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }

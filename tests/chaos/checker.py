@@ -107,7 +107,8 @@ def nothing_lost(history: History, promises: Promises) -> Iterator[Violation]:
         if found is None and push["ended"] is not None:
             yield Violation("lost", f"task {task} was pushed and is not there")
         elif found is not None and found["state"] not in promises.ended:
-            yield Violation("lost", f"task {task} is still {found['state']}")
+            reason = f": {found['error']}" if found.get("error") else ""
+            yield Violation("lost", f"task {task} is still {found['state']}{reason}")
     for task in history.tasks.keys() - history.pushes.keys():
         yield Violation("invented", f"task {task} was not pushed")
 

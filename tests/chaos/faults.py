@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import psycopg
 
-from tests.chaos.site import ROLES, Site
+from tests.chaos.site import Site
 
 Fault = Callable[[Site, float], None]
 END = """SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity
@@ -35,20 +35,28 @@ def wait(_: Site, seconds: float) -> None:
     time.sleep(seconds)  # the length of the phase
 
 
-def kill_processes(site: Site, seconds: float) -> None:
-    """Each process in turn is killed by SIGKILL, and started again."""
-    names = itertools.cycle(ROLES)
-    for _ in times(seconds, 1.0):
-        name = next(names)
-        site.kill(name)
-        site.start(name)
+def kill_processes(every: float, *names: str) -> Fault:
+    """The named processes, or all, are killed by SIGKILL in turn, and started again."""
+
+    def fault(site: Site, seconds: float) -> None:
+        following = itertools.cycle(names or site.roles)
+        for _ in times(seconds, every):
+            name = next(following)
+            site.kill(name)
+            site.start(name)
+
+    return fault
 
 
-def terminate_sessions(site: Site, seconds: float) -> None:
-    """Fifteen sessions a second are ended by pg_terminate_backend."""
-    with psycopg.connect(site.dsn, autocommit=True) as conn:
-        for _ in times(seconds, 1 / 15):
-            conn.execute(END, (1,))
+def terminate_sessions(rate: float) -> Fault:
+    """This many sessions a second are ended by pg_terminate_backend."""
+
+    def fault(site: Site, seconds: float) -> None:
+        with psycopg.connect(site.dsn, autocommit=True) as conn:
+            for _ in times(seconds, 1 / rate):
+                conn.execute(END, (1,))
+
+    return fault
 
 
 def restart_server(site: Site, seconds: float) -> None:
@@ -139,6 +147,18 @@ def delay_connections(site: Site, seconds: float) -> None:
     site.proxied.delay(0.05)
     time.sleep(seconds)  # the length of the fault
     site.proxied.delay(0.0)
+
+
+def exhaust_pool(count: int) -> Fault:
+    """Transactions of another program, which are idle, hold this many connections of the pool."""
+
+    def fault(site: Site, seconds: float) -> None:
+        with ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(psycopg.connect(site.address)).execute("SELECT 1")
+            time.sleep(seconds)  # the length of the fault
+
+    return fault
 
 
 def fill_disk(site: Site, seconds: float) -> None:

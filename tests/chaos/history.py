@@ -13,7 +13,7 @@ carried out, or not. What each kind of event carries:
 
 At the end, one process writes what is left, with one line for each task and one for each effect:
 
-    task      task, identifier, state
+    task      task, identifier, state, completed, error    `completed` is the moment of its end, or null
     effect    task, attempt, owner, fence    a row that was committed together with the decision
     logged    position, task, identifier     the events of the log, in order
 """

@@ -4,10 +4,11 @@
 
 A task is known by the key in its payload, which the producer chooses, so a push without an answer can be judged. Each
 effect is a row that the handler commits together with its decision. A program that loses its connection connects again
-after a pause. It ends on SIGTERM; a fault may end it with SIGKILL.
+after a pause. It ends on SIGTERM, and with the process that has started it; a fault may end it with SIGKILL.
 """
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -32,10 +33,12 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     connect,
 )
+from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.worker import Batch, Worker
 from tests.chaos.history import Event, Recorder
 
 TOPIC = "work"
+EFFECTS = "effects"  # the topic of the follow-ups of Spark's decisions
 GROUP = "readers"
 SCHEMA = """CREATE TABLE effect (key text NOT NULL, attempt int NOT NULL, owner text NOT NULL, fence bigint NOT NULL);
     CREATE TABLE reading (line bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL)"""
@@ -73,6 +76,7 @@ class Program:
         while not self.stopping.is_set():
             try:
                 with connect(self.dsn) as conn:
+                    limit_calls(conn, CallLimit(self.options.lease))  # else a silent connection would block it forever
                     while not self.stopping.is_set():
                         step(TaskQueue(conn))
             except FAULTS:
@@ -122,9 +126,13 @@ class Looping:
         options = self._program.options
         owner = queue.register(self._program.name, timedelta(seconds=options.lease))
         queue.conn.commit()
+        resumed = owner.resumed  # it then has the tasks of the registration before
         while not self._program.stopping.is_set():
             began = time.monotonic()
-            tasks = queue.poll(TOPIC, owner, options.size, condition=options.condition)
+            if resumed:
+                tasks, resumed = queue.held(owner, TOPIC), False
+            else:
+                tasks = queue.poll(TOPIC, owner, options.size, condition=options.condition)
             queue.conn.commit()
             claims = [claim_of(task, owner.name, owner.fence, began + options.lease) for task in tasks]
             self._program.recorder.write("claim", began, time.monotonic(), claims)
@@ -244,8 +252,20 @@ ROLES: dict[str, Callable[[Program], Any]] = {
 }
 
 
+def end_with_parent() -> None:
+    """Ends this process at once when its standard input ends, because the process that has started it is gone."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def main(role: str, name: str, dsn: str, folder: str, options: str = "{}") -> None:
     """Runs one process until SIGTERM."""
+    end_with_parent()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     with Recorder(Path(folder), f"{name}-{time.monotonic_ns()}") as recorder:

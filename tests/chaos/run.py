@@ -11,6 +11,7 @@ from tests.chaos.checker import History, Promises, Violation, judge
 from tests.chaos.history import Event, read
 from tests.chaos.scenarios import Scenario
 
+AROUND = 20.0  # seconds
 LOST = {"lost", "skipped"}
 TWICE = {"effects", "superseded", "unclaimed", "twice at once", "one at a time", "read twice"}
 
@@ -47,14 +48,15 @@ class Outcome:
 
 
 def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
-    """Runs a scenario whose fault lasts for `seconds`, with half of that before and after it."""
+    """Runs a scenario whose fault lasts for `seconds`, with half of that before and after it, at most `AROUND`."""
+    around = min(seconds / 2, AROUND)
     with scenario.site(folder) as site:
         marks = [time.monotonic()]
-        time.sleep(seconds / 2)  # the length of the phase
+        time.sleep(around)  # the length of the phase
         marks.append(time.monotonic())
         scenario.fault(site, seconds)
         marks.append(time.monotonic())
-        time.sleep(seconds / 2)  # the length of the phase
+        time.sleep(around)  # the length of the phase
         marks.append(time.monotonic())
         site.finish()
     return outcome(name, list(read(folder / "history")), marks)
@@ -63,7 +65,7 @@ def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
 def outcome(name: str, events: Sequence[Event], marks: Sequence[float]) -> Outcome:
     """Judges a history. `marks` are the moments between the phases."""
     history = History.of(events)
-    moments = sorted(event["began"] for each in history.decisions.values() for event in each)
+    moments = sorted(event["completed"] for event in history.tasks.values() if event["completed"] is not None)
     begin, fault, after, end = (bisect_left(moments, mark) for mark in marks)
     rates = [
         (last - first) / (until - since)

@@ -1,5 +1,6 @@
 """The scenarios: a fault, and the server, network and load in which it happens."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,11 +13,15 @@ from demo.postgres import EmbeddedPostgres
 from tests.chaos import faults
 from tests.chaos.faults import Fault
 from tests.chaos.programs import Options
-from tests.chaos.site import SETTINGS, Site, at_work, prepare
+from tests.chaos.site import SETTINGS, SPARK, WORKERS, Roles, Site, at_work, prepare
+from tests.faults import pooler
+from tests.faults.pooler import Pooler
 from tests.faults.servers import ServerPair
+from tests.faults.small_disk import can_mount, small_disk
 from tests.faults.tcp_proxy import TcpProxy
 
 CLOCK = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # Debian's package libfaketime
+ON_SPARK = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
 
 
 class Way(StrEnum):
@@ -26,6 +31,7 @@ class Way(StrEnum):
     PROXY = "proxy"
     HOSTS = "hosts"  # a primary and its standby, both in the DSN
     MOVED = "moved"  # a primary and its standby behind one address, which moves
+    POOLER = "pooler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +41,24 @@ class Scenario:
     title: str
     fault: Fault
     way: Way = Way.DIRECT
+    roles: Roles = field(default_factory=lambda: WORKERS)
     options: Options = field(default_factory=Options)
+    pool: int = 10  # connections of a pooler
+    disk: str | None = None  # the size of the disk of the server
+    seconds: float | None = None  # of the fault, if they are not those of the run
     settings: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def missing(self) -> str | None:
         """What this machine lacks for the scenario, or None."""
+        if self.way is Way.POOLER and not pooler.PROGRAM.exists():
+            return "no PgBouncer (Debian's package pgbouncer)"
+        if self.disk is not None and not can_mount():
+            return "no right to mount a small file system (root has it)"
         library = self.environment.get("LD_PRELOAD")
-        return library if library is not None and not Path(library).exists() else None
+        if library is not None and not Path(library).exists():
+            return "no libfaketime (Debian's package libfaketime)"
+        return None
 
     @contextmanager
     def site(self, folder: Path) -> Iterator[Site]:
@@ -53,12 +69,15 @@ class Scenario:
             yield stack.enter_context(at_work(site))
 
     def _server(self, stack: ExitStack, folder: Path) -> Site:
-        if self.way in (Way.HOSTS, Way.MOVED):
-            pair = stack.enter_context(ServerPair(None))
-            site = Site(pair.primary, folder, self.options, pair.primary.dsn, self.environment, pair=pair)
+        pair = stack.enter_context(ServerPair(None)) if self.way in (Way.HOSTS, Way.MOVED) else None
+        if pair is not None:
+            server = pair.primary
         else:
-            server = stack.enter_context(EmbeddedPostgres(settings={**SETTINGS, **self.settings}))
-            site = Site(server, folder, self.options, server.dsn, self.environment)
+            disk = None if self.disk is None else stack.enter_context(small_disk(self.disk)) / "server"
+            server = stack.enter_context(EmbeddedPostgres(disk, settings={**SETTINGS, **self.settings}))
+        site = Site(server, folder, self.options, server.dsn, self.roles, self.environment, pair=pair)
+        if self.way is Way.POOLER:
+            site.address = stack.enter_context(Pooler(site.dsn, self.pool)).dsn
         if self.way in (Way.PROXY, Way.MOVED):
             site.proxy = stack.enter_context(TcpProxy("127.0.0.1", site.server.port))
             site.address = site.proxy.dsn(site.dsn)
@@ -72,10 +91,17 @@ class Scenario:
 
 SCENARIOS = {
     "quiet": Scenario("no fault", faults.wait),
-    "processes": Scenario("each process killed by SIGKILL in turn, one a second", faults.kill_processes),
-    "sessions": Scenario("15 sessions a second ended by pg_terminate_backend", faults.terminate_sessions),
+    "processes": Scenario("each process killed by SIGKILL in turn, one a second", faults.kill_processes(1.0)),
+    "worker": Scenario("one worker killed by SIGKILL, each second", faults.kill_processes(1.0, "worker")),
+    "sessions": Scenario("15 sessions a second ended by pg_terminate_backend", faults.terminate_sessions(15)),
     "restart": Scenario("server stopped for 2 s, every 8 s", faults.restart_server),
     "crash": Scenario("server killed by SIGKILL, every 5 s", faults.crash_server),
+    "disk": Scenario(
+        "disk of the server full",
+        faults.fill_disk,
+        disk="700m",
+        settings={"max_wal_size": "64MB", "min_wal_size": "32MB"},
+    ),
     "idle": Scenario("300 idle connections", faults.occupy_connections(300), settings={"max_connections": "400"}),
     "full": Scenario("all connection slots taken", faults.occupy_connections(None)),
     "writer": Scenario("a writer idle in its transaction", faults.idle_in_transaction),
@@ -90,6 +116,8 @@ SCENARIOS = {
     "slow": Scenario("each packet 50 ms late", faults.delay_connections, Way.PROXY),
     "hosts": Scenario("fail-over to a standby, both in the DSN", faults.fail_over, Way.HOSTS),
     "moved": Scenario("fail-over to a standby behind a moved address", faults.fail_over, Way.MOVED),
+    "pooler": Scenario("PgBouncer in between, 15 sessions a second ended", faults.terminate_sessions(15), Way.POOLER),
+    "pool": Scenario("PgBouncer in between, 9 of its 10 connections taken", faults.exhaust_pool(9), Way.POOLER),
     "statement_timeout": Scenario(
         "statement_timeout of 50 ms on the role", faults.limit_role("statement_timeout", "50ms")
     ),
@@ -99,6 +127,25 @@ SCENARIOS = {
         faults.limit_role("idle_in_transaction_session_timeout", "50ms"),
     ),
     "overload": Scenario(
-        "1.5 times the load that the workers can handle", faults.overload(900), options=Options(work=0.005)
+        "1.5 times the load that the workers can handle",
+        faults.overload(900),
+        options=Options(work=0.005),
+        seconds=600.0,
+    ),
+    "spark-driver": Scenario(
+        "Spark: driver killed by SIGKILL, every 25 s",
+        faults.kill_processes(25.0, "driver"),
+        roles=SPARK,
+        seconds=75.0,
+        environment=ON_SPARK,
+    ),
+    "spark-sessions": Scenario(
+        "Spark: 3 sessions a second ended by pg_terminate_backend",
+        faults.terminate_sessions(3),
+        roles=SPARK,
+        environment=ON_SPARK,
+    ),
+    "spark-crash": Scenario(
+        "Spark: server killed by SIGKILL, every 5 s", faults.crash_server, roles=SPARK, environment=ON_SPARK
     ),
 }

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -14,7 +16,7 @@ import psycopg
 from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, connect, install
 from demo.postgres import EmbeddedPostgres
 from tests.chaos.history import Recorder
-from tests.chaos.programs import GROUP, SCHEMA, TOPIC, Options
+from tests.chaos.programs import ATTEMPT, EFFECTS, GROUP, SCHEMA, TOPIC, Options
 from tests.faults.servers import ServerPair
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
@@ -26,11 +28,17 @@ FINISH_SECONDS = 900.0  # for the work that is left at the end
 SETTINGS = {"max_connections": "120", "shared_buffers": "64MB"}
 # A task whose worker is killed again and again is not to be FAILED for that.
 POLICY = TopicPolicy(max_crashes=1_000_000)
-ROLES = {"producer": "produce", "loop-1": "loop", "loop-2": "loop", "worker": "work", "reader": "read"}
+Roles = Mapping[str, str]  # of each process, by its name
+LOOPS: Roles = {"loop-1": "loop", "loop-2": "loop"}
+WORKERS: Roles = {"producer": "produce", **LOOPS, "worker": "work", "reader": "read"}
+SPARK: Roles = {"producer": "produce", "driver": "drain", "reader": "read"}
+DECIDED = "SELECT EXISTS (SELECT FROM taskq.tasks WHERE topic = %s AND state = 'SUCCEEDED')"
 UNFINISHED = "SELECT EXISTS (SELECT FROM taskq.tasks WHERE topic = %s AND state IN ('READY', 'ACTIVE'))"
 UNREAD = "SELECT (SELECT count(*) FROM reading) < (SELECT count(*) FROM taskq.tasks WHERE topic = %s)"
-TASKS = """SELECT s.sequence, t.payload ->> 'key', s.identifier, s.state
+TASKS = """SELECT s.sequence, t.payload ->> 'key', s.identifier, s.state,
+        extract(epoch FROM s.completed)::float, s.error
     FROM taskq.tasks s JOIN taskq_internal.task t USING (sequence) WHERE s.topic = %s ORDER BY s.sequence"""
+FOLLOWED = "SELECT identifier, (payload ->> 'attempt')::int, '', 0 FROM taskq.task_info WHERE topic = %s"
 
 
 @dataclass(slots=True)
@@ -41,6 +49,7 @@ class Site:
     folder: Path
     options: Options
     address: str
+    roles: Roles = field(default_factory=lambda: WORKERS)
     environment: Mapping[str, str] = field(default_factory=dict)
     proxy: TcpProxy | None = None
     pair: ServerPair | None = None
@@ -65,21 +74,29 @@ class Site:
 
     def start(self, name: str, **options: float) -> None:
         """Starts a process, or starts it again. `options` replace those of the site."""
-        role = ROLES.get(name, "produce")
-        command = [sys.executable, "-m", "tests.chaos.programs", role, name, self.address, str(self.history)]
+        role = self.roles.get(name, "produce")
+        given = json.dumps(asdict(self.options) | options)
+        if role == "drain":
+            command = ["tests.chaos.spark_program", name, self.address, given]
+        else:
+            command = ["tests.chaos.programs", role, name, self.address, str(self.history), given]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*command, json.dumps(asdict(self.options) | options)],
+                [sys.executable, "-m", *command],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **self.environment},
+                stdin=subprocess.PIPE,  # it ends with this process
                 stdout=log,
                 stderr=log,
+                start_new_session=True,
             )
 
     def kill(self, name: str) -> None:
-        """Ends a process by SIGKILL."""
-        self.processes[name].kill()
-        self.processes[name].wait()
+        """Ends a process by SIGKILL, with all that it has started."""
+        process = self.processes[name]
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
     def stop(self, *names: str) -> None:
         """Ends processes by SIGTERM. Raises RuntimeError if one does not end, or ends with an error."""
@@ -91,9 +108,8 @@ class Site:
 
     def close(self) -> None:
         """Kills what is left."""
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+        for name in self.processes:
+            self.kill(name)
 
     def finish(self) -> None:
         """Lets the workers and readers handle all that was pushed, ends all processes, and records what is left."""
@@ -109,12 +125,15 @@ class Site:
 def record_end(conn: psycopg.Connection, recorder: Recorder) -> None:
     """Records the tasks, the effects, the log and what the group has read."""
     rows = conn.execute(TASKS.encode(), (TOPIC,)).fetchall()
-    places = {key: sequence for sequence, key, _, _ in rows}
-    recorder.final("task", ({"task": key, "identifier": name, "state": state} for _, key, name, state in rows))
-    recorder.final("logged", ({"position": place, "task": key, "identifier": name} for place, key, name, _ in rows))
+    places = {key: sequence for sequence, key, *_ in rows}
+    clock = time.time() - time.monotonic()  # the clock of the server, compared with that of the history
+    names = ("task", "identifier", "state", "completed", "error")
+    tasks = ((key, name, state, at and at - clock, error) for _, key, name, state, at, error in rows)
+    recorder.final("task", (dict(zip(names, row, strict=True)) for row in tasks))
+    recorder.final("logged", ({"position": place, "task": key, "identifier": name} for place, key, name, *_ in rows))
     effects = conn.execute("SELECT key, attempt, owner, fence FROM effect").fetchall()
-    names = ("task", "attempt", "owner", "fence")
-    recorder.final("effect", (dict(zip(names, row, strict=True)) for row in effects))
+    effects += conn.execute(FOLLOWED.encode(), (EFFECTS,)).fetchall()
+    recorder.final("effect", (dict(zip(ATTEMPT, row, strict=True)) for row in effects))
     for (key,) in conn.execute("SELECT key FROM reading ORDER BY line").fetchall():
         recorder.final("read", [{"group": GROUP, "position": places[key], "task": key}])
 
@@ -124,7 +143,7 @@ def at_work(site: Site) -> Iterator[Site]:
     """All processes at work, on a server that has the topic."""
     site.history.mkdir(parents=True)
     try:
-        for name in ROLES:
+        for name in site.roles:
             site.start(name)
         wait_for_work(site)
         yield site
@@ -138,12 +157,16 @@ def prepare(dsn: str) -> None:
         install(conn)
         conn.execute(SCHEMA.encode())
         TaskQueue(conn).create_topic(TOPIC, POLICY)
+        TaskQueue(conn).create_topic(EFFECTS)
 
 
 def wait_for_work(site: Site) -> None:
-    """Waits until workers of both kinds have decided."""
+    """Waits until each worker has decided."""
 
     def has_decided(name: str) -> bool:
         return any('"decision"' in file.read_text() for file in site.history.glob(f"{name}-*.jsonl"))
 
-    until(lambda: has_decided("loop-1") and has_decided("worker"), START_SECONDS)
+    workers = [name for name, role in site.roles.items() if role in ("loop", "work")]
+    with connect(site.dsn, autocommit=True) as conn:
+        until(lambda: all(map(has_decided, workers)), START_SECONDS)
+        until(lambda: conn.execute(DECIDED.encode(), (TOPIC,)).fetchone() == (True,), START_SECONDS)
