@@ -10,8 +10,9 @@
 `spark`: drains compared with code written by hand, single modes, cores, memory (`--parts` selects parts, `--tasks`
 sets the tasks of the memory part). `worker`: the worker and the workers of the Python peers (`--rounds`, `--small`,
 `--cache` as for `peers`). `pressure`: the queues under the shapes of the public benchmark, with charts (`--shapes`,
-`--seconds`, `--rate`, `--to`, `--only`). `snapshots`, alone: claims during long transactions, minute by minute
-(`snapshots --help` lists its options; hours with the defaults).
+`--seconds`, `--rate`, `--to`, `--only`). `faults`: what becomes of the jobs of each queue whose worker, server or
+network fails (`--faults`, `--seconds`, `--rate`, `--only`). `snapshots`, alone: claims during long transactions, minute
+by minute (`snapshots --help` lists its options; hours with the defaults).
 """
 
 import argparse
@@ -37,6 +38,7 @@ from bench import (
     worker,
 )
 from bench.peers import compare
+from bench.pressure import faults
 from bench.pressure import section as pressure
 from bench.rig import Rig
 from bench.spark import section as spark
@@ -55,7 +57,8 @@ SECTIONS = {
     "designs": designs.run,
 }
 USUAL = ("push", "drain", "claim")
-WITH_OPTIONS = ("displacing", "weight", "peers", "spark", "worker", "pressure")
+WITH_OPTIONS = ("displacing", "weight", "peers", "spark", "worker", "pressure", "faults")
+ALONE = {"pressure": pressure.run, "faults": faults.run}  # their runs restart servers, so each has its own
 
 
 def main() -> None:
@@ -70,10 +73,11 @@ def main() -> None:
     compare.add_arguments(parser)
     spark.add_arguments(parser)
     pressure.add_arguments(parser)
+    faults.add_arguments(parser)
     displacing.add_arguments(parser)
     options = parser.parse_args()
-    if options.section == ["pressure"]:  # its runs restart servers, so each of them has its own
-        pressure.run(options)
+    if len(options.section) == 1 and (alone := ALONE.get(options.section[0])):
+        alone(options)
         return
     if given := os.environ.get("TASKQ_DSN"):
         _run(Rig(given), options)
@@ -91,6 +95,7 @@ def _run(rig: Rig, options: argparse.Namespace) -> None:
         "spark": partial(spark.run, options=options),
         "worker": partial(worker.run, options=options),
         "pressure": lambda _rig: pressure.run(options),
+        "faults": lambda _rig: faults.run(options),
     }
     for section in options.section:
         sections[section](rig)

@@ -20,7 +20,7 @@ LOOK = 0.002  # seconds between two checks for the end
 
 
 class WorkerPeer(TaskQ):
-    """Modes: those of Worker: `size`, `workers`, `ready`; `notify` wakes it after each push, `policy` by the push."""
+    """Modes: those of Worker (`size`, `workers`, `ready`, `lease`); `notify` wakes it after a push, `policy` by it."""
 
     _notifies = False  # whether the policy of the topic notifies
 
@@ -61,7 +61,8 @@ class WorkerPeer(TaskQ):
         def handle(task: Task) -> Decision:
             return Decision(Result.SUCCESS, meter.handle(_document(task.payload)))
 
-        options: dict[str, Any] = {name: self.mode[name] for name in ("size", "workers", "ready") if name in self.mode}
+        names = ("size", "workers", "ready", "lease")
+        options: dict[str, Any] = {name: self.mode[name] for name in names if name in self.mode}
         return Worker(
             lambda: connect(self._dsn, autocommit=True, prepare_threshold=PREPARED),
             TOPIC,

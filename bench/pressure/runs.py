@@ -4,6 +4,7 @@ import json
 import tempfile
 import time
 from array import array
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -13,10 +14,12 @@ from typing import Any
 from bench.peers.process import Process
 from bench.peers.sites import Started
 from bench.pressure.lineup import Contender
-from bench.pressure.shapes import SLOTS, Shape, Site
+from bench.pressure.shapes import SLOTS, Shape, Site, Way
 from bench.pressure.watch import ServerLog, Service
-from bench.rig import Rig
+from bench.rig import Rig, url
 from demo.postgres import EmbeddedPostgres
+from tests.faults.servers import ServerPair
+from tests.faults.tcp_proxy import TcpProxy
 
 DATABASE = "bench"
 EVERY = 1.0  # seconds between two samples
@@ -64,16 +67,13 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
     seconds = shape.lasts or scale.seconds
     begin, end = scale.around, scale.around + seconds
     plan = [[0.0, rate], [begin, shape.load(rate, handles)], [end, rate]]
-    with (
-        server(scale) as running,
-        tempfile.TemporaryDirectory(prefix="taskq-bench-") as folder,
-    ):
-        dsn = running.create_database(DATABASE)
+    with ExitStack() as stack:
+        site = _site(stack, contender, shape, scale, seconds)
+        address = url(site.address)
         with Process(started.command, started.environment) as installer:
-            installer.ask("open", dsn=dsn, payloads=str(started.payloads))
+            installer.ask("open", dsn=address, payloads=str(started.payloads))
             installer.ask("install")
-        site = Site(running, dsn, DATABASE, contender.table, seconds, {})
-        files = Files(Path(folder))
+        files = Files(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="taskq-bench-"))))
         timing: dict[str, float] = {}
         timed = Event()
 
@@ -83,12 +83,13 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
 
         producer = Service(
             started,
-            dsn,
+            address,
             files.errors,
             "produce",
             lambda life: arguments(plan=plan, log=str(files.produced), first=life * LIVES),
         )
-        consumer = Service(started, dsn, files.errors, "consume", lambda _life: arguments(log=str(files.consumed)))
+        consumer = Service(started, address, files.errors, "consume", lambda _life: arguments(log=str(files.consumed)))
+        site.kill_consumer = consumer.kill
         for service in (consumer, producer):
             service.start()
         for service in (consumer, producer):
@@ -110,7 +111,19 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
         found = _merge(files, log, begin, end)
     found["restarts"] = {"producer": len(producer.failures), "consumer": len(consumer.failures)}
     found["errors"] = sorted({failure[:200] for failure in producer.failures + consumer.failures})[:3]
+    found["until"] = timing["until"]
     return {"rate": rate, "capacity": handles, "relieved": relieved, "notes": site.notes, **found}
+
+
+def _site(stack: ExitStack, contender: Contender, shape: Shape, scale: Scale, seconds: float) -> Site:
+    """The server of a run with an empty database, and what stands between it and the programs."""
+    pair = stack.enter_context(ServerPair(scale.programs)) if shape.way is Way.MOVED else None
+    running = pair.primary if pair else stack.enter_context(server(scale))
+    dsn = running.create_database(DATABASE)
+    site = Site(running, dsn, DATABASE, contender.table, seconds, {}, pair=pair)
+    if shape.way is not Way.DIRECT:
+        site.proxy = stack.enter_context(TcpProxy("127.0.0.1", running.port))
+    return site
 
 
 class Files:
@@ -232,6 +245,13 @@ def _per_task(log: ServerLog, column: int, ticks: range, rates: list[float], fac
         growth = after[column] - before[column] if before and after else -1
         found.append(round(growth / rate * factor, 2) if growth >= 0 and rate > 0 else None)
     return found
+
+
+def mean(found: dict[str, Any], name: str, begin: float, end: float) -> float:
+    """The mean of a column between two moments."""
+    samples = found["samples"]
+    values = [value for at, value in zip(samples["at"], samples[name], strict=True) if begin < at <= end]
+    return float(sum(values) / len(values)) if values else 0.0
 
 
 def middle(found: dict[str, Any], name: str, begin: float, end: float) -> float | None:

@@ -190,9 +190,7 @@ class Figures:
 
     def mean(self, column: str) -> float:
         """The mean under pressure."""
-        pairs = zip(self._one["samples"]["at"], self._one["samples"][column], strict=True)
-        values = [value for at, value in pairs if self._one["begin"] < at <= self._one["end"]]
-        return float(sum(values) / len(values))
+        return runs.mean(self._one, column, self._one["begin"], self._one["end"])
 
     def recovery(self) -> float | None:
         """Seconds from the end of the pressure until the backlog is small; None if it stays."""

@@ -4,11 +4,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from threading import Event, Thread
 
 import psycopg
 
 from demo.postgres import EmbeddedPostgres
+from tests.faults.servers import ServerPair
+from tests.faults.tcp_proxy import TcpProxy
 
 READERS = 4
 SCAN_EVERY = 0.1  # seconds between two scans of a reader
@@ -24,9 +27,17 @@ KILL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = %s AND application_name <> %s AND state IN ('active', 'idle in transaction')"""
 
 
+class Way(StrEnum):
+    """How the programs of a peer reach the server."""
+
+    DIRECT = "direct"
+    PROXY = "proxy"
+    MOVED = "moved"  # a primary and its standby behind one address, which moves
+
+
 @dataclass(slots=True)
 class Site:
-    """What a shape acts on: the server of a peer, its database, the table of its waiting jobs."""
+    """What a shape acts on: the server of a peer, its database, the table of its waiting jobs, and its consumer."""
 
     server: EmbeddedPostgres
     dsn: str
@@ -34,6 +45,14 @@ class Site:
     table: str
     seconds: float  # of pressure
     notes: dict[str, int]  # what the shape did, for the report
+    kill_consumer: Callable[[], None] = lambda: None
+    proxy: TcpProxy | None = None
+    pair: ServerPair | None = None
+
+    @property
+    def address(self) -> str:
+        """The DSN of the programs."""
+        return self.dsn if self.proxy is None else self.proxy.dsn(self.dsn)
 
     def connect(self) -> psycopg.Connection:
         """A session of the benchmark in the database of the peer."""
@@ -49,6 +68,7 @@ class Shape:
     act: Callable[[Site], AbstractContextManager[None]]
     load: Callable[[float, float], float]  # the rate under pressure, of the usual rate and of what the peer can handle
     lasts: float | None = None  # seconds of the pressure, if they do not depend on the option
+    way: Way = Way.DIRECT
 
 
 @contextmanager

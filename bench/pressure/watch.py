@@ -53,6 +53,11 @@ class Service(Thread):
                 self.failures.append(str(error))
                 self._stopping.wait(RESTART_AFTER)
 
+    def kill(self) -> None:
+        """Ends the program by SIGKILL, if it runs. It is started again as after any other end."""
+        if self._process:
+            self._process.kill()
+
     def stop(self) -> None:
         """Waits for the end of the program, which was told to end; kills it if that takes long."""
         self._stopping.set()
