@@ -45,7 +45,7 @@ chaos: setup-test  ## kill, cut and fill what the queue needs, and judge the his
 	@$(RUN) -m tests.chaos $(ARGS)
 
 fuzz: setup-test  ## give the queue hostile input that differs each time; TASKQ_FUZZ_INPUTS=100000 for more; ARGS go to pytest
-	@TASKQ_FUZZ=fresh $(RUN) -m pytest -q tests/fuzz $(ARGS)
+	@TASKQ_FUZZ=fresh $(RUN) -m pytest -q tests/fuzz tests/plugin/test_hostile_requests.py $(ARGS)
 
 model: setup  ## search all interleavings of the protocol, and find each planted error; needs spin and gcc
 	@$(RUN) -m tests.protocol
