@@ -118,6 +118,7 @@ SCENARIOS = {
     "moved": Scenario("fail-over to a standby behind a moved address", faults.fail_over, Way.MOVED),
     "pooler": Scenario("PgBouncer in between, 15 sessions a second ended", faults.terminate_sessions(15), Way.POOLER),
     "pool": Scenario("PgBouncer in between, 9 of its 10 connections taken", faults.exhaust_pool(9), Way.POOLER),
+    "upgrade": Scenario("upgrade of the schema by the next release, and starts of this one after it", faults.upgrade),
     "statement_timeout": Scenario(
         "statement_timeout of 50 ms on the role", faults.limit_role("statement_timeout", "50ms")
     ),
