@@ -20,12 +20,38 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take about ten seconds
+DOUBT_LEASES = 3  # lengths of the lease for which a call without an answer may still claim tasks
+DOUBT_SECONDS = 10.0  # between two looks for them, or a third of the lease
+
+
+class Doubt:
+    """Says when to look for tasks that a call without an answer may have claimed.
+
+    The server may carry out such a call after the session that it came from is gone, and after the first look.
+    """
+
+    def __init__(self, lease: float) -> None:
+        self._lasts, self._every = DOUBT_LEASES * lease, min(DOUBT_SECONDS, lease / 3)
+        self._ends = self._next = 0.0
+
+    def begin(self) -> None:
+        """Note a call without an answer. The first look is due at once."""
+        now = time.monotonic()
+        self._ends, self._next = now + self._lasts, now
+
+    def is_due(self) -> bool:
+        """Return whether to look now. Then the next look is due a while later."""
+        now = time.monotonic()
+        if now >= self._ends or now < self._next:
+            return False
+        self._next = now + self._every
+        return True
 
 
 class TaskPoller:
     """Polls for one thread, as an owner of its own.
 
-    If a poll got no answer, the next poll finds the tasks that it may have claimed.
+    If a poll got no answer, the next polls find the tasks that it may have claimed.
     """
 
     def __init__(self, runtime: WorkerRuntime, session: DatabaseSession, owner: str) -> None:
@@ -34,6 +60,7 @@ class TaskPoller:
         self._owner = owner
         self._lease: Lease | None = None
         self.may_hold_unknown = False  # the owner may hold tasks that a call without an answer has claimed
+        self._doubt = Doubt(runtime.config.lease.total_seconds())
 
     def lease(self) -> Lease:
         """Return the lease to poll under.
@@ -55,7 +82,7 @@ class TaskPoller:
         If the owner holds tasks that this process does not know yet, return these tasks instead.
         """
         lease, config = self.lease(), self._runtime.config
-        if self.may_hold_unknown:
+        if self._doubt.is_due() or self.may_hold_unknown:
             # Known before the call: meanwhile other threads may end batches of this lease, but they add none.
             known = {task for batch in lease.batches for task in batch.batch.tasks}
             with self._session.queue() as queue:
@@ -68,13 +95,15 @@ class TaskPoller:
     def claim(self, call: Callable[[TaskQueue], T]) -> T:
         """Run a call that claims tasks.
 
-        If the outcome of the call stays unknown, the next `poll` looks for claimed tasks.
+        If the outcome of the call stays unknown, the next `poll` looks for claimed tasks, and later polls do so again.
         """
         try:
             with self._session.queue() as queue:
                 return call(queue)
         except Exception as error:
-            self.may_hold_unknown = self.may_hold_unknown or not is_refused(error)
+            if not is_refused(error):
+                self.may_hold_unknown = True
+                self._doubt.begin()
             raise
 
     def has_missed(self) -> bool:

@@ -1,0 +1,43 @@
+"""A poll that the server carries out after its worker has lost the session, and has looked for claimed tasks."""
+
+import threading
+from datetime import timedelta
+
+from airflow_provider_taskq.queue import Task, TaskQueue, connect
+from tests.faults.conftest import MakeWorker
+from tests.faults.tcp_proxy import TcpProxy
+from tests.queue.conftest import until
+
+# A claim waits for the test, as it waits for a slow disk elsewhere. A look at the held tasks does not.
+SLOW_CLAIMS = """CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN new; END $$;
+    CREATE TRIGGER wait BEFORE UPDATE ON taskq_internal.live FOR EACH ROW EXECUTE FUNCTION public.wait()"""
+CLAIMING = """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event = 'advisory' AND query LIKE '%%taskq.poll(%%'"""
+POLLED_IN_VAIN = """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND state = 'idle' AND query LIKE '%%taskq.poll(%%'"""
+
+
+def count(queue: TaskQueue, query: str) -> int:
+    [found] = queue.conn.execute(query.encode()).fetchone() or (0,)
+    return int(found)
+
+
+def test_a_task_is_handled_that_a_poll_claims_after_its_worker_has_connected_again(
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+) -> None:
+    queue.conn.execute(SLOW_CLAIMS)
+    handled = threading.Event()
+
+    def handle(_: Task) -> None:
+        handled.set()
+
+    with connect(dsn) as blocker:
+        blocker.execute("SELECT pg_advisory_xact_lock(1)")
+        queue.push("work", ["a"])
+        run_worker(proxy.dsn(dsn), handle, workers=1, lease=timedelta(seconds=6))
+        until(lambda: count(queue, CLAIMING) == 1)
+        proxy.cut()
+        until(lambda: count(queue, POLLED_IN_VAIN) == 1)  # it has connected, looked, and polled again
+        blocker.rollback()
+    assert handled.wait(200)
