@@ -1,4 +1,4 @@
-"""Run the tests in three parallel lanes: the queue and all that users see and install; Airflow and fuzzing; all others.
+"""Run the tests in three parallel lanes: the queue and all that users see; Airflow, fuzzing, and the second server; others.
 
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
@@ -110,7 +110,7 @@ def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
     others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, *OF_AIRFLOW, *OF_USERS))))
     if os.environ.get("TASKQ_TEST_DSN"):  # one server: tests of one lane would meet transactions of another
         return [Lane([queue, users, others, airflow])]
-    return [Lane([others]), Lane([queue, users, *([] if fast else second_server(programs))]), Lane([airflow])]
+    return [Lane([others]), Lane([queue, users]), Lane([airflow, *([] if fast else second_server(programs))])]
 
 
 def second_server(programs: str) -> list[Run]:
