@@ -1,4 +1,4 @@
-"""Run the tests in three parallel lanes: the queue and all that users see; Airflow, fuzzing, and the second server; others.
+"""Run the tests in three parallel lanes: the queue and what users see; Airflow, fuzzing and the second server; others.
 
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated

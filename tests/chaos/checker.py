@@ -22,7 +22,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf
 from operator import itemgetter
 
 from tests.chaos.history import Event
@@ -169,8 +168,14 @@ def _holds(history: History, task: object) -> list[Hold]:
     holds = []
     for claim in history.claims[task]:
         if claim["ended"] is not None:
-            asked = (each["began"] for each in history.decisions[task] if _same_attempt(claim, each))
-            end = min(min(asked, default=inf), claim["until"])
+            asked = [each["began"] for each in history.decisions[task] if _same_attempt(claim, each)]
+            # A later registration of the name takes the task over, and may end it.
+            taken_over = [
+                each["began"]
+                for each in history.claims[task]
+                if each["owner"] == claim["owner"] and each["fence"] > claim["fence"]
+            ]
+            end = min([claim["until"], *asked, *taken_over])
             holds.append(Hold(task, (claim["owner"], claim["fence"]), claim["ended"], end))
     return [hold for hold in holds if hold.begin < hold.end]
 

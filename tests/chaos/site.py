@@ -93,18 +93,20 @@ class Site:
 
     def kill(self, name: str) -> None:
         """Ends a process by SIGKILL, with all that it has started."""
-        process = self.processes[name]
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with self.processes[name] as process:  # closes its standard input
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
     def stop(self, *names: str) -> None:
         """Ends processes by SIGTERM. Raises RuntimeError if one does not end, or ends with an error."""
         for name in names:
             self.processes[name].terminate()
         for name in names:
-            if self.processes.pop(name).wait(END_SECONDS) != 0:
+            process = self.processes[name]
+            if process.wait(END_SECONDS) != 0:
                 raise RuntimeError((self.folder / f"{name}.log").read_text())
+            with self.processes.pop(name):
+                pass  # closes its standard input
 
     def close(self) -> None:
         """Kills what is left."""

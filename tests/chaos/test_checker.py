@@ -14,49 +14,62 @@ LEASE = 5.0
 Plant = Callable[[list[Event]], None]
 
 
-def correct(seed: int) -> list[Event]:
-    """The history of a correct queue: three workers, of which some end with tasks in hand, and one group of readers."""
-    chance = random.Random(seed)  # noqa: S311 -- a history that can be repeated
-    clock = 0.0
-    events: list[Event] = []
+class Scribe:
+    """Writes the history of calls that follow each other."""
 
-    def call(kind: str, *, answered: bool = True, **row: object) -> Event:
-        nonlocal clock
-        began = clock + chance.random()
-        clock = began + chance.random()
-        event: Event = {"kind": kind, "began": began, "ended": clock if answered else None, **row}
-        events.append(event)
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 -- a history that can be repeated
+        self.events: list[Event] = []
+        self.clock = 0.0
+
+    def call(self, kind: str, *, answered: bool = True, **row: object) -> Event:
+        """Writes a call."""
+        began = self.clock + self.chance.random()
+        self.clock = began + self.chance.random()
+        event: Event = {"kind": kind, "began": began, "ended": self.clock if answered else None, **row}
+        self.events.append(event)
         return event
 
+    def handle(self, task: int, identifier: object) -> None:
+        """Writes the claims of a task, of which the last is followed by its decision and its effect."""
+        chance, attempt, fence, owner, restarted = self.chance, 0, 0, "", False
+        while True:
+            if not restarted:
+                attempt, owner = attempt + 1, f"worker-{chance.randrange(3)}"
+            fence += 1
+            claimant = {"task": task, "attempt": attempt, "owner": owner, "fence": fence}
+            claim = self.call("claim", answered=chance.random() > 0.1, identifier=identifier, **claimant)
+            claim["until"] = claim["began"] + LEASE
+            fate = chance.random() if claim["ended"] is not None else 1.0
+            restarted = 0.7 < fate <= 0.8  # the worker is killed, starts again, and takes its task over
+            if fate > 0.8:  # the worker is killed, and the lease lapses
+                self.clock = claim["until"]
+            elif not restarted:
+                self.call("decision", answered=fate > 0.1, result="SUCCESS", **claimant)
+                self.events.append({"kind": "effect", "began": self.clock, "ended": self.clock, **claimant})
+                return
+
+
+def correct(seed: int) -> list[Event]:
+    """The history of a correct queue: three workers, of which some end with tasks in hand, and one group of readers."""
+    scribe = Scribe(seed)
+    chance = scribe.chance
     logged: list[Event] = []
     waiting = {}
     for task in range(1, 61):
-        push = call("push", answered=chance.random() > 0.1, task=task, identifier=f"id-{chance.randrange(5)}")
+        push = scribe.call("push", answered=chance.random() > 0.1, task=task, identifier=f"id-{chance.randrange(5)}")
         if push["ended"] is not None or chance.random() > 0.5:
             waiting[task] = push["identifier"]
     for task, identifier in waiting.items():
-        ended = False
-        attempt = 0
-        while not ended:
-            attempt += 1
-            claimant = {"task": task, "attempt": attempt, "owner": f"worker-{chance.randrange(3)}", "fence": attempt}
-            claim = call("claim", answered=chance.random() > 0.1, identifier=identifier, **claimant)
-            claim["until"] = claim["began"] + LEASE
-            fate = chance.random() if claim["ended"] is not None else 1.0
-            if fate > 0.8:  # the worker is killed, and the lease lapses
-                clock = claim["until"]
-            else:
-                ended = True
-                call("decision", answered=fate > 0.1, result="SUCCESS", **claimant)
-                events.append({"kind": "effect", "began": clock, "ended": clock, **claimant})
+        scribe.handle(task, identifier)
         logged.append({"position": len(logged) + 1, "task": task, "identifier": identifier})
     for event in logged:
-        call("read", group="readers", position=event["position"], task=event["task"])
+        scribe.call("read", group="readers", position=event["position"], task=event["task"])
     for task, identifier in waiting.items():
-        call("task", task=task, identifier=identifier, state="SUCCEEDED")
+        scribe.call("task", task=task, identifier=identifier, state="SUCCEEDED")
     for event in logged:
-        call("logged", **event)
-    return events
+        scribe.call("logged", **event)
+    return scribe.events
 
 
 def only(events: list[Event], kind: str, **row: object) -> Iterator[Event]:
