@@ -1,5 +1,6 @@
 """Hostile arguments of policies, schedules, ticks, filters of the reads, and the data source of Spark."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -78,6 +79,17 @@ def test_the_delay_of_a_retry_is_a_duration_none_or_an_error_of_the_queue(retry:
         assert delay is None or delay >= timedelta(0)
 
 
+def check_moments(generate: Callable[[], list[datetime]], now: datetime) -> None:
+    """The moments of a schedule ascend, and lie after now; or the schedule is refused."""
+    try:
+        moments = generate()
+    except TaskQueueError as error:
+        assert str(error)
+    else:
+        assert moments == sorted(moments)
+        assert all(moment > now for moment in moments)
+
+
 ZONES = st.one_of(st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns", "../../etc/passwd"]), TEXTS)
 FIELDS_OF_CRON = st.one_of(
     st.sampled_from(
@@ -94,13 +106,7 @@ AHEAD = st.one_of(st.timedeltas(timedelta(-1), timedelta(days=40)), st.sampled_f
 def test_a_cron_expression_gives_ascending_moments_or_an_error_of_the_queue(
     expression: str, zone: str, now: datetime, ahead: timedelta
 ) -> None:
-    try:
-        moments = ticks_cron(expression, zone, now, ahead)
-    except TaskQueueError as error:
-        assert str(error)
-    else:
-        assert moments == sorted(moments)
-        assert all(moment > now for moment in moments)
+    check_moments(lambda: ticks_cron(expression, zone, now, ahead), now)
 
 
 @FUZZ
@@ -113,13 +119,7 @@ def test_a_cron_expression_gives_ascending_moments_or_an_error_of_the_queue(
 def test_daily_hours_give_ascending_moments_or_an_error_of_the_queue(
     hours: list[Any], zone: str, now: datetime, ahead: timedelta
 ) -> None:
-    try:
-        moments = ticks_daily(hours, zone, now, ahead)
-    except TaskQueueError as error:
-        assert str(error)
-    else:
-        assert moments == sorted(moments)
-        assert all(moment > now for moment in moments)
+    check_moments(lambda: ticks_daily(hours, zone, now, ahead), now)
 
 
 @FUZZ
@@ -127,13 +127,7 @@ def test_daily_hours_give_ascending_moments_or_an_error_of_the_queue(
 def test_a_period_gives_ascending_moments_or_an_error_of_the_queue(
     period: timedelta, now: datetime, ahead: int
 ) -> None:
-    try:
-        moments = ticks_every(period, now, ahead)
-    except TaskQueueError as error:
-        assert str(error)
-    else:
-        assert moments == sorted(moments)
-        assert all(moment > now for moment in moments)
+    check_moments(lambda: ticks_every(period, now, ahead), now)
 
 
 @FUZZ
