@@ -82,7 +82,7 @@ class TaskPoller:
         If the owner holds tasks that this process does not know yet, return these tasks instead.
         """
         lease, config = self.lease(), self._runtime.config
-        if self._doubt.is_due() or self.may_hold_unknown:
+        if self.must_look():
             # Known before the call: meanwhile other threads may end batches of this lease, but they add none.
             known = {task for batch in lease.batches for task in batch.batch.tasks}
             with self._session.queue() as queue:
@@ -91,6 +91,11 @@ class TaskPoller:
             if unknown := [task for task in held if task not in known]:
                 return unknown
         return self.claim(lambda queue: queue.poll(config.topic, lease.owner, size, config.order, config.condition))
+
+    def must_look(self) -> bool:
+        """Return whether the next call has to look for claimed tasks that this process does not know."""
+        self.may_hold_unknown = self.may_hold_unknown or self._doubt.is_due()
+        return self.may_hold_unknown
 
     def claim(self, call: Callable[[TaskQueue], T]) -> T:
         """Run a call that claims tasks.
@@ -306,7 +311,7 @@ class PollLoop(BasePollLoop):
             return self._poller.poll(size)
         (batch, decisions), self._handled = self._handled, None
         maybe_committed = False
-        if not self._poller.may_hold_unknown:
+        if not self._poller.must_look():
             try:
                 tasks = self._poller.claim(lambda queue: self._complete_and_poll(queue, batch, decisions))
             except Exception as error:  # noqa: BLE001 -- commits the batch first; the next poll raises the error again

@@ -3,7 +3,9 @@
 import threading
 from datetime import timedelta
 
-from airflow_provider_taskq.queue import Task, TaskQueue, connect
+import pytest
+
+from airflow_provider_taskq.queue import NewTask, State, Task, TaskQueue, connect
 from tests.faults.conftest import MakeWorker
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
@@ -11,7 +13,8 @@ from tests.queue.conftest import until
 # A claim waits for the test, as it waits for a slow disk elsewhere. A look at the held tasks does not.
 SLOW_CLAIMS = """CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN new; END $$;
-    CREATE TRIGGER wait BEFORE UPDATE ON taskq_internal.live FOR EACH ROW EXECUTE FUNCTION public.wait()"""
+    CREATE TRIGGER wait BEFORE UPDATE ON taskq_internal.live FOR EACH ROW WHEN (old.identifier = 'a')
+    EXECUTE FUNCTION public.wait()"""
 CLAIMING = """SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event = 'advisory' AND query LIKE '%%taskq.poll(%%'"""
 POLLED_IN_VAIN = """SELECT count(*) FROM pg_stat_activity
@@ -23,14 +26,16 @@ def count(queue: TaskQueue, query: str) -> int:
     return int(found)
 
 
+@pytest.mark.parametrize("others", [0, 20_000], ids=["idle", "busy"])
 def test_a_task_is_handled_that_a_poll_claims_after_its_worker_has_connected_again(
-    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
+    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker, others: int
 ) -> None:
+    """A busy worker polls together with each completion, and has to look, too."""
     queue.conn.execute(SLOW_CLAIMS)
-    handled = threading.Event()
+    handled, busy = threading.Event(), threading.Event()
 
-    def handle(_: Task) -> None:
-        handled.set()
+    def handle(task: Task) -> None:
+        (handled if task.identifier == "a" else busy).set()
 
     with connect(dsn) as blocker:
         blocker.execute("SELECT pg_advisory_xact_lock(1)")
@@ -39,5 +44,8 @@ def test_a_task_is_handled_that_a_poll_claims_after_its_worker_has_connected_aga
         until(lambda: count(queue, CLAIMING) == 1)
         proxy.cut()
         until(lambda: count(queue, POLLED_IN_VAIN) == 1)  # it has connected, looked, and polled again
+        queue.push("work", [NewTask("b")] * others)
+        assert not others or busy.wait(200)
         blocker.rollback()
     assert handled.wait(200)
+    assert not others or queue.count_tasks("work", state=State.READY) > 0
