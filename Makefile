@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix chaos fuzz model check docs format bench dist pictures constraints clean
+.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix chaos fuzz model check docs format bench dist pictures constraints audit clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -20,7 +20,7 @@ SETUP = command -v "$(PYTHON)" >/dev/null || { \
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup:  ## make .venv from the pinned constraints, unless it is up to date
+setup:  ## make .venv from the pinned releases, unless it is up to date
 	@$(SETUP)
 
 setup-spark:
@@ -75,13 +75,14 @@ bench: setup-spark  ## measure push, claim and drain, compared with raw SQL; ARG
 dist: setup  ## build both distributions into dist/, check and install them; ARGS='--release v1.2.3' checks a release
 	@$(RUN) .ci/dist.py $(ARGS)
 
-constraints: setup  ## resolve constraints/*.txt again from pyproject.toml and the pins of .ci
-	@for version in 3.11 3.12 3.13; do \
-		echo "constraints: Python $$version"; \
-		$(BIN)/uv pip compile --quiet --upgrade --all-extras --python-version $$version --constraint .ci/pins.txt \
-			--no-annotate --no-header -o constraints/constraints-$$version.txt pyproject.toml || exit 1; \
-	done
+constraints: setup  ## resolve constraints/*.txt and .ci/hashes.txt again from pyproject.toml and the pins of .ci
+	@$(BIN)/python .ci/constraints.py
 	@$(BIN)/python .ci/matrix.py --resolve
+
+audit: setup  ## ask the advisory database of Python about every pinned package; needs the internet
+	@for pins in constraints/*.txt; do \
+		$(BIN)/uv tool run --quiet pip-audit==2.10.1 --requirement "$$pins" --no-deps --disable-pip --strict --progress-spinner off || exit 1; \
+	done
 
 clean:  ## remove .venv, caches and built files
 	@test ! -e .venv || test -e .venv/made-by-taskq-setup || { echo 'clean: .venv is not ours' >&2; exit 1; }

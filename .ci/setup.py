@@ -24,6 +24,9 @@ VENV = ROOT / ".venv"
 MARK = VENV / "made-by-taskq-setup"  # written first: this script made the venv, and may replace it
 STAMP = VENV / "taskq-setup-complete"  # written last: the venv is complete
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+HASHES = ROOT / ".ci" / "hashes.txt"  # a line for each pinned release, with the hashes of all its files
+REQUIREMENTS = VENV / "requirements.txt"
+PIP_INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input")
 CANDIDATES = ("python3.13", "python3.12", "python3.11", "python3")
 
 
@@ -119,8 +122,8 @@ def fingerprint(pins: Path) -> str:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     version = (ROOT / "airflow_provider_taskq" / "__init__.py").read_text(encoding="utf-8")
-    parts = [project["project"], project["build-system"], version, pins.read_text(encoding="utf-8")]
-    parts += [sys.version, str(ROOT)]
+    parts = [project["project"], project["build-system"], version, sys.version, str(ROOT)]
+    parts += [pins.read_text(encoding="utf-8"), HASHES.read_text(encoding="utf-8")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -153,6 +156,33 @@ def check_spark(python: str) -> None:
     run([python, "-c", probe], "checking that pyspark's modules and jars are of one version")
 
 
+def hashed(pins: Path) -> str:
+    """The requirements of pip that pin the same releases, and for each the hashes of its files."""
+    wanted = pins.read_text(encoding="utf-8").split()
+    known = {line.partition(" ")[0]: line for line in HASHES.read_text(encoding="utf-8").splitlines()}
+    missing = [pin for pin in wanted if pin not in known]
+    if missing:
+        raise SetupError("%s has no hash of %s: run `make constraints`" % (HASHES.relative_to(ROOT), missing[0]))
+    return "".join(known[pin] + "\n" for pin in wanted)
+
+
+def install_pinned(python: str, pins: Path) -> None:
+    """Install what is pinned, and no file whose hash is not known."""
+    REQUIREMENTS.write_text(hashed(pins), encoding="utf-8")
+    command = [python, *PIP_INSTALL, "--require-hashes", "-r", str(REQUIREMENTS)]
+    run(command, "installing Airflow, Spark and the rest as in %s (a few minutes)" % pins.name)
+
+
+def install(python: str, pins: Path) -> None:
+    """Install what is pinned, and this checkout."""
+    if pins.name == "constraints-%d.%d.txt" % sys.version_info[:2]:
+        install_pinned(python, pins)
+        run([python, *PIP_INSTALL, "--no-deps", "--no-build-isolation", "-e", "."], "installing TaskQ")
+    else:  # a newer Python may need other packages
+        everything = ".[spark,messaging,prometheus,demo,docs,dev]"
+        run([python, *PIP_INSTALL, "-c", str(pins), "-e", everything], "installing all without hashes (a few minutes)")
+
+
 def build(pins: Path, stamp: str) -> None:
     """Make the virtual environment. The stamp is written last, so that the next run replaces an incomplete one."""
     began = time.monotonic()
@@ -162,12 +192,8 @@ def build(pins: Path, stamp: str) -> None:
     VENV.mkdir()
     MARK.touch()
     python = str(VENV / "bin" / "python")
-    quiet = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input"]
     run([base, "-m", "venv", str(VENV)], "making .venv with Python {}.{}".format(*sys.version_info[:2]))
-    run(
-        [python, *quiet, "-c", str(pins), "-e", ".[spark,messaging,prometheus,demo,docs,dev]"],
-        "installing Airflow, Spark and the rest as in %s (a few minutes)" % pins.name,
-    )
+    install(python, pins)
     check_spark(python)
     STAMP.write_text(stamp, encoding="utf-8")
     say("ready after %d s" % (time.monotonic() - began))

@@ -1,0 +1,107 @@
+"""What a contributor installs, and what the package never does with data."""
+
+import ast
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.packaging.conftest import FULL
+
+# Functions that run what they read.
+UNSAFE = {"eval", "exec", "__import__", "pickle.loads", "pickle.load", "cloudpickle.loads", "cloudpickle.load"}
+UNSAFE |= {"marshal.loads", "marshal.load", "shelve.open", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"}
+
+
+@pytest.fixture
+def setup(repository: Path) -> ModuleType:
+    """`.ci/setup.py`, which `make setup` runs."""
+    spec = importlib.util.spec_from_file_location("taskq_setup", repository / ".ci" / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_every_pinned_release_has_the_hashes_of_its_files(python: str, setup: ModuleType, repository: Path) -> None:
+    pins = repository / "constraints" / f"constraints-{python}.txt"
+    lines = setup.hashed(pins).splitlines()
+    assert [line.split()[0] for line in lines] == pins.read_text(encoding="utf-8").split()
+    assert all(word.startswith("--hash=sha256:") for line in lines for word in line.split()[1:])
+    assert all(len(line.split()) > 1 for line in lines)
+
+
+def test_no_hash_is_of_a_release_that_is_not_pinned(setup: ModuleType, repository: Path) -> None:
+    files = (repository / "constraints").glob("constraints-3.*.txt")
+    pinned = {pin for path in files for pin in path.read_text(encoding="utf-8").split()}
+    hashed = [line.split()[0] for line in setup.HASHES.read_text(encoding="utf-8").splitlines()]
+    assert sorted(hashed) == sorted(pinned)
+
+
+def wheel(folder: Path, content: str) -> Path:
+    """A wheel of the distribution `pinned` 1.0."""
+    path = folder / "pinned-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("pinned.py", content)
+        archive.writestr("pinned-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pinned\nVersion: 1.0\n")
+        archive.writestr("pinned-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("pinned-1.0.dist-info/RECORD", "")
+    return path
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_setup_refuses_a_file_that_was_exchanged_under_the_same_version(
+    exchanged: bool, setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = hashlib.sha256(wheel(tmp_path, "value = 1").read_bytes()).hexdigest()
+    if exchanged:
+        wheel(tmp_path, "value = 2")
+    pins = tmp_path / "constraints-{}.{}.txt".format(*sys.version_info[:2])
+    pins.write_text("pinned==1.0\n", encoding="utf-8")
+    hashes = tmp_path / "hashes.txt"
+    hashes.write_text(f"pinned==1.0 --hash=sha256:{known}\n", encoding="utf-8")
+    monkeypatch.setattr(setup, "HASHES", hashes)
+    monkeypatch.setattr(setup, "REQUIREMENTS", tmp_path / "requirements.txt")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "installed"))
+    if exchanged:
+        with pytest.raises(setup.SetupError, match="DO NOT MATCH THE HASHES"):
+            setup.install_pinned(sys.executable, pins)
+        assert not (tmp_path / "installed").exists()
+    else:
+        setup.install_pinned(sys.executable, pins)
+        assert (tmp_path / "installed" / "pinned.py").read_text(encoding="utf-8") == "value = 1"
+
+
+def test_a_pin_without_a_hash_is_named(setup: ModuleType, tmp_path: Path) -> None:
+    pins = tmp_path / "constraints-3.11.txt"
+    pins.write_text("unheard-of==1.0\n", encoding="utf-8")
+    with pytest.raises(setup.SetupError, match=r"no hash of unheard-of==1\.0: run `make constraints`"):
+        setup.hashed(pins)
+
+
+def calls(source: str) -> set[str]:
+    """The functions that a source calls, as it writes them."""
+    return {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+
+
+def test_no_module_runs_data_as_code(repository: Path) -> None:
+    package = repository / FULL.replace("-provider-", "_provider_").replace("-", "_")
+    sources = {str(path.relative_to(package)): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
+    assert "spark/driver_commit.py" in sources
+    found = {(name, call) for name, source in sources.items() for call in calls(source) & UNSAFE}
+    # Functions of the program itself, in its own process and in Spark's commit messages from its executors.
+    assert found == {("spark/composite.py", "cloudpickle.loads"), ("spark/driver_commit.py", "cloudpickle.loads")}
+
+
+def test_pip_knows_no_conflict_in_the_environment() -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
