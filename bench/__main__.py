@@ -6,6 +6,7 @@
 `weight`: server CPU and WAL of a push and a drain, by index, table and step (`--rounds`).
 `waits`: ten thousand of Airflow's deferred gates in one event loop. `gates`: 500 gates in a real Airflow.
 `upkeep`: minutes of churn, with long transactions in between (9 minutes). `retention`: the removal of a history.
+`upgrades`: the next release changes the schema of five million tasks, while a program works (10 minutes).
 `designs`: the table designs that were compared. `peers`: other queues, which are installed when needed.
 `spark`: drains compared with code written by hand, single modes, cores, memory (`--parts` selects parts, `--tasks`
 sets the tasks of the memory part). `worker`: the worker and the workers of the Python peers (`--rounds`, `--small`,
@@ -32,6 +33,7 @@ from bench import (
     singular,
     snapshots,
     topics,
+    upgrades,
     upkeep,
     waits,
     weight,
@@ -52,6 +54,7 @@ SECTIONS = {
     "topics": topics.run,
     "upkeep": upkeep.run,
     "retention": retention.run,
+    "upgrades": upgrades.run,
     "waits": waits.run,
     "gates": gates.run,
     "designs": designs.run,

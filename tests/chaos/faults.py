@@ -4,27 +4,19 @@ import errno
 import itertools
 import os
 import random
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import verify
 from airflow_provider_taskq.queue.errors import NewerSchema
-from airflow_provider_taskq.queue.schema import RELEASE
-from tests.chaos.site import ROOT, Site
+from tests.chaos.site import Site
+from tests.faults.releases import install_next_release
 
-NEXT = """ALTER TABLE taskq_internal.live ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
-CREATE INDEX live_of_next_release ON taskq_internal.live (of_next_release) WHERE of_next_release > 0;
-"""
 Fault = Callable[[Site, float], None]
 END = """SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity
     WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -192,31 +184,11 @@ def fill_disk(site: Site, seconds: float) -> None:
 def upgrade(site: Site, seconds: float) -> None:
     """The next release upgrades the schema at work. Then each process starts again, with this package."""
     time.sleep(seconds / 3)  # the length of the phase
-    with tempfile.TemporaryDirectory(prefix="taskq-release-") as folder:
-        make_next_release(Path(folder))
-        environment = {**os.environ, "PYTHONPATH": folder, "TASKQ_DSN": site.dsn}
-        command = [sys.executable, "-m", "airflow_provider_taskq.queue", "install"]
-        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    install_next_release(site.dsn)
     time.sleep(seconds / 3)  # the length of the phase
     kill_processes(seconds / 3 / len(site.roles))(site, seconds / 3)
     with psycopg.connect(site.dsn) as conn, pytest.raises(NewerSchema):
         verify(conn)
-
-
-def make_next_release(folder: Path) -> None:
-    """A copy of this package with other functions, and a migration that changes the table of the waiting tasks."""
-    package = folder / "airflow_provider_taskq"
-    shutil.copytree(ROOT / "airflow_provider_taskq", package, ignore=shutil.ignore_patterns("__pycache__"))
-    schema = package / "queue" / "schema.py"
-    text = schema.read_text()
-    following = text.replace(f"\nRELEASE = {RELEASE}  ", f"\nRELEASE = {RELEASE + 1}  ")
-    assert following != text
-    schema.write_text(following)
-    scripts = package / "queue" / "sql"
-    numbers = [int(file.name[:4]) for file in (scripts / "migrations").glob("*.sql")]
-    (scripts / "migrations" / f"{max(numbers) + 1:04}_next.sql").write_text(NEXT)
-    with (scripts / "api" / "upkeep.sql").open("a") as file:
-        file.write("\n-- A change of the next release.\n")
 
 
 def fail_over(site: Site, seconds: float) -> None:

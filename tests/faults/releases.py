@@ -1,0 +1,50 @@
+"""The next release of this package, made from its files, for tests of upgrades."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from airflow_provider_taskq.queue.schema import RELEASE
+
+ROOT = Path(__file__).resolve().parents[2]
+# By the rule for migrations in docs/production/upgrades.md: it adds, and neither scans nor rewrites a big table.
+MIGRATION = """ALTER TABLE taskq_internal.task ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
+ALTER TABLE taskq_internal.live ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
+ALTER TABLE taskq_internal.ended ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
+CREATE TABLE taskq_internal.of_next_release (topic_id int PRIMARY KEY, value int NOT NULL);
+"""
+
+
+def make_next_release(folder: Path, migration: str = MIGRATION) -> None:
+    """A copy of this package with other functions and one more migration."""
+    package = folder / "airflow_provider_taskq"
+    shutil.copytree(ROOT / "airflow_provider_taskq", package, ignore=shutil.ignore_patterns("__pycache__"))
+    schema = package / "queue" / "schema.py"
+    text = schema.read_text(encoding="utf-8")
+    following = text.replace(f"\nRELEASE = {RELEASE}  ", f"\nRELEASE = {RELEASE + 1}  ")
+    assert following != text
+    schema.write_text(following, encoding="utf-8")
+    scripts = package / "queue" / "sql"
+    numbers = [int(file.name[:4]) for file in (scripts / "migrations").glob("*.sql")]
+    (scripts / "migrations" / f"{max(numbers) + 1:04}_next.sql").write_text(migration, encoding="utf-8")
+    with (scripts / "api" / "upkeep.sql").open("a", encoding="utf-8") as file:
+        file.write("\n-- A change of the next release.\n")
+
+
+def run_next_release(dsn: str, action: str, migration: str = MIGRATION) -> subprocess.CompletedProcess[str]:
+    """A command of the next release, such as `install` or `verify`, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="taskq-release-") as folder:
+        make_next_release(Path(folder), migration)
+        environment = {**os.environ, "PYTHONPATH": folder, "TASKQ_DSN": dsn}
+        command = [sys.executable, "-m", "airflow_provider_taskq.queue", action]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def install_next_release(dsn: str, migration: str = MIGRATION) -> None:
+    """The next release upgrades the schema."""
+    done = run_next_release(dsn, "install", migration)
+    if done.returncode:
+        raise RuntimeError(f"the next release did not install: {done.stderr}")
