@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -146,6 +147,16 @@ class EmbeddedPostgres:
         """Stop the server; `start()` brings it back. `immediate` is a crash: the next start recovers from the log."""
         if "postgres" in self._servers.pids:
             self._servers.stop("postgres", with_signal=signal.SIGINT if mode == "fast" else signal.SIGQUIT)
+
+    def kill(self) -> None:
+        """Kill the server and all of its processes by SIGKILL; `start()` brings it back and recovers from the log.
+
+        No process ends its statement or answers its client. `stop("immediate")` lets each process close its connection.
+        """
+        if "postgres" in self._servers.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGSTOP)  # a new backend has its own session: it must not start unseen
+            self._servers.kill("postgres")
 
     def close(self) -> None:
         """Stop for good: end the guardian, and remove a temporary folder."""

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import shutil
 import signal
@@ -6,7 +7,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import psutil
 import psycopg
@@ -46,6 +49,18 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 def processes_of(folder: Path) -> list[psutil.Process]:
     return [p for p in psutil.process_iter() if alive(p) and any(str(folder) in part for part in command(p))]
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Every process of a server works in the folder of its data, and a backend's command line is its title."""
+    return [p for p in psutil.process_iter() if alive(p) and working_folder(p) == str(folder)]
+
+
+def working_folder(process: psutil.Process) -> str:
+    try:
+        return process.cwd()
+    except psutil.Error:
+        return ""
 
 
 def command(process: psutil.Process) -> list[str]:
@@ -135,6 +150,54 @@ def test_stop_and_start_keep_port_password_and_data(folder: Path, mode: str) -> 
         server.start()
         assert server.dsn == dsn
         assert count(dsn) == 1
+
+
+def test_kill_ends_all_processes_at_once_and_start_recovers_what_was_committed(folder: Path) -> None:
+    with EmbeddedPostgres(folder) as server:
+        with psycopg.connect(server.dsn) as conn:
+            conn.execute("CREATE TABLE kept AS SELECT 1 AS x")
+        with psycopg.connect(server.dsn) as conn:
+            conn.execute("INSERT INTO kept VALUES (2)")  # in a transaction that stays open
+            conn.execute("LOCK kept")
+            busy = psycopg.connect(server.dsn, autocommit=True)
+            backends = [psutil.Process(each.info.backend_pid) for each in (conn, busy)]
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(busy.execute, "SELECT pg_sleep(60)")
+                family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+                assert set(backends) < set(family)
+                server.kill()
+                assert not [process for process in family if alive(process)]
+                with pytest.raises(psycopg.OperationalError):
+                    waiting.result(timeout=30)
+            busy.close()
+            with pytest.raises(psycopg.OperationalError):
+                conn.execute("SELECT 1")
+        server.kill()  # of a server that is down: nothing
+        server.start()
+        assert count(server.dsn) == 1
+        assert "automatic recovery in progress" in server.log.read_text()
+
+
+def test_kill_finds_the_backends_of_clients_that_connect_all_the_time(folder: Path) -> None:
+    with EmbeddedPostgres(folder, settings=FAST) as server:
+        dsn, over = server.dsn, Event()
+
+        def connect_again_and_again() -> None:
+            while not over.is_set():
+                with contextlib.suppress(psycopg.OperationalError):
+                    psycopg.connect(dsn).close()
+
+        with ThreadPoolExecutor(4) as pool:
+            clients = [pool.submit(connect_again_and_again) for _ in range(4)]
+            try:
+                for _ in range(3):
+                    server.kill()
+                    assert not [process.pid for process in processes_in(folder / "data")]
+                    server.start()
+            finally:
+                over.set()
+            for client in clients:
+                client.result()
 
 
 def test_a_given_folder_is_kept_and_opened_again(folder: Path) -> None:
