@@ -8,8 +8,16 @@ carried out, or not. What each kind of event carries:
     claim     task, identifier, attempt, owner, fence, until
                                       a worker got a task; `until` is the earliest end of its lease
     decision  task, attempt, owner, fence, result
-                                      a worker has ended an attempt, or asked to
+                                      a worker has ended an attempt, or asked to; it gives a task back in this way, too
     read      group, position, task   a reader got an event of the log, and has committed its place
+
+A claim is known by its task, attempt, owner and fence. A lease that lapses does not count the attempt, so the next
+claim may have the same attempt. A later registration of an owner's name has a greater fence and takes over its tasks.
+
+`until` is the begin of the last answered call that renewed the lease, plus its length. A claim whose `until` is not
+after its `ended` was not certainly held. A program that does not know when it claimed a task writes an early moment as
+`began`, and as `ended` the moment when it got the task. A claim without an answer may be missing, because its owner
+does not know the task. After a call without an answer, a program registers again before it claims again.
 
 At the end, one process writes what is left, with one line for each task and one for each effect:
 
