@@ -8,6 +8,7 @@ const LARGEST = 1_000; // jobs of one push
 const PERIODS = 4; // of which one push takes the jobs at most, when a producer is behind
 const RETRY_AFTER = 0.2; // seconds after a push that failed
 const LOOK = 0.25; // seconds between two looks for the file that ends a consumer
+const RECORD = 16; // bytes
 
 const monotonic = () => Number(process.hrtime.bigint()) / 1e9;
 
@@ -79,32 +80,34 @@ async function produce(peer, payloads, { plan, timing, first, log: file, mode })
   log.close();
 }
 
-/** The handler under load: a repetition is not counted as another job. */
+/**
+ * The handler under load: records each handled job and its repetitions, as RECORD of load.py; takes the latency of the
+ * first time. With `atOnce`, the record is in the file before the job ends.
+ */
 class LoadMeter {
-  constructor(numbers) {
-    this.numbers = numbers;
+  constructor(records, timing, atOnce) {
+    this.timing = timing;
+    this.atOnce = atOnce;
     this.seen = new Set();
-    this.handled = 0;
-    this.repeated = 0;
-    this.fresh = [];
+    this.unwritten = [];
     this.latencies = [];
     this.most = Infinity;
     this.seconds = Infinity;
     this.isOver = false;
     this.over = new Promise((resolve) => (this.end = resolve));
-    if (fs.existsSync(numbers)) {
-      const bytes = fs.readFileSync(numbers);
-      for (let at = 0; at + 4 <= bytes.length; at += 4) this.seen.add(bytes.readUInt32LE(at));
-    }
+    this.file = fs.openSync(records, "a");
+    const bytes = fs.readFileSync(records);
+    for (let at = 0; at + RECORD <= bytes.length; at += RECORD) this.seen.add(Number(bytes.readBigUInt64LE(at)));
   }
 
   handle(payload) {
-    if (this.seen.has(payload.number)) {
-      this.repeated += 1;
-    } else {
+    const record = Buffer.alloc(RECORD);
+    record.writeBigUInt64LE(BigInt(payload.number), 0);
+    record.writeDoubleLE(monotonic() - this.timing.origin, 8);
+    this.unwritten.push(record);
+    if (this.atOnce) this.write();
+    if (!this.seen.has(payload.number)) {
       this.seen.add(payload.number);
-      this.handled += 1;
-      this.fresh.push(payload.number);
       this.latencies.push((monotonic() - payload.pushed) * 1000);
     }
     return { delay: payload.arr_delay };
@@ -113,11 +116,14 @@ class LoadMeter {
   line() {
     const sorted = this.latencies.sort((left, right) => left - right);
     const at = (share) => Math.round(sorted[Math.floor(share * (sorted.length - 1))] * 100) / 100;
-    fs.appendFileSync(this.numbers, Buffer.from(Uint32Array.from(this.fresh).buffer));
     this.latencies = [];
-    this.fresh = [];
-    const marks = sorted.length ? { p50: at(0.5), p99: at(0.99), most: at(1) } : {};
-    return { handled: this.handled, repeated: this.repeated, ...marks };
+    this.write();
+    return sorted.length ? { p50: at(0.5), p99: at(0.99), most: at(1) } : {};
+  }
+
+  write() {
+    fs.writeSync(this.file, this.unwritten.length === 1 ? this.unwritten[0] : Buffer.concat(this.unwritten));
+    this.unwritten = [];
   }
 
   finish() {
@@ -127,8 +133,8 @@ class LoadMeter {
 }
 
 /** Works until the file that ends it exists. */
-async function consume(peer, { timing, log: file, mode }) {
-  const meter = new LoadMeter(file.replace(/\.[^.]*$/, ".numbers"));
+async function consume(peer, { timing, log: file, at_once: atOnce, mode }) {
+  const meter = new LoadMeter(file.replace(/\.[^.]*$/, ".records"), timing, atOnce);
   const log = new Log(file, timing, () => meter.line());
   const look = setInterval(() => fs.existsSync(`${file}.stop`) && meter.finish(), LOOK * 1000);
   try {

@@ -8,11 +8,11 @@ import json
 import os
 import sys
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from struct import Struct
 from threading import Event, Thread
 from typing import Any
 
@@ -23,6 +23,7 @@ LARGEST = 1_000  # jobs of one push
 PERIODS = 4  # of which one push takes the jobs at most, when a producer is behind
 RETRY_AFTER = 0.2  # seconds after a push that failed
 LOOK = 0.25  # seconds between two looks for the file that ends a consumer
+RECORD = Struct("<Qd")  # a job's number and the second of the run; no record crosses a page, so none is torn
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,43 +129,44 @@ class Producer:
 
 
 class LoadMeter(Meter):
-    """The handler under load: notes the numbers of the jobs, so that a repetition is not counted as another job."""
+    """The handler under load: records each handled job and its repetitions; takes the latency of the first time.
 
-    def __init__(self, numbers: Path) -> None:
+    With `at_once`, the record is in the file before the job ends, so that a SIGKILL of the worker loses none.
+    """
+
+    def __init__(self, records: Path, timing: Timing, *, at_once: bool) -> None:
         super().__init__()
-        self._numbers = numbers
+        self._timing = timing
+        self._at_once = at_once
         self._seen = bytearray()
-        self._repeated = 0
-        self._new = array("I")
-        if numbers.exists():
-            earlier = array("I")
-            earlier.frombytes(numbers.read_bytes())
-            for number in earlier:
-                self._note(number)
+        self._unwritten = bytearray()
+        self._file = os.open(records, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for number, _ in RECORD.iter_unpack(records.read_bytes()):
+            self._note(number)
 
     def handle(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Does a job."""
         delay = (time.monotonic() - payload["pushed"]) * 1000
         with self._lock:
+            self._unwritten += RECORD.pack(payload["number"], self._timing.now())
+            if self._at_once:
+                self._write()
             if self._note(payload["number"]):
-                self.handled += 1
-                self._new.append(payload["number"])
                 self.latencies.append(delay)
-            else:
-                self._repeated += 1
         return {"delay": payload.get("arr_delay")}
 
     def line(self) -> dict[str, Any]:
-        """The line of the log: totals of this process, and the latencies since the last line."""
+        """The line of the log: the latencies since the last line."""
         with self._lock:
             latencies, self.latencies = self.latencies, []
-            new, self._new = self._new, array("I")
-            totals = {"handled": self.handled, "repeated": self._repeated}
-        with self._numbers.open("ab") as file:
-            file.write(new.tobytes())
+            self._write()
         latencies.sort()
         marks = {name: latencies[int(share * (len(latencies) - 1))] for name, share in SHARES} if latencies else {}
-        return {**totals, **{name: round(value, 2) for name, value in marks.items()}}
+        return {name: round(value, 2) for name, value in marks.items()}
+
+    def _write(self) -> None:
+        os.write(self._file, self._unwritten)
+        self._unwritten.clear()
 
     def _note(self, number: int) -> bool:
         """Whether a number is new."""
@@ -177,9 +179,9 @@ class LoadMeter(Meter):
 SHARES = (("p50", 0.5), ("p99", 0.99), ("most", 1.0))
 
 
-async def consume(peer: Peer, timing: Timing, file: Path) -> None:
+async def consume(peer: Peer, timing: Timing, file: Path, *, at_once: bool) -> None:
     """Works until the file that ends it exists."""
-    meter = LoadMeter(file.with_suffix(".numbers"))
+    meter = LoadMeter(file.with_suffix(".records"), timing, at_once=at_once)
     log = Log(file, timing, meter.line)
     loop = asyncio.get_running_loop()
     ended = Event()

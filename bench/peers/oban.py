@@ -10,10 +10,15 @@ import uvloop
 from bench.peers.program import Job, Meter, Peer, Program
 
 QUEUE = "default"
+RESCUE_EVERY = 2.0  # seconds between two looks for jobs to rescue, with a lease
 
 
 class Oban(Peer):
-    """Modes: `limit` of jobs that run at once in a queue."""
+    """Modes: `limit` of jobs that run at once in a queue; `lease`, seconds after which a running job is rescued.
+
+    With a lease, the instance keeps its node name over restarts. An instance with another name has to wait until the
+    leadership of a killed one expires (30 s), and only the leader rescues jobs.
+    """
 
     async def open(self, dsn: str) -> None:
         """Its pool, an instance that only enqueues, and a worker class that calls the current meter."""
@@ -39,7 +44,10 @@ class Oban(Peer):
     async def work(self, meter: Meter) -> None:
         """An instance with one queue."""
         self._meter = meter
-        async with oban.Oban(pool=self._pool, queues={QUEUE: self.mode["limit"]}, name="worker"):
+        options: dict[str, Any] = {}
+        if lease := self.mode.get("lease"):
+            options = {"node": "worker", "lifeline": {"interval": RESCUE_EVERY, "rescue_after": lease}}
+        async with oban.Oban(pool=self._pool, queues={QUEUE: self.mode["limit"]}, name="worker", **options):
             await meter.over.wait()
 
     async def recover(self, dsn: str) -> None:

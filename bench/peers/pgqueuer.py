@@ -15,10 +15,14 @@ from pgqueuer.types import QueueExecutionMode
 from bench.peers.program import Job, Meter, Peer, Program
 
 ENTRYPOINT = "bench"
+LOOK = timedelta(seconds=2)  # between two looks of an idle consumer, with a lease
 
 
 class Pgqueuer(Peer):
-    """Modes: `batch` size of a dequeue; `consumers` in one process; `limit` of jobs that run at once; `concurrency`."""
+    """Modes: `batch` size of a dequeue; `consumers` in one process; `limit` of jobs that run at once; `concurrency`.
+
+    `lease`: seconds without a heartbeat after which a job is handed out again.
+    """
 
     async def open(self, dsn: str) -> None:
         """A connection for pushes; every consumer opens one of its own, as its driver closes it at the end."""
@@ -58,13 +62,21 @@ class Pgqueuer(Peer):
 
     async def _run(self, meter: Meter, how: QueueExecutionMode) -> None:
         """Runs consumers until they end; shuts them down when the meter is over."""
+        options: dict[str, timedelta] = {}
+        if lease := self.mode.get("lease"):
+            options = {"heartbeat_timeout": timedelta(seconds=lease), "dequeue_timeout": LOOK}
         consumers = [await self._consumer(meter) for _ in range(self.mode.get("consumers", 1))]
         over = asyncio.create_task(meter.over.wait())
         over.add_done_callback(lambda _: [consumer.shutdown.set() for consumer in consumers])
         try:
             await asyncio.gather(
                 *(
-                    consumer.run(batch_size=self.mode["batch"], mode=how, max_concurrent_tasks=self.mode.get("limit"))
+                    consumer.run(
+                        batch_size=self.mode["batch"],
+                        mode=how,
+                        max_concurrent_tasks=self.mode.get("limit"),
+                        **options,
+                    )
                     for consumer in consumers
                 )
             )

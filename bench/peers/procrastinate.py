@@ -8,9 +8,14 @@ import procrastinate
 
 from bench.peers.program import Job, Meter, Peer, serve
 
+RETRY_STALLED = "* * * * * */2"  # every two seconds
+
 
 class Procrastinate(Peer):
-    """Modes: `concurrency` of the worker; `delete`, which finished jobs it deletes (never unless said)."""
+    """Modes: `concurrency` of the worker; `delete`, which finished jobs it deletes (never unless said).
+
+    `lease`: seconds without a heartbeat of the worker after which a periodic task retries its jobs.
+    """
 
     async def open(self, dsn: str) -> None:
         """The app, with a task that calls the current meter."""
@@ -55,12 +60,17 @@ class Procrastinate(Peer):
     async def _run(self, meter: Meter, *, wait: bool) -> None:
         """Runs the worker until it ends, or the meter is over: then it is cancelled, which stops it gracefully."""
         self._meter = meter
+        options: dict[str, float] = {}
+        if lease := self.mode.get("lease"):
+            self._retry_stalled_jobs(lease)
+            options = {"update_heartbeat_interval": lease / 2, "stalled_worker_timeout": lease}
         worker = asyncio.create_task(
             self._app.run_worker_async(
                 wait=wait,
                 concurrency=self.mode["concurrency"],
                 delete_jobs=self.mode.get("delete", "never"),
                 install_signal_handlers=False,
+                **options,
             )
         )
         over = asyncio.create_task(meter.over.wait())
@@ -69,6 +79,16 @@ class Procrastinate(Peer):
             worker.cancel()
         over.cancel()
         await asyncio.gather(worker, over, return_exceptions=True)
+
+    def _retry_stalled_jobs(self, lease: float) -> None:
+        """The periodic task of its guide "Retry stalled jobs", more often than there."""
+
+        async def retry_stalled_jobs(**_: int) -> None:
+            for job in await self._app.job_manager.get_stalled_jobs(seconds_since_heartbeat=lease):
+                await self._app.job_manager.retry_job(job)
+
+        task = self._app.task(name="retry_stalled_jobs", queueing_lock="retry_stalled_jobs")(retry_stalled_jobs)
+        self._app.periodic(cron=RETRY_STALLED)(task)
 
 
 if __name__ == "__main__":

@@ -184,11 +184,11 @@ class Program:
 
         await load.Producer(self._peer, self._jobs, self._dsn, first).run(plan, load.Timing(**timing), Path(log))
 
-    async def do_consume(self, timing: dict[str, float], log: str) -> None:
-        """Works as an idle worker until the file `log`.stop exists, and logs what was handled each second."""
+    async def do_consume(self, timing: dict[str, float], log: str, at_once: bool) -> None:
+        """Works as an idle worker until the file `log`.stop exists; records jobs each second, or each at once."""
         from bench.peers import load
 
-        await load.consume(self._peer, load.Timing(**timing), Path(log))
+        await load.consume(self._peer, load.Timing(**timing), Path(log), at_once=at_once)
 
     def _taken(self, count: int) -> list[Job]:
         if count > len(self._jobs):

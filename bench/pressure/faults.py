@@ -1,23 +1,21 @@
 """The section `faults`: what becomes of the jobs of each queue whose worker, server or network fails again and again.
 
-Each queue has its worker in the mode of the section `pressure`, which a supervisor starts again a second after its end.
-TaskQ's worker has a lease of ten seconds. The others have their own times after which they hand out the jobs of a dead
-worker again: 30 seconds for pgqueuer, an hour for Oban, four hours for graphile-worker, and none for procrastinate.
-A job is missing if its push was acknowledged, and no handler had it within 45 seconds of the last push. It is repeated
-if a handler had it again: every queue does that to jobs whose worker dies. What a queue does about effects of such jobs
-is not measured here.
+Each queue has its worker in the mode of the section `pressure`. A supervisor starts the worker again a second after its
+end. Each queue that can be told to notices a dead worker after ten seconds; see `NOTICES`. A job is missing if its push
+was acknowledged, and no handler had it within 45 seconds of the last push. It is repeated if a handler had it again:
+every queue does that to jobs whose worker dies. What a queue does about effects of such jobs is not measured here.
 """
 
-import os
 import random
-import signal
+import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -30,42 +28,39 @@ from bench.pressure import runs
 from bench.pressure.lineup import LINEUP
 from bench.pressure.runs import Scale
 from bench.pressure.section import Figures
-from bench.pressure.shapes import Shape, Site, Way
+from bench.pressure.shapes import Shape, Site, Way, in_background
+from demo.postgres import EmbeddedPostgresError
 from tests.faults.tcp_proxy import TcpProxy
 
 RATE = 2_000.0  # jobs a second at most: the faults are to be compared, and not the speed
 SLOWER = {"procrastinate": 400.0}  # half of what it handles with nothing else to do, or less
-LEASE = 10.0  # seconds of TaskQ's worker; its default of five minutes is longer than the section waits
+LEASE = 10.0  # seconds after which a queue notices a dead worker, if it can be told
 COMPARED = ("taskq", "graphile-worker", "pgqueuer", "oban", "procrastinate")
-COLUMNS = (
-    "missing after 45 s",
-    "repeated",
-    "pushes refused, jobs",
-    "handled/s before, in, after",
-    "caught up after, s",
-    "starts of the worker",
+NOTICES: Mapping[str, str] = MappingProxyType(
+    {
+        "taskq": "10 s (`lease`; default 5 min)",
+        "graphile-worker": "4 h (fixed)",
+        "pgqueuer": "10 s (`heartbeat_timeout`, `dequeue_timeout` of 2 s; default 30 s each)",
+        "oban": "10 s (`rescue_after` of `lifeline`, a look every 2 s; default 5 min, every minute)",
+        "procrastinate": "10 s (`seconds_since_heartbeat` of the periodic task that its guide suggests, here every 2 s;"
+        " default 30 s, and never without that task)",
+    }
 )
+FAILED = "failed"
 
 
 def _repeatedly(every: float, strike: Callable[[Site], None]) -> Callable[[Site], AbstractContextManager[None]]:
-    """A fault that strikes at once, and then again and again, from a thread."""
+    """A fault that strikes at once, and then again and again. Its error fails the run."""
 
     @contextmanager
     def act(site: Site) -> Iterator[None]:
-        over = Event()
-
-        def repeat() -> None:
+        def repeat(over: Event) -> None:
             strike(site)
             while not over.wait(every):
                 strike(site)
 
-        thread = Thread(target=repeat, daemon=True)
-        thread.start()
-        try:
+        with in_background(repeat):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     return act
 
@@ -75,8 +70,7 @@ def _kill_consumer(site: Site) -> None:
 
 
 def _crash(site: Site) -> None:
-    os.killpg(os.getpgid(site.server.pid), signal.SIGKILL)
-    site.server.stop()
+    site.server.kill()
     site.server.start()
 
 
@@ -117,7 +111,7 @@ FAULTS = {
     shape.name: shape
     for shape in (
         Shape("worker-kills", "The worker is killed by SIGKILL, every 3 s", _repeatedly(3.0, _kill_consumer), _usual),
-        Shape("crash", "The server is killed by SIGKILL, every 5 s", _repeatedly(5.0, _crash), _usual),
+        Shape("crash", "The server is killed by SIGKILL, 5 s after each start", _repeatedly(5.0, _crash), _usual),
         Shape("cut", "All connections are cut each second", _repeatedly(1.0, _cut), _usual, way=Way.PROXY),
         Shape(
             "silent",
@@ -137,41 +131,63 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    """Runs each fault over each queue, and prints a table per fault."""
-    scale = Scale(rate=options.rate, seconds=options.seconds)
+    """Runs each fault over each queue, and prints a table with a row per queue. The details go to standard error."""
+    scale = Scale(rate=options.rate, seconds=options.seconds, at_once=True)
+    shapes = [FAULTS[name] for name in options.faults]
     with tempfile.TemporaryDirectory(prefix="taskq-bench-") as folder:
         payloads = write_payloads(Path(folder), scale.backlog)
         names = options.only or COMPARED
         by_spec = {LINEUP[name].spec.name: name for name in names}
-        peers = installed([LINEUP[name].spec for name in names], options.cache, payloads)
-        for shape in (FAULTS[name] for name in options.faults):
-            print(f"\n{shape.title}\n\n| | {' | '.join(COLUMNS)} |\n|---" + "|--:" * len(COLUMNS) + "|", flush=True)
-            for peer in peers:
-                print(_row(by_spec[peer.spec.name], peer, shape, scale), flush=True)
+        peers = {
+            by_spec[peer.spec.name]: peer
+            for peer in installed([LINEUP[n].spec for n in names], options.cache, payloads)
+        }
+        print(f"\n| | {' | '.join(shape.title for shape in shapes)} |\n|---" + "|--:" * len(shapes) + "|", flush=True)
+        for name, peer in peers.items():
+            cells = [_cell(name, peer, shape, scale) for shape in shapes]
+            print(f"| {peer.spec.name} | {' | '.join(cells)} |", flush=True)
+    print(f"\n{legend(list(peers), scale)}", flush=True)
 
 
-def _row(name: str, peer: Started, shape: Shape, scale: Scale) -> str:
-    scale = replace(scale, rate=min(scale.rate, SLOWER.get(name, RATE)))
+def _cell(name: str, peer: Started, shape: Shape, scale: Scale) -> str:
+    contender = replace(LINEUP[name], mode={**LINEUP[name].mode, "lease": LEASE})
+    rate = _rate(name, scale)
     try:
-        contender = LINEUP[name]
-        if name == "taskq":
-            contender = replace(contender, mode={**contender.mode, "lease": LEASE})
-        found = runs.run(contender, peer, shape, scale, 2 * scale.rate)
-    except (PeerFailedError, psycopg.Error) as error:
-        return f"| {peer.spec.name} | failed: {str(error).splitlines()[0]} |"
-    return f"| {peer.spec.name} | " + " | ".join(cells(found)) + " |"
+        found = runs.run(contender, peer, shape, replace(scale, rate=rate), 2 * rate)
+    except (PeerFailedError, EmbeddedPostgresError, psycopg.Error, OSError) as error:
+        print(f"{peer.spec.name}, {shape.name}: {FAILED}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return FAILED
+    print(f"{peer.spec.name}, {shape.name}: {details(found)}", file=sys.stderr, flush=True)
+    return cell(found)
 
 
-def cells(found: dict[str, Any]) -> list[str]:
-    """The figures of a run, in the order of `COLUMNS`."""
-    figures, end = Figures(found), found["end"]
-    rates = [runs.mean(found, "rate", since, until) for since, until in ((2, found["begin"]), (found["begin"], end))]
-    rates.append(runs.mean(found, "rate", end, found["until"]))
-    return [
-        f"{found['missing']:,}",
-        f"{found['repeated']:,}",
-        f"{found['failed']:,}",
-        ", ".join(f"{rate:,.0f}" for rate in rates),
-        figures.number(figures.recovery()),
-        f"{1 + found['restarts']['consumer']}",
-    ]
+def _rate(name: str, scale: Scale) -> float:
+    return min(scale.rate, SLOWER.get(name, RATE))
+
+
+def cell(found: dict[str, Any]) -> str:
+    """The figures of a run, in the order that the legend says."""
+    return f"{found['missing']:,} / {found['repeated']:,} / {found['pause']:.1f} s"
+
+
+def details(found: dict[str, Any]) -> str:
+    """The figures of a run that the table has no room for."""
+    begin, end = found["begin"], found["end"]
+    spans = ((2, begin), (begin, end), (end, found["until"]))
+    rates = ", ".join(f"{runs.mean(found, 'rate', *span):,.0f}" for span in spans)
+    recovery = Figures.number(Figures(found).recovery())
+    return (
+        f"{cell(found)}, pushed {found['pushed']:,}, refused {found['failed']:,}, handled/s before, in, after"
+        f" {rates}, caught up after {recovery} s, {1 + found['restarts']['consumer']} workers"
+    )
+
+
+def legend(names: Sequence[str], scale: Scale) -> str:
+    """What the cells mean, and what each queue was told."""
+    rates = ", ".join(f"{LINEUP[name].spec.name} {_rate(name, scale):,.0f}" for name in names)
+    notices = "; ".join(f"{LINEUP[name].spec.name} {NOTICES.get(name, 'its default')}" for name in names)
+    return (
+        f"Each cell: jobs missing {runs.SETTLE:.0f} s after the last push / jobs handled again / longest time without a"
+        f" handled job. Each fault lasts {scale.seconds:.0f} s. Jobs pushed a second: {rates}. A queue hands out the"
+        f" jobs of a dead worker again after: {notices}."
+    )

@@ -3,14 +3,17 @@
 import json
 import tempfile
 import time
-from array import array
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import ceil
 from pathlib import Path
 from statistics import median
 from threading import Event
 from typing import Any
 
+from bench.peers.load import RECORD
 from bench.peers.process import Process
 from bench.peers.sites import Started
 from bench.pressure.lineup import Contender
@@ -40,6 +43,7 @@ class Scale:
     seconds: float = 30.0
     lead: float = 2.0  # seconds for the start of the worker, before the first push
     backlog: int = BACKLOG
+    at_once: bool = False  # whether a handled job is on record before it ends, or within a second
     programs: Path | None = None
 
     @property
@@ -88,7 +92,13 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
             "produce",
             lambda life: arguments(plan=plan, log=str(files.produced), first=life * LIVES),
         )
-        consumer = Service(started, address, files.errors, "consume", lambda _life: arguments(log=str(files.consumed)))
+        consumer = Service(
+            started,
+            address,
+            files.errors,
+            "consume",
+            lambda _life: arguments(log=str(files.consumed), at_once=scale.at_once),
+        )
         site.kill_consumer = consumer.kill
         for service in (consumer, producer):
             service.start()
@@ -109,6 +119,7 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
         consumer.stop()
         log.stop()
         found = _merge(files, log, begin, end)
+        found["pause"] = _pause(files, begin, timing["until"])
     found["restarts"] = {"producer": len(producer.failures), "consumer": len(consumer.failures)}
     found["errors"] = sorted({failure[:200] for failure in producer.failures + consumer.failures})[:3]
     found["until"] = timing["until"]
@@ -132,7 +143,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.produced = folder / "producer.jsonl"
         self.consumed = folder / "consumer.jsonl"
-        self.numbers = folder / "consumer.numbers"
+        self.records = folder / "consumer.records"
         self.stop = folder / "consumer.jsonl.stop"
         self.errors = folder / "errors.txt"
 
@@ -140,20 +151,15 @@ class Files:
         """First number and count of each push that was acknowledged."""
         return [(first, count) for line in lines(self.produced) for first, count in line["ranges"]]
 
-    def handled(self) -> bytearray:
-        """A one for each number of a job that was handled."""
-        numbers = array("I")
-        if self.numbers.exists():
-            numbers.frombytes(self.numbers.read_bytes())
-        found = bytearray(max(numbers, default=0) + 1)
-        for number in numbers:
-            found[number] = 1
-        return found
+    def handled(self) -> list[tuple[int, float]]:
+        """Number and moment of each handled job, and of each repetition."""
+        written = self.records.read_bytes() if self.records.exists() else b""
+        return list(RECORD.iter_unpack(written))
 
     def missing(self) -> int:
         """How many jobs were pushed and not handled yet."""
-        handled = self.handled()
-        return sum(count - sum(handled[first : first + count]) for first, count in self.pushed())
+        handled = {number for number, _ in self.handled()}
+        return sum(number not in handled for first, count in self.pushed() for number in range(first, first + count))
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -179,8 +185,11 @@ def _merge(files: Files, log: ServerLog, begin: float, end: float) -> dict[str, 
     """The samples of a run as columns, and its totals."""
     produced, consumed = _by_tick(lines(files.produced)), _by_tick(lines(files.consumed))
     ticks = range(1, max([*produced, *consumed, 1]) + 1)
-    pushed, handled = _totals(produced, "pushed", ticks), _totals(consumed, "handled", ticks)
-    rates = [after - before for before, after in zip([0.0, *handled], handled, strict=False)]
+    records = files.handled()
+    first = dict(reversed(records))  # the moment of the first time
+    moments = Counter(max(1, ceil(at / EVERY)) for at in first.values())
+    rates = [float(moments[tick]) for tick in ticks]
+    pushed, handled = _totals(produced, "pushed", ticks), list(accumulate(rates))
     samples: dict[str, Series] = {
         "at": [tick * EVERY for tick in ticks],
         "depth": [max(0.0, there - done) for there, done in zip(pushed, handled, strict=True)],
@@ -199,10 +208,16 @@ def _merge(files: Files, log: ServerLog, begin: float, end: float) -> dict[str, 
         "samples": {name: [_short(value) for value in series] for name, series in samples.items()},
         "pushed": sum(count for _, count in ranges),
         "failed": sum(_last_of_each(lines(files.produced), "failed")),
-        "handled": sum(files.handled()),
-        "repeated": sum(_last_of_each(lines(files.consumed), "repeated")),
+        "handled": len(first),
+        "repeated": len(records) - len(first),
         "missing": files.missing(),
     }
+
+
+def _pause(files: Files, begin: float, until: float) -> float:
+    """The longest time in which no job was handled, from the begin of the pressure to the last push."""
+    moments = sorted(at for _, at in files.handled() if begin < at < until)
+    return max(after - before for before, after in pairwise([begin, *moments, until]))
 
 
 def _short(value: float | None) -> float | None:

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from threading import Event, Thread
+from threading import Event
 
 import psycopg
 
@@ -72,6 +73,20 @@ class Shape:
 
 
 @contextmanager
+def in_background(work: Callable[[Event], None], threads: int = 1) -> Iterator[None]:
+    """Run `work` in threads until the block ends, which sets the event. Then raise the error of a thread."""
+    over = Event()
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(work, over) for _ in range(threads)]
+        try:
+            yield
+        finally:
+            over.set()
+    for thread in running:
+        thread.result()
+
+
+@contextmanager
 def _nothing(_site: Site) -> Iterator[None]:
     yield
 
@@ -88,39 +103,29 @@ def _idle_in_transaction(site: Site) -> Iterator[None]:
 @contextmanager
 def _readers(site: Site) -> Iterator[None]:
     """Readers that count the waiting jobs again and again, each in one REPEATABLE READ transaction."""
-    over = Event()
 
-    def read() -> None:
+    def read(over: Event) -> None:
         with site.connect() as conn:
             conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             while not over.wait(SCAN_EVERY):
                 conn.execute(f"SELECT count(*) FROM {site.table}".encode())
 
-    threads = [Thread(target=read, daemon=True) for _ in range(READERS)]
-    for thread in threads:
-        thread.start()
-    yield
-    over.set()
-    for thread in threads:
-        thread.join()
+    with in_background(read, READERS):
+        yield
 
 
 @contextmanager
 def _kills(site: Site) -> Iterator[None]:
     """Ends each session of the peer that is at work at this moment, twice a second."""
-    over = Event()
 
-    def kill() -> None:
+    def kill(over: Event) -> None:
         with psycopg.connect(site.server.dsn, autocommit=True, application_name=NAME) as conn:
             while not over.wait(KILL_EVERY):
                 ended = conn.execute(KILL, (site.database, NAME)).fetchall()
                 site.notes["killed"] = site.notes.get("killed", 0) + len(ended)
 
-    thread = Thread(target=kill, daemon=True)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
+    with in_background(kill):
+        yield
 
 
 @contextmanager
