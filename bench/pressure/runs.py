@@ -1,6 +1,7 @@
 """One run: a peer on a server of its own, a producer and a consumer, and a shape of pressure in the middle."""
 
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ DATABASE = "bench"
 EVERY = 1.0  # seconds between two samples
 OPENED_WITHIN = 60.0  # seconds for the start of both programs
 SETTLE = 45.0  # most seconds after the last push in which jobs may still be handled
+QUIET = 15.0  # seconds without progress after which a backlog counts as left
 BACKLOG = 40_000  # jobs of the drain that measures what a peer can handle
 BOX = 4.0  # its seconds, for peers that do not end by themselves
 LIVES = 10_000_000  # numbers of jobs for each life of a producer
@@ -43,6 +45,7 @@ class Scale:
     seconds: float = 30.0
     lead: float = 2.0  # seconds for the start of the worker, before the first push
     backlog: int = BACKLOG
+    patience: float = 0.0  # more seconds than SETTLE in which a slow queue may handle its backlog
     at_once: bool = False  # whether a handled job is on record before it ends, or within a second
     programs: Path | None = None
 
@@ -113,7 +116,7 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
             relieved = time.monotonic() - timing["origin"] if shape.name == "restart" else end
             _wait(timing["origin"] + end)
         _wait(timing["origin"] + timing["until"])
-        _settle(files, timing["origin"] + timing["until"])
+        _settle(files, timing["origin"] + timing["until"], scale.patience)
         producer.stop()
         files.stop.touch()
         consumer.stop()
@@ -174,10 +177,14 @@ def _wait(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))  # the pressure follows a time table
 
 
-def _settle(files: Files, last_push: float) -> None:
-    """Waits until each job that was pushed is handled, for a while."""
+def _settle(files: Files, last_push: float, patience: float) -> None:
+    """Waits until each job that was pushed is handled, for a while; with patience, longer if their number falls."""
     time.sleep(2 * EVERY)  # for the last line of the producer
-    while files.missing() and time.monotonic() < last_push + SETTLE:
+    deadline, least = last_push + SETTLE, sys.maxsize
+    while (missing := files.missing()) and time.monotonic() < deadline:
+        if missing < least:
+            least = missing
+            deadline = max(deadline, min(time.monotonic() + QUIET, last_push + SETTLE + patience))
         time.sleep(EVERY)  # the programs of the queues report by files, which send no event
 
 
