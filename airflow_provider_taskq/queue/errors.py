@@ -111,7 +111,10 @@ _PROCESS = re.compile(r"^\D*(\d+)", re.MULTILINE)
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise errors of PostgreSQL inside the block as the queue's own errors, with the original as cause."""
+    """Raise errors of PostgreSQL inside the block as the queue's own errors, with the original as cause.
+
+    Reduce the original to its first message, also if the queue has no error for it.
+    """
     try:
         yield
     except UnicodeEncodeError as error:
@@ -120,9 +123,16 @@ def translate_errors() -> Iterator[None]:
         raise
     except psycopg.Error as error:
         own = to_queue_error(error)
+        _hide_values(error)
         if own is None:
             raise
         raise own from error
+
+
+def _hide_values(error: psycopg.Error) -> None:
+    # DETAIL has whole rows and CONTEXT has parameters, both with payloads. Tracebacks also print the causes of errors.
+    if message := error.diag.message_primary:
+        error.args = (message,)  # `diag` keeps the rest
 
 
 def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:

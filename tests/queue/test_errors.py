@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -11,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.queue import (
     LeaseLost,
+    NewTask,
     NotHeld,
     Owner,
     Result,
@@ -193,6 +195,38 @@ def test_an_error_keeps_the_error_of_postgresql_as_its_cause(queue: TaskQueue) -
     with pytest.raises(TaskQueueError) as error:
         queue.push("nowhere", ["a"])
     assert isinstance(error.value.__cause__, psycopg.Error)
+
+
+@pytest.fixture
+def telling_queue(dsn: str) -> Iterator[TaskQueue]:
+    """A queue whose server puts the parameters of a failed statement into the error."""
+    with connect(dsn, autocommit=True, options="-c log_parameter_max_length_on_error=-1") as conn:
+        yield TaskQueue(conn)
+
+
+def test_the_traceback_of_an_error_has_no_parameter_of_the_statement(telling_queue: TaskQueue) -> None:
+    with pytest.raises(TaskQueueError) as error:
+        telling_queue.push("nowhere", [NewTask("a", {"secret": SECRET})])
+    cause = error.value.__cause__
+    assert isinstance(cause, psycopg.Error)
+    assert SECRET in (cause.diag.context or "")  # the server has sent it
+    text = "".join(traceback.format_exception(error.value))
+    assert "UnknownTopic" in text
+    assert SECRET not in text
+
+
+def test_the_traceback_of_an_error_that_the_queue_does_not_translate_has_no_parameter_of_the_statement(
+    telling_queue: TaskQueue, queue: TaskQueue, session: TaskQueue
+) -> None:
+    session.conn.execute("LOCK TABLE taskq_internal.task IN ACCESS EXCLUSIVE MODE")
+    telling_queue.conn.execute("SET lock_timeout = '10ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable) as error:
+        telling_queue.push("work", [NewTask("a", {"secret": SECRET})])
+    session.conn.rollback()
+    assert SECRET in (error.value.diag.context or "")
+    assert SECRET not in "".join(traceback.format_exception(error.value))
+    assert sentence(error.value) == error.value.diag.message_primary
+    assert queue.page("work") == []
 
 
 def test_a_connection_that_died_is_no_error_of_the_queue(queue: TaskQueue, session: TaskQueue) -> None:

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
@@ -14,7 +15,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Owner, Result, Severity, State, Task, TaskQueue, TaskQueueError, connect
+from airflow_provider_taskq.queue import (
+    NewTask,
+    Owner,
+    Result,
+    Severity,
+    State,
+    Task,
+    TaskQueue,
+    TaskQueueError,
+    connect,
+)
 from tests.queue.conftest import (
     InBackground,
     await_lock_wait,
@@ -271,6 +282,18 @@ def test_the_error_of_a_push_after_a_killed_move_names_the_functions_that_finish
     kill_mover(queue, dsn, "close_shared_tables")
     with pytest.raises(TaskQueueError, match="own_partition finishes the move, and shared_partition undoes it"):
         queue.push("work", ["a"])
+
+
+def test_the_error_of_a_push_after_a_killed_move_shows_no_payload(queue: TaskQueue, dsn: str) -> None:
+    """PostgreSQL's detail has the whole row, and a traceback prints the error of PostgreSQL as the cause."""
+    task = NewTask("a", {"secret": "markedpayload0815"})  # not in a line of the traceback
+    kill_mover(queue, dsn, "close_shared_tables")
+    with pytest.raises(TaskQueueError) as error:
+        queue.push("work", [task])
+    cause = error.value.__cause__
+    assert isinstance(cause, psycopg.Error)
+    assert "markedpayload0815" in (cause.diag.message_detail or "")
+    assert "markedpayload0815" not in "".join(traceback.format_exception(error.value))
 
 
 def push_to_two_topics(queue: TaskQueue, session: TaskQueue, background: InBackground[Any]) -> "Future[list[Task]]":

@@ -1,6 +1,7 @@
 """Follow-ups are pushed and released once, with the decisions of continued tasks."""
 
 import json
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,22 @@ def test_follow_ups_staged_during_the_commit_are_refused(
             staging.commit(stage_check(options, stage))
         late.rollback()
     assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(1,)]
+
+
+def test_the_error_of_a_follow_up_that_cannot_be_staged_shows_no_payload(dsn: str, sequences: list[int]) -> None:
+    payload = json.dumps({"secret": "markedpayload0815"})
+    pushed = json.dumps([{"topic": "next", "identifier": "late", "payload": payload}])
+    following = [{"sequence": sequences[0], "result": "SUCCESS", "push": pushed}]
+    no_stage: Any = None
+    with connect(dsn) as conn:
+        staging = FollowUpStager((no_stage, 0, 1), lambda: conn)
+        with pytest.raises(TaskQueueError) as error, translate_errors():
+            list(staging.stage_and_remove(iter([pa.RecordBatch.from_pylist(following)])))
+        conn.rollback()
+    cause = error.value.__cause__
+    assert isinstance(cause, psycopg.Error)
+    assert "markedpayload0815" in (cause.diag.context or "")
+    assert "markedpayload0815" not in "".join(traceback.format_exception(error.value))
 
 
 def test_a_consumer_without_push_rights_may_mark_a_decision_as_continued(
