@@ -265,6 +265,17 @@ def test_a_snooze_of_any_length_is_due_by_the_year_9999(queue: TaskQueue, delay:
     look(queue)
 
 
+@pytest.mark.parametrize("delay", ["4000000 months -120000000 days", "-4000000 months 120000000 days"])
+def test_a_snooze_whose_months_and_days_cancel_each_other_out_fails_no_batch(queue: TaskQueue, delay: str) -> None:
+    world = make_world(queue)
+    queue.conn.execute(
+        "SELECT taskq.complete(%s, %s, ARRAY[%s], '{1}', NULL, NULL, ARRAY[%s::interval])",
+        (world.owner.name, world.owner.fence, world.held, delay),
+    )
+    assert known(queue, world.held, "retries").state is State.READY
+    assert beyond(queue) == []
+
+
 @pytest.mark.parametrize(
     "retry",
     [

@@ -245,6 +245,27 @@ def test_a_consumer_of_a_topic_cannot_use_the_owner_of_another_role(queue: TaskQ
     queue.complete(theirs, {task.sequence: Result.SUCCESS})
 
 
+@pytest.mark.parametrize(
+    "grace",
+    [
+        "-1200 months 36001 days",  # positive where a month has 30 days, and negative when added to a moment
+        "-1200 months 36000 days 1 microsecond",
+        "1000000 months -29999999 days",  # beyond the range of a moment
+        "-178000000 years",
+        "178000000 years",
+        "-2147483648 days",
+        "2147483647 months -2147483648 days",
+    ],
+)
+def test_no_grace_lets_a_consumer_end_a_lease_that_has_not_lapsed(
+    queue: TaskQueue, limited: Limited, grace: str
+) -> None:
+    theirs = queue.register("theirs")
+    [task] = queue.poll("invoices", theirs)
+    assert run(limited("consumer"), "SELECT taskq.expire(%s::interval)", grace) == [(0,)]
+    assert [held.sequence for held in queue.held(theirs)] == [task.sequence]
+
+
 def test_a_consumer_of_a_topic_cannot_complete_by_the_sequence_of_another_topic(
     queue: TaskQueue, limited: Limited
 ) -> None:

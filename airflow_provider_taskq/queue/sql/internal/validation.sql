@@ -62,19 +62,21 @@ CREATE FUNCTION taskq_internal.clamp_moment(p_moment timestamptz) RETURNS timest
                 ELSE p_moment END
 $$;
 
--- Returns a duration that is compared with an age, limited to the range from 0 to 1,000 years. Returns NULL for NULL.
+-- Returns a duration that is compared with an age, limited to the range from 0 to 1,000 years. Returns NULL for NULL. The
+-- result has seconds only: months and days that cancel each other out in a comparison, where a month has 30 days, would
+-- still move a moment.
 CREATE FUNCTION taskq_internal.clamp_age(p_age interval) RETURNS interval LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_age > interval '365000 days' THEN interval '365000 days'
-                WHEN p_age < interval '0' THEN interval '0'
-                ELSE p_age END
+    SELECT CASE WHEN p_age IS NOT NULL
+                THEN make_interval(secs => least(greatest(extract(epoch FROM p_age), 0), 31536000000)::float8) END
 $$;
 
 -- Returns when a snoozed task is due: no later than the end of the year 9999.
 CREATE FUNCTION taskq_internal.snoozed_until(p_now timestamptz, p_delay interval) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT least(p_now + CASE WHEN p_delay > interval '3000000 days' THEN interval '3000000 days'
-                              WHEN p_delay < interval '-3650 days' THEN interval '-3650 days'
-                              ELSE p_delay END, timestamptz '9999-12-31 00:00Z')
+    SELECT CASE WHEN p_delay IS NOT NULL
+                THEN least(p_now + make_interval(secs => least(greatest(extract(epoch FROM p_delay), -315360000),
+                                                               259200000000)::float8),
+                           timestamptz '9999-12-31 00:00Z') END
 $$;
 
 -- Returns the greatest number of tasks that one call looks for. It is more than a call could return, and small enough
