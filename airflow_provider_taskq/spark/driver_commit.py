@@ -36,7 +36,7 @@ from airflow_provider_taskq.spark.follow_ups import FollowUpStager
 from airflow_provider_taskq.spark.staging import StagedAttempt, commit_with_retry
 from airflow_provider_taskq.spark.transforms import DECISION_ARROW_SCHEMA, decision_values
 from airflow_provider_taskq.spark.writers import CompleteWriter, complete_stage, stage_check
-from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, Release
+from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, Release, name_of
 from airflow_provider_taskq.worker.commit import (
     MAX_HOOK_SECONDS,
     NO_ABANDONED_HOOKS,
@@ -179,7 +179,7 @@ class DriverCommit:
             try:
                 call()
             except Exception:
-                logger.exception("after_commit failed, the decisions are committed: function=%s", call)
+                logger.exception("after_commit failed, the decisions are committed: function=%s", name_of(call))
         with suppress(psycopg.Error, TaskQueueError):  # without a notification, consumers find the tasks by polling
             if self._topics:
                 with writer.connection_info.connect(autocommit=True) as conn:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_taskq.queue import Decision, Insertion, InvalidTask, Junction, NewTask, Task, TaskQueue
@@ -275,9 +276,13 @@ def stack_of(thread: int) -> Callable[[], str]:
 
 
 def name_of(function: object) -> str:
-    """Return the name of a handler or a function, for logs and errors."""
-    name = getattr(function, "__qualname__", None) or getattr(function, "name", None)
-    return str(name) if name else repr(function)
+    """Return the name of a handler or a function, for logs and errors. It has no arguments of a partial."""
+    while isinstance(function, partial):
+        function = function.func
+    # Not the repr: that of a callable object may have anything.
+    return str(
+        getattr(function, "__qualname__", None) or getattr(function, "name", None) or type(function).__qualname__
+    )
 
 
 def tagged(task: Task, new: NewTask) -> NewTask:

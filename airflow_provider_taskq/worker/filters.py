@@ -30,7 +30,9 @@ class FilteringHandler:
         """Close the handler."""
         self._handler.close()
 
-    def __repr__(self) -> str:
+    @property
+    def name(self) -> str:
+        """The name of the handler, for logs and errors."""
         return name_of(self._handler)
 
 

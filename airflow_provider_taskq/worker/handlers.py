@@ -100,7 +100,9 @@ class FunctionHandler:
     def _call(self, task: Task, batch: Batch) -> Any:
         return self._function(task, batch) if self._takes_batch else self._function(task)
 
-    def __repr__(self) -> str:
+    @property
+    def name(self) -> str:
+        """The name of the function, for logs and errors."""
         return name_of(self._function)
 
 
@@ -122,7 +124,9 @@ class BatchFunctionHandler:
     def close(self) -> None:
         """Do nothing: the handler has no threads."""
 
-    def __repr__(self) -> str:
+    @property
+    def name(self) -> str:
+        """The name of the function, for logs and errors."""
         return name_of(self._function)
 
 

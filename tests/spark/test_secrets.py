@@ -3,7 +3,9 @@
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue
 from airflow_provider_taskq.spark import drain
+from airflow_provider_taskq.spark.driver_commit import DriverActions, DriverCommit
 
 pytestmark = [
     pytest.mark.slow,
@@ -94,3 +97,17 @@ def test_an_error_shows_neither_password_nor_payload(
     assert "InvalidTask" in everything
     assert MARK not in everything
     assert PASSWORD not in everything
+
+
+def test_a_function_that_fails_after_the_commit_is_logged_without_its_arguments(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def deliver(_: str) -> None:
+        raise OSError("no mailbox")
+
+    no_writer: Any = None
+    actions = DriverActions("deliveries", {}, after_commit_calls=(partial(deliver, PASSWORD),))
+    DriverCommit([actions]).after_commit(no_writer)
+    assert "after_commit failed" in caplog.text
+    assert "deliver" in caplog.text
+    assert PASSWORD not in caplog.text

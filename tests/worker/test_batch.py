@@ -3,11 +3,13 @@
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from airflow_provider_taskq.queue import InvalidTask, NewTask, Task
-from airflow_provider_taskq.worker import Batch, SupplementError, tagged
+from airflow_provider_taskq.worker import Batch, SupplementError, batch, each, filters, tagged
+from airflow_provider_taskq.worker.batches import name_of
 
 
 def task(sequence: int) -> Task:
@@ -110,3 +112,24 @@ def test_a_batch_reports_its_activities_and_cancels_them() -> None:
     thread.join()
     assert cancelled.is_set()
     assert batch.activities() == []
+
+
+def test_the_name_of_a_function_in_logs_has_no_value_of_the_program() -> None:
+    """The repr of a partial has its arguments, and a callable object may have anything in its repr."""
+
+    class Deliver:
+        def __repr__(self) -> str:
+            return "Deliver(key=opensesame4711)"
+
+        def __call__(self, _: object) -> None: ...
+
+    def send(_key: str, _: object, server: str) -> None:
+        assert server
+
+    function = partial(partial(send, "opensesame4711"), server="opensesame4711")
+    name = name_of(function)
+    assert name.endswith("send")
+    for made in (each(function), batch(function), each(function, threads=2), each(function, processes=1)):
+        assert name_of(made) == name_of(filters.partial(made, lambda _: True)) == name
+    assert name_of(Deliver()).endswith("Deliver")
+    assert name_of(each(Deliver())).endswith("Deliver")
