@@ -180,6 +180,12 @@ CONSUMES: dict[str, Callable[[TaskQueue, str, Owner], object]] = {
     "progress": lambda queue, topic, _: queue.progress("readers", topic, 0),
     "advance": lambda queue, topic, _: run(queue, "SELECT taskq.advance('readers', %s, 0, 0)", topic),
     "log_slice": lambda queue, topic, _: run(queue, "SELECT * FROM taskq.log_slice(%s, 0, 99)", topic),
+    "held_bounds": lambda queue, topic, owner: run(
+        queue, "SELECT * FROM taskq.held_bounds(%s, %s, %s, 4)", owner.name, owner.fence, topic
+    ),
+    "held_slice": lambda queue, topic, owner: run(
+        queue, "SELECT * FROM taskq.held_slice(%s, %s, %s, 0, 99)", owner.name, owner.fence, topic
+    ),
     "begin_drain": lambda queue, topic, owner: run(
         queue, "SELECT taskq.begin_drain('mine', %s, %s)", owner.fence, topic
     ),

@@ -21,7 +21,7 @@ RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql SET enable
 SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_owner_id bigint := taskq_internal.require_lease(p_owner, p_fence);
-    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.find_topic(p_topic)).topic_id END;
+    v_topic_id int := CASE WHEN p_topic IS NOT NULL THEN (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id END;
     v_deferred bigint[] := ARRAY(SELECT d.sequence FROM taskq_internal.deferred_task d WHERE d.fence = p_fence);
     v_left     bigint;
     v_size     bigint;
@@ -73,7 +73,7 @@ BEGIN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
     END IF;
     IF p_topic IS NOT NULL THEN
-        PERFORM taskq_internal.find_topic(p_topic);
+        PERFORM taskq_internal.accessible_topic(p_topic, 'UPDATE');
     END IF;
     v_deferred := ARRAY(SELECT d.sequence FROM taskq_internal.deferred_task d
                         WHERE d.fence = p_fence AND d.sequence BETWEEN p_low AND p_high);
