@@ -357,6 +357,19 @@ def test_a_reader_of_a_topic_gets_no_figures_and_no_view_of_all_topics(limited: 
             run(reader, f"SELECT * FROM taskq.{view}")
 
 
+def test_a_reader_of_a_topic_sees_no_owner_of_others_although_no_consumer_is_limited(
+    queue: TaskQueue, limited: Limited
+) -> None:
+    queue.register("theirs")
+    reader, consumer = limited("reader"), limited()
+    grant(queue, name_of(consumer), "consumer")
+    assert reader.owners() == []
+    assert reader.owner("theirs") is None
+    assert [owner.name for owner in consumer.owners()] == ["theirs"]
+    grant(queue, name_of(reader), "reader")
+    assert [owner.name for owner in reader.owners()] == ["theirs"]
+
+
 @pytest.mark.parametrize("kind", ["producer", "consumer", "reader"])
 def test_every_function_for_limited_roles_refuses_another_topic(queue: TaskQueue, limited: Limited, kind: str) -> None:
     """A function that is added later and does not check the topic fails here."""

@@ -249,6 +249,11 @@ CREATE FUNCTION taskq_internal.may_act_as(p_registered_by name) RETURNS boolean 
         OR taskq_internal.may_access_topic(NULL, 'UPDATE')
 $$;
 
+-- Returns whether the calling role may see the owners that other roles registered.
+CREATE FUNCTION taskq_internal.may_see_all_owners() RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT taskq_internal.may_access_all('SELECT, UPDATE') OR taskq_internal.may_access_topic(NULL, 'SELECT, UPDATE')
+$$;
+
 -- Secures the schema after an installation has replaced its functions. Only granted roles may call them. Public
 -- functions run with the owner's rights and do not use the caller's search path. Roles get their earlier grants again.
 -- JIT is off: before PostgreSQL 18 the planner adds a high cost for a disabled plan node, which would start a
