@@ -20,7 +20,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
 )
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.queue.errors import is_session_timeout, is_shortage, is_transient
+from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_shortage, is_transient
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
 from airflow_provider_taskq.worker.lease import InFlightBatch
@@ -40,7 +40,7 @@ class CommitHookInterrupted(Exception):
     """A commit hook failed with a transient error, `cause`, such as a deadlock or a statement_timeout."""
 
     def __init__(self, hook: CommitHook, cause: BaseException) -> None:
-        super().__init__(f"{name_of(hook.call)}: {type(cause).__name__}: {cause}")
+        super().__init__(f"{name_of(hook.call)}: {type(cause).__name__}: {first_line(cause)}")
         self.hook = hook
         self.cause = cause
 
@@ -291,7 +291,8 @@ class BatchCommitter:
             return attempts <= _MAX_QUIET_ATTEMPTS
         if not is_transient(error):
             return False
-        log.warning("batch not committed, will retry: attempt=%d error=%s: %s", attempts, type(error).__name__, error)
+        named = (type(error).__name__, first_line(error))
+        log.warning("batch not committed, will retry: attempt=%d error=%s: %s", attempts, *named)
         if attempts > _MAX_QUIET_ATTEMPTS:
             self._runtime.listeners.on_fatal(error)
         return True

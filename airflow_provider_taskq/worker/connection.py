@@ -9,7 +9,7 @@ import psycopg
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, connect
 from airflow_provider_taskq.queue.connection import CallLimit, connection_defaults, limit_calls, resolve_dsn
-from airflow_provider_taskq.queue.errors import is_connection_lost, is_read_only
+from airflow_provider_taskq.queue.errors import first_line, is_connection_lost, is_read_only
 
 Connect: TypeAlias = Callable[[], psycopg.Connection[Any]]
 
@@ -63,7 +63,7 @@ class DatabaseSession:
             if queue is not None and not queue.conn.closed and not is_connection_lost(error):
                 raise
             self.close()
-            raise Disconnected(str(error).strip() or type(error).__name__) from error
+            raise Disconnected(first_line(error)) from error
 
     def for_handler_statements(self) -> AbstractContextManager[None]:
         """Give the calls in the block the time limit of handler statements."""

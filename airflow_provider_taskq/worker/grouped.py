@@ -28,7 +28,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
-from airflow_provider_taskq.queue.errors import is_session_timeout, is_transient
+from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_transient
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
@@ -311,8 +311,8 @@ class GroupedWorker(PeriodicService):
             except psycopg.Error as error:
                 if not is_transient(error) or self._sleep(backoff.next()):
                     raise
-                kind = type(error).__name__
-                log.warning("task not committed, will retry: topic=%s error=%s: %s", self.topic, kind, error)
+                named = (self.topic, type(error).__name__, first_line(error))
+                log.warning("task not committed, will retry: topic=%s error=%s: %s", *named)
 
     def _decision_on(self, error: BaseException) -> Decision:
         for kind, outcome in self._rules.items():

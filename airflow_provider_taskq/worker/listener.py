@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Task
+from airflow_provider_taskq.queue.errors import first_line
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class ListenerDispatcher(WorkerListener):
 
     def on_fatal(self, error: BaseException) -> None:
         """Log the error and call the hook."""
-        log.error("worker error: error=%s: %s", type(error).__name__, error)
+        log.error("worker error: error=%s: %s", type(error).__name__, first_line(error))
         if self._listener is not None:
             self._guarded("on_fatal", self._listener.on_fatal)(error)
 

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
 
 import psycopg
 import pytest
@@ -21,7 +23,12 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.worker import Batch, batch, commit_batch, each, tagged
 from airflow_provider_taskq.worker.batches import CommitHook
-from airflow_provider_taskq.worker.commit import MAX_HOOK_ATTEMPTS, CommitHookInterrupted, HookInterruptions
+from airflow_provider_taskq.worker.commit import (
+    MAX_HOOK_ATTEMPTS,
+    CommitHookInterrupted,
+    HookInterruptions,
+    try_commit_batch,
+)
 from tests.queue.conftest import identifiers, known, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -212,3 +219,22 @@ def test_a_shortage_of_the_server_abandons_no_commit_hook() -> None:
         for _ in range(MAX_HOOK_ATTEMPTS):
             interruptions.note(CommitHookInterrupted(hook, error))
         assert (id(hook) in interruptions.abandoned) == is_abandoned
+
+
+def test_an_interrupted_commit_hook_is_logged_without_the_parameters_of_its_statement(
+    queue: TaskQueue, owner: Owner, batch: Batch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its statement has no translation of errors, because it belongs to the user."""
+    queue.conn.execute("SET log_parameter_max_length_on_error = -1")
+    queue.conn.execute("SET statement_timeout = '10ms'")
+
+    def wait(own: TaskQueue, _: Any) -> None:
+        own.conn.execute("SELECT pg_sleep(60), %s::text", ["markedpayload0815"])
+
+    batch.in_commit(wait)
+    with pytest.raises(CommitHookInterrupted) as interrupted:
+        try_commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS), {}, nullcontext)
+    assert "markedpayload0815" in str(interrupted.value.cause)
+    HookInterruptions(0).note(interrupted.value)
+    assert "commit hook interrupted, will retry" in caplog.text
+    assert "markedpayload0815" not in caplog.text
