@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # at run time only when a command needs them: `--help` does n
     from airflow_provider_taskq.queue import TaskQueue
     from airflow_provider_taskq.queue.selection import AuditedQueue
 
-SECRETS = ("password", "sslpassword", "oauth_client_secret")
+SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 
 class Session:

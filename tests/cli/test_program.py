@@ -151,6 +151,10 @@ def test_a_password_in_an_argument_is_refused_and_not_printed(run: Run) -> None:
         "host=localhost password=secret-word",
         "postgresql://me:secret-word@x@localhost/db",
         "postgresql://me:secret-word@local host/db",
+        "host=localhost sslpassword=secret-word",
+        "host=localhost oauth_client_secret=secret-word",
+        "host=localhost scram_client_key=secret-word",
+        "host=localhost scram_server_key=secret-word",
     ):
         refused = run("verify", "--dsn", dsn, code=2)
         assert "secret-word" not in refused.output
