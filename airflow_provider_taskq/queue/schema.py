@@ -4,6 +4,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -142,17 +143,17 @@ def _sql_files(folder: str) -> Iterator[Traversable]:
 def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None:
     """Create or upgrade the schema `taskq` in the caller's transaction. Several sessions may install at once.
 
+    If another role owns the schema, the call acts as this role, so that it owns all objects.
+
     :param views: whether the schema has the readable views `tasks` and `topic_summaries`, and the function `newest`.
         None keeps the recorded choice; a new schema has them.
     :raises SchemaMismatch: if the schema in the database is newer than this package, or was installed by another text.
     :raises TaskQueueError: if other objects in the database depend on functions or views to replace, or the server is
-        older than PostgreSQL 14.
+        older than PostgreSQL 14, or the schema belongs to a role that the caller may not act as.
     """
     if conn.info.server_version < OLDEST_SERVER:
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
-    with all_or_nothing(conn):
-        while not _create_schemas(conn):
-            pass  # another installer created it at the same time
+    with all_or_nothing(conn), _acting_as_owner(conn):
         conn.execute(LOCK)
         installed = _read_checksums(conn, _TABLE)
         _check_migrations(installed)
@@ -231,19 +232,75 @@ def _require_no_foreign_objects(conn: psycopg.Connection[Any], done: str, kinds:
         )
 
 
+_OWNERS = """
+SELECT n.nspname, pg_get_userbyid(n.nspowner), pg_get_userbyid(n.nspowner) = current_user,
+       pg_has_role(n.nspowner, 'MEMBER') AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user),
+       EXISTS (SELECT FROM pg_class c JOIN pg_namespace i ON i.oid = c.relnamespace
+               WHERE i.nspname = 'taskq_internal' AND c.relname = 'migration')
+FROM pg_namespace n WHERE n.nspname IN ('taskq', 'taskq_internal') ORDER BY n.nspname
+"""
+
+
+@contextmanager
+def _acting_as_owner(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Create the schemas and the table of migrations, and act as the owner of the schemas in the block.
+
+    Functions with SECURITY DEFINER run with the rights of their owner, which otherwise would be the installing role.
+    """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        before = cursor.execute("SELECT current_setting('role')").fetchone()
+    _set_owner(conn)
+    while not _create_schemas(conn):
+        _set_owner(conn)  # another installer has created them at the same time
+    yield
+    conn.execute("SELECT set_config('role', %s, true)", before)
+
+
+def _set_owner(conn: psycopg.Connection[Any]) -> None:
+    """Set the role that owns the schemas, if they exist.
+
+    At the first installation, only schemas of the caller are used: a role that may create schemas could otherwise own
+    the queue of a superuser. A superuser is a member of each role, so this does not count.
+    """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        found = cursor.execute(_OWNERS.encode()).fetchall()
+    for name, owner, is_owner, is_member, has_ledger in found:
+        if not (is_owner or is_member or has_ledger):
+            raise TaskQueueError(
+                f"the schema {name} belongs to role {owner}, and TaskQ is not installed in it: install as that role,"
+                " or drop the schema"
+            )
+        if owner != found[0][1]:
+            raise TaskQueueError(
+                f"the schemas taskq and taskq_internal belong to different roles, {found[0][1]} and {owner}: let one"
+                " role own both with ALTER SCHEMA ... OWNER TO"
+            )
+    if found and not found[0][2]:
+        owner = found[0][1]
+        try:
+            conn.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(owner)))
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise TaskQueueError(
+                f"the schema taskq belongs to role {owner}: run this as that role, or as one of its members"
+            ) from error
+
+
 def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
-    """Create the schemas and the table of migrations.
+    """Create the schemas and the table of migrations, unless they exist.
 
     Return False if another installer has created them at the same time.
     """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        found = cursor.execute(_OWNERS.encode()).fetchall()
     try:
         with conn.transaction():
-            conn.execute("CREATE SCHEMA IF NOT EXISTS taskq")
-            conn.execute("CREATE SCHEMA IF NOT EXISTS taskq_internal")
-            conn.execute(
-                "CREATE TABLE IF NOT EXISTS taskq_internal.migration (number int PRIMARY KEY, name text NOT NULL,"
-                " checksum text NOT NULL, applied timestamptz NOT NULL DEFAULT clock_timestamp())"
-            )
+            for name in {"taskq", "taskq_internal"}.difference(name for name, *_ in found):
+                conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+            if not any(has_ledger for *_, has_ledger in found):
+                conn.execute(
+                    "CREATE TABLE taskq_internal.migration (number int PRIMARY KEY, name text NOT NULL,"
+                    " checksum text NOT NULL, applied timestamptz NOT NULL DEFAULT clock_timestamp())"
+                )
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable):
         return False
     return True

@@ -1,0 +1,136 @@
+"""The owner of the schema: it owns every object, whichever role installs, and no other role has a right on one."""
+
+from collections.abc import Callable, Iterator
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, connect, install, verify
+
+Login = Callable[..., psycopg.Connection]
+
+OWNERS = """
+    SELECT DISTINCT o.kind, o.owner::regrole::text FROM (
+        SELECT 'schema' AS kind, nspowner AS owner, oid AS namespace FROM pg_namespace
+        UNION ALL SELECT 'function', proowner, pronamespace FROM pg_proc
+        UNION ALL SELECT 'relation', relowner, relnamespace FROM pg_class
+        UNION ALL SELECT 'type', typowner, typnamespace FROM pg_type) o
+    WHERE o.namespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) ORDER BY 1, 2"""
+
+
+@pytest.fixture
+def admin(empty_dsn: str) -> Iterator[psycopg.Connection]:
+    """A superuser in a database without the schema, in autocommit."""
+    with connect(empty_dsn, autocommit=True) as conn:
+        yield conn
+
+
+@pytest.fixture
+def login(admin: psycopg.Connection, empty_dsn: str) -> Iterator[Login]:
+    """Opens a session of a new role, which may create schemas in this database and is a member of `roles`."""
+    made: list[psycopg.Connection] = []
+
+    def login(*roles: str) -> psycopg.Connection:
+        name = f"taskq_installs_{uuid4().hex[:8]}"
+        role = sql.Identifier(name)
+        admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'plain'").format(role))
+        database = sql.Identifier(admin.info.dbname)
+        admin.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, role))
+        for other in roles:
+            admin.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(other), role))
+        made.append(connect(make_conninfo(empty_dsn, user=name, password="plain"), autocommit=True))
+        return made[-1]
+
+    yield login
+    names = [sql.Identifier(conn.info.user) for conn in made]
+    for conn in made:
+        conn.close()
+    for name in names:
+        admin.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(name))
+    for name in names:
+        admin.execute(sql.SQL("DROP ROLE {}").format(name))
+
+
+def make_older(admin: psycopg.Connection) -> None:
+    """Let the next installation replace all functions and views."""
+    admin.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number <= 0")
+
+
+def owners(admin: psycopg.Connection) -> set[str]:
+    return {owner for _, owner in admin.execute(OWNERS.encode()).fetchall()}
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_an_upgrade_by_a_superuser_leaves_every_object_with_the_owner_of_the_schema(
+    admin: psycopg.Connection, empty_dsn: str, login: Login, autocommit: bool
+) -> None:
+    owner = login()
+    install(owner)
+    make_older(admin)
+    with connect(empty_dsn, autocommit=autocommit) as conn:
+        before = conn.execute("SELECT current_user, current_setting('role')").fetchone()
+        install(conn, views=False)
+        assert conn.execute("SELECT current_user, current_setting('role')").fetchone() == before
+    assert owners(admin) == {owner.info.user}
+    with connect(empty_dsn, autocommit=autocommit) as conn:
+        install(conn, views=True)
+    assert owners(admin) == {owner.info.user}
+    TaskQueue(owner).create_topic("work")
+    verify(owner)
+
+
+def test_a_member_of_the_owner_upgrades_as_the_owner(admin: psycopg.Connection, login: Login) -> None:
+    owner = login()
+    install(owner)
+    make_older(admin)
+    member = login(owner.info.user)
+    install(member)
+    assert owners(admin) == {owner.info.user}
+    verify(member)
+
+
+def test_a_role_that_is_no_member_of_the_owner_cannot_upgrade(admin: psycopg.Connection, login: Login) -> None:
+    owner = login()
+    install(owner)
+    make_older(admin)
+    with pytest.raises(TaskQueueError, match=f"belongs to role {owner.info.user}: run this as that role"):
+        install(login())
+    assert owners(admin) == {owner.info.user}
+
+
+@pytest.mark.parametrize("schemas", [["taskq"], ["taskq_internal"], ["taskq", "taskq_internal"]])
+@pytest.mark.parametrize("installer", ["superuser", "plain role"])
+def test_the_first_installation_does_not_use_a_schema_of_another_role(
+    admin: psycopg.Connection, login: Login, schemas: list[str], installer: str
+) -> None:
+    """The owner of a schema can replace what is in it, and create functions that run with more rights."""
+    stranger = login()
+    for schema in schemas:
+        stranger.execute(f"CREATE SCHEMA {schema}".encode())
+    conn = admin if installer == "superuser" else login()
+    with pytest.raises(TaskQueueError, match=f"schema {schemas[0]} belongs to role {stranger.info.user}"):
+        install(conn)
+    assert admin.execute("SELECT to_regclass('taskq_internal.migration')").fetchone() == (None,)
+
+
+def test_a_schema_that_was_created_for_the_installer_is_used(admin: psycopg.Connection, login: Login) -> None:
+    owner = login()
+    for schema in ("taskq", "taskq_internal"):
+        admin.execute(
+            sql.SQL("CREATE SCHEMA {} AUTHORIZATION {}").format(sql.Identifier(schema), sql.Identifier(owner.info.user))
+        )
+    install(login(owner.info.user))
+    assert owners(admin) == {owner.info.user}
+
+
+def test_schemas_of_two_roles_are_refused(admin: psycopg.Connection, login: Login) -> None:
+    owner = login()
+    install(owner)
+    other = sql.Identifier(login().info.user)
+    admin.execute(sql.SQL("ALTER SCHEMA taskq OWNER TO {}").format(other))
+    make_older(admin)
+    with pytest.raises(TaskQueueError, match="belong to different roles"):
+        install(admin)
