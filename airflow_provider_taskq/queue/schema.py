@@ -158,11 +158,11 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
         installed = _read_checksums(conn, _TABLE)
         _check_migrations(installed)
         _check_release(conn, _TABLE)
-        for step in migrations():
-            if step.number not in installed:
-                _apply(conn, step)
+        new = [step for step in migrations() if step.number not in installed]
+        for step in new:
+            _apply(conn, step)
         wanted = _views_to_install(installed, views)
-        if installed.get(_FUNCTIONS) != functions().checksum or installed.get(_VIEWS) != wanted.checksum:
+        if new or installed.get(_FUNCTIONS) != functions().checksum or installed.get(_VIEWS) != wanted.checksum:
             _replace_functions(conn, wanted)
 
 

@@ -54,6 +54,34 @@ def login(admin: psycopg.Connection, empty_dsn: str) -> Iterator[Login]:
         admin.execute(sql.SQL("DROP ROLE {}").format(name))
 
 
+RIGHTS = """
+    WITH objects (name, namespace, owner, acl) AS (
+        SELECT nspname, oid, nspowner, nspacl FROM pg_namespace
+        UNION ALL SELECT oid::regprocedure::text, pronamespace, proowner, coalesce(proacl, acldefault('f', proowner))
+        FROM pg_proc
+        UNION ALL SELECT relname, relnamespace, relowner, relacl FROM pg_class
+        UNION ALL SELECT c.relname || '.' || a.attname, c.relnamespace, c.relowner, a.attacl
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid)
+    SELECT o.name, CASE x.grantee WHEN 0 THEN 'PUBLIC' ELSE x.grantee::regrole::text END, x.privilege_type
+    FROM objects o CROSS JOIN LATERAL aclexplode(o.acl) x
+    WHERE o.namespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND x.grantee <> o.owner
+    ORDER BY 1, 2, 3"""
+
+
+def rights(conn: psycopg.Connection) -> list[tuple[str, str, str]]:
+    """The rights of others than the owner."""
+    return conn.execute(RIGHTS.encode()).fetchall()
+
+
+DEFAULTS = ("FUNCTIONS", "TABLES", "SEQUENCES", "TYPES", "SCHEMAS")
+
+
+def open_defaults(owner: psycopg.Connection, grantee: str) -> None:
+    """Grant all rights on each object that the role of a session creates from now on."""
+    for kind in DEFAULTS:
+        owner.execute(f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO {grantee} WITH GRANT OPTION".encode())
+
+
 def make_older(admin: psycopg.Connection) -> None:
     """Let the next installation replace all functions and views."""
     admin.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number <= 0")
@@ -134,3 +162,62 @@ def test_schemas_of_two_roles_are_refused(admin: psycopg.Connection, login: Logi
     make_older(admin)
     with pytest.raises(TaskQueueError, match="belong to different roles"):
         install(admin)
+
+
+def test_default_privileges_of_the_installing_role_open_nothing(admin: psycopg.Connection, login: Login) -> None:
+    owner, stranger = login(), login()
+    open_defaults(owner, stranger.info.user)
+    install(owner)
+    assert rights(admin) == []
+    make_older(admin)
+    install(owner, views=False)
+    install(owner, views=True)
+    assert rights(admin) == []
+
+
+def test_an_upgrade_takes_back_every_right_that_was_not_granted_by_grant_access(
+    admin: psycopg.Connection, login: Login
+) -> None:
+    owner, reader, producer, stranger = login(), login(), login(), login()
+    install(owner)
+    TaskQueue(owner).create_topic("work")
+    owner.execute("SELECT taskq.grant_access(%s, 'reader')", (reader.info.user,))
+    owner.execute("SELECT taskq.grant_access(%s, 'producer', '{work}')", (producer.info.user,))
+    granted = rights(admin)
+    for things in (
+        "ALL FUNCTIONS IN SCHEMA taskq, taskq_internal",
+        "ALL TABLES IN SCHEMA taskq, taskq_internal",
+        "ALL SEQUENCES IN SCHEMA taskq_internal",
+        "SCHEMA taskq, taskq_internal",
+    ):
+        for role in (stranger.info.user, reader.info.user):
+            owner.execute(f"GRANT ALL ON {things} TO {role} WITH GRANT OPTION".encode())
+    owner.execute(f"GRANT UPDATE (state) ON taskq_internal.ended TO {stranger.info.user}, PUBLIC".encode())
+    stranger.execute("GRANT SELECT ON taskq_internal.task TO PUBLIC")
+    make_older(admin)
+    install(owner)
+    assert rights(admin) == granted
+    TaskQueue(producer).push("work", ["a"])
+    assert len(TaskQueue(reader).page("work")) == 1
+
+
+def test_an_upgrade_leaves_rights_on_objects_of_others_alone(admin: psycopg.Connection, login: Login) -> None:
+    owner, stranger = login(), login()
+    install(owner)
+    owner.execute("CREATE TABLE taskq.mine (id int)")
+    owner.execute(f"GRANT SELECT ON taskq.mine TO {stranger.info.user}".encode())
+    make_older(admin)
+    install(owner)
+    assert rights(admin) == [("mine", stranger.info.user, "SELECT")]
+
+
+def test_the_owner_keeps_its_rights_when_access_is_granted_to_it_and_revoked(
+    admin: psycopg.Connection, login: Login
+) -> None:
+    owner = login()
+    install(owner)
+    owner.execute("SELECT taskq.grant_access(%s, 'reader')", (owner.info.user,))
+    owner.execute("SELECT taskq.revoke_access(%s)", (owner.info.user,))
+    make_older(admin)
+    install(owner)
+    TaskQueue(owner).create_topic("work")

@@ -122,9 +122,13 @@ BEGIN
     END IF;
 END $$;
 
--- Revokes all privileges of a role on the schema.
+-- Revokes all privileges of a role on the schema. The owner of the schema keeps its privileges.
 CREATE FUNCTION taskq_internal.revoke_privileges(p_role text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    IF EXISTS (SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+               WHERE n.nspname = 'taskq' AND r.rolname = p_role) THEN
+        RETURN;
+    END IF;
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskq FROM %I', p_role);
     EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA taskq FROM %I', p_role);
     EXECUTE format('REVOKE ALL ON SCHEMA taskq FROM %I', p_role);
@@ -254,6 +258,34 @@ CREATE FUNCTION taskq_internal.may_see_all_owners() RETURNS boolean LANGUAGE sql
     SELECT taskq_internal.may_access_all('SELECT, UPDATE') OR taskq_internal.may_access_topic(NULL, 'SELECT, UPDATE')
 $$;
 
+-- Revokes all privileges of others than the owner on the objects of both schemas: those of earlier releases, those that
+-- default privileges have granted to new objects, and those that were granted without taskq.grant_access. An object of
+-- the schema taskq without a comment is not of TaskQ (queue/schema.py), and keeps its privileges.
+CREATE FUNCTION taskq_internal.revoke_all_privileges() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_right record;
+BEGIN
+    REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskq, taskq_internal FROM PUBLIC;
+    FOR v_right IN
+        WITH schemas AS (SELECT n.* FROM pg_namespace n WHERE n.nspname IN ('taskq', 'taskq_internal')),
+        relations AS (
+            SELECT c.*, format(CASE c.relkind WHEN 'S' THEN 'SEQUENCE %s' ELSE 'TABLE %s' END, c.oid::regclass) AS what
+            FROM pg_class c JOIN schemas n ON n.oid = c.relnamespace
+            WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+              AND (n.nspname = 'taskq_internal' OR obj_description(c.oid, 'pg_class') IS NOT NULL)),
+        objects AS (
+            SELECT format('SCHEMA %I', n.nspname) AS what, n.nspowner AS owner, n.nspacl AS acl FROM schemas n
+            UNION ALL SELECT format('ROUTINE %s', p.oid::regprocedure), p.proowner, p.proacl
+            FROM pg_proc p JOIN schemas n ON n.oid = p.pronamespace
+            UNION ALL SELECT r.what, r.relowner, r.relacl FROM relations r
+            UNION ALL SELECT r.what, r.relowner, a.attacl FROM relations r JOIN pg_attribute a ON a.attrelid = r.oid)
+        SELECT DISTINCT o.what, x.grantee FROM objects o CROSS JOIN LATERAL aclexplode(o.acl) AS x
+        WHERE x.grantee <> o.owner LOOP
+        EXECUTE format('REVOKE ALL ON %s FROM %s CASCADE', v_right.what,
+                       CASE v_right.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(v_right.grantee)) END);
+    END LOOP;
+END $$;
+
 -- Secures the schema after an installation has replaced its functions. Only granted roles may call them. Public
 -- functions run with the owner's rights and do not use the caller's search path. Roles get their earlier grants again.
 -- JIT is off: before PostgreSQL 18 the planner adds a high cost for a disabled plan node, which would start a
@@ -263,7 +295,7 @@ DECLARE
     v_function regprocedure;
     v_role     name;
 BEGIN
-    REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskq, taskq_internal FROM PUBLIC;
+    PERFORM taskq_internal.revoke_all_privileges();
     FOR v_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'taskq'::regnamespace LOOP
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off',
                        v_function);
