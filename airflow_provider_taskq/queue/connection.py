@@ -53,17 +53,25 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
     :raises ConnectionFailed: if no server can be reached.
     :raises TaskQueueError: if the DSN is malformed. Neither error shows the password.
     """
-    resolved = resolve_dsn(dsn)
+    opened = _connection_or_error(resolve_dsn(dsn), options)
+    if isinstance(opened, TaskQueueError):
+        dsn = None  # programs may log the variables of the frames of an error
+        options.clear()
+        raise opened
+    return opened
+
+
+def _connection_or_error(dsn: str, options: Mapping[str, Any]) -> psycopg.Connection | TaskQueueError:
     try:
-        if "@" in str(conninfo_to_dict(resolved).get("host")):
-            raise TaskQueueError("the DSN of the queue's database is malformed: write @ in its password as %40")
-        defaults = connection_defaults(resolved, options)
-        return psycopg.connect(resolved, **{"prepare_threshold": None, **defaults, **options})
+        if "@" in str(conninfo_to_dict(dsn).get("host")):
+            return TaskQueueError("the DSN of the queue's database is malformed: write @ in its password as %40")
+        defaults = connection_defaults(dsn, options)
+        return psycopg.connect(dsn, **{"prepare_threshold": None, **defaults, **options})
     except psycopg.OperationalError as error:
-        raise ConnectionFailed(f"cannot connect to the queue's database: {first_line(error)}") from None
+        return ConnectionFailed(f"cannot connect to the queue's database: {first_line(error)}")
     except psycopg.ProgrammingError as error:
         reason = first_line(error).split('"')[0].strip(" :")  # libpq then quotes the DSN, which may hold the password
-        raise TaskQueueError(f"the DSN of the queue's database is malformed: {reason}") from None
+        return TaskQueueError(f"the DSN of the queue's database is malformed: {reason}")
 
 
 def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Results of the inspection verbs: rows of searches, history events, statistics, health findings, audit entries."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
 
@@ -120,9 +120,9 @@ class TaskSummary:
 class TaskTexts:
     """A task's payload and output as JSON texts, which may be cut, with their whole sizes in bytes."""
 
-    payload: str | None
+    payload: str | None = field(repr=False)  # private: not for logs
     payload_bytes: int | None
-    output: str | None
+    output: str | None = field(repr=False)
     output_bytes: int | None
 
 

@@ -1,7 +1,7 @@
 """Tasks given to push and offer: converted to NewTask, checked, and cut into chunks for the SQL functions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
@@ -113,7 +113,7 @@ class TaskChunk:
     topic: str
     offset: int
     tasks: list[NewTask]
-    payloads: list[str | None]
+    payloads: list[str | None] = field(repr=False)  # private: not for logs
 
     def columns(self) -> tuple[list[Any] | None, ...]:
         """Return the array arguments of taskq.push, from p_identifiers to p_priorities; None for an empty column.

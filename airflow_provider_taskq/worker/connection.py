@@ -106,17 +106,21 @@ def connection_factory(dsn: str | Connect | None, lease: timedelta | None = None
 
     :param lease: an attempt to connect takes a third of the lease at most, unless the DSN sets `connect_timeout`.
     """
-    if callable(dsn):
-        return dsn
-    found = resolve_dsn(dsn)
+    return dsn if callable(dsn) else _ConnectionFactory(resolve_dsn(dsn), lease)
 
-    def open_connection() -> psycopg.Connection[Any]:
+
+class _ConnectionFactory:
+    """Opens connections for a DSN. No variable of its frames is the DSN, because programs may log these variables."""
+
+    def __init__(self, dsn: str, lease: timedelta | None) -> None:
+        self._dsn = dsn
+        self._lease = lease
+
+    def __call__(self) -> psycopg.Connection[Any]:
         options: dict[str, int] = {}
         with suppress(psycopg.ProgrammingError):  # of an invalid DSN: connect() raises a better error
-            default = connection_defaults(found, {}).get("connect_timeout")
-            if default is not None and lease is not None:
-                third = int(lease.total_seconds() / 3)
+            default = connection_defaults(self._dsn, {}).get("connect_timeout")
+            if default is not None and self._lease is not None:
+                third = int(self._lease.total_seconds() / 3)
                 options["connect_timeout"] = min(default, max(_LEAST_CONNECT_SECONDS, third))
-        return connect(found, autocommit=True, **options)
-
-    return open_connection
+        return connect(self._dsn, autocommit=True, **options)

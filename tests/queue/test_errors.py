@@ -4,6 +4,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -23,6 +24,8 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.queue.errors import is_connection_lost
+from airflow_provider_taskq.queue.task_input import split_into_chunks
+from airflow_provider_taskq.worker.connection import connection_factory
 from tests.queue.conftest import image, lapse, task_in
 
 SECRET = "hunter2"
@@ -89,6 +92,36 @@ def test_a_malformed_dsn_never_shows_its_password(dsn: str, capfd: pytest.Captur
         connect(dsn, connect_timeout=2)
     assert SECRET not in sentence(error.value)
     assert SECRET not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("dsn", "options"),
+    [
+        (f"postgresql://me:{SECRET}@127.0.0.1:1/nowhere", {}),
+        (f"postgresql://me:pa@{SECRET}@127.0.0.1:1/db", {}),
+        (f"host=127.0.0.1 pasword={SECRET}", {}),
+        ("host=127.0.0.1 port=1", {"password": SECRET}),
+    ],
+    ids=["away", "at sign", "misspelt", "option"],
+)
+def test_no_frame_of_a_failed_connection_has_the_password(dsn: str, options: dict[str, str]) -> None:
+    """Formatters of tracebacks may print the local variables of each frame, such as those of rich and structlog."""
+    for call in (connection_factory(dsn), partial(connect, dsn, connect_timeout=2, **options)):
+        with pytest.raises(TaskQueueError) as error:
+            call()
+        frames = [frame for frame, _ in traceback.walk_tb(error.tb) if frame.f_code.co_filename != __file__]
+        assert frames
+        assert [frame.f_code.co_name for frame in frames if SECRET in repr(frame.f_locals)] == []
+
+
+def test_records_that_hold_payloads_show_none_in_their_repr(queue: TaskQueue) -> None:
+    [chunk] = split_into_chunks("work", [NewTask("a", {"secret": SECRET})])
+    assert "'a'" in repr(chunk)
+    [task] = queue.push("work", [NewTask("a", {"secret": SECRET})])
+    texts = queue.task_texts("work", task.sequence, 1000)
+    assert texts is not None
+    assert SECRET in (texts.payload or "")
+    assert SECRET not in repr(chunk) + repr(texts) + repr(task)
 
 
 def test_the_dsn_comes_from_its_variable(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
