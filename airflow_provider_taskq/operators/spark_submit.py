@@ -61,8 +61,8 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
 
     In `deploy_mode` client, Spark's default, the driver gets the DSN of the Airflow connection in its environment. So
     no argument, template or log contains the DSN. If `env_vars` has a TASKQ_DSN_FILE, the driver reads that file
-    instead. The cluster modes of YARN and Kubernetes pass environment variables as arguments, so they need the file.
-    The driver passes the DSN to the executors.
+    instead. A TASKQ_DSN in `env_vars` or `conf` is refused. The cluster modes of YARN and Kubernetes pass environment
+    variables as arguments, so they need the file. The driver passes the DSN to the executors.
 
     Returns the report that the drain stores in the queue at its end, in every deploy mode: `{"topic", "owner",
     "claimed", "resumed", "decided", "completed", "failed", "pushed", "undecided", "rounds", "stop_reason", "seconds"}`.
@@ -130,8 +130,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
             raise ValueError("give either a topic or a claim, such as claim=gate.output")
         if "application_args" in kwargs:
             raise ValueError("application_args is not supported: use the other parameters")
-        if isinstance(env_vars, Mapping) and DSN in env_vars:
-            raise ValueError(f"{DSN} in env_vars would be visible: use {DSN_FILE} or taskq_conn_id")
+        _refuse_visible_dsn(env_vars=env_vars, conf=kwargs.get("conf"))
         kwargs.setdefault("name", f"taskq drain of {topic}" if isinstance(topic, str) else "taskq drain")
         super().__init__(application=application, env_vars=env_vars, **kwargs)
         self.topic = topic
@@ -155,6 +154,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
 
     def execute(self, context: "Context") -> dict[str, Any]:  # type: ignore[override]  # the parent returns nothing
         """Submit the drain, and return its report."""
+        _refuse_visible_dsn(env_vars=self.env_vars, conf=self.conf)  # again, because both are templates
         claim = None if self.claim is None else Claim.parse(self.claim)
         if claim is not None:
             self.topic = claim.topic
@@ -246,6 +246,16 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         if failure := report["failure"]:
             raise AirflowFailException(failure) from cause
         return _without_internals(report)
+
+
+def _refuse_visible_dsn(**arguments: object) -> None:
+    """Refuse a DSN in environment variables, or in a key of Spark's configuration such as spark.executorEnv.TASKQ_DSN.
+
+    Spark shows both on its pages. An argument that is still a template passes.
+    """
+    for argument, values in arguments.items():
+        if isinstance(values, Mapping) and any(str(name).split(".")[-1] == DSN for name in values):
+            raise ValueError(f"{DSN} in {argument} would be visible: use {DSN_FILE} or taskq_conn_id")
 
 
 def _without_internals(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,11 +92,34 @@ def test_it_submits_the_drain_application() -> None:
         ({"transform": None}, "one of transform, each, in_arrow, in_pandas"),
         ({"application_args": ["--topic", "other"]}, "application_args"),
         ({"env_vars": {"TASKQ_DSN": "postgresql://me:sesame@host/db"}}, "use TASKQ_DSN_FILE"),
+        ({"conf": {"spark.executorEnv.TASKQ_DSN": "postgresql://me:sesame@host/db"}}, "use TASKQ_DSN_FILE"),
     ],
 )
 def test_contradicting_arguments_are_refused_when_the_dag_is_parsed(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
         TaskQSparkSubmitOperator(**{"task_id": "drain", "topic": "work", "transform": "a:b", **given})
+    assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("airflow_connection", "queue")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("env_vars", "{{ {'TASKQ_DSN': 'postgresql://me:sesame@host/db'} }}"),
+        ("conf", "{{ {'spark.yarn.appMasterEnv.TASKQ_DSN': 'postgresql://me:sesame@host/db'} }}"),
+    ],
+)
+def test_a_dsn_in_a_rendered_argument_is_refused_before_spark_is_started(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    given: dict[str, Any] = {name: text}
+    operator = TaskQSparkSubmitOperator(task_id="drain", topic="work", transform="a:b", **given)
+    context = context_of("drain")
+    with DAG("native", schedule=None, render_template_as_native_obj=True) as operator.dag:
+        operator.render_template_fields(context)
+    with pytest.raises(ValueError, match=f"TASKQ_DSN in {name} would be visible: use TASKQ_DSN_FILE") as refused:
+        operator.execute(context)
     assert "sesame" not in str(refused.value)
 
 
