@@ -74,7 +74,8 @@ payload_option = click.option(
     "--payload",
     callback=_parse_payload,
     metavar="JSON|@FILE",
-    help="The payload. @FILE, or @- for stdin, keeps it out of the list of processes.",
+    help="The payload. Every user of the machine can read JSON here in the list of processes; @FILE, or @- for stdin, "
+    "avoids that.",
 )
 _new_tasks = combine_options(
     topic_argument,

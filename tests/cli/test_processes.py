@@ -184,6 +184,34 @@ def test_no_password_is_in_the_arguments_of_any_process(
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("command", ["push", "offer"])
+def test_a_payload_from_stdin_is_not_in_the_arguments_of_the_process(
+    queue: TaskQueue, environment: dict[str, str], command: str
+) -> None:
+    words = [command, "work", "a", "--payload", "@-"]
+    process = subprocess.Popen([*PROGRAM, *words], env=environment, stdin=subprocess.PIPE, text=True)
+    try:
+        assert process.stdin is not None
+        process.stdin.write('{"secret": "markedpayload0815"')  # the process waits for the rest
+        process.stdin.flush()
+        assert "markedpayload0815" not in " ".join(psutil.Process(process.pid).cmdline())
+        process.communicate("}", timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert [task.payload for task in queue.poll("work", queue.register("me"))] == [{"secret": "markedpayload0815"}]
+
+
+def test_the_help_of_push_says_that_a_payload_in_an_argument_is_readable(environment: dict[str, str]) -> None:
+    output = subprocess.run(
+        [*PROGRAM, "push", "--help"], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    words = " ".join(output.split())
+    assert (
+        "Every user of the machine can read JSON here in the list of processes; @FILE, or @- for stdin, avoids" in words
+    )
+
+
 def test_a_worker_with_drain_stops_when_the_topic_is_empty(queue: TaskQueue, environment: dict[str, str]) -> None:
     queue.push("work", [f"task-{number}" for number in range(50)])
     words = ["worker", "tests.cli.handlers:succeed", "--topic", "work", "--size", "5", "--threads", "2"]
