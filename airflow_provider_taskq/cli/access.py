@@ -68,7 +68,9 @@ def revoke(session: Session, role: str, kind: str | None, topics: tuple[str, ...
 def list_access(session: Session) -> None:
     with session.connection() as conn, translate_errors(), conn.cursor(row_factory=tuple_row) as cursor:
         grants = cursor.execute(
-            "SELECT role::text, kind, topic, may_delete FROM taskq_internal.access ORDER BY role, kind, topic"
+            "SELECT a.role::text, a.kind, a.topic, a.may_delete FROM taskq_internal.access a"
+            " JOIN pg_roles r ON r.rolname = a.role WHERE taskq_internal.is_granted(r.oid)"
+            " ORDER BY a.role, a.kind, a.topic"
         ).fetchall()
     rows = [
         (role, kind, topic or "every topic", "yes" if may_delete else "") for role, kind, topic, may_delete in grants

@@ -160,23 +160,40 @@ def goes_on(dsn: str) -> None:
         check_whole(conn)
 
 
+def has_its_access(conn: psycopg.Connection) -> None:
+    """The role shop may push to its topic, and to no other."""
+    with conn.transaction(force_rollback=True):
+        conn.execute("SET LOCAL ROLE shop")
+        TaskQueue(conn).push("orders", ["a"])
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            TaskQueue(conn).push("work", ["a"])
+
+
 def test_a_queue_that_was_dumped_in_use_is_restored_whole_and_goes_on() -> None:
     account = unprivileged_account()
     with EmbeddedPostgres(settings=FAST, programs=programs_of_tests()) as server:
         programs = programs_of_tests() or server_programs(account, server.folder)
         with connect(server.dsn, autocommit=True) as conn:
-            prepare(conn)
+            queue = prepare(conn)
+            queue.create_topic("orders")
+            conn.execute("CREATE ROLE shop; SELECT taskq.grant_access('shop', 'producer', '{orders}')")
         with Use(server.dsn) as use:
             assert use.warm.wait(600)
             dump = subprocess.run(
                 [programs / "pg_dump", "--format=custom", f"--dbname={server.dsn}"], check=True, stdout=subprocess.PIPE
             )
+            with connect(server.dsn, autocommit=True) as conn:  # the role has another number than in the dump
+                conn.execute("DROP OWNED BY shop; DROP ROLE shop; CREATE ROLE shop")
         restored = server.create_database("restored")
         subprocess.run(
             [programs / "pg_restore", "--exit-on-error", f"--dbname={restored}"], check=True, input=dump.stdout
         )
         with connect(restored, autocommit=True) as conn:
             check_whole(conn)
+            has_its_access(conn)
+            conn.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number = 0")
+            install(conn)
+            has_its_access(conn)
         goes_on(restored)
 
 

@@ -517,3 +517,58 @@ def test_a_limit_holds_for_a_topic_that_is_created_later(queue: TaskQueue, limit
     queue.create_topic("returns")
     producer.push("returns", ["a"])
     assert queue.count("returns")["returns"][State.READY].count == 1
+
+
+def recreate(queue: TaskQueue, role: TaskQueue) -> TaskQueue:
+    """Drop the role of a session as the documentation says, create one of the same name, and log in as that role."""
+    name, password = sql.Identifier(name_of(role)), uuid4().hex
+    queue.conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))
+    queue.conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, sql.Literal(password)))
+    return TaskQueue(
+        connect(make_conninfo(queue.conn.info.dsn, user=name_of(role), password=password), autocommit=True)
+    )
+
+
+def kinds(queue: TaskQueue, role: TaskQueue) -> list[tuple[Any, ...]]:
+    """The kinds of access whose functions a role may call."""
+    return run(
+        queue,
+        """SELECT kind FROM (VALUES ('producer', 'taskq.open_push()'), ('consumer', 'taskq.prune_stages()'),
+               ('reader', 'taskq.audit_trail(text, bigint, int, text)'), ('operator', 'taskq.forget_worker(text)'))
+               AS f (kind, function)
+           WHERE has_function_privilege(%s, to_regprocedure(function), 'EXECUTE')""",
+        name_of(role),
+    )
+
+
+@pytest.mark.parametrize("change", ["grant", "revoke", "upgrade"])
+def test_a_new_role_does_not_get_the_access_of_a_dropped_role_of_its_name(
+    queue: TaskQueue, own_dsn: str, limited: Limited, change: str
+) -> None:
+    old = limited()
+    for kind in ("operator", "consumer"):
+        grant(queue, name_of(old), kind)
+    new = recreate(queue, old)
+    if change == "grant":
+        grant(queue, name_of(old), "producer")
+    elif change == "revoke":
+        queue.conn.execute("SELECT taskq.revoke_access(%s, 'consumer')", (name_of(old),))
+    else:
+        with connect(own_dsn) as conn:
+            conn.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number = 0")
+            install(conn)
+    assert kinds(queue, old) == ([("producer",)] if change == "grant" else [])
+    new.conn.close()
+
+
+def test_a_new_role_does_not_get_the_topics_of_a_dropped_role_of_its_name(queue: TaskQueue, limited: Limited) -> None:
+    old, group = limited("producer", topics=["invoices"]), limited("producer", topics=["orders"])
+    new = recreate(queue, old)
+    queue.conn.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(name_of(group)), sql.Identifier(name_of(old))))
+    new.push("orders", ["a"])  # as a member of the group
+    with pytest.raises(Denied):
+        new.push("invoices", ["a"])
+    grant(queue, name_of(old), "producer", ["orders"])
+    with pytest.raises(Denied):
+        new.push("invoices", ["a"])
+    new.conn.close()

@@ -62,6 +62,7 @@ CREATE FUNCTION taskq.grant_access(role text, kind text, topics text[] DEFAULT N
 RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+    PERFORM taskq_internal.forget_dropped_roles();
     PERFORM taskq_internal.check_grant(grant_access.role, grant_access.kind, grant_access.topics);
     IF grant_access.topics IS NULL THEN
         DELETE FROM taskq_internal.access a WHERE a.role = grant_access.role AND a.kind = grant_access.kind;
@@ -87,6 +88,7 @@ CREATE FUNCTION taskq.revoke_access(role text, kind text DEFAULT NULL, topics te
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+    PERFORM taskq_internal.forget_dropped_roles();
     DELETE FROM taskq_internal.access a
     WHERE a.role = revoke_access.role AND (revoke_access.kind IS NULL OR a.kind = revoke_access.kind)
       AND (revoke_access.topics IS NULL OR a.topic = ANY (revoke_access.topics));
@@ -121,6 +123,21 @@ BEGIN
             p_kind));
     END IF;
 END $$;
+
+-- Returns whether a role has the privilege on the schema that grant_access gives with each kind of access. The stored
+-- grants name their roles, because only names survive a restore on another server. They count only with this privilege:
+-- PostgreSQL stores it for the role itself, ends it with DROP OWNED, and restores it by name. So a role does not get the
+-- access of a dropped role of its name. A privilege of a group does not count.
+CREATE FUNCTION taskq_internal.is_granted(p_role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT n.nspacl @> makeaclitem(p_role, n.nspowner, 'USAGE', false)
+                     FROM pg_namespace n WHERE n.nspname = 'taskq'), false)
+$$;
+
+-- Removes the grants of roles that were dropped.
+CREATE FUNCTION taskq_internal.forget_dropped_roles() RETURNS void LANGUAGE sql AS $$
+    DELETE FROM taskq_internal.access a
+    WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = a.role AND taskq_internal.is_granted(r.oid))
+$$;
 
 -- Revokes all privileges of a role on the schema. The owner of the schema keeps its privileges.
 CREATE FUNCTION taskq_internal.revoke_privileges(p_role text) RETURNS void LANGUAGE plpgsql AS $$
@@ -211,7 +228,7 @@ DECLARE
 BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.access a JOIN pg_roles r ON r.rolname = a.role
                    WHERE a.topic = p_topic AND taskq_internal.rights_of(a.kind, a.may_delete) && v_rights
-                     AND pg_has_role(taskq_internal.acting_role(), r.oid, 'USAGE'))
+                     AND pg_has_role(taskq_internal.acting_role(), r.oid, 'USAGE') AND taskq_internal.is_granted(r.oid))
         OR NOT EXISTS (SELECT FROM taskq_internal.access a
                        WHERE a.topic IS NOT NULL AND taskq_internal.rights_of(a.kind, true) && v_rights
                           OR a.kind = 'producer' AND NOT a.may_delete AND 'DELETE' = ANY (v_rights));
@@ -295,13 +312,13 @@ DECLARE
     v_function regprocedure;
     v_role     name;
 BEGIN
+    PERFORM taskq_internal.forget_dropped_roles();
     PERFORM taskq_internal.revoke_all_privileges();
     FOR v_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'taskq'::regnamespace LOOP
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off',
                        v_function);
     END LOOP;
-    FOR v_role IN SELECT DISTINCT a.role FROM taskq_internal.access a
-        WHERE a.role IN (SELECT rolname FROM pg_roles) LOOP
+    FOR v_role IN SELECT DISTINCT a.role FROM taskq_internal.access a LOOP
         PERFORM taskq_internal.grant_privileges(v_role);
     END LOOP;
 END $$;
