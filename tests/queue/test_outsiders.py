@@ -14,11 +14,13 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import (
     Insertion,
+    NewTask,
     Result,
     Revival,
     State,
     TaskQueue,
     TaskQueueError,
+    TopicPolicy,
     UnknownTopic,
     connect,
     install,
@@ -490,3 +492,11 @@ def test_an_open_push_is_distinguished_from_a_forged_one(
     assert work.conn.execute(pushing.encode()).fetchall() == []
     producer.push("work", ["a"])
     assert work.conn.execute(pushing.encode()).fetchall() == [(producer.conn.info.backend_pid, False)]
+
+
+def test_an_outsider_that_listens_sees_only_the_names_of_topics(work: TaskQueue, outsider: psycopg.Connection) -> None:
+    work.alter_topic("work", TopicPolicy(notify=True))
+    outsider.execute("LISTEN taskq")
+    work.push("work", [NewTask("customer-17", {"total": 12})])
+    [heard] = outsider.notifies(timeout=300, stop_after=1)
+    assert (heard.channel, heard.payload) == ("taskq", "work")
