@@ -291,6 +291,86 @@ def test_a_consumer_of_a_topic_cannot_complete_by_the_sequence_of_another_topic(
     assert contents(queue) == before
 
 
+STAGE_CALLS = {
+    "count_staged": "SELECT taskq.count_staged(%(stage)s)",
+    "completed_in_stage": "SELECT taskq.completed_in_stage(%(stage)s, '{1}')",
+    "abandon_stage": "SELECT taskq.abandon_stage(%(stage)s)",
+    "finish_stage": "SELECT * FROM taskq.finish_stage(%(stage)s)",
+    "check_stage": "SELECT taskq.check_stage(%(owner)s, %(fence)s, %(stage)s)",
+    "complete_staged": "SELECT taskq.complete_staged(%(owner)s, %(fence)s, %(stage)s, '{}', '{}', '{}')",
+}
+
+
+@pytest.mark.parametrize("call", STAGE_CALLS)
+def test_a_consumer_of_a_topic_cannot_use_the_stage_of_another_role(
+    queue: TaskQueue, limited: Limited, call: str
+) -> None:
+    theirs = queue.register("theirs")
+    [task] = queue.poll("invoices", theirs)
+    [(stage,)] = run(queue, "SELECT taskq.open_stage(%s, %s)", theirs.name, theirs.fence)
+    queue.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
+        (stage, task.sequence),
+    )
+    consumer = limited("consumer")
+    mine = consumer.register("mine")
+    with pytest.raises(Denied, match="opened by another role"):
+        consumer.conn.execute(STAGE_CALLS[call], {"owner": mine.name, "fence": mine.fence, "stage": stage})
+    assert run(queue, "SELECT taskq.count_staged(%s)", stage) == [(1,)]
+    commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')"
+    assert run(queue, commit, theirs.name, theirs.fence, stage) == [(1,)]
+    with pytest.raises(Denied, match="opened by another role"):
+        consumer.conn.execute(STAGE_CALLS[call], {"owner": mine.name, "fence": mine.fence, "stage": stage})
+    assert run(queue, "SELECT completed FROM taskq.finish_stage(%s)", stage) == [(1,)]
+
+
+def test_rows_that_another_role_adds_to_a_stage_fail_its_commit_and_change_nothing(
+    queue: TaskQueue, limited: Limited
+) -> None:
+    theirs = queue.register("theirs")
+    [task] = queue.poll("invoices", theirs)
+    [(stage,)] = run(queue, "SELECT taskq.open_stage(%s, %s)", theirs.name, theirs.fence)
+    row = "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, %s)"
+    queue.conn.execute(row, (stage, task.sequence, Result.SUCCESS.value))
+    limited("consumer").conn.execute(row, (stage, task.sequence, Result.FAILURE.value))
+    before = contents(queue)
+    with pytest.raises(psycopg.Error) as error:
+        queue.conn.execute(
+            "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')", (theirs.name, theirs.fence, stage)
+        )
+    assert error.value.sqlstate == "TQ007"
+    assert contents(queue) == before
+
+
+PUSH_CALLS = {
+    "check_push": "SELECT taskq.check_push(%s)",
+    "abandon_push": "SELECT taskq.abandon_push(%s)",
+    "push_staged": "SELECT taskq.push_staged(%s, 'orders', 'APPEND', '{}', '{}', '{}')",
+}
+
+
+@pytest.mark.parametrize("opened", ["by the driver", "by an executor"])
+@pytest.mark.parametrize("call", PUSH_CALLS)
+def test_a_producer_of_a_topic_cannot_use_the_staged_push_of_another_role(
+    limited: Limited, call: str, opened: str
+) -> None:
+    """The driver of a stream opens no stage: its executors do."""
+    theirs, producer = limited("producer", topics=["invoices"]), limited("producer")
+    stage = run(theirs, "SELECT taskq.open_push()")[0][0] if opened == "by the driver" else uuid4()
+    theirs.conn.execute(
+        "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier) VALUES (%s, 0, 1, 0, 'a')", (stage,)
+    )
+    run(theirs, "SELECT taskq.check_push(%s)", stage)
+    with pytest.raises(Denied, match="opened by another role"):
+        producer.conn.execute(PUSH_CALLS[call].encode(), (stage,))
+    push = "SELECT taskq.push_staged(%s, 'invoices', 'APPEND', '{0}', '{1}', '{1}')"
+    assert run(theirs, push, stage) == [(1,)]
+    assert run(theirs, push, stage) == [(1,)]
+    with pytest.raises(Denied, match="opened by another role"):
+        producer.conn.execute(PUSH_CALLS[call].encode(), (stage,))
+    assert run(theirs, "SELECT taskq.abandon_push(%s)", stage) == [(1,)]
+
+
 @pytest.mark.parametrize("follow_up", ["task", "junction"])
 def test_follow_ups_of_a_decision_reach_no_other_topic(queue: TaskQueue, limited: Limited, follow_up: str) -> None:
     worker, before = limited("consumer", "producer"), contents(queue)

@@ -275,6 +275,19 @@ CREATE FUNCTION taskq_internal.may_see_all_owners() RETURNS boolean LANGUAGE sql
     SELECT taskq_internal.may_access_all('SELECT, UPDATE') OR taskq_internal.may_access_topic(NULL, 'SELECT, UPDATE')
 $$;
 
+-- Raises insufficient_privilege if another role opened a stage, unless the calling role has p_right on every topic.
+-- The number of a stage is not secret: it stands in options, plans and logs of jobs.
+CREATE FUNCTION taskq_internal.check_stage_access(p_stage uuid, p_right text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF EXISTS (SELECT FROM taskq_internal.stage s WHERE s.stage = p_stage
+               AND s.opened_by <> taskq_internal.acting_role())
+        AND NOT taskq_internal.may_access(NULL, p_right) THEN
+        PERFORM taskq_internal.raise_error('42501', format(
+            'stage %s was opened by another role than %I, which is limited to topics', p_stage,
+            taskq_internal.acting_role()));
+    END IF;
+END $$;
+
 -- Revokes all privileges of others than the owner on the objects of both schemas: those of earlier releases, those that
 -- default privileges have granted to new objects, and those that were granted without taskq.grant_access. An object of
 -- the schema taskq without a comment is not of TaskQ (queue/schema.py), and keeps its privileges.

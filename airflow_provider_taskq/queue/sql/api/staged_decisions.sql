@@ -108,7 +108,8 @@ DECLARE
 BEGIN
     PERFORM taskq_internal.check_order_and_condition('FIRST_IN_FIRST_OUT', p_condition);
     PERFORM taskq_internal.require_lease(p_owner, p_fence);
-    INSERT INTO taskq_internal.stage (stage, fence, condition, rounds) VALUES (v_stage, p_fence, p_condition, p_rounds);
+    INSERT INTO taskq_internal.stage (stage, fence, condition, rounds, opened_by)
+    VALUES (v_stage, p_fence, p_condition, p_rounds, taskq_internal.acting_role());
     RETURN v_stage;
 END $$;
 COMMENT ON FUNCTION taskq.open_stage IS
@@ -123,8 +124,10 @@ CREATE FUNCTION taskq.check_stage(p_owner text, p_fence bigint, p_stage uuid) RE
 BEGIN
     -- The driver of a stream opens no stage, so the first executor opens it.
     IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
-        INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
+        INSERT INTO taskq_internal.stage (stage, fence, opened_by)
+        VALUES (p_stage, p_fence, taskq_internal.acting_role()) ON CONFLICT DO NOTHING;
     END IF;
+    PERFORM taskq_internal.check_stage_access(p_stage, 'UPDATE');
     PERFORM FROM taskq_internal.mutex
     WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
     IF NOT EXISTS (SELECT FROM taskq_internal.owner
@@ -153,7 +156,9 @@ DECLARE
     v_owner_id bigint;
     v_followed boolean;
 BEGIN
-    INSERT INTO taskq_internal.stage (stage, fence) VALUES (p_stage, p_fence) ON CONFLICT DO NOTHING;
+    INSERT INTO taskq_internal.stage (stage, fence, opened_by) VALUES (p_stage, p_fence, taskq_internal.acting_role())
+    ON CONFLICT DO NOTHING;
+    PERFORM taskq_internal.check_stage_access(p_stage, 'UPDATE');
     SELECT * INTO v_stage FROM taskq_internal.stage WHERE stage = p_stage FOR NO KEY UPDATE;  -- one commit at a time
     IF v_stage.committed IS NOT NULL THEN
         RETURN v_stage.completed;
@@ -197,6 +202,7 @@ raises the errors of taskq.push.';
 CREATE FUNCTION taskq.completed_in_stage(p_stage uuid, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 BEGIN
+    PERFORM taskq_internal.check_stage_access(p_stage, 'UPDATE');
     RETURN ARRAY(SELECT s.sequence FROM taskq.staged s WHERE s.stage = p_stage AND s.sequence = ANY (p_sequences));
 END $$;
 COMMENT ON FUNCTION taskq.completed_in_stage IS
@@ -207,6 +213,7 @@ CREATE FUNCTION taskq.abandon_stage(p_stage uuid) RETURNS bigint LANGUAGE plpgsq
 DECLARE
     v_count bigint;
 BEGIN
+    PERFORM taskq_internal.check_stage_access(p_stage, 'UPDATE');
     PERFORM FROM taskq_internal.stage WHERE stage = p_stage FOR UPDATE;  -- waits for complete_staged and prune_stages
     DELETE FROM taskq.staged WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -224,6 +231,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_stage taskq_internal.stage;
 BEGIN
+    PERFORM taskq_internal.check_stage_access(p_stage, 'UPDATE');
     SELECT * INTO v_stage FROM taskq_internal.stage WHERE stage = p_stage AND fence IS NOT NULL;
     IF v_stage.committed IS NULL THEN
         RETURN;
@@ -332,10 +340,13 @@ another attempted task, the call claims only the first task of the identifier. R
 waits. Raises TQ001 for an unknown topic, TQ005 if the lease has lapsed or no longer exists, and TQ000 for an unknown
 condition or above READ COMMITTED.';
 
-CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint LANGUAGE sql STABLE SET enable_seqscan = off AS $$
-    SELECT coalesce((SELECT completed FROM taskq_internal.stage WHERE stage = p_stage),
-                    (SELECT count(*) FROM taskq.staged WHERE stage = p_stage))
-$$;
+CREATE FUNCTION taskq.count_staged(p_stage uuid) RETURNS bigint
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+BEGIN
+    PERFORM taskq_internal.check_stage_access(p_stage, 'UPDATE');
+    RETURN coalesce((SELECT completed FROM taskq_internal.stage WHERE stage = p_stage),
+                    (SELECT count(*) FROM taskq.staged WHERE stage = p_stage));
+END $$;
 COMMENT ON FUNCTION taskq.count_staged IS
 'Returns how many decisions a stage has so far, or how many tasks it completed if it is committed.';
 

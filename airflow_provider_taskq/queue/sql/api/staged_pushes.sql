@@ -2,9 +2,12 @@
 -- driver pushes nothing.
 
 CREATE FUNCTION taskq.open_push() RETURNS uuid LANGUAGE plpgsql AS $$
+DECLARE
+    v_stage uuid := gen_random_uuid();
 BEGIN
     PERFORM taskq_internal.prune_staged_tasks();
-    RETURN gen_random_uuid();
+    INSERT INTO taskq_internal.stage (stage, opened_by) VALUES (v_stage, taskq_internal.acting_role());
+    RETURN v_stage;
 END $$;
 COMMENT ON FUNCTION taskq.open_push IS
 'Opens a stage for tasks that executors stage. Returns the ID of the stage. Also removes the stages that dead drivers
@@ -16,7 +19,13 @@ CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS 
 BEGIN
     PERFORM FROM taskq_internal.mutex
     WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
-    IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
+    -- The driver of a stream opens no stage, so the first executor opens it.
+    IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
+        INSERT INTO taskq_internal.stage (stage, opened_by) VALUES (p_stage, taskq_internal.acting_role())
+        ON CONFLICT DO NOTHING;
+    END IF;
+    PERFORM taskq_internal.check_stage_access(p_stage, 'INSERT');
+    IF EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage AND committed IS NOT NULL) THEN
         PERFORM taskq_internal.raise_error('TQ007', format(
             'stage %s was committed or abandoned: it accepts no more tasks', p_stage));
     END IF;
@@ -31,9 +40,7 @@ CREATE FUNCTION taskq.push_staged(
 DECLARE
     v_done bigint;
 BEGIN
-    INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
-    ON CONFLICT (stage) DO NOTHING;
-    IF NOT FOUND THEN
+    IF NOT taskq_internal.close_push(p_stage) THEN
         RETURN (SELECT completed FROM taskq_internal.stage WHERE stage = p_stage);
     END IF;
     PERFORM taskq_internal.check_staged_tasks(p_stage, p_parts, p_attempts, p_counts);
@@ -57,8 +64,7 @@ DECLARE
 BEGIN
     PERFORM FROM taskq_internal.mutex
     WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
-    INSERT INTO taskq_internal.stage (stage, completed, committed) VALUES (p_stage, 0, clock_timestamp())
-        ON CONFLICT (stage) DO NOTHING;
+    PERFORM taskq_internal.close_push(p_stage);
     DELETE FROM taskq.staged_task WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     DELETE FROM taskq.staged_junction WHERE stage = p_stage;
@@ -114,6 +120,18 @@ END $$;
 COMMENT ON FUNCTION taskq.purge_streams IS
 'Removes streams that have committed no batch for p_older_than. Returns how many streams it removed. A removed stream
 that continues later may push its last batch twice.';
+
+-- Marks the stage of a push as committed, so that it accepts no more tasks. Returns false if it was committed before, or
+-- is a stage of decisions. Waits for a transaction that does the same.
+CREATE FUNCTION taskq_internal.close_push(p_stage uuid) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO taskq_internal.stage (stage, opened_by) VALUES (p_stage, taskq_internal.acting_role())
+    ON CONFLICT DO NOTHING;
+    PERFORM taskq_internal.check_stage_access(p_stage, 'INSERT');
+    UPDATE taskq_internal.stage SET completed = 0, committed = clock_timestamp()
+    WHERE stage = p_stage AND committed IS NULL AND fence IS NULL;
+    RETURN FOUND;
+END $$;
 
 -- Raises TQ007 if the stage has more or fewer tasks of a successful attempt than the attempt reported. The server has
 -- then crashed and lost them, or prune_staged_tasks has removed them after a day.
@@ -301,7 +319,8 @@ BEGIN
     DELETE FROM taskq.staged_junction WHERE stage = ANY (v_dead_junctions);
     DELETE FROM taskq_internal.stage WHERE stage = ANY (ARRAY(  -- a driver repeats a commit for at most a minute
         SELECT s.stage FROM taskq_internal.stage s
-        WHERE s.committed < clock_timestamp() - interval '1 day' AND s.fence IS NULL FOR UPDATE SKIP LOCKED));
+        WHERE coalesce(s.committed, s.opened) < clock_timestamp() - interval '1 day' AND s.fence IS NULL
+        FOR UPDATE SKIP LOCKED));
     RETURN cardinality(v_dead);
 END $$;
 

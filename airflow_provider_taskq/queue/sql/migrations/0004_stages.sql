@@ -17,7 +17,7 @@ COMMENT ON TABLE taskq.staged IS
 insert rows.';
 CREATE INDEX staged_stage ON taskq.staged (stage, part, attempt);
 
--- Stages of decisions from their opening on, and stages of pushes from their commit or removal on. The row of a
+-- Stages of decisions and pushes, from their opening on. A stream opens no stage: its first executor does. The row of a
 -- committed stage stays for at least a day, so that a driver that repeats its commit gets the same answer and changes
 -- nothing.
 CREATE TABLE taskq_internal.stage (
@@ -27,6 +27,7 @@ CREATE TABLE taskq_internal.stage (
     condition text NOT NULL DEFAULT 'NONE',
     rounds    boolean NOT NULL DEFAULT false,  -- the owner claims again after the commit, under the same lease
     opened    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    opened_by name NOT NULL,                   -- the role; roles that are limited to topics use only their own stages
     completed bigint,                          -- how many tasks were completed or pushed; NULL until the commit
     results   bigint[],                        -- how many tasks were completed with each result, from FAILURE on
     pushed    bigint,                          -- how many tasks the follow-ups of these decisions pushed
