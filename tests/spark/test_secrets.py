@@ -14,9 +14,12 @@ from psycopg.conninfo import make_conninfo
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_taskq.queue import NewTask, TaskQueue
+from airflow_provider_taskq.queue import NewTask, Task, TaskQueue
 from airflow_provider_taskq.spark import drain
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.driver_commit import DriverActions, DriverCommit
+from airflow_provider_taskq.worker import Batch, Composite
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,8 +38,32 @@ def marked_dsn(dsn: str) -> Iterator[str]:
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(role))
         admin.execute(sql.SQL("CREATE ROLE {} LOGIN SUPERUSER PASSWORD {}").format(role, PASSWORD))
-        yield make_conninfo(dsn, user="taskq_marked", password=PASSWORD)
+        # The server puts the parameters of statements into its errors.
+        telling = "-c log_parameter_max_length_on_error=-1"
+        yield make_conninfo(dsn, user="taskq_marked", password=PASSWORD, options=telling)
         admin.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+@pytest.fixture
+def event_log(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Writes Spark's event log, as spark.eventLog.enabled does, and returns its text so far."""
+    context, folder = spark.sparkContext._jsc.sc(), tmp_path / "events"
+    folder.mkdir()
+    jvm: Any = spark._jvm
+    settings = context.getConf().set("spark.eventLog.compress", "false").set("spark.eventLog.rolling.enabled", "false")
+    nothing = jvm.scala.Option.apply(None)
+    uri = jvm.java.net.URI(folder.as_uri())
+    listener = jvm.org.apache.spark.scheduler.EventLoggingListener(context.applicationId(), nothing, uri, settings)
+    listener.start()
+    context.listenerBus().addToEventLogQueue(listener)
+
+    def written() -> str:
+        context.listenerBus().waitUntilEmpty()
+        return "".join(path.read_text() for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc")
+
+    yield written
+    context.listenerBus().removeListener(listener)
+    listener.stop()
 
 
 def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
@@ -52,7 +79,12 @@ def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.usefixtures("queue")
 def test_spark_shows_neither_the_password_nor_a_payload(
-    spark: SparkSession, spark_log: Path, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    spark_log: Path,
+    marked_dsn: str,
+    queue: TaskQueue,
+    event_log: Callable[[], str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     queue.push("work", [NewTask(f"item-{number}", {"secret": MARK}) for number in range(10)])
     seen: list[tuple[str, str]] = []
@@ -70,11 +102,12 @@ def test_spark_shows_neither_the_password_nor_a_payload(
         seen.extend(everything_shown(spark))
     finally:
         spark.sparkContext.setLogLevel("OFF")
-    seen += [("output", "".join(capfd.readouterr())), ("logs", spark_log.read_text())]
+    seen += [("output", "".join(capfd.readouterr())), ("logs", spark_log.read_text()), ("events", event_log())]
     shown = dict(seen)
     assert "taskq: decide 10 tasks of topic work for me" in shown["jobs"]
     assert "taskq_drain" in shown["output"]
     assert "DEBUG" in shown["logs"]
+    assert "taskq: decide 10 tasks of topic work for me" in shown["events"]
     assert [where for where, text in seen if PASSWORD in text or MARK in text] == []
 
 
@@ -97,6 +130,72 @@ def test_an_error_shows_neither_password_nor_payload(
     assert "InvalidTask" in everything
     assert MARK not in everything
     assert PASSWORD not in everything
+
+
+def push_invalid(spark: SparkSession, dsn: str) -> None:
+    """Pushes a payload that no executor can stage."""
+    tasks = spark.createDataFrame([("item", MARK)], "identifier string, payload string")
+    source = register_source(spark, ConnectionInfo.resolve(dsn, executors_may_override=False))
+    invalid = tasks.selectExpr("identifier", "concat(payload, char(0)) AS payload")
+    invalid.write.format(source).mode("append").options(mode="push", topic="work").save()
+
+
+def push_to_unknown_topic(spark: SparkSession, dsn: str) -> None:
+    """Runs a composite whose follow-ups have an unknown topic."""
+
+    def follow(task: Task, batch: Batch) -> None:
+        batch.push(task, "nowhere", [NewTask("next", task.payload)])
+
+    drain(spark, "work", "me", Composite("following").with_step(follow), dsn=dsn)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"), [(push_invalid, "holds a NUL"), (push_to_unknown_topic, "topic 'nowhere' is not known")]
+)
+def test_a_failed_job_shows_neither_password_nor_payload(
+    run: Callable[[SparkSession, str], None],
+    reason: str,
+    spark: SparkSession,
+    spark_log: Path,
+    marked_dsn: str,
+    queue: TaskQueue,
+    event_log: Callable[[], str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    queue.push("work", [NewTask("item", MARK)])
+    spark.sparkContext.setLogLevel("INFO")
+    try:
+        with pytest.raises(Exception, match=reason) as failed:
+            run(spark, marked_dsn)
+        events = event_log()
+        seen = list(everything_shown(spark))
+    finally:
+        spark.sparkContext.setLogLevel("OFF")
+    seen += [("events", events), ("logs", spark_log.read_text()), ("output", "".join(capfd.readouterr()))]
+    seen += [("error", str(failed.value)), ("cause", str(failed.value.__cause__))]
+    assert reason in dict(seen)["events"]
+    assert [where for where, text in seen if PASSWORD in text or MARK in text] == []
+
+
+def test_the_checkpoint_of_a_stream_has_neither_password_nor_payload(
+    spark: SparkSession, marked_dsn: str, queue: TaskQueue, event_log: Callable[[], str], tmp_path: Path
+) -> None:
+    queue.create_topic("copies")
+    queue.push("work", [NewTask(f"item-{number}", {"secret": MARK}) for number in range(10)])
+    source = register_source(spark, ConnectionInfo.resolve(marked_dsn, executors_may_override=False))
+    log = spark.readStream.format(source).options(mode="log", topic="work", partitions="2").load()
+    copies = log.select("identifier", "payload").writeStream.format(source).options(mode="push", topic="copies")
+    query = copies.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(180)
+    finally:
+        query.stop()
+    assert [task.payload for task in queue.poll("copies", queue.register("me"), 10)] == [{"secret": MARK}] * 10
+    files = {str(path): path.read_bytes() for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()}
+    assert any("/offsets/" in name for name in files)
+    seen = {**files, "events": event_log().encode()}
+    assert b"SparkListenerJobEnd" in seen["events"]
+    assert [where for where, data in seen.items() if PASSWORD.encode() in data or MARK.encode() in data] == []
 
 
 def test_a_function_that_fails_after_the_commit_is_logged_without_its_arguments(
