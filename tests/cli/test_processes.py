@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_provider_taskq.queue import State, TaskQueue
+from airflow_provider_taskq.queue import NewTask, State, TaskQueue
 from tests.queue.conftest import states, until
 
 PROGRAM = [sys.executable, "-m", "airflow_provider_taskq.cli"]
@@ -253,6 +253,34 @@ def test_a_worker_refuses_an_invalid_max_failed(environment: dict[str, str], wor
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert error in " ".join(result.stderr.split())
+
+
+def test_the_arguments_and_output_of_a_worker_show_neither_password_nor_payload(
+    queue: TaskQueue, environment: dict[str, str], tmp_path: Path
+) -> None:
+    started, go_on = tmp_path / "started", tmp_path / "go on"
+    queue.push("work", [NewTask("a", {"secret": "markedpayload0815"})])
+    process = subprocess.Popen(
+        [*PROGRAM, "worker", "tests.cli.handlers:wait", "-t", "work", "--metrics-port", "0"],
+        env={**environment, "TASKQ_TEST_FILES": f"{started}:{go_on}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(started.exists, 200)
+        running = psutil.Process(process.pid)
+        arguments = [" ".join(each.cmdline()) for each in (running, *running.children(recursive=True))]
+        process.send_signal(signal.SIGTERM)
+        go_on.touch()
+        output, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert "tests.cli.handlers:wait" in arguments[0]
+    assert "succeeded  1" in output
+    secrets = (str(queue.conn.info.password), "markedpayload0815")
+    assert [text for text in (*arguments, output, errors) if any(secret in text for secret in secrets)] == []
 
 
 def test_a_worker_finishes_its_running_tasks_on_sigterm(

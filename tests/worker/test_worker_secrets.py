@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import psutil
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
@@ -18,6 +19,8 @@ from tests.queue.conftest import everything, states, until
 
 MARK = "markedpayload0815"
 NAME = "taskq marked"
+# With a time limit, the function returns when the session has ended.
+END_SESSIONS = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = %s"
 
 
 @pytest.fixture
@@ -30,13 +33,11 @@ def telling_dsn(dsn: str) -> str:
 def cut(queue: TaskQueue) -> Callable[[], None]:
     """Ends all sessions of the worker, once."""
     done: list[bool] = []
-    # With a time limit, the function returns when the session has ended.
-    query = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = %s"
 
     def end_sessions() -> None:
         if not done:
             done.append(True)
-            queue.conn.execute(query, (NAME,))
+            queue.conn.execute(END_SESSIONS, (NAME,))
 
     return end_sessions
 
@@ -134,6 +135,26 @@ def test_logs_of_a_consumer_show_neither_password_nor_payload(
     assert "no mailbox" in caplog.text
     assert "connection lost, will retry" in caplog.text
     assert_hidden(telling_dsn, caplog.text)
+
+
+def test_the_log_of_a_worker_that_cannot_connect_again_does_not_show_the_password(
+    telling_dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = sql.Identifier("taskq_marked_worker")
+    queue.conn.execute(sql.SQL("CREATE ROLE {} LOGIN SUPERUSER PASSWORD 'opensesame4711'").format(role))
+    caplog.set_level(logging.DEBUG)
+    try:
+        marked = make_conninfo(telling_dsn, user="taskq_marked_worker", password="opensesame4711")
+        with running(Worker(marked, "work", each(lambda _: None), pause=timedelta(milliseconds=50))) as worker:
+            push(queue, "before")
+            until(lambda: worker.statistics().succeeded == 1)
+            queue.conn.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(role))
+            queue.conn.execute(END_SESSIONS, (NAME,))
+            until(lambda: "is not permitted to log in" in caplog.text)
+    finally:
+        queue.conn.execute(END_SESSIONS, (NAME,))
+        queue.conn.execute(sql.SQL("DROP ROLE {}").format(role))
+    assert "opensesame4711" not in caplog.text
 
 
 def report_arguments(task: Task) -> Result:
