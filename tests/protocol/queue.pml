@@ -1,28 +1,45 @@
 /*
  * The protocol of the queue: register, claim, heartbeat, complete, expire, and the turn of an identifier.
  *
- * Two tasks of one identifier. Task 1 is there from the start, and task 0, of a higher priority, is pushed at any moment.
- * Two programs of the name A, of which the second replaces the first while that one may still run, and one program of
- * the name B. A lease may lapse at any moment, and a program of the name A may be killed at any moment. A statement of
- * SQL is atomic and sees what was committed. A transaction keeps its locks until it ends.
+ * There are two tasks. Task 0 has the higher priority. Each statement of SQL is atomic and sees what was committed. A
+ * transaction keeps its locks until it ends. Spin searches all interleavings. Variables that are not needed any more
+ * are reset, so that states which differ only in them are one state.
  *
- * Spin searches all interleavings. Variables that are not needed any more are reset, so that states which differ only in
- * them are one state. Each name below, if it is defined, takes one rule out of the protocol. Then
- * the search has to find an error:
+ * One of these names selects what can go wrong:
  *
- *     NO_FENCE            a completion compares the name of the owner, and not the fence of its registration
- *     NO_OWNER_LOCK       a poll and a completion compare the fence, and do not lock the owner until they commit
- *     NO_HOLDER           a completion does not look whether the owner still holds the task
- *     NO_IDENTIFIER_LOCK  a poll does not lock the identifier
- *     NO_SECOND_LOOK      a poll does not look again after it has locked the identifier
- *     NO_LAPSE_CHECK      an expiry does not look again whether the lease has lapsed, after it has locked the owner
- *     NO_EXPIRY           nothing ends lapsed leases
+ *     CRASHES       Both tasks are of one identifier, and task 0 is pushed at any moment. Two programs of the name A
+ *                   may be killed at any moment; the second one replaces the first one while that one may still run.
+ *                   One program of the name B is never killed. Leases of programs that are alive lapse, too.
+ *     LOST_ANSWERS  The answers to a poll and to a completion are lost. The server carries out such a poll at any later
+ *                   moment. A may be killed, but not within a completion. One decision may be a FAILURE with another
+ *                   attempt left.
+ *     PURGE         Another transaction removes a held task and then renews the lease of its owner. A may be killed.
+ *     DRAIN         A and B end when they find nothing to do.
+ *     STREAM        The tasks are of two identifiers. Each completion of task 1 is followed by another push of it, so
+ *                   that the only program never rests. It loses the answer to a poll.
+ *
+ * LIVENESS adds the claim that all tasks end, under weak fairness: a process that can continue does so at some time.
+ *
+ * Each of the other names takes a rule out of the protocol, or restores a bug of the past. __main__.py lists them, each
+ * with what the search has to find.
  */
 
 #define TASKS 2
 #define NAMES 2    /* A and B */
-#define LAPSES 2   /* how often a lease lapses in a run while its program is alive */
 #define NONE 255
+
+/* How often the lease of a program lapses that is alive. With LIVENESS each lapse costs ten times the memory. */
+#if defined(CRASHES) && !defined(LIVENESS)
+#define LAPSES 2
+#elif defined(PURGE)
+#define LAPSES 1
+#else
+#define LAPSES 0
+#endif
+
+#if defined(LOST_ANSWERS) || defined(STREAM)
+#define LATE_POLLS
+#endif
 
 mtype = { ABSENT, READY, ACTIVE, ENDED };
 
@@ -39,13 +56,29 @@ byte identifier_lock = NONE;
 byte owner_shares[NAMES];        /* FOR KEY SHARE: how many processes */
 byte owner_lock[NAMES] = NONE;   /* FOR UPDATE */
 
-/* What only the rules read. */
+/* What only the rules and the claims read. */
+bool is_kept[NAMES];             /* the program of the latest registration is alive, and renews the lease */
 byte effects[TASKS];
 byte working;                    /* programs that may still claim */
 byte lapses;
 
 #define is_free(t) (task_lock[t] == NONE || task_lock[t] == _pid)
 #define is_current(name, mine) (leased[name] && fence[name] == mine)
+#define is_held(t, name) (state[t] == ACTIVE && holder[t] == name)
+#define is_blocked (state[0] == ACTIVE || state[1] == ACTIVE)
+#define all_ended (state[0] == ENDED && state[1] == ENDED)
+
+#ifdef LATE_POLLS
+/* A call whose answer is lost: the server may still carry it out. */
+bool is_sent;
+byte sent_name, sent_fence;
+byte sent_task = NONE, sent_attempt;  /* what it completes before it polls, or NONE */
+byte poll_losses;
+#endif
+#ifdef LOST_ANSWERS
+byte attempts[TASKS];
+byte completion_losses, failures;
+#endif
 
 /* A registration replaces the one before of its name. It waits for the transactions that use the owner. */
 inline register(name, mine) {
@@ -54,18 +87,18 @@ inline register(name, mine) {
         fence[name] = fence[name] + 1;
         mine = fence[name];
         leased[name] = true;
-        lapsed[name] = false
+        lapsed[name] = false;
+        is_kept[name] = true
     }
 }
 
-/* The first task that a name holds, or NONE. */
+/* The first task that a registration holds, or NONE. */
 inline find_held(name, mine, task) {
     atomic {
-        task = NONE;
         if
-        :: is_current(name, mine) && state[0] == ACTIVE && holder[0] == name -> task = 0
-        :: is_current(name, mine) && state[1] == ACTIVE && holder[1] == name -> task = 1
-        :: else -> skip
+        :: is_current(name, mine) && is_held(0, name) -> task = 0
+        :: is_current(name, mine) && !is_held(0, name) && is_held(1, name) -> task = 1
+        :: else -> task = NONE
         fi
     }
 }
@@ -73,35 +106,33 @@ inline find_held(name, mine, task) {
 /* The READY task that has the turn, or NONE: an ACTIVE task blocks the identifier. */
 inline find_turn(turn) {
     atomic {
-        turn = NONE;
         if
-        :: state[0] == ACTIVE || state[1] == ACTIVE -> skip
-        :: state[0] == READY && state[1] != ACTIVE -> turn = 0
-        :: (state[0] == ENDED || state[0] == ABSENT) && state[1] == READY -> turn = 1
-        :: (state[0] == ENDED || state[0] == ABSENT) && state[1] == ENDED -> skip
+#ifndef STREAM
+        :: is_blocked -> turn = NONE
+        :: !is_blocked && state[0] == READY -> turn = 0
+        :: !is_blocked && state[0] != READY && state[1] == READY -> turn = 1
+#else
+        :: state[0] == READY -> turn = 0
+        :: state[0] != READY && state[1] == READY -> turn = 1
+#endif
+        :: else -> turn = NONE
         fi
     }
 }
 
-/* Locks the owner FOR KEY SHARE SKIP LOCKED, if the registration is current. */
-inline share_owner(name, mine, got) {
-    atomic {
-        got = false;
-        if
-#ifdef NO_FENCE
-        :: leased[name] && owner_lock[name] == NONE -> got = true; owner_shares[name] = owner_shares[name] + 1
-        :: !leased[name] || owner_lock[name] != NONE -> skip
+#ifdef CLAIM_BY_NAME
+#define has_lease(name, mine) leased[name]
 #else
-#ifdef NO_OWNER_LOCK
-        :: is_current(name, mine) -> got = true
-        :: !is_current(name, mine) -> skip
+#define has_lease(name, mine) is_current(name, mine)
+#endif
+
+/* Locks the owner FOR KEY SHARE. */
+inline share_owner(name) {
+#ifndef NO_OWNER_LOCK
+    owner_shares[name] = owner_shares[name] + 1
 #else
-        :: is_current(name, mine) && owner_lock[name] == NONE -> got = true; owner_shares[name] = owner_shares[name] + 1
-        :: !is_current(name, mine) || owner_lock[name] != NONE -> skip
+    skip
 #endif
-#endif
-        fi
-    }
 }
 
 inline unshare_owner(name) {
@@ -112,16 +143,30 @@ inline unshare_owner(name) {
 #endif
 }
 
-/* A poll of one task: lock the owner, find the turn, lock its identifier, look again, and claim. */
-inline poll(name, mine, task, got, was_ready) {
-    task = NONE;
-    was_ready = (state[0] == READY);
-    share_owner(name, mine, got);
+#ifdef NO_OWNER_LOCK
+#define is_owner_free(name) true
+#else
+#define is_owner_free(name) (owner_lock[name] == NONE)
+#endif
+
+/*
+ * A poll of one task: lock the owner, find the turn, lock its identifier, look again, and claim. It never waits. If the
+ * program is killed meanwhile, the server rolls back.
+ */
+inline poll(name, mine, task, got, was_ready, may_be_killed, is_killed) {
+    atomic {
+        task = NONE;
+        was_ready = (state[0] == READY);
+        if                                                           /* SKIP LOCKED, and a lease that has not lapsed */
+        :: has_lease(name, mine) && !lapsed[name] && is_owner_free(name) -> share_owner(name); got = true
+        :: else -> got = false; was_ready = false
+        fi
+    };
     if
     :: got ->
         find_turn(task);
-#ifndef NO_IDENTIFIER_LOCK
-        atomic {
+#if !defined(NO_IDENTIFIER_LOCK) && !defined(STREAM)
+        atomic {                                                     /* FOR UPDATE SKIP LOCKED */
             if
             :: task != NONE && identifier_lock == NONE -> identifier_lock = _pid
             :: task != NONE && identifier_lock != NONE -> task = NONE
@@ -129,10 +174,14 @@ inline poll(name, mine, task, got, was_ready) {
             fi
         };
 #ifndef NO_SECOND_LOOK
-        if
-        :: task != NONE -> find_turn(task)
-        :: else -> skip
-        fi;
+        atomic {                                                     /* does the same task still have the turn? */
+            byte found = task;
+            if
+            :: task != NONE -> find_turn(found); task = (found == task -> task : NONE)
+            :: else -> skip
+            fi;
+            found = 0
+        };
 #endif
 #endif
         atomic {                                                     /* FOR UPDATE SKIP LOCKED of a READY task */
@@ -142,15 +191,26 @@ inline poll(name, mine, task, got, was_ready) {
             :: task == NONE -> skip
             fi
         };
-        atomic {                                                     /* commit */
+        atomic {                                                     /* commit, or roll back */
             if
             :: task != NONE ->
+#ifndef STREAM
                 assert(task == 0 || !was_ready || state[0] != READY); /* no task overtakes one of its identifier */
                 assert(state[1 - task] != ACTIVE);                   /* one task of the identifier at a time */
+#endif
+#ifdef LOST_ANSWERS
+                attempts[task] = attempts[task] + 1;
+#endif
                 state[task] = ACTIVE;
                 holder[task] = name;
                 task_lock[task] = NONE
-            :: else -> skip
+            :: may_be_killed ->
+                is_killed = true;
+                if
+                :: task != NONE -> task_lock[task] = NONE; task = NONE
+                :: else -> skip
+                fi
+            :: task == NONE -> skip
             fi;
             if
             :: identifier_lock == _pid -> identifier_lock = NONE
@@ -160,13 +220,18 @@ inline poll(name, mine, task, got, was_ready) {
             got = false;
             was_ready = false
         }
-    :: else -> was_ready = false
+    :: else -> skip
     fi
 }
 
-/* A completion: lock the owner, lock the task, and commit the decision with its effect. */
-inline complete(name, mine, task, got) {
-    share_owner(name, mine, got);
+/* A completion: lock the owner, lock the task, and commit the decision with its effect. It waits for both locks. */
+inline complete(name, mine, task, attempt, got, may_be_killed, is_killed) {
+    atomic {
+        if
+        :: has_lease(name, mine) && is_owner_free(name) -> share_owner(name); got = true
+        :: !has_lease(name, mine) -> got = false
+        fi
+    };
     if
     :: got ->
         atomic {
@@ -174,22 +239,36 @@ inline complete(name, mine, task, got) {
 #ifdef NO_HOLDER
             :: is_free(task) -> task_lock[task] = _pid
 #else
-            :: is_free(task) && state[task] == ACTIVE && holder[task] == name -> task_lock[task] = _pid
-            :: is_free(task) && (state[task] != ACTIVE || holder[task] != name) -> got = false
+            :: is_free(task) && is_held(task, name) -> task_lock[task] = _pid
+            :: is_free(task) && !is_held(task, name) -> got = false
 #endif
             fi
         };
         atomic {                                                     /* commit, or roll back */
             if
             :: got ->
-                assert(fence[name] == mine);                         /* no decision of a registration that was replaced */
+                assert(fence[name] == mine);                         /* no decision of a replaced registration */
                 assert(holder[task] == name);                        /* nor after the task has left its owner */
-                state[task] = ENDED;
+#ifdef LOST_ANSWERS
+                assert(attempts[task] == attempt);                   /* nor on a later attempt */
+#endif
                 holder[task] = NONE;
-                effects[task] = effects[task] + 1;
-                assert(effects[task] == 1);                          /* no task ends twice */
+                if
+#ifdef STREAM
+                :: task == 1 -> state[task] = READY
+                :: task == 0 -> state[task] = ENDED
+#else
+                :: state[task] = ENDED;
+                   effects[task] = effects[task] + 1;
+                   assert(effects[task] == 1)                        /* no task ends twice */
+#ifdef LOST_ANSWERS
+                :: failures < 1 -> failures = failures + 1; state[task] = READY
+#endif
+#endif
+                fi;
                 task_lock[task] = NONE
-            :: else -> skip
+            :: got && may_be_killed -> is_killed = true; task_lock[task] = NONE
+            :: !got -> skip
             fi;
             unshare_owner(name);
             got = false
@@ -199,47 +278,160 @@ inline complete(name, mine, task, got) {
 }
 
 proctype Program(byte name; bool may_be_killed) {
-    byte mine, task;
-    bool got, was_ready;
+    byte mine, task, attempt;
+    bool got, was_ready, is_killed;
+#ifdef LATE_POLLS
+    bool must_look, in_doubt, was_busy, was_sent;
+#endif
     register(name, mine);
     find_held(name, mine, task);                                     /* the tasks of the registration before */
     do
-    :: task != NONE ->
+    :: is_killed -> break
+    :: may_be_killed && !is_killed -> is_killed = true
+    :: task != NONE && !is_killed ->
+#ifdef LOST_ANSWERS
+        attempt = attempts[task];
+        do
+        :: complete(name, mine, task, attempt, got, false, is_killed); task = NONE; break
+        :: atomic { completion_losses < 1 -> completion_losses = completion_losses + 1 };
+            if                                                       /* the answer is lost: it was done, or not */
+            :: complete(name, mine, task, attempt, got, false, is_killed)
+            :: skip
+#ifdef LATE_EXCHANGE
+            :: atomic {                                              /* or it will be, together with a poll */
+                    !is_sent ->
+                    is_sent = true;
+                    sent_name = name;
+                    sent_fence = mine;
+                    sent_task = task;
+                    sent_attempt = attempt;
+                    must_look = true;
+                    in_doubt = true
+                }
+#endif
+            fi;
+            atomic {                                                 /* the worker repeats it for tasks that it holds */
+                if
+#ifdef REPEATED_DECISION
+                :: is_current(name, mine) && is_held(task, name) -> skip
+#else
+                :: is_current(name, mine) && is_held(task, name) && attempts[task] == attempt -> skip
+#endif
+                :: else -> task = NONE; break
+                fi
+            }
+        od;
+        attempt = 0
+#else
+        complete(name, mine, task, attempt, got, may_be_killed, is_killed);
+        task = NONE
+#endif
+#ifdef LATE_POLLS
+        ; was_busy = true
+#endif
+    :: task == NONE && !is_killed && is_current(name, mine) && !all_ended ->
+#ifdef LATE_POLLS
         if
-        :: complete(name, mine, task, got); find_held(name, mine, task)
-        :: may_be_killed -> goto killed                              /* with a task in hand */
-        :: atomic { is_current(name, mine) && lapsed[name] && owner_lock[name] == NONE -> lapsed[name] = false }
-        :: fence[name] == mine && !leased[name] -> register(name, mine)  /* and it still has the task in hand */
+#ifdef BUSY_WORKER
+        :: must_look || (in_doubt && !was_busy) ->
+#else
+        :: must_look || in_doubt ->
+#endif
+            atomic {                                                 /* looks for tasks that a lost poll has claimed */
+                was_sent = is_sent;
+                find_held(name, mine, task);
+                must_look = false;
+#ifdef LATE_CLAIM
+                in_doubt = false;
+#else
+                in_doubt = in_doubt && was_sent;                     /* no poll is late by three leases */
+#endif
+                was_sent = false
+            }
+        :: else -> skip
+        fi;
+        was_busy = false;
+        if
+        :: task != NONE -> goto next
+        :: atomic {
+                task == NONE && poll_losses < 1 && !is_sent ->       /* the answer to this poll is lost */
+                poll_losses = poll_losses + 1;
+                is_sent = true;
+                sent_name = name;
+                sent_fence = mine;
+                must_look = true;
+                in_doubt = true
+            };
+            goto next
+        :: task == NONE -> skip
+        fi;
+#endif
+        poll(name, mine, task, got, was_ready, may_be_killed, is_killed);
+#ifdef DRAIN
+        if
+        :: task != NONE -> skip
+#ifndef EMPTY_POLL_ENDS
+        :: atomic { task == NONE && !is_blocked && (state[0] == READY || state[1] == READY) -> skip }  /* polls again */
+        :: task == NONE && (is_blocked || all_ended) -> break
+#else
+        :: task == NONE -> break
+#endif
         fi
-    :: task == NONE && is_current(name, mine) && !(state[0] == ENDED && state[1] == ENDED) ->
-        poll(name, mine, task, got, was_ready);
+#else
         if
-        :: task == NONE && (state[0] == ACTIVE || state[1] == ACTIVE) ->
-            /* nothing to do until the task that blocks the identifier has left its owner */
-            state[0] != ACTIVE && state[1] != ACTIVE || !is_current(name, mine)
+        :: task == NONE && is_blocked && !is_killed ->
+            /* waits: a poll finds nothing before the task that blocks the identifier has left its owner */
+            if
+#ifdef LATE_POLLS
+            :: must_look || in_doubt -> skip
+#endif
+            :: !is_blocked || !is_current(name, mine) -> skip
+            :: may_be_killed -> is_killed = true
+            fi
         :: else -> skip
         fi
-    :: task == NONE && state[0] == ENDED && state[1] == ENDED -> break
+#endif
+next:   skip
+    :: task == NONE && all_ended -> break
     :: task == NONE && fence[name] != mine -> break                  /* a later registration has replaced this one */
-    :: task == NONE && fence[name] == mine && !leased[name] && !(state[0] == ENDED && state[1] == ENDED) ->
-        register(name, mine);
+    :: task == NONE && !is_killed && fence[name] == mine && !leased[name] && !all_ended ->
+        register(name, mine);                                        /* its lease has expired */
         find_held(name, mine, task)
     od;
-killed:
-    atomic { working = working - 1; mine = 0; task = NONE; got = false }
+    atomic {
+        if
+        :: fence[name] == mine -> is_kept[name] = false
+        :: else -> skip
+        fi;
+        working = working - 1;
+        mine = 0;
+        task = NONE;
+        is_killed = false;
+#ifdef LATE_POLLS
+        must_look = false;
+        in_doubt = false;
+        was_busy = false
+#endif
+    }
 }
 
-/* A lease lapses at any moment. It lapses for certain when nothing else can happen: its program was killed. */
+/* A lease lapses at any moment. If its program is alive, it lapses only a few times in a run. */
 active proctype Time() {
+end:
     do
-    :: atomic { lapses < LAPSES && leased[0] && !lapsed[0] -> lapsed[0] = true; lapses = lapses + 1 }
-    :: atomic { lapses < LAPSES && leased[1] && !lapsed[1] -> lapsed[1] = true; lapses = lapses + 1 }
-    :: atomic { timeout ->
-        if
-        :: leased[0] && !lapsed[0] -> lapsed[0] = true
-        :: leased[1] && !lapsed[1] -> lapsed[1] = true
-        :: else -> break
-        fi }
+    :: atomic { leased[0] && !lapsed[0] && is_kept[0] && lapses < LAPSES -> lapsed[0] = true; lapses = lapses + 1 }
+    :: atomic { leased[1] && !lapsed[1] && is_kept[1] && lapses < LAPSES -> lapsed[1] = true; lapses = lapses + 1 }
+    :: atomic { leased[0] && !lapsed[0] && !is_kept[0] && !all_ended -> lapsed[0] = true }
+    :: atomic { leased[1] && !lapsed[1] && !is_kept[1] && !all_ended -> lapsed[1] = true }
+    od
+}
+
+/* The heartbeats of the programs that are alive renew also a lease that has lapsed. */
+active proctype Heartbeat() {
+end:
+    do
+    :: atomic { leased[0] && lapsed[0] && is_kept[0] && owner_lock[0] == NONE -> lapsed[0] = false }
+    :: atomic { leased[1] && lapsed[1] && is_kept[1] && owner_lock[1] == NONE -> lapsed[1] = false }
     od
 }
 
@@ -247,56 +439,147 @@ active proctype Time() {
 /* Ends lapsed leases: finds one, locks its owner, looks again, and makes its tasks READY. */
 active proctype Expiry() {
     byte name, task;
+#ifdef OLD_SNAPSHOT
+    byte seen[TASKS] = NONE;                                         /* the snapshot of a REPEATABLE READ transaction */
+#endif
 end:
     do
     :: atomic {
             if
-            :: leased[0] && lapsed[0] -> name = 0
-            :: leased[1] && lapsed[1] -> name = 1
+            :: leased[0] && lapsed[0] && owner_shares[0] == 0 -> name = 0
+            :: leased[1] && lapsed[1] && owner_shares[1] == 0 -> name = 1
             fi
         };
-        atomic { owner_lock[name] == NONE && owner_shares[name] == 0 -> owner_lock[name] = _pid };
+        atomic {                                                     /* FOR UPDATE SKIP LOCKED */
+            if
+            :: owner_lock[name] == NONE && owner_shares[name] == 0 -> owner_lock[name] = _pid
+            :: else -> goto next
+            fi
+        };
+#ifdef LOCK_ORDER
+        (!is_held(0, name) || is_free(0)) && (!is_held(1, name) || is_free(1));
+#endif
         atomic {
             if
-#ifdef NO_LAPSE_CHECK
-            :: true ->
-#else
-            :: leased[name] && lapsed[name] ->
+#ifndef NO_LAPSE_CHECK
+            :: !leased[name] || !lapsed[name] -> skip
 #endif
+            :: (is_held(0, name) && !is_free(0)) || (is_held(1, name) && !is_free(1)) ->
+                skip                                                 /* lock_timeout: leaves it to a later call */
+            :: else ->
                 assert(lapsed[name]);                                /* a lease that was renewed does not end */
                 leased[name] = false;
                 lapsed[name] = false;
                 for (task : 0 .. TASKS - 1) {
                     if
-                    :: state[task] == ACTIVE && holder[task] == name -> state[task] = READY; holder[task] = NONE
+#ifdef OLD_SNAPSHOT
+                    :: is_held(task, name) && seen[task] == name -> state[task] = READY; holder[task] = NONE
+#else
+                    :: is_held(task, name) -> state[task] = READY; holder[task] = NONE
+#endif
                     :: else -> skip
                     fi
                 }
-#ifndef NO_LAPSE_CHECK
-            :: else -> skip
-#endif
             fi;
-            owner_lock[name] = NONE;
+            owner_lock[name] = NONE
+        };
+next:   atomic {
             name = 0;
             task = 0
+#ifdef OLD_SNAPSHOT
+            ; seen[0] = holder[0];
+            seen[1] = holder[1]
+#endif
         }
     od
 }
 #endif
 
+#ifdef LATE_POLLS
+/* The server carries out a call that has lost its session: at any later moment, or never. */
+active proctype Session() {
+    byte task = NONE;
+    bool got, was_ready, is_killed;
+end:
+    do
+    :: is_sent ->
+        if
+        :: sent_task != NONE -> complete(sent_name, sent_fence, sent_task, sent_attempt, got, false, is_killed)
+        :: sent_task == NONE -> poll(sent_name, sent_fence, task, got, was_ready, false, is_killed)
+        :: skip
+        fi;
+        atomic { is_sent = false; sent_name = 0; sent_fence = 0; sent_task = NONE; sent_attempt = 0; task = NONE }
+    od
+}
+#endif
+
+#ifdef PURGE
+/* A transaction that removes a held task, and then renews the lease of its owner. */
+active proctype Purge() {
+    byte task, name;
+end:
+    atomic {
+        if
+        :: state[0] == ACTIVE && is_free(0) -> task = 0
+        :: state[1] == ACTIVE && is_free(1) -> task = 1
+        fi;
+        task_lock[task] = _pid;
+        name = holder[task]
+    };
+    atomic {
+        owner_lock[name] == NONE ->                                  /* FOR NO KEY UPDATE */
+        lapsed[name] = false;
+        state[task] = ENDED;
+        holder[task] = NONE;
+        task_lock[task] = NONE;
+        task = 0;
+        name = 0
+    }
+}
+#endif
+
+#if defined(CRASHES) || defined(LOST_ANSWERS)
 /* A transaction that commits task 0 at any moment. */
 active proctype Push() {
     state[0] = READY
 }
+#endif
 
 init {
     atomic {
         state[1] = READY;
+#if !defined(CRASHES) && !defined(LOST_ANSWERS)
+        state[0] = READY;
+#endif
+#ifdef CRASHES
         working = 3;
         run Program(0, true);
         run Program(0, true);
         run Program(1, false)
+#endif
+#if defined(LOST_ANSWERS) || defined(PURGE)
+        working = 2;
+        run Program(0, true);
+        run Program(1, false)
+#endif
+#ifdef DRAIN
+        working = 2;
+        run Program(0, false);
+        run Program(1, false)
+#endif
+#ifdef STREAM
+        working = 1;
+        run Program(0, false)
+#endif
     };
     working == 0;
-    assert(state[0] == ENDED && state[1] == ENDED)                   /* no task is lost */
+    assert(all_ended)                                                /* no task is lost */
 }
+
+#ifdef LIVENESS
+#ifdef STREAM
+ltl task_0_ends { <> (state[0] == ENDED) }
+#else
+ltl all_tasks_end { <> all_ended }
+#endif
+#endif

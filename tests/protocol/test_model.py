@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.protocol.__main__ import PLANTED, missing, search
+from tests.protocol import __main__ as protocol
+from tests.protocol.__main__ import BUGS, OPEN, PROTOCOL, RULES, Found, IncompleteSearch, main, missing, search
 
 pytestmark = [
     pytest.mark.slow,
@@ -11,12 +12,52 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("rule", PLANTED)
-def test_the_model_checker_finds_the_error_that_each_rule_of_the_protocol_prevents(rule: str) -> None:
-    assert search(rule).error is not None
+@pytest.mark.parametrize("names", RULES, ids=" ".join)
+def test_the_model_checker_finds_the_error_that_each_rule_of_the_protocol_prevents(names: tuple[str, ...]) -> None:
+    assert search(*names).error is not None
 
 
-def test_the_model_checker_finds_no_error_in_the_protocol() -> None:
-    found = search()
+@pytest.mark.parametrize("names", BUGS, ids=" ".join)
+def test_the_model_checker_finds_each_bug_of_the_past(names: tuple[str, ...]) -> None:
+    assert search(*names).error is not None
+
+
+@pytest.mark.parametrize("names", OPEN, ids=" ".join)
+def test_the_model_checker_finds_the_errors_that_the_queue_does_not_prevent(names: tuple[str, ...]) -> None:
+    assert search(*names).error is not None
+
+
+@pytest.mark.parametrize("names", PROTOCOL, ids=" ".join)
+def test_the_model_checker_finds_no_error_in_the_protocol(names: tuple[str, ...]) -> None:
+    found = search(*names)
     assert found.error is None
-    assert found.states > 1_000_000
+    assert found.states > (1_000_000 if names[0] in ("CRASHES", "LOST_ANSWERS") and "LIVENESS" not in names else 100)
+
+
+@pytest.mark.parametrize(
+    ("names", "memory", "depth"),
+    [
+        (("CRASHES",), 260, 2_000_000),
+        (("DRAIN",), 6_000, 100),
+        (("LOST_ANSWERS", "LIVENESS"), 260, 2_000_000),
+        (("DRAIN", "LIVENESS"), 6_000, 100),
+    ],
+)
+def test_a_search_that_reaches_its_limit_of_memory_or_depth_is_an_error(
+    names: tuple[str, ...], memory: int, depth: int
+) -> None:
+    with pytest.raises(IncompleteSearch):
+        search(*names, memory=memory, depth=depth)
+
+
+def test_an_incomplete_search_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def search_a_little(*names: str) -> Found:
+        return search(*names, depth=100)
+
+    monkeypatch.setattr(protocol, "PROTOCOL", (("DRAIN",),))
+    monkeypatch.setattr(protocol, "PLANTED", ())
+    monkeypatch.setattr(protocol, "search", search_a_little)
+    assert main() == 1
+    assert "the search has not finished" in capsys.readouterr().err
