@@ -1,9 +1,7 @@
 """Access: roles with a grant may call the functions of their kind, and nothing else."""
 
-import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import uuid4
 
 import psycopg
@@ -174,33 +172,6 @@ ALLOWED = {
         *("progress", "timeline", "explain", "health", "error_groups", "audit_trail"),
     },
 }
-
-
-def documented(repository: Path) -> dict[str, set[str]]:
-    """The kinds that may call each function, read from the table in docs/production/roles.md."""
-    text = (repository / "docs" / "production" / "roles.md").read_text(encoding="utf-8")
-    header = "| functions | producer | consumer | reader | operator |\n|---|---|---|---|---|\n"
-    rows = text.split(header)[1].split("\n\n")[0].splitlines()
-    table: dict[str, set[str]] = {}
-    for row in rows:
-        functions, *marks = (cell.strip() for cell in row.strip("|").split("|"))
-        for name in re.findall(r"`(\w+)`", functions):
-            assert name not in table, f"{name} stands in two rows"
-            table[name] = {kind for kind, mark in zip(KINDS, marks, strict=True) if mark == "yes"}
-    return table
-
-
-def test_every_function_is_granted_as_the_documentation_says(own_queue: TaskQueue, repository: Path) -> None:
-    conn, granted = own_queue.conn, {}
-    query = """SELECT DISTINCT p.proname FROM pg_proc p WHERE p.pronamespace = 'taskq'::regnamespace
-               AND has_function_privilege(%s, p.oid, 'EXECUTE')"""
-    for kind in KINDS:
-        with conn.transaction(force_rollback=True):
-            conn.execute("CREATE ROLE taskq_of_a_kind")
-            conn.execute("SELECT taskq.grant_access('taskq_of_a_kind', %s)", (kind,))
-            granted[kind] = {name for (name,) in conn.execute(query, ("taskq_of_a_kind",)).fetchall()}
-    table = documented(repository)
-    assert granted == {kind: {name for name, kinds in table.items() if kind in kinds} for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
