@@ -8,7 +8,7 @@ import psycopg
 
 from airflow_provider_taskq.queue.client import TaskQueue
 from airflow_provider_taskq.queue.connection import connect
-from airflow_provider_taskq.queue.errors import TaskQueueError
+from airflow_provider_taskq.queue.errors import TaskQueueError, first_line
 from airflow_provider_taskq.queue.schema import install, uninstall, verify
 
 
@@ -55,6 +55,9 @@ def main() -> int:
                 _ACTIONS[action](conn)
     except TaskQueueError as error:
         sys.stderr.write(f"{error}\n")
+        return 1
+    except psycopg.Error as error:
+        sys.stderr.write(f"{first_line(error)}\n")  # the other lines may have a row with a payload
         return 1
     sys.stdout.write(f"{action}: done\n")
     return 0

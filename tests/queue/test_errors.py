@@ -285,6 +285,20 @@ def test_the_command_line_reports_an_error_in_one_sentence(action: str) -> None:
     assert SECRET not in done.stderr + done.stdout
 
 
+def test_the_command_line_reports_an_error_of_the_server_in_one_sentence(empty_dsn: str) -> None:
+    read_only = "-c default_transaction_read_only=on"
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow_provider_taskq.queue", "install"],
+        env={"TASKQ_DSN": make_conninfo(empty_dsn, options=read_only), "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "read-only transaction" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
 def test_an_answer_that_ends_with_the_end_of_the_session_is_a_lost_connection() -> None:
     """So psycopg reports a server that sends the answer to a COMMIT and the end of the session at once."""
     assert is_connection_lost(psycopg.InternalError("received 2 results from command 'COMMIT'"))
