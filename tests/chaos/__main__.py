@@ -9,19 +9,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentParser
+import traceback
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from tests.chaos.run import Outcome, run
-from tests.chaos.scenarios import SCENARIOS
+from tests.chaos.scenarios import SCENARIOS, Scenario
 
 COLUMNS = (
     "scenario",
     "pushed",
     "lost",
     "done twice",
+    "claimed again",
     "longest pause, s",
-    "work went on after, s",
+    "no backlog after, s",
+    "longest wait of a task, of its event, s",
     "decisions/s before, in, after",
 )
 SHOWN = 20
@@ -43,21 +46,42 @@ def main() -> int:
         if (missing := scenario.missing()) is not None:
             print(f"| {scenario.title} | not run: there is {missing} |", flush=True)
             continue
-        with tempfile.TemporaryDirectory(prefix="taskq-chaos-") as folder:
-            found = run(name, scenario, (options.keep or Path(folder)) / name, scenario.seconds or options.seconds)
-        print(row(scenario.title, found), flush=True)
-        for violation in found.violations[:SHOWN]:
-            print(f"    {violation.rule}: {violation.detail}", flush=True)
-        failed = failed or bool(found.violations)
+        failed = shown(name, scenario, options) or failed
     if "airflow" in options.only:
         failed = subprocess.run([sys.executable, "-m", "pytest", "-q", *AIRFLOW], check=False).returncode != 0 or failed
     return int(failed)
 
 
+def shown(name: str, scenario: Scenario, options: Namespace) -> bool:
+    """Runs a scenario, and prints its line; returns whether it has failed."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="taskq-chaos-") as folder:
+            found = run(name, scenario, (options.keep or Path(folder)) / name, scenario.seconds or options.seconds)
+    except Exception:  # noqa: BLE001 -- the other scenarios are run all the same
+        print(f"| {scenario.title} | not judged |\n{traceback.format_exc()}", flush=True)
+        return True
+    print(row(scenario.title, found), flush=True)
+    for note in (*found.notes, *found.unfinished):
+        print(f"    {name}: {note}", flush=True)
+    for violation in found.violations[:SHOWN]:
+        print(f"    {violation.rule}: {violation.detail}", flush=True)
+    return bool(found.violations or found.unfinished)
+
+
 def row(title: str, found: Outcome) -> str:
     """The line of a scenario."""
     rates = f"{found.before:,.0f}, {found.during:,.0f}, {found.after:,.0f}"
-    cells = [title, f"{found.pushed:,}", found.lost, found.twice, f"{found.pause:.1f}", f"{found.resumed:.1f}", rates]
+    waits = f"{found.waited:.1f}, {found.read:.1f}"
+    cells = [
+        title,
+        f"{found.pushed:,}",
+        found.lost,
+        found.twice,
+        f"{found.again:,}",
+        f"{found.pause:.1f}",
+        waits,
+        rates,
+    ]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

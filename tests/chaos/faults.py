@@ -1,27 +1,38 @@
-"""Faults: what happens to a site while its processes work. Each is a function that returns when the fault is over."""
+"""Faults: what happens to a site while its processes work.
+
+Each is a function that returns when the fault is over. It may return a sentence for the report.
+"""
 
 import errno
 import itertools
-import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import verify
+from airflow_provider_taskq.queue import NewTask, TaskQueue, verify
 from airflow_provider_taskq.queue.errors import NewerSchema
+from tests.chaos.history import Recorder
+from tests.chaos.programs import TOPIC
 from tests.chaos.site import Site
 from tests.faults.releases import install_next_release
+from tests.queue.conftest import until
 
-Fault = Callable[[Site, float], None]
+Fault = Callable[[Site, float], str | None]
 END = """SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity
     WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
     ORDER BY random() LIMIT %s) s"""
+# Sessions that do not belong to the program with these processes.
+END_OTHERS = """SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+        AND pid <> ALL (%s) ORDER BY random() LIMIT %s) s"""
 READERS = 4
+SECONDS = 600.0  # for a backlog
 
 
 def times(seconds: float, every: float) -> Iterator[int]:
@@ -29,9 +40,10 @@ def times(seconds: float, every: float) -> Iterator[int]:
     end = time.monotonic() + seconds
     for number in itertools.count():
         yield number
-        if time.monotonic() + every >= end:
+        left = end - time.monotonic()
+        time.sleep(max(0.0, min(every, left)))  # the pace of the fault
+        if left <= every:
             return
-        time.sleep(every)  # the pace of the fault
 
 
 def wait(_: Site, seconds: float) -> None:
@@ -63,6 +75,28 @@ def terminate_sessions(rate: float) -> Fault:
     return fault
 
 
+def stop_processes(length: float) -> Fault:
+    """Each worker in turn is stopped by SIGSTOP while it has tasks, and continued after this many seconds."""
+
+    def stopped(site: Site, name: str) -> bool:
+        """Whether the process is stopped and has tasks. Otherwise it goes on."""
+        site.processes[name].send_signal(signal.SIGSTOP)
+        if site.holds_tasks(name):
+            return True
+        site.processes[name].send_signal(signal.SIGCONT)
+        return False
+
+    def fault(site: Site, seconds: float) -> None:
+        workers = itertools.cycle(site.workers)
+        for _ in times(seconds, length / 4):
+            name = next(workers)
+            until(partial(stopped, site, name), SECONDS)
+            time.sleep(length)  # the length of the stop
+            site.processes[name].send_signal(signal.SIGCONT)
+
+    return fault
+
+
 def restart_server(site: Site, seconds: float) -> None:
     """The server is stopped, is down for two seconds, and starts again."""
     for _ in times(seconds, 8.0):
@@ -74,37 +108,49 @@ def restart_server(site: Site, seconds: float) -> None:
 def crash_server(site: Site, seconds: float) -> None:
     """The server is killed by SIGKILL with all of its processes, and starts again."""
     for _ in times(seconds, 5.0):
-        os.killpg(os.getpgid(site.server.pid), signal.SIGKILL)
-        site.server.stop()
+        site.server.kill()
         site.server.start()
 
 
-def occupy_connections(count: int | None) -> Fault:
-    """Idle sessions: as many as given, or as many as the server takes."""
+def occupy_connections(count: int) -> Fault:
+    """Idle sessions."""
 
     def fault(site: Site, seconds: float) -> None:
         with ExitStack() as stack:
-            for number in itertools.count():
-                if number == count:
-                    break
-                try:
-                    stack.enter_context(psycopg.connect(site.dsn, autocommit=True))
-                except psycopg.OperationalError:
-                    if count is not None:
-                        raise
-                    break
+            for _ in range(count):
+                stack.enter_context(psycopg.connect(site.dsn, autocommit=True))
             time.sleep(seconds)  # the length of the fault
 
     return fault
 
 
+def take_all_connections(site: Site, seconds: float) -> str:
+    """Another program takes each free slot at once. Two sessions a second are ended, and may not get a slot again."""
+    refused = 0
+    with ExitStack() as stack:
+        ending = stack.enter_context(psycopg.connect(site.dsn, autocommit=True))
+        taken: list[psycopg.Connection] = []
+        for number in times(seconds, 0.05):
+            try:
+                while True:
+                    taken.append(stack.enter_context(psycopg.connect(site.dsn, autocommit=True)))
+            except psycopg.OperationalError:
+                refused += 1
+            if number % 10 == 0:
+                ending.execute(END_OTHERS, ([conn.info.backend_pid for conn in taken], 1))
+    return f"the other program had {len(taken)} connections in the end, and was refused {refused} times"
+
+
 def idle_in_transaction(site: Site, seconds: float) -> None:
-    """A session has pushed a task to another topic, and stays in its transaction."""
-    with psycopg.connect(site.dsn) as conn:
-        conn.execute("SELECT taskq.create_topic('other')")
-        conn.execute("SELECT taskq.push('other', 'a')")
+    """A producer has pushed a task, and stays in its transaction until the end of the fault."""
+    rows = [{"task": "idle", "identifier": "idle"}]
+    with Recorder(site.history, "idle") as recorder, psycopg.connect(site.dsn) as conn:
+        began = time.monotonic()
+        recorder.write("push", began, None, rows)
+        TaskQueue(conn).push(TOPIC, [NewTask("idle", {"key": "idle"})])
         time.sleep(seconds)  # the length of the fault
-        conn.rollback()
+        conn.commit()
+        recorder.write("push", began, time.monotonic(), rows)
 
 
 def read_long(site: Site, seconds: float) -> None:
@@ -118,16 +164,27 @@ def read_long(site: Site, seconds: float) -> None:
                 conn.execute("SELECT count(*) FROM taskq.tasks WHERE state = 'READY'")
 
 
-def limit_role(name: str, value: str) -> Fault:
-    """A setting of the role applies to all sessions that begin in this time; the present ones end."""
+def limit_role(name: str, value: str, error: str) -> Fault:
+    """A setting of the role applies to all sessions that begin in this time; the present ones end.
 
-    def fault(site: Site, seconds: float) -> None:
+    Each second another session locks the waiting tasks for 0.2 s. Raises RuntimeError if the setting has hit nothing.
+    """
+
+    def fault(site: Site, seconds: float) -> str:
         with psycopg.connect(site.dsn, autocommit=True) as conn:
+            before = site.server.log.read_text(errors="replace").count(error)
             conn.execute(f"ALTER ROLE taskq SET {name} = '{value}'".encode())
             conn.execute(END, (None,))
-            time.sleep(seconds)  # the length of the fault
+            for _ in times(seconds, 1.0):
+                with conn.transaction():
+                    conn.execute("LOCK TABLE taskq_internal.live IN ACCESS EXCLUSIVE MODE")
+                    time.sleep(0.2)  # the length of the lock
             conn.execute(f"ALTER ROLE taskq RESET {name}".encode())
             conn.execute(END, (None,))
+        hits = site.server.log.read_text(errors="replace").count(error) - before
+        if not hits:
+            raise RuntimeError(f"{name} has hit nothing")
+        return f"it has hit {hits} times"
 
     return fault
 
@@ -138,6 +195,13 @@ def freeze_connections(site: Site, seconds: float) -> None:
         for link in site.proxied.links():
             if random.random() < 0.5:  # noqa: S311 -- which connections does not matter
                 link.freeze()
+
+
+def leave_half_open(site: Site, seconds: float) -> None:
+    """The same, and the server still sees the connections as open when their clients have closed them."""
+    site.proxied.keep_server_ends(True)
+    freeze_connections(site, seconds)
+    site.proxied.keep_server_ends(False)
 
 
 def cut_connections(site: Site, seconds: float) -> None:
@@ -191,24 +255,40 @@ def upgrade(site: Site, seconds: float) -> None:
         verify(conn)
 
 
-def fail_over(site: Site, seconds: float) -> None:
+def switch_over(site: Site, seconds: float) -> None:
     """The primary becomes read-only, its standby is promoted, and the primary ends. A proxy follows the address."""
-    if site.pair is None:
-        raise RuntimeError("the scenario has no standby")
-    site.pair.fail_over()
-    if site.proxy is not None:
-        site.proxy.repoint("127.0.0.1", site.pair.standby.port)
-    site.pair.primary.stop("immediate")
-    site.server = site.pair.standby
+    site.servers.fail_over()
+    _follow(site)
+    site.servers.primary.stop("immediate")
     time.sleep(seconds)  # the length of the phase
 
 
-def overload(rate: float) -> Fault:
-    """A second producer pushes this many tasks a second."""
+def fail_over(site: Site, seconds: float) -> None:
+    """The primary is killed by SIGKILL, and its standby is promoted. A proxy follows the address."""
+    site.servers.lose_primary()
+    _follow(site)
+    time.sleep(seconds)  # the length of the phase
 
-    def fault(site: Site, seconds: float) -> None:
-        site.start("producer-2", rate=rate)
-        time.sleep(seconds)  # the length of the fault
+
+def _follow(site: Site) -> None:
+    if site.proxy is not None:
+        site.proxy.repoint("127.0.0.1", site.servers.standby.port)
+    site.server = site.servers.standby
+
+
+def overload(factor: float) -> Fault:
+    """First a backlog shows how much the workers can handle. Then the producers push this many times as much."""
+
+    def fault(site: Site, seconds: float) -> str:
+        site.start("producer-2", rate=10 * site.options.rate)
+        until(lambda: site.ready() > 20 * site.options.rate, SECONDS)
         site.stop("producer-2")
+        capacity = site.decisions_per_second(20.0)
+        site.start("producer-2", rate=factor * capacity - site.options.rate)
+        began, before = time.monotonic(), site.pushed()
+        time.sleep(seconds)  # the length of the fault
+        rate = (site.pushed() - before) / (time.monotonic() - began)
+        site.stop("producer-2")
+        return f"the workers can handle {capacity:,.0f} tasks a second, and {rate:,.0f} were pushed"
 
     return fault

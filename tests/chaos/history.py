@@ -66,8 +66,14 @@ class Recorder:
 
 
 def read(folder: Path) -> Iterator[Event]:
-    """The events of all processes. A process that was killed may have left half a line at the end of its file."""
+    """The events of all processes."""
     for file in sorted(folder.glob("*.jsonl")):
-        for line in file.read_text().splitlines(keepends=True):
+        yield from read_file(file)
+
+
+def read_file(file: Path) -> Iterator[Event]:
+    """The events of a process. If it was killed, it may have left half a line at the end."""
+    with file.open() as lines:
+        for line in lines:
             if line.endswith("\n"):
                 yield json.loads(line)

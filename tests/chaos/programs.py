@@ -4,11 +4,13 @@
 
 A task is known by the key in its payload, which the producer chooses, so a push without an answer can be judged. Each
 effect is a row that the handler commits together with its decision. A program that loses its connection connects again
-after a pause. It ends on SIGTERM, and with the process that has started it; a fault may end it with SIGKILL.
+after a pause. It ends on SIGTERM, and with the process that has started it; a fault may end it with SIGKILL. Its log
+has the errors that it has met.
 """
 
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -35,13 +37,15 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.worker import Batch, Worker
+from airflow_provider_taskq.worker.lease import Lease
 from tests.chaos.history import Event, Recorder
 
 TOPIC = "work"
 EFFECTS = "effects"  # the topic of the follow-ups of Spark's decisions
 GROUP = "readers"
 SCHEMA = """CREATE TABLE effect (key text NOT NULL, attempt int NOT NULL, owner text NOT NULL, fence bigint NOT NULL);
-    CREATE TABLE reading (line bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL)"""
+    CREATE TABLE reading (line bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL,
+        at timestamptz NOT NULL DEFAULT clock_timestamp())"""
 ATTEMPT = ("task", "attempt", "owner", "fence")
 EFFECT = "INSERT INTO effect (key, attempt, owner, fence) VALUES (%s, %s, %s, %s)"
 PAUSE = 0.2  # seconds before another try, and after an empty poll
@@ -52,12 +56,13 @@ FAULTS = (psycopg.Error, TaskQueueError, OSError)
 class Options:
     """What a program does, in tasks and seconds."""
 
-    rate: float = 300.0  # tasks a second of a producer
+    rate: float = 150.0  # tasks a second of a producer
     push: int = 10  # tasks of a push
     identifiers: int = 50
     size: int = 10  # tasks of a poll
     lease: float = 5.0
-    work: float = 0.0  # of a task
+    work: float = 0.01  # of a task
+    dally: float = 0.0  # at most, in the transaction of a decision
     condition: str = Condition.SINGULAR_BY_IDENTIFIER
 
 
@@ -79,8 +84,17 @@ class Program:
                     limit_calls(conn, CallLimit(self.options.lease))  # else a silent connection would block it forever
                     while not self.stopping.is_set():
                         step(TaskQueue(conn))
-            except FAULTS:
-                self.stopping.wait(PAUSE)
+            except FAULTS as error:
+                self.met(error)
+
+    def met(self, error: Exception) -> None:
+        """Notes an error, and waits a while."""
+        sys.stderr.write(f"{time.monotonic():.3f} {type(error).__name__}: {error}\n")
+        self.stopping.wait(PAUSE)
+
+    def dally(self) -> None:
+        """Stays in a transaction."""
+        self.stopping.wait(random.uniform(0.0, self.options.dally))  # noqa: S311 -- how long does not matter
 
 
 class Producing:
@@ -112,66 +126,100 @@ class Producing:
         self._program.recorder.write("push", began, time.monotonic(), rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Claimed tasks whose decision has no answer yet."""
+
+    owner: Owner
+    tasks: list[Task]
+    claims: list[Event]
+
+
 class Looping:
-    """Polls, commits effects and decisions in one transaction, and polls again: a loop over the verbs of the queue."""
+    """Polls, commits effects and decisions in one transaction, and polls again: a loop over the verbs of the queue.
+
+    If a decision got no answer, the loop repeats it: under its registration, which may be void by now, or after the
+    next registration, which must refuse it.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        self._open: Work | None = None
+        self._renewed = 0.0  # the begin of the last call that has extended the lease
 
     def run(self) -> None:
         """Works until the process is to end."""
         self._program.until_stopped(self._session)
 
     def _session(self, queue: TaskQueue) -> None:
-        options = self._program.options
-        owner = queue.register(self._program.name, timedelta(seconds=options.lease))
+        if random.random() < 0.5:  # noqa: S311 -- both orders occur
+            self._repeat(queue)
+        began = time.monotonic()
+        owner = queue.register(self._program.name, timedelta(seconds=self._program.options.lease))
         queue.conn.commit()
-        resumed = owner.resumed  # it then has the tasks of the registration before
+        self._renewed = began
+        work = self._claim(queue, owner, lambda: queue.held(owner, TOPIC)) if owner.resumed else None
+        self._repeat(queue)
         while not self._program.stopping.is_set():
-            began = time.monotonic()
-            if resumed:
-                tasks, resumed = queue.held(owner, TOPIC), False
-            else:
-                tasks = queue.poll(TOPIC, owner, options.size, condition=options.condition)
-            queue.conn.commit()
-            claims = [claim_of(task, owner.name, owner.fence, began + options.lease) for task in tasks]
-            self._program.recorder.write("claim", began, time.monotonic(), claims)
-            if tasks:
-                self._complete(queue, owner, tasks, claims)
+            work = work or self._claim(queue, owner, lambda: self._poll(queue, owner))
+            if work.tasks:
+                self._program.stopping.wait(self._program.options.work * len(work.tasks))
+                self._decide(queue, work)
             else:
                 self._program.stopping.wait(PAUSE)
+            work, began = None, time.monotonic()
             queue.heartbeat(owner)
             queue.conn.commit()
+            self._renewed = began
 
-    def _complete(self, queue: TaskQueue, owner: Owner, tasks: list[Task], claims: list[Event]) -> None:
-        self._program.stopping.wait(self._program.options.work * len(tasks))
+    def _poll(self, queue: TaskQueue, owner: Owner) -> list[Task]:
+        return queue.poll(TOPIC, owner, self._program.options.size, condition=self._program.options.condition)
+
+    def _claim(self, queue: TaskQueue, owner: Owner, call: Callable[[], list[Task]]) -> Work:
+        began = time.monotonic()
+        tasks = call()
+        queue.conn.commit()
+        until = self._renewed + self._program.options.lease
+        claims = [claim_of(task, owner.name, owner.fence, until) for task in tasks]
+        self._program.recorder.write("claim", began, time.monotonic(), claims)
+        return Work(owner, tasks, claims)
+
+    def _decide(self, queue: TaskQueue, work: Work) -> None:
+        self._open = work
         began, ended = time.monotonic(), None
         try:
             with queue.conn.cursor() as cursor:
-                cursor.executemany(EFFECT, [[claim[name] for name in ATTEMPT] for claim in claims])
-            queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+                cursor.executemany(EFFECT, [[claim[name] for name in ATTEMPT] for claim in work.claims])
+            self._program.dally()
+            queue.complete(work.owner, dict.fromkeys(work.tasks, Result.SUCCESS))
             queue.conn.commit()
-            ended = time.monotonic()
+            ended, self._open = time.monotonic(), None
         finally:
-            self._program.recorder.write("decision", began, ended, map(decision_of, claims))
+            self._program.recorder.write("decision", began, ended, map(decision_of, work.claims))
+
+    def _repeat(self, queue: TaskQueue) -> None:
+        """Asks again for a decision that got no answer. It may be committed, or the tasks may have another owner."""
+        if self._open is not None:
+            try:
+                self._decide(queue, self._open)
+            except TaskQueueError:  # refused
+                queue.conn.rollback()
+                self._open = None
 
 
 class Working:
     """The worker of the queue. Its handler records the claim, and a commit hook writes the effect.
 
-    The handler does not know when its batch was claimed, so a claim begins with the process, and the order of claims
-    is not judged. It does not know the answer to the commit either: the effect shows whether it was committed.
+    The handler does not know when its task was claimed, so the claim begins with the process. It does not know the
+    answer to the commit either: the effect shows whether it was committed.
     """
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._began = time.monotonic()
-
-    def run(self) -> None:
-        """Works until the process is to end."""
-        options = self._program.options
-        worker = Worker(
-            self._program.dsn,
+        options = program.options
+        self._worker = Worker(
+            program.dsn,
             TOPIC,
             self._handle,
             size=options.size,
@@ -180,28 +228,42 @@ class Working:
             prefetch=options.size,
             pause=PAUSE,
             lease=options.lease,
-            name=self._program.name,
+            handler_statement_timeout=options.lease,  # of the commit hook
+            name=program.name,
         )
+
+    def run(self) -> None:
+        """Works until the process is to end."""
         while not self._program.stopping.is_set():
             try:
-                worker.start()
+                self._worker.start()
                 break
-            except FAULTS:
-                self._program.stopping.wait(PAUSE)
+            except FAULTS as error:
+                self._program.met(error)
         self._program.stopping.wait()
-        worker.stop(timedelta(seconds=options.lease))
+        self._worker.stop(timedelta(seconds=self._program.options.lease))
 
     def _handle(self, task: Task, batch: Batch) -> None:
-        now = time.monotonic()
-        claim = claim_of(task, self._program.name, int(self._began * 1000), now)
-        self._program.recorder.write("claim", self._began, now, [claim])
+        lease = self._lease_of(task)
+        until = lease.extended_at + self._program.options.lease
+        claim = claim_of(task, lease.owner.name, lease.owner.fence, until)
+        self._program.recorder.write("claim", self._began, time.monotonic(), [claim])
         self._program.stopping.wait(self._program.options.work)
 
         def note(queue: TaskQueue, _: Mapping[Task, Decision]) -> None:
             self._program.recorder.write("decision", time.monotonic(), None, [decision_of(claim)])
             queue.conn.execute(EFFECT, [claim[name] for name in ATTEMPT])
+            self._program.dally()
 
         batch.in_commit(note, task)
+
+    def _lease_of(self, task: Task) -> Lease:
+        """The lease under which the worker holds a task, which no public name gives."""
+        runtime = self._worker._last_runtime
+        for lease in runtime.keeper.leases if runtime is not None else ():
+            if any(task in held.batch.tasks for held in lease.batches):
+                return lease
+        raise RuntimeError("the worker has abandoned the task")
 
 
 class Reading:
@@ -221,11 +283,11 @@ class Reading:
         while not self._program.stopping.is_set():
             try:
                 lease = timedelta(seconds=self._program.options.lease)
-                config = ConsumerConfig(lease=lease, transactional=True, partitions=2)
+                config = ConsumerConfig(lease=lease, transactional=True, partitions=2, handler_statement_timeout=lease)
                 with Consumer(self._program.dsn, group, TOPIC, config):
                     self._program.stopping.wait()
-            except FAULTS:
-                self._program.stopping.wait(PAUSE)
+            except FAULTS as error:
+                self._program.met(error)
 
 
 def key_of(task: Task) -> str:

@@ -2,18 +2,19 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from tests.chaos.checker import History, Promises, Violation, judge
 from tests.chaos.history import Event, read
+from tests.chaos.programs import GROUP
 from tests.chaos.scenarios import Scenario
 
 AROUND = 20.0  # seconds
 LOST = {"lost", "skipped"}
-TWICE = {"effects", "superseded", "unclaimed", "twice at once", "one at a time", "read twice"}
+GROUPS = frozenset({GROUP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +22,28 @@ class Outcome:
     """What became of a scenario.
 
     :param pushed: tasks whose push had an answer.
-    :param before: decisions a second before the fault; `during` and `after`: in and after the fault.
+    :param again: tasks with claims of several owners or registrations.
+    :param before: decisions a second before the fault; `during`: in the fault; `after`: when the backlog is gone.
     :param pause: the longest time without a decision, in seconds, from the begin of the fault on.
-    :param resumed: seconds from the end of the fault to the next decision.
+    :param recovered: seconds from the end of the fault until there is no backlog.
+    :param waited: the longest time from a push to the end of its task, in seconds; `read` to the read of its event.
+    :param notes: what the fault reports, and what did not come to an end.
     """
 
     scenario: str
     pushed: int
     decided: int
+    again: int
     violations: list[Violation]
     before: float
     during: float
     after: float
     pause: float
-    resumed: float
+    recovered: float
+    waited: float
+    read: float
+    notes: list[str]
+    unfinished: list[str]
 
     @property
     def lost(self) -> int:
@@ -43,8 +52,8 @@ class Outcome:
 
     @property
     def twice(self) -> int:
-        """The number of tasks and events that were handed out, ended or read more than once."""
-        return sum(each.rule in TWICE for each in self.violations)
+        """The number of all other violations: decided, held, read twice, or in the wrong order."""
+        return len(self.violations) - self.lost
 
 
 def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
@@ -54,32 +63,49 @@ def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
         marks = [time.monotonic()]
         time.sleep(around)  # the length of the phase
         marks.append(time.monotonic())
-        scenario.fault(site, seconds)
+        note = scenario.fault(site, seconds)
+        marks.append(time.monotonic())
+        settled = site.settle()
         marks.append(time.monotonic())
         time.sleep(around)  # the length of the phase
         marks.append(time.monotonic())
-        site.finish()
-    return outcome(name, list(read(folder / "history")), marks)
+        unfinished = [*settled, *site.finish(marks[2])]
+    return outcome(name, list(read(folder / "history")), marks, [note] if note else [], unfinished)
 
 
-def outcome(name: str, events: Sequence[Event], marks: Sequence[float]) -> Outcome:
+def outcome(
+    name: str, events: Sequence[Event], marks: Sequence[float], notes: list[str], unfinished: list[str]
+) -> Outcome:
     """Judges a history. `marks` are the moments between the phases."""
     history = History.of(events)
-    moments = sorted(event["completed"] for event in history.tasks.values() if event["completed"] is not None)
-    begin, fault, after, end = (bisect_left(moments, mark) for mark in marks)
+    ends = {key: event["completed"] for key, event in history.tasks.items() if event["completed"] is not None}
+    moments = sorted(ends.values())
+    places = [bisect_left(moments, mark) for mark in marks]
     rates = [
         (last - first) / (until - since)
-        for (first, last), (since, until) in zip(pairwise((begin, fault, after, end)), pairwise(marks), strict=True)
+        for (first, last), (since, until) in zip(pairwise(places), pairwise(marks), strict=True)
     ]
-    following = [marks[1], *moments[fault:]]
+    following = [marks[1], *moments[places[1] :]]
+    reads = {event["task"]: event["ended"] for event in history.reads[GROUP]}
     return Outcome(
         scenario=name,
         pushed=sum(push["ended"] is not None for push in history.pushes.values()),
         decided=sum(len(effects) for effects in history.effects.values()),
-        violations=judge(events, Promises()),
+        again=sum(len({(claim["owner"], claim["fence"]) for claim in each}) > 1 for each in history.claims.values()),
+        violations=judge(events, Promises(groups=GROUPS)),
         before=rates[0],
         during=rates[1],
-        after=rates[2],
+        after=rates[3],
         pause=max((second - first for first, second in pairwise(following)), default=0.0),
-        resumed=moments[after] - marks[2] if after < len(moments) else float("inf"),
+        recovered=marks[3] - marks[2],
+        waited=longest(history, ends),
+        read=longest(history, reads),
+        notes=notes,
+        unfinished=unfinished,
     )
+
+
+def longest(history: History, ends: Mapping[object, float]) -> float:
+    """The longest time from a push to an end, in seconds. A push without an answer may have been committed later."""
+    answered = {task: push["ended"] for task, push in history.pushes.items() if push["ended"] is not None}
+    return max((ends[task] - pushed for task, pushed in answered.items() if task in ends), default=0.0)

@@ -21,7 +21,7 @@ from tests.faults.small_disk import can_mount, small_disk
 from tests.faults.tcp_proxy import TcpProxy
 
 CLOCK = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # Debian's package libfaketime
-ON_SPARK = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+ON_SPARK = {"": {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}}
 
 
 class Way(StrEnum):
@@ -29,8 +29,8 @@ class Way(StrEnum):
 
     DIRECT = "direct"
     PROXY = "proxy"
-    HOSTS = "hosts"  # a primary and its standby, both in the DSN
-    MOVED = "moved"  # a primary and its standby behind one address, which moves
+    HOSTS = "hosts"  # a primary and its synchronous standby, both in the DSN
+    MOVED = "moved"  # a primary and its synchronous standby behind one address, which moves
     POOLER = "pooler"
 
 
@@ -47,7 +47,7 @@ class Scenario:
     disk: str | None = None  # the size of the disk of the server
     seconds: float | None = None  # of the fault, if they are not those of the run
     settings: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of each process, "" for the others
 
     def missing(self) -> str | None:
         """What this machine lacks for the scenario, or None."""
@@ -55,8 +55,8 @@ class Scenario:
             return "no PgBouncer (Debian's package pgbouncer)"
         if self.disk is not None and not can_mount():
             return "no right to mount a small file system (root has it)"
-        library = self.environment.get("LD_PRELOAD")
-        if library is not None and not Path(library).exists():
+        libraries = {given["LD_PRELOAD"] for given in self.environment.values() if "LD_PRELOAD" in given}
+        if not all(Path(library).exists() for library in libraries):
             return "no libfaketime (Debian's package libfaketime)"
         return None
 
@@ -69,7 +69,7 @@ class Scenario:
             yield stack.enter_context(at_work(site))
 
     def _server(self, stack: ExitStack, folder: Path) -> Site:
-        pair = stack.enter_context(ServerPair(None)) if self.way in (Way.HOSTS, Way.MOVED) else None
+        pair = stack.enter_context(ServerPair(None, synchronous=True)) if self.way in (Way.HOSTS, Way.MOVED) else None
         if pair is not None:
             server = pair.primary
         else:
@@ -89,13 +89,19 @@ class Scenario:
         return site
 
 
+def with_clock(offset: str) -> Mapping[str, str]:
+    """The environment of a process whose clock is wrong."""
+    return {"LD_PRELOAD": CLOCK, "FAKETIME": offset, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
 SCENARIOS = {
     "quiet": Scenario("no fault", faults.wait),
     "processes": Scenario("each process killed by SIGKILL in turn, one a second", faults.kill_processes(1.0)),
     "worker": Scenario("one worker killed by SIGKILL, each second", faults.kill_processes(1.0, "worker")),
+    "stopped": Scenario("each worker stopped for 8 s in turn, longer than its lease", faults.stop_processes(8.0)),
     "sessions": Scenario("15 sessions a second ended by pg_terminate_backend", faults.terminate_sessions(15)),
-    "restart": Scenario("server stopped for 2 s, every 8 s", faults.restart_server),
-    "crash": Scenario("server killed by SIGKILL, every 5 s", faults.crash_server),
+    "restart": Scenario("server stopped for 2 s, every 10 s", faults.restart_server),
+    "crash": Scenario("server and its backends killed by SIGKILL, every 5 s", faults.crash_server),
     "disk": Scenario(
         "disk of the server full",
         faults.fill_disk,
@@ -103,34 +109,44 @@ SCENARIOS = {
         settings={"max_wal_size": "64MB", "min_wal_size": "32MB"},
     ),
     "idle": Scenario("300 idle connections", faults.occupy_connections(300), settings={"max_connections": "400"}),
-    "full": Scenario("all connection slots taken", faults.occupy_connections(None)),
-    "writer": Scenario("a writer idle in its transaction", faults.idle_in_transaction),
+    "full": Scenario("all connection slots taken, 2 sessions a second ended", faults.take_all_connections),
+    "writer": Scenario("a producer idle in its transaction", faults.idle_in_transaction),
     "readers": Scenario("four REPEATABLE READ readers", faults.read_long),
     "clock": Scenario(
-        "the clock of all programs five hours ahead",
+        "clocks of two workers five hours ahead and behind",
         faults.wait,
-        environment={"LD_PRELOAD": CLOCK, "FAKETIME": "+5h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"},
+        environment={"loop-1": with_clock("+5h"), "worker": with_clock("-5h")},
     ),
     "cut": Scenario("all connections cut each second", faults.cut_connections, Way.PROXY),
     "silent": Scenario("half of the connections fall silent, every 2 s", faults.freeze_connections, Way.PROXY),
+    "half-open": Scenario("the same, and the server sees no end of them", faults.leave_half_open, Way.PROXY),
     "slow": Scenario("each packet 50 ms late", faults.delay_connections, Way.PROXY),
-    "hosts": Scenario("fail-over to a standby, both in the DSN", faults.fail_over, Way.HOSTS),
-    "moved": Scenario("fail-over to a standby behind a moved address", faults.fail_over, Way.MOVED),
+    "hosts": Scenario("primary killed by SIGKILL, its standby promoted, both in the DSN", faults.fail_over, Way.HOSTS),
+    "moved": Scenario(
+        "primary killed by SIGKILL, its standby promoted, behind one address", faults.fail_over, Way.MOVED
+    ),
+    "switched": Scenario("switch-over to the standby, both in the DSN", faults.switch_over, Way.HOSTS),
     "pooler": Scenario("PgBouncer in between, 15 sessions a second ended", faults.terminate_sessions(15), Way.POOLER),
     "pool": Scenario("PgBouncer in between, 9 of its 10 connections taken", faults.exhaust_pool(9), Way.POOLER),
+    "no-pool": Scenario("PgBouncer in between, all 10 connections taken", faults.exhaust_pool(10), Way.POOLER),
     "upgrade": Scenario("upgrade of the schema by the next release, and starts of this one after it", faults.upgrade),
     "statement_timeout": Scenario(
-        "statement_timeout of 50 ms on the role", faults.limit_role("statement_timeout", "50ms")
+        "statement_timeout of 50 ms on the role",
+        faults.limit_role("statement_timeout", "50ms", "canceling statement due to statement timeout"),
     ),
-    "lock_timeout": Scenario("lock_timeout of 10 ms on the role", faults.limit_role("lock_timeout", "10ms")),
+    "lock_timeout": Scenario(
+        "lock_timeout of 10 ms on the role",
+        faults.limit_role("lock_timeout", "10ms", "canceling statement due to lock timeout"),
+    ),
     "idle_timeout": Scenario(
         "idle_in_transaction_session_timeout of 50 ms on the role",
-        faults.limit_role("idle_in_transaction_session_timeout", "50ms"),
+        faults.limit_role("idle_in_transaction_session_timeout", "50ms", "due to idle-in-transaction timeout"),
+        options=Options(rate=100.0, dally=0.1),
     ),
     "overload": Scenario(
         "1.5 times the load that the workers can handle",
-        faults.overload(900),
-        options=Options(work=0.005),
+        faults.overload(1.5),
+        options=Options(rate=100.0, work=0.02),
         seconds=600.0,
     ),
     "spark-driver": Scenario(
@@ -147,6 +163,9 @@ SCENARIOS = {
         environment=ON_SPARK,
     ),
     "spark-crash": Scenario(
-        "Spark: server killed by SIGKILL, every 5 s", faults.crash_server, roles=SPARK, environment=ON_SPARK
+        "Spark: server and its backends killed by SIGKILL, every 5 s",
+        faults.crash_server,
+        roles=SPARK,
+        environment=ON_SPARK,
     ),
 }

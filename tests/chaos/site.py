@@ -2,29 +2,31 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, connect, install
+from demo.guardian import kill_family
 from demo.postgres import EmbeddedPostgres
-from tests.chaos.history import Recorder
+from tests.chaos.history import Recorder, read_file
 from tests.chaos.programs import ATTEMPT, EFFECTS, GROUP, SCHEMA, TOPIC, Options
 from tests.faults.servers import ServerPair
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 120.0  # for the first decisions
+START_SECONDS = 300.0  # for the first decisions
 END_SECONDS = 60.0  # for a process that has got SIGTERM
-FINISH_SECONDS = 900.0  # for the work that is left at the end
+FINISH = 900.0  # seconds for the work that is left at the end
+SETTLE = 300.0  # seconds for the backlog of a fault
 SETTINGS = {"max_connections": "120", "shared_buffers": "64MB"}
 # A task whose worker is killed again and again is not to be FAILED for that.
 POLICY = TopicPolicy(max_crashes=1_000_000)
@@ -32,9 +34,14 @@ Roles = Mapping[str, str]  # of each process, by its name
 LOOPS: Roles = {"loop-1": "loop", "loop-2": "loop"}
 WORKERS: Roles = {"producer": "produce", **LOOPS, "worker": "work", "reader": "read"}
 SPARK: Roles = {"producer": "produce", "driver": "drain", "reader": "read"}
-DECIDED = "SELECT EXISTS (SELECT FROM taskq.tasks WHERE topic = %s AND state = 'SUCCEEDED')"
 UNFINISHED = "SELECT EXISTS (SELECT FROM taskq.tasks WHERE topic = %s AND state IN ('READY', 'ACTIVE'))"
-UNREAD = "SELECT (SELECT count(*) FROM reading) < (SELECT count(*) FROM taskq.tasks WHERE topic = %s)"
+UNREAD = (
+    """SELECT EXISTS (SELECT payload ->> 'key' FROM taskq.task_info WHERE topic = %s EXCEPT SELECT key FROM reading)"""
+)
+READY = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'READY'"
+ENDED = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'SUCCEEDED'"
+HELD = b"SELECT FROM taskq.tasks WHERE topic = %s AND state = 'ACTIVE' AND holder LIKE %s LIMIT 1"
+ALL = "SELECT count(*) FROM taskq.tasks WHERE topic = %s"
 TASKS = """SELECT s.sequence, t.payload ->> 'key', s.identifier, s.state,
         extract(epoch FROM s.completed)::float, s.error
     FROM taskq.tasks s JOIN taskq_internal.task t USING (sequence) WHERE s.topic = %s ORDER BY s.sequence"""
@@ -50,7 +57,7 @@ class Site:
     options: Options
     address: str
     roles: Roles = field(default_factory=lambda: WORKERS)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of each process, "" for the others
     proxy: TcpProxy | None = None
     pair: ServerPair | None = None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -61,6 +68,23 @@ class Site:
         if self.proxy is None:
             raise RuntimeError("the processes of this scenario connect to the server itself")
         return self.proxy
+
+    @property
+    def servers(self) -> ServerPair:
+        """The primary and its standby. Raises RuntimeError without them."""
+        if self.pair is None:
+            raise RuntimeError("the scenario has no standby")
+        return self.pair
+
+    @property
+    def backlog(self) -> float:
+        """The READY tasks from which on there is a backlog. A drain of Spark takes some seconds."""
+        return self.options.rate * (8.0 if "drain" in self.roles.values() else 1.0)
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of the processes that decide and record it."""
+        return [name for name, role in self.roles.items() if role in ("loop", "work")]
 
     @property
     def dsn(self) -> str:
@@ -84,7 +108,7 @@ class Site:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", *command],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **self.environment},
+                env={**os.environ, "PYTHONPATH": str(ROOT), **self.environment.get(name, self.environment.get("", {}))},
                 stdin=subprocess.PIPE,  # it ends with this process
                 stdout=log,
                 stderr=log,
@@ -95,7 +119,7 @@ class Site:
         """Ends a process by SIGKILL, with all that it has started."""
         with self.processes[name] as process:  # closes its standard input
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_family(process.pid)
 
     def stop(self, *names: str) -> None:
         """Ends processes by SIGTERM. Raises RuntimeError if one does not end, or ends with an error."""
@@ -113,15 +137,72 @@ class Site:
         for name in self.processes:
             self.kill(name)
 
-    def finish(self) -> None:
-        """Lets the workers and readers handle all that was pushed, ends all processes, and records what is left."""
+    def count(self, query: str) -> int:
+        """The number of tasks that a query counts."""
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            row = conn.execute(query.encode(), (TOPIC,)).fetchone()
+            return 0 if row is None else int(row[0])
+
+    def ready(self) -> int:
+        """The number of READY tasks."""
+        return self.count(READY)
+
+    def pushed(self) -> int:
+        """The number of tasks that are there."""
+        return self.count(ALL)
+
+    def holds_tasks(self, name: str) -> bool:
+        """Whether a process has tasks of the topic. A worker has an owner for each of its threads."""
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            return conn.execute(HELD, (TOPIC, f"{name}%")).fetchone() is not None
+
+    def decisions_per_second(self, seconds: float) -> float:
+        """The rate of decisions in the next seconds."""
+        before, began = self.count(ENDED), time.monotonic()
+        time.sleep(seconds)  # the length of the measurement
+        return (self.count(ENDED) - before) / (time.monotonic() - began)
+
+    def has_decided(self, name: str, since: float = 0.0) -> bool:
+        """Whether a process has asked for a decision since a moment."""
+        return any(
+            event["kind"] == "decision" and event["began"] > since
+            for file in self.history.glob(f"{name}-*.jsonl")
+            for event in read_file(file)
+        )
+
+    def settle(self) -> list[str]:
+        """Waits until the workers have handled the backlog of a fault. Returns what did not come to an end."""
+        try:
+            until(lambda: self.ready() < self.backlog, SETTLE)
+        except AssertionError:
+            return [f"there was a backlog for {SETTLE:.0f} s"]
+        return []
+
+    def finish(self, since: float) -> list[str]:
+        """Lets each worker decide after a moment, and all handle what was pushed. Then ends them, and records the end.
+
+        Returns the workers that have decided nothing since the moment, and what did not come to an end.
+        """
+        idle: list[str] = []
+        try:
+            until(lambda: all(self.has_decided(name, since) for name in self.workers), SETTLE)
+        except AssertionError:
+            idle += [f"{name} has decided nothing since" for name in self.workers if not self.has_decided(name, since)]
         self.stop("producer")
         with connect(self.dsn, autocommit=True) as conn:
-            until(lambda: conn.execute(UNFINISHED.encode(), (TOPIC,)).fetchone() == (False,), FINISH_SECONDS)
-            until(lambda: conn.execute(UNREAD.encode(), (TOPIC,)).fetchone() == (False,), FINISH_SECONDS)
+            for query, what in ((UNFINISHED, "some tasks are not finished"), (UNREAD, "some events are not read")):
+                try:
+                    until(partial(_is_done, conn, query), FINISH)
+                except AssertionError:
+                    idle.append(what)
             self.stop(*self.processes)
             with Recorder(self.history, "end") as recorder:
                 record_end(conn, recorder)
+        return idle
+
+
+def _is_done(conn: psycopg.Connection, query: str) -> bool:
+    return conn.execute(query.encode(), (TOPIC,)).fetchone() == (False,)
 
 
 def record_end(conn: psycopg.Connection, recorder: Recorder) -> None:
@@ -136,8 +217,9 @@ def record_end(conn: psycopg.Connection, recorder: Recorder) -> None:
     effects = conn.execute("SELECT key, attempt, owner, fence FROM effect").fetchall()
     effects += conn.execute(FOLLOWED.encode(), (EFFECTS,)).fetchall()
     recorder.final("effect", (dict(zip(ATTEMPT, row, strict=True)) for row in effects))
-    for (key,) in conn.execute("SELECT key FROM reading ORDER BY line").fetchall():
-        recorder.final("read", [{"group": GROUP, "position": places[key], "task": key}])
+    readings = "SELECT key, extract(epoch FROM at)::float FROM reading ORDER BY line"
+    for key, at in conn.execute(readings).fetchall():
+        recorder.write("read", at - clock, at - clock, [{"group": GROUP, "position": places.get(key), "task": key}])
 
 
 @contextmanager
@@ -163,12 +245,8 @@ def prepare(dsn: str) -> None:
 
 
 def wait_for_work(site: Site) -> None:
-    """Waits until each worker has decided."""
-
-    def has_decided(name: str) -> bool:
-        return any('"decision"' in file.read_text() for file in site.history.glob(f"{name}-*.jsonl"))
-
-    workers = [name for name, role in site.roles.items() if role in ("loop", "work")]
-    with connect(site.dsn, autocommit=True) as conn:
-        until(lambda: all(map(has_decided, workers)), START_SECONDS)
-        until(lambda: conn.execute(DECIDED.encode(), (TOPIC,)).fetchone() == (True,), START_SECONDS)
+    """Waits until each worker has decided, and there is no backlog."""
+    until(lambda: all(map(site.has_decided, site.workers)), START_SECONDS)
+    until(lambda: site.count(ENDED) > 0, START_SECONDS)
+    if unsettled := site.settle():
+        raise RuntimeError(f"before the fault: {unsettled}")

@@ -19,7 +19,7 @@ CREATE TABLE taskq_internal.of_next_release (topic_id int PRIMARY KEY, value int
 
 
 def make_next_release(folder: Path, migration: str = MIGRATION) -> None:
-    """A copy of this package with other functions and one more migration."""
+    """A copy of this package with one more migration, and another body of each function in PL/pgSQL."""
     package = folder / "airflow_provider_taskq"
     shutil.copytree(ROOT / "airflow_provider_taskq", package, ignore=shutil.ignore_patterns("__pycache__"))
     schema = package / "queue" / "schema.py"
@@ -30,8 +30,9 @@ def make_next_release(folder: Path, migration: str = MIGRATION) -> None:
     scripts = package / "queue" / "sql"
     numbers = [int(file.name[:4]) for file in (scripts / "migrations").glob("*.sql")]
     (scripts / "migrations" / f"{max(numbers) + 1:04}_next.sql").write_text(migration, encoding="utf-8")
-    with (scripts / "api" / "upkeep.sql").open("a", encoding="utf-8") as file:
-        file.write("\n-- A change of the next release.\n")
+    for file in (*(scripts / "api").glob("*.sql"), *(scripts / "internal").glob("*.sql")):
+        given = file.read_text(encoding="utf-8")
+        file.write_text(given.replace("\nBEGIN\n", "\nBEGIN\n    -- Of the next release.\n    PERFORM 1;\n"))
 
 
 def run_next_release(dsn: str, action: str, migration: str = MIGRATION) -> subprocess.CompletedProcess[str]:

@@ -19,10 +19,15 @@ FAST = {"fsync": "off", "shared_buffers": "32MB", "max_connections": "100"}
 
 
 class ServerPair:
-    """Two servers with streaming replication. `programs`: the folder of PostgreSQL's programs, None for the wheel's."""
+    """Two servers with streaming replication.
 
-    def __init__(self, programs: Path | None) -> None:
+    :param programs: the folder of PostgreSQL's programs; None for the wheel's.
+    :param synchronous: whether a commit waits until the standby has it, so that the primary may be lost at any moment.
+    """
+
+    def __init__(self, programs: Path | None, *, synchronous: bool = False) -> None:
         self._programs = programs
+        self._synchronous = synchronous
         self.primary = EmbeddedPostgres(settings=FAST, programs=programs)
         self.standby = EmbeddedPostgres(settings=FAST, programs=programs)
 
@@ -31,6 +36,8 @@ class ServerPair:
             self.primary.start()
             self._copy()
             self.standby.start()
+            if self._synchronous:
+                self._wait_for_standby()
         except BaseException:
             self.close()
             raise
@@ -63,6 +70,19 @@ class ServerPair:
         self.catch_up()
         with psycopg.connect(self.standby.dsn, autocommit=True) as conn:
             conn.execute("SELECT pg_promote()")
+
+    def lose_primary(self) -> None:
+        """Kills the primary by SIGKILL, and promotes the standby."""
+        self.primary.kill()
+        with psycopg.connect(self.standby.dsn, autocommit=True) as conn:
+            conn.execute("SELECT pg_promote()")
+
+    def _wait_for_standby(self) -> None:
+        """Lets each commit wait for the standby."""
+        with psycopg.connect(self.primary.dsn, autocommit=True) as conn:
+            conn.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            conn.execute("SELECT pg_reload_conf()")
+            until(lambda: conn.execute("SELECT sync_state FROM pg_stat_replication").fetchone() == ("sync",))
 
     def _copy(self) -> None:
         """Copies the data folder of the primary for the standby."""

@@ -132,6 +132,7 @@ class TcpProxy:
         self._freeze_new: Chosen = lambda _: False
         self._changed = threading.Condition(threading.RLock())
         self._closing = False
+        self._half_open: list[socket.socket] | None = None
         self._thread = threading.Thread(target=self._run, name="tcp proxy", daemon=True)
 
     def __enter__(self) -> Self:
@@ -204,10 +205,21 @@ class TcpProxy:
                 self._drop(link)
             return len(chosen)
 
+    def keep_server_ends(self, keep: bool) -> None:
+        """Whether the server's end of a frozen connection stays open when its client has closed it.
+
+        This is what the server sees after a crash of the client's machine. False closes all ends that were kept.
+        """
+        with self._changed:
+            for end in self._half_open or []:
+                end.close()
+            self._half_open = [] if keep else None
+
     def close(self) -> None:
         """Stops, and closes all connections."""
         self._closing = True
         self._thread.join(10)
+        self.keep_server_ends(False)
         with self._changed:
             for link in self._links:
                 link.close()
@@ -278,5 +290,10 @@ class TcpProxy:
             with suppress(OSError):
                 link.deliver()
             self._links.remove(link)
-        link.close()
+            if self._half_open is not None and link.is_frozen:
+                client, server = link.ends
+                client.close()
+                self._half_open.append(server)
+            else:
+                link.close()
         self._changed.notify_all()
