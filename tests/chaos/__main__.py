@@ -36,7 +36,7 @@ def main() -> int:
     """Runs the scenarios that are named, or all."""
     parser = ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[*SCENARIOS, "airflow"], default=[*SCENARIOS, "airflow"])
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each fault; half of it before and after")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each fault; half of it before and after")
     parser.add_argument("--keep", type=Path, help="a folder that keeps the histories")
     options = parser.parse_args()
     failed = False
