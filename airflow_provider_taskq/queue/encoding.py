@@ -151,19 +151,23 @@ FIRST_MOMENT = datetime(1, 1, 1, tzinfo=UTC)
 LAST_MOMENT = datetime(9999, 12, 31, tzinfo=UTC)
 MAX_TIMEDELTA = timedelta(days=999_999_999)
 MAX_STORED_DURATION = timedelta(days=3650)  # as in taskq_internal.is_duration
-_MAX_INTERVAL = timedelta(days=100_000_000)  # a longer one cannot be added to a moment in PostgreSQL
+_MAX_INTERVAL = timedelta(days=80_000_000)  # PostgreSQL 14 reads no more hours, and adds them to no moment
 _MAX_INT4 = 2**31 - 1
 _FIRST_AND_LAST_DAY = {b"0001-01-01", b"9999-12-31"}
 
 
 def interval_text(duration: timedelta | None) -> str | None:
-    """Format a duration for PostgreSQL in microseconds, because a "day" there has 23 or 25 hours twice a year.
+    """Format a duration for PostgreSQL in hours, because a "day" there has 23 or 25 hours twice a year.
 
-    A duration that PostgreSQL cannot add to a moment is cut. The SQL functions refuse or clamp far shorter ones.
+    Not in microseconds: PostgreSQL 14 reads no more than 2,147 seconds of them. A duration that PostgreSQL cannot add
+    to a moment is cut. The SQL functions refuse or clamp far shorter ones.
     """
     if duration is None:
         return None
-    return f"{max(-_MAX_INTERVAL, min(duration, _MAX_INTERVAL)) // timedelta(microseconds=1)} microseconds"
+    length = min(abs(duration), _MAX_INTERVAL)
+    hours, rest = divmod(length, timedelta(hours=1))
+    minutes, seconds = divmod(rest.seconds, 60)
+    return f"{'-' if duration < timedelta(0) else ''}{hours}:{minutes:02}:{seconds:02}.{rest.microseconds:06}"
 
 
 def to_int4(size: int) -> int:
