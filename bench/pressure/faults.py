@@ -94,12 +94,11 @@ def _proxy(site: Site) -> TcpProxy:
 
 @contextmanager
 def _fail_over(site: Site) -> Iterator[None]:
-    """The primary becomes read-only, the standby is promoted, and the address moves to it."""
+    """The primary is killed by SIGKILL, its synchronous standby is promoted, and the address moves to it."""
     if site.pair is None:
         raise RuntimeError("the shape has no standby")
-    site.pair.fail_over()
+    site.pair.lose_primary()
     _proxy(site).repoint("127.0.0.1", site.pair.standby.port)
-    site.pair.primary.stop("immediate")
     site.server = site.pair.standby
     site.dsn = make_conninfo(site.server.dsn, dbname=site.database)
     yield
@@ -122,7 +121,7 @@ FAULTS = {
             _usual,
             way=Way.PROXY,
         ),
-        Shape("fail-over", "Fail-over to a standby behind a moved address", _fail_over, _usual, way=Way.MOVED),
+        Shape("fail-over", "The primary is killed, and its standby promoted", _fail_over, _usual, way=Way.MOVED),
     )
 }
 

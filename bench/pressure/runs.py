@@ -131,7 +131,7 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
 
 def _site(stack: ExitStack, contender: Contender, shape: Shape, scale: Scale, seconds: float) -> Site:
     """The server of a run with an empty database, and what stands between it and the programs."""
-    pair = stack.enter_context(ServerPair(scale.programs)) if shape.way is Way.MOVED else None
+    pair = stack.enter_context(ServerPair(scale.programs, synchronous=True)) if shape.way is Way.MOVED else None
     running = pair.primary if pair else stack.enter_context(server(scale))
     dsn = running.create_database(DATABASE)
     site = Site(running, dsn, DATABASE, contender.table, seconds, {}, pair=pair)
