@@ -114,7 +114,7 @@ class PartitionLoop:
         self._connect = connect
         self._on_failure = on_failure
         self._attempts = AttemptCounter(config.retry_delay)
-        self._reconnects = Backoff(0.2, 30)
+        self._reconnects = Backoff(0.2)
         self._timeouts = 0
         self._stopping = False
         self._wake = threading.Event()

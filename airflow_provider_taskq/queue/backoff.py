@@ -10,17 +10,17 @@ class Backoff:
 
     A `Backoff` does not sleep, so it serves threads and coroutines:
 
-        backoff = Backoff(initial=0.5, maximum=30)
+        backoff = Backoff(initial=0.5, maximum=10)
         while not try_to_connect():
             stopped.wait(backoff.next())
         backoff.reset()
 
     :param initial: seconds after the first failure, before jitter.
-    :param maximum: seconds that no pause exceeds.
+    :param maximum: seconds that no pause exceeds. So long after the end of an outage, a program may still stand still.
     :param jitter: the share of a pause, 0 to 1, that chance may take off, so that programs do not retry in step.
     """
 
-    def __init__(self, initial: float = 0.1, maximum: float = 30.0, *, jitter: float = 0.5) -> None:
+    def __init__(self, initial: float = 0.1, maximum: float = 5.0, *, jitter: float = 0.5) -> None:
         self.initial = initial
         self.maximum = maximum
         self.jitter = jitter

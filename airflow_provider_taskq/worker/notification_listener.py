@@ -56,7 +56,7 @@ class NotificationListener(ServiceThread):
 
     def _run(self) -> None:
         _, hung_up = self._sockets or socket.socketpair()
-        backoff = Backoff(0.5, 30)
+        backoff = Backoff(0.5)
         while not self._stopped.is_set():
             try:
                 with connect_limited(self._connect, CallLimit(_ANSWER_SECONDS, grows=False)) as conn:
