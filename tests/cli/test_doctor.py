@@ -17,7 +17,7 @@ from airflow_provider_taskq import __version__
 from airflow_provider_taskq.cli._distributions import CORE, FULL
 from airflow_provider_taskq.queue import Decision, Owner, Result, TaskQueue, connect
 from tests.cli.conftest import Run
-from tests.queue.conftest import lapse, pass_time
+from tests.queue.conftest import flush_statistics, lapse, pass_time
 
 Doctor = Callable[..., dict[str, Any]]
 MakeRole = Callable[..., str]
@@ -373,12 +373,12 @@ class TestDatabase:
             for number in range(1100):
                 conn.execute("SELECT taskq.register(%s, '1 minute')", (f"owner {number}",))
             conn.execute("UPDATE taskq_internal.owner SET seen = now()")
-            conn.execute("SELECT pg_stat_force_next_flush()")
+            flush_statistics(conn)
             found = doctor(on=own_dsn, code=1)["dead rows"]
             assert found["severity"] == "CRITICAL"
             for statement in found["remedy"].split("; "):
                 conn.execute(statement.encode())
-            conn.execute("SELECT pg_stat_force_next_flush()")
+            flush_statistics(conn)
             assert doctor(on=own_dsn)["dead rows"]["severity"] == "FINE"
 
     def test_a_transaction_that_holds_back_vacuum_is_named_and_its_remedy_ends_it(

@@ -95,6 +95,19 @@ def until(condition: Callable[[], object], seconds: float = 300) -> None:
         time.sleep(0.005)  # between two checks
 
 
+def flush_statistics(conn: psycopg.Connection) -> None:
+    """Makes what an autocommit session has counted visible in PostgreSQL's statistics."""
+    if conn.info.server_version >= 150_000:
+        conn.execute("SELECT pg_stat_force_next_flush()")
+        return
+    # PostgreSQL 14 sends the counters of a session in order, and twice a second.
+    conn.execute("CREATE TABLE IF NOT EXISTS public.flushed (n int)")
+    conn.execute("INSERT INTO public.flushed VALUES (1)")
+    written = conn.execute("SELECT count(*) FROM public.flushed").fetchone()
+    counted = "SELECT n_tup_ins FROM pg_stat_clear_snapshot(), pg_stat_user_tables WHERE relname = 'flushed'"
+    until(lambda: conn.execute(counted.encode()).fetchone() == written)
+
+
 def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:
     """Waits until the session of `waiting` waits for a lock of another session."""
     pid = waiting.conn.info.backend_pid

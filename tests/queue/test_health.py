@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     connect,
     install,
 )
-from tests.queue.conftest import InBackground, keeps_expired, lapse, numbered, pass_time, until
+from tests.queue.conftest import InBackground, flush_statistics, keeps_expired, lapse, numbered, pass_time, until
 
 SUBJECTS = {
     "bloated indexes",
@@ -130,7 +130,7 @@ def test_dead_rows_are_reported_by_table_with_the_number_at_which_vacuum_begins(
     owner = queue.register("owner")
     queue.push_stream("work", numbered(3000))
     queue.claim("work", owner, 3000)
-    queue.conn.execute("SELECT pg_stat_force_next_flush()")
+    flush_statistics(queue.conn)
     until(lambda: found(queue, "dead rows").severity is Severity.CRITICAL)
     worst = found(queue, "dead rows")
     assert (
@@ -144,7 +144,7 @@ def test_dead_rows_are_reported_by_table_with_the_number_at_which_vacuum_begins(
         queue.conn.execute("ALTER TABLE taskq_internal.live_default RESET (autovacuum_enabled)")
         assert found(queue, "dead rows").severity is Severity.NOTICE
     queue.conn.execute("VACUUM taskq_internal.live_default")
-    assert found(queue, "dead rows").severity is Severity.FINE
+    until(lambda: found(queue, "dead rows").severity is Severity.FINE)
 
 
 def test_a_lease_that_lapsed_long_ago_and_holds_tasks_is_reported(queue: TaskQueue, owner: Owner) -> None:

@@ -24,6 +24,7 @@ from airflow_provider_taskq.queue.topic_status import (
     describe_ready_wait,
     describe_state_wait,
 )
+from tests.queue.conftest import flush_statistics
 from tests.roles import logged_in
 
 HOUR = timedelta(hours=1)
@@ -129,7 +130,7 @@ def test_the_status_of_a_large_topic_reads_no_table_as_a_whole(own_queue: TaskQu
 
 def rows_read(queue: TaskQueue) -> int:
     """The number of rows of unfinished tasks that were read until now."""
-    queue.conn.execute("SELECT pg_stat_force_next_flush()")
+    flush_statistics(queue.conn)
     row = queue.conn.execute(
         "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables WHERE relname = 'live_default'"
     ).fetchone()
