@@ -318,7 +318,8 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
 
         A lapsed lease still completes, until an expiry ends the lease.
 
-        :param decisions: by task or sequence, a Decision, a Result, or the name of a result.
+        :param decisions: by task or sequence, a Decision, a Result, or the name of a result. A decision on a Task of a
+            poll is for the attempt of that poll only. A decision on a sequence is for any attempt.
         :raises LeaseLost: if the lease is gone.
         :raises NotHeld: for tasks that the owner does not hold now; the message has their sequences.
         :raises InvalidTask: for a task that is named twice, or a message that is not JSON.
@@ -326,8 +327,8 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         if decisions:
             self._rows(
                 "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
-                " %b::text[]::interval[], %b::text[])",
-                (owner.name, owner.fence, *_decision_columns(decisions)),
+                " %b::text[]::interval[], %b::text[], %b::int[])",
+                (owner.name, owner.fence, *_decision_columns(decisions), _attempts(decisions)),
             )
 
     def exchange(
@@ -347,10 +348,10 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         return self._fetch(
             task_row(topic),
             "SELECT * FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
-            " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text)",
+            " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text, %b::int[])",
             (
                 *(owner.name, owner.fence, *_decision_columns(decisions)),
-                *(topic, to_int4(size), Order(order), Condition(condition)),
+                *(topic, to_int4(size), Order(order), Condition(condition), _attempts(decisions)),
             ),
         )
 
@@ -383,6 +384,13 @@ def _decision_columns(decisions: Mapping[Task | int, Decision | Result | str]) -
         delays if any(delays) else None,
         [error_summary(decision.error) for decision in values] if has_errors else None,
     )
+
+
+def _attempts(decisions: Mapping[Task | int, Any]) -> list[int | None] | None:
+    """Return the attempts that the decisions are for; None for any attempt."""
+    # A Task just pushed has attempt 0, and a TaskInfo was read and not claimed.
+    attempts = [key.attempt or None if type(key) is Task else None for key in decisions]
+    return attempts if any(attempts) else None
 
 
 def _message_text(sequence: int, decision: Decision) -> str | None:

@@ -32,6 +32,9 @@ class InvalidState(TaskQueueError):
 class NotHeld(TaskQueueError):
     """The owner does not hold these tasks now: they are completed or released, or another owner has them.
 
+    A completion also raises it for a task that the owner has claimed again since: the decision is for the attempt of an
+    earlier poll.
+
     Do not repeat the call. Poll again: tasks that are not done are handed out again.
     """
 

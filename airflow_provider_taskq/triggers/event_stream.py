@@ -5,7 +5,7 @@ The stream completes a task only after Airflow has stored the task's event.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -72,7 +72,7 @@ class EventStreamProducer(SharedStreamProducer):
         # sixth of the lease leaves time for two more attempts before another triggerer may take over, after a half.
         self._heartbeat_interval = config.lease / 6
         self._heartbeat_due = 0.0
-        self._in_flight: dict[int, None] = {}
+        self._in_flight: dict[int, int] = {}  # the attempts of tasks by sequence
         self._settled = asyncio.Event()
         self._debouncer = EventDebouncer(config.cooldown, config.closing_events)
         self._backoff = self._new_backoff()
@@ -105,7 +105,7 @@ class EventStreamProducer(SharedStreamProducer):
 
         A task needs no settlement if it was purged, or dropped with its topic, while Airflow stored its event.
         """
-        settlements = [one for item in batch for one in _settlements(item)]
+        settlements = [one for item in batch for one in _settlements(item, self._in_flight)]
         left = settlements
         backoff = self._new_backoff()
         while left:
@@ -125,8 +125,7 @@ class EventStreamProducer(SharedStreamProducer):
                 if self._closed:
                     raise
                 await self._pause_after(error, backoff)
-        for one in settlements:
-            self._in_flight.pop(one.sequence, None)
+        self._remove_in_flight(settlements)
         now = asyncio.get_running_loop().time()
         for item in batch:
             self._debouncer.settle(item.broker_payload, now)
@@ -177,19 +176,24 @@ class EventStreamProducer(SharedStreamProducer):
             await asyncio.sleep(min(self._config.poll_interval, self._heartbeat_interval))
         return self._fire(polled)
 
-    def _fire(self, tasks: Sequence[tuple[int, str]]) -> list[EventBatch]:
+    def _fire(self, tasks: Sequence[tuple[int, str, int]]) -> list[EventBatch]:
         """Mark tasks as in flight, split them into batches, and return the batches that fire their events now."""
-        self._in_flight.update(dict.fromkeys(sequence for sequence, _ in tasks))
+        self._in_flight.update({sequence: attempt for sequence, _, attempt in tasks})
         size = self._config.batch_size
         batches = [
             EventBatch(
                 self._config.topic,
-                tuple(sequence for sequence, _ in tasks[start : start + size]),
-                tuple(identifier for _, identifier in tasks[start : start + size]),
+                tuple(sequence for sequence, _, _ in tasks[start : start + size]),
+                tuple(identifier for _, identifier, _ in tasks[start : start + size]),
             )
             for start in range(0, len(tasks), size)
         ]
         return self._debouncer.add(batches, asyncio.get_running_loop().time())
+
+    def _remove_in_flight(self, settlements: "Sequence[Settlement]") -> None:
+        for one in settlements:
+            if self._in_flight.get(one.sequence) == one.attempt:  # a later poll may have claimed the task again
+                self._in_flight.pop(one.sequence, None)
 
     async def _try_register(self) -> bool:
         if await self._owner.is_active_elsewhere():
@@ -257,9 +261,10 @@ class EventStreamProducer(SharedStreamProducer):
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The result of a claimed task. SUSPENSION returns the task to the topic."""
+    """The result of a claimed task in one attempt. SUSPENSION returns the task to the topic."""
 
     sequence: int
+    attempt: int | None
     result: Result
     error: str | None = None
 
@@ -298,17 +303,18 @@ class AsyncOwner:
         """Extend the lease. Raises LeaseLost if it is gone."""
         await self._connection.fetch_all("SELECT taskq.heartbeat(%s::text, %s::bigint)", (self._name, self._fence))
 
-    async def poll(self, size: int) -> list[tuple[int, str]]:
-        """Claim up to `size` tasks, and return their sequences and identifiers."""
+    async def poll(self, size: int) -> list[tuple[int, str, int]]:
+        """Claim up to `size` tasks, and return their sequences, identifiers and attempts."""
         return await self._connection.fetch_all(
-            "SELECT sequence, identifier FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
+            "SELECT sequence, identifier, attempt"
+            " FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
             (self._config.topic, self._name, self._fence, size, self._config.order, self._config.condition),
         )
 
-    async def held(self) -> list[tuple[int, str]]:
-        """Return the sequences and identifiers of the held tasks, in the order of polls; none if the lease is gone."""
+    async def held(self) -> list[tuple[int, str, int]]:
+        """Return the sequences, identifiers and attempts of held tasks, in polled order; none if the lease is gone."""
         return await self._connection.fetch_all(
-            "SELECT sequence, identifier FROM taskq.held(%s::text, %s::bigint, %s::text)",
+            "SELECT sequence, identifier, attempt FROM taskq.held(%s::text, %s::bigint, %s::text)",
             (self._name, self._fence, self._config.topic),
         )
 
@@ -317,7 +323,7 @@ class AsyncOwner:
         delays = [_RETRY_DELAY if one.result is Result.SUSPENSION else None for one in settlements]
         await self._connection.fetch_all(
             "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], NULL, %b::text[],"
-            " %b::text[]::interval[])",
+            " %b::text[]::interval[], NULL, %b::int[])",
             (
                 self._name,
                 self._fence,
@@ -325,14 +331,15 @@ class AsyncOwner:
                 [int(one.result) for one in settlements],
                 [one.error for one in settlements],
                 delays if any(delays) else None,
+                [one.attempt for one in settlements],
             ),
         )
 
     async def unsettled(self, settlements: Collection[Settlement]) -> list[Settlement]:
-        """Return the settlements whose tasks are still held. Raises LeaseLost if the lease is gone."""
+        """Return the settlements whose tasks are still held in that attempt. Raises LeaseLost if the lease is gone."""
         await self.heartbeat()  # raises LeaseLost, while `held` would return no tasks
-        held = {sequence for sequence, _ in await self.held()}
-        return [one for one in settlements if one.sequence in held]
+        held = {sequence: attempt for sequence, _, attempt in await self.held()}
+        return [one for one in settlements if one.sequence in held and one.attempt in (None, held[one.sequence])]
 
     async def release(self, timeout: float) -> None:  # noqa: ASYNC109
         """Release all held tasks, and end the lease. `timeout`: seconds to wait for an answer."""
@@ -342,14 +349,14 @@ class AsyncOwner:
         self._fence = None
 
 
-def _settlements(item: AdvanceItem) -> list[Settlement]:
+def _settlements(item: AdvanceItem, attempts: Mapping[int, int]) -> list[Settlement]:
     """Return the results of an event's tasks, by the outcome of the event."""
     batch: EventBatch = item.broker_payload
     if item.outcome.rejected:
         error = "; ".join(batch.rejections) or "rejected by the trigger"
-        return [Settlement(sequence, Result.FAILURE, error) for sequence in batch.sequences]
+        return [Settlement(sequence, attempts.get(sequence), Result.FAILURE, error) for sequence in batch.sequences]
     # Airflow counts a trigger as accepting that was cancelled after it took an event and before it fired one. So the
     # batch itself counts how many triggers have fired.
     stored = item.outcome.is_clean and batch.fired >= item.outcome.acked
     result = Result.SUCCESS if stored else Result.SUSPENSION
-    return [Settlement(sequence, result) for sequence in batch.sequences]
+    return [Settlement(sequence, attempts.get(sequence), result) for sequence in batch.sequences]

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,7 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.triggers import connection as trigger_connection
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 from airflow_provider_taskq.triggers.event_debouncer import EventBatch
-from airflow_provider_taskq.triggers.event_stream import EventStreamProducer
+from airflow_provider_taskq.triggers.event_stream import AsyncOwner, EventStreamProducer, Settlement
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.faults.poison import POISON, poison
@@ -508,6 +508,47 @@ def test_tasks_of_a_poll_whose_answer_was_lost_still_fire(queue: TaskQueue) -> N
             airflow.store()
             await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
 
+    in_loop(test)
+
+
+class PickyOnce(TaskQEventTrigger):
+    """Rejects its first batch."""
+
+    rejected = False
+
+    def rejection(self, batch: EventBatch) -> str | None:  # noqa: ARG002
+        if self.rejected:
+            return None
+        self.rejected = True
+        return "not yet"
+
+
+def test_a_rejection_whose_answer_was_lost_is_not_repeated_on_the_next_attempt(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = AsyncOwner.settle
+    lost: list[Sequence[Settlement]] = []
+
+    async def settle_and_lose_the_answer(owner: AsyncOwner, settlements: Sequence[Settlement]) -> None:
+        await settle(owner, settlements)
+        if not lost:
+            lost.append(settlements)
+            await until(lambda: attempts(queue) == [2])
+            raise psycopg.OperationalError("the answer is lost")
+
+    async def test() -> None:
+        queue.alter_topic("work", base=0, max_attempts=2)
+        (task,) = queue.push("work", ["a"])
+        async with triggerer() as airflow:
+            airflow.start(claiming(PickyOnce))
+            await until(lambda: airflow.sequences() == [task.sequence])
+            await asyncio.sleep(3)  # the repeated settlement
+            assert (states(queue)["a"], attempts(queue)) == (State.ACTIVE, [2])
+            airflow.store()
+            await until(lambda: states(queue)["a"] is State.SUCCEEDED)
+        assert lost
+
+    monkeypatch.setattr(AsyncOwner, "settle", settle_and_lose_the_answer)
     in_loop(test)
 
 

@@ -39,13 +39,14 @@ SELECT taskq.release_tasks('worker-1', (SELECT fence FROM taskq.owner('worker-1'
     SELECT sequence FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders') LIMIT 1));
 SELECT taskq.complete('worker-1', (SELECT fence FROM taskq.owner('worker-1')), ARRAY(
     SELECT sequence FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders')), '{0}',
-    p_errors => ARRAY['ValueError: no such customer']);
+    p_errors => ARRAY['ValueError: no such customer'], p_attempts => ARRAY(
+    SELECT attempt FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders')));
 SELECT taskq.claim_batch('orders', 'worker-1', (SELECT fence FROM taskq.owner('worker-1')), 1,
     'SINGULAR_BY_IDENTIFIER');
 SELECT * FROM taskq.poll_batch('orders', 'worker-1', (SELECT fence FROM taskq.owner('worker-1')), 1, -1);
 SELECT * FROM taskq.exchange('worker-1', (SELECT fence FROM taskq.owner('worker-1')), ARRAY(
     SELECT sequence FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders') LIMIT 1),
-    '{3}', NULL, NULL, NULL, NULL, 'mails', 1, 'FIRST_IN_FIRST_OUT', 'NONE');
+    '{3}', NULL, NULL, NULL, NULL, 'mails', 1, 'FIRST_IN_FIRST_OUT', 'NONE', '{NULL}');
 SELECT * FROM taskq.find_claimed('orders', 'worker-1', now() - interval '1 hour', 100);
 SELECT * FROM taskq.find_failed_by('orders', 'worker-1', now() - interval '1 hour', 100);
 SELECT * FROM taskq.count_ended_by('orders', 'worker-1', now() - interval '1 hour');

@@ -41,6 +41,7 @@ RULES = {
     ("CRASHES", "NO_SECOND_LOOK"): "a poll that has locked the identifier checks the turn again",
     ("CRASHES", "NO_LAPSE_CHECK"): "an expiry that has locked the owner checks again whether the lease has lapsed",
     ("CRASHES", "NO_EXPIRY"): "upkeep ends lapsed leases",
+    ("LOST_ANSWERS", "NO_ATTEMPT"): "a completion checks whether the task is still in the attempt of the decision",
 }
 
 # Bugs that the queue has had, and the commits that have fixed them.
@@ -50,6 +51,7 @@ BUGS = {
     # A worker that completed and polled in one call looked again only after a poll that found nothing.
     ("STREAM", "LIVENESS", "BUSY_WORKER"): "4a48526 Look for late claims also while the worker is busy",
     # A worker repeated a decision, whose answer was lost, on the next attempt: the first try had made the task READY.
+    # Then a completion did not check the attempt.
     ("LOST_ANSWERS", "REPEATED_DECISION"): "ba587de Workers: (...) a lost answer repeats nothing",
     # A completion found the owner by its name, and did not compare the fence of the claim.
     ("CRASHES", "CLAIM_BY_NAME"): "32b3523 Fence claims from gate to completion, and keep Airflow's owner",
@@ -61,14 +63,7 @@ BUGS = {
     ("DRAIN", "EMPTY_POLL_ENDS"): "139cdab Workers: a drain does not end at what another poll looks at (...)",
 }
 
-# Errors that the queue does not prevent.
-OPEN = {
-    # The server carries out an exchange whose answer was lost, after the worker has repeated the completion and has
-    # claimed the task again: a completion names the task, and not the attempt.
-    ("LOST_ANSWERS", "LATE_EXCHANGE"): "open",
-}
-
-PLANTED = (*RULES, *BUGS, *OPEN)
+PLANTED = (*RULES, *BUGS)
 
 
 class IncompleteSearch(RuntimeError):

@@ -10,9 +10,9 @@
  *     CRASHES       Both tasks are of one identifier, and task 0 is pushed at any moment. Two programs of the name A
  *                   may be killed at any moment; the second one replaces the first one while that one may still run.
  *                   One program of the name B is never killed. Leases of programs that are alive lapse, too.
- *     LOST_ANSWERS  The answers to a poll and to a completion are lost. The server carries out such a poll at any later
- *                   moment. A may be killed, but not within a completion. One decision may be a FAILURE with another
- *                   attempt left.
+ *     LOST_ANSWERS  The answers to a poll and to a completion are lost. The server carries out such a poll, or such a
+ *                   completion together with a poll, at any later moment. A may be killed, but not within a completion.
+ *                   One decision may be a FAILURE with another attempt left.
  *     PURGE         Another transaction removes a held task and then renews the lease of its owner. A may be killed.
  *     DRAIN         A and B end when they find nothing to do.
  *     STREAM        The tasks are of two identifiers. Each completion of task 1 is followed by another push of it, so
@@ -39,6 +39,13 @@
 
 #if defined(LOST_ANSWERS) || defined(STREAM)
 #define LATE_POLLS
+#endif
+
+/* A completion without the attempt. */
+#if !defined(LOST_ANSWERS) || defined(NO_ATTEMPT) || defined(REPEATED_DECISION)
+#define is_attempt(t, attempt) true
+#else
+#define is_attempt(t, attempt) (attempts[t] == attempt)
 #endif
 
 mtype = { ABSENT, READY, ACTIVE, ENDED };
@@ -239,8 +246,8 @@ inline complete(name, mine, task, attempt, got, may_be_killed, is_killed) {
 #ifdef NO_HOLDER
             :: is_free(task) -> task_lock[task] = _pid
 #else
-            :: is_free(task) && is_held(task, name) -> task_lock[task] = _pid
-            :: is_free(task) && !is_held(task, name) -> got = false
+            :: is_free(task) && is_held(task, name) && is_attempt(task, attempt) -> task_lock[task] = _pid
+            :: is_free(task) && !(is_held(task, name) && is_attempt(task, attempt)) -> got = false
 #endif
             fi
         };
@@ -297,7 +304,7 @@ proctype Program(byte name; bool may_be_killed) {
             if                                                       /* the answer is lost: it was done, or not */
             :: complete(name, mine, task, attempt, got, false, is_killed)
             :: skip
-#ifdef LATE_EXCHANGE
+#ifndef REPEATED_DECISION
             :: atomic {                                              /* or it will be, together with a poll */
                     !is_sent ->
                     is_sent = true;
@@ -504,7 +511,12 @@ end:
     do
     :: is_sent ->
         if
-        :: sent_task != NONE -> complete(sent_name, sent_fence, sent_task, sent_attempt, got, false, is_killed)
+#ifdef LOST_ANSWERS
+        :: sent_task != NONE ->
+            complete(sent_name, sent_fence, sent_task, sent_attempt, got, false, is_killed);
+            atomic { sent_task = NONE; sent_attempt = 0 };
+            poll(sent_name, sent_fence, task, got, was_ready, false, is_killed)
+#endif
         :: sent_task == NONE -> poll(sent_name, sent_fence, task, got, was_ready, false, is_killed)
         :: skip
         fi;

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.protocol import __main__ as protocol
-from tests.protocol.__main__ import BUGS, OPEN, PROTOCOL, RULES, Found, IncompleteSearch, main, missing, search
+from tests.protocol.__main__ import BUGS, PROTOCOL, RULES, Found, IncompleteSearch, main, missing, search
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,11 +19,6 @@ def test_the_model_checker_finds_the_error_that_each_rule_of_the_protocol_preven
 
 @pytest.mark.parametrize("names", BUGS, ids=" ".join)
 def test_the_model_checker_finds_each_bug_of_the_past(names: tuple[str, ...]) -> None:
-    assert search(*names).error is not None
-
-
-@pytest.mark.parametrize("names", OPEN, ids=" ".join)
-def test_the_model_checker_finds_the_errors_that_the_queue_does_not_prevent(names: tuple[str, ...]) -> None:
     assert search(*names).error is not None
 
 

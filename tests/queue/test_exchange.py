@@ -1,11 +1,13 @@
 """Exchange: completes tasks and polls the next ones, both or neither."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, NotHeld, Owner, Result, State, Task, TaskQueue
-from tests.queue.conftest import identifiers, lapse, states
+from tests.queue.conftest import identifiers, known, lapse, states
 
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
@@ -45,3 +47,75 @@ def test_an_exchange_under_a_lapsed_lease_completes_nothing_and_completing_alone
     assert states(queue) == [("a", State.ACTIVE)]
     queue.complete(owner, {task: Result.SUCCESS})
     assert states(queue) == [("a", State.SUCCEEDED)]
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        Decision(Result.SUCCESS, {"n": 1}),
+        Decision(Result.FAILURE, error="late"),
+        Decision(Result.SUSPENSION, delay=timedelta(hours=1)),
+        Decision(Result.FILTER),
+    ],
+    ids=lambda decision: decision.result.name,
+)
+@pytest.mark.parametrize("verb", ["exchange", "complete"])
+def test_a_late_call_never_decides_on_a_later_attempt_under_the_same_fence(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], verb: str, late: Decision
+) -> None:
+    queue.alter_topic("work", base=0, max_attempts=3)
+    queue.push("work", ["a", "b"])
+    lost, other = queue.poll("work", owner, 2)
+    queue.complete(owner, {lost: Decision(Result.FAILURE, error="in time")})
+    [again] = queue.poll("work", owner)
+    assert (again, again.attempt) == (lost, 2)
+    queue.push("work", ["c"])
+    before = queue.page("work")
+
+    session = open_queue()
+    decisions: dict[Task | int, Decision | Result | str] = {lost: late, other: Result.SUCCESS}
+    with pytest.raises(NotHeld, match=rf"does not hold 1 of 2 tasks: sequence {lost.sequence}$"):
+        session.exchange(owner, decisions, "work") if verb == "exchange" else session.complete(owner, decisions)
+    session.conn.rollback()
+    assert queue.page("work") == before
+
+    queue.complete(owner, {again: late, other: Result.SUCCESS})
+    assert lost not in queue.held(owner)
+
+
+def test_a_decision_on_a_sequence_or_on_a_task_just_pushed_or_read_is_for_any_attempt(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", base=0, max_attempts=9)
+    [pushed] = queue.push("work", ["a"])
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
+    read = known(queue, pushed)
+    for key in (pushed, read, pushed.sequence):
+        [polled] = queue.poll("work", owner)
+        assert polled.attempt > 1
+        queue.complete(owner, {key: Result.FAILURE})
+    assert known(queue, pushed).state is State.READY
+
+
+@pytest.mark.parametrize("attempts", ["{1,2}", "{NULL,2}", "{1}", "{}", None])
+def test_a_decision_in_sql_names_the_attempt_or_leaves_it_out(
+    queue: TaskQueue, owner: Owner, attempts: str | None
+) -> None:
+    queue.alter_topic("work", base=0, max_attempts=3)
+    queue.push("work", ["a", "b"])
+    first, second = queue.poll("work", owner, 2)
+    queue.complete(owner, {second: Result.FAILURE})
+    queue.poll("work", owner)
+
+    def complete(attempts: str | None) -> int:
+        row = queue.conn.execute(
+            "SELECT taskq.complete(%s, %s, %s::bigint[], '{3,3}', p_attempts => %s::int[])",
+            (owner.name, owner.fence, [first.sequence, second.sequence], attempts),
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    with pytest.raises(psycopg.Error) as refusal:
+        complete("{1,1}")
+    assert refusal.value.sqlstate == "TQ004"
+    assert complete(attempts) == 2

@@ -1,9 +1,13 @@
 -- Complete: a decision ends a task, or makes it READY again for a retry. A call applies all its decisions or none.
 -- Exchange: completes and polls in one call.
+--
+-- The server may carry out a call after its caller has lost the session, has repeated the decision, and has claimed the
+-- task again under the same fence. So a decision names the attempt that it is for.
 
 CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
-    p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_summaries text[] DEFAULT NULL
+    p_errors text[] DEFAULT NULL, p_delays interval[] DEFAULT NULL, p_summaries text[] DEFAULT NULL,
+    p_attempts int[] DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_owner_id  bigint := taskq_internal.require_lease(p_owner, p_fence);
@@ -21,9 +25,11 @@ BEGIN
         v_summaries := taskq_internal.error_summaries(p_errors, p_summaries);
     END IF;
     IF :FAILURE = ANY (p_results) OR p_delays IS NOT NULL THEN
-        v_done := taskq_internal.return_to_ready(v_owner_id, p_sequences, p_results, p_errors, v_summaries, p_delays);
+        v_done := taskq_internal.return_to_ready(v_owner_id, p_sequences, p_results, p_errors, v_summaries, p_delays,
+                                                 p_attempts);
     END IF;
-    v_done := v_done || taskq_internal.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors, v_summaries);
+    v_done := v_done || taskq_internal.end_tasks(v_owner_id, p_sequences, p_results, p_outputs, p_errors, v_summaries,
+                                                 p_attempts);
     IF cardinality(v_done) <> cardinality(p_sequences) THEN
         PERFORM taskq_internal.raise_not_held(p_owner, p_fence, p_sequences, v_done);
     END IF;
@@ -38,18 +44,21 @@ COMMENT ON FUNCTION taskq.complete IS
 'Completes tasks that the owner holds under p_fence, all of them or none. Returns how many tasks it completed. The
 arrays have one element for each task. p_results has 0 for FAILURE, 1 for SUSPENSION, 2 for FILTER and 3 for SUCCESS.
 p_outputs has JSON texts, and p_errors has the texts of errors. A delay in p_delays snoozes a SUSPENSION. p_summaries
-has one line for each error. With a NULL summary the call takes the line from the error. After a FAILURE with attempts
-left the task is READY again. Raises TQ005 if the owner has no lease under p_fence, TQ004 for tasks that the owner does
-not hold, and TQ002 for an invalid result or output.';
+has one line for each error. With a NULL summary the call takes the line from the error. p_attempts has the attempts
+that the decisions are for, as the polls returned them. With a NULL attempt a decision is for any attempt. After a
+FAILURE with attempts left the task is READY again. Raises TQ005 if the owner has no lease under p_fence, TQ004 for
+tasks that the owner does not hold in the given attempt, and TQ002 for an invalid result or output.';
 
 CREATE FUNCTION taskq.exchange(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[],
-    p_delays interval[], p_summaries text[], p_topic text, p_size int, p_order text, p_condition text
+    p_delays interval[], p_summaries text[], p_topic text, p_size int, p_order text, p_condition text,
+    p_attempts int[] DEFAULT NULL
 ) RETURNS TABLE (sequence bigint, identifier text, payload json, reference text, attempt int, redelivered boolean)
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     IF cardinality(p_sequences) > 0 THEN
-        PERFORM taskq.complete(p_owner, p_fence, p_sequences, p_results, p_outputs, p_errors, p_delays, p_summaries);
+        PERFORM taskq.complete(p_owner, p_fence, p_sequences, p_results, p_outputs, p_errors, p_delays, p_summaries,
+                               p_attempts);
     END IF;
     RETURN QUERY SELECT * FROM taskq.poll(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
 END $$;
@@ -105,9 +114,11 @@ BEGIN
     END IF;
 END $$;
 
--- Moves held tasks to their end state, with output and error. Returns their sequences.
+-- Moves held tasks to their end state, with output and error. Returns their sequences. The caller raises an error if
+-- there are fewer of them, because a task in another attempt than the given one is lost otherwise.
 CREATE FUNCTION taskq_internal.end_tasks(
-    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[], p_summaries text[]
+    p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_outputs text[], p_errors text[],
+    p_summaries text[], p_attempts int[]
 ) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -123,8 +134,9 @@ BEGIN
            g.redelivered, g.identifier, d.output::json, coalesce(left(d.error, 10000), g.error),
            CASE WHEN d.error IS NULL THEN g.error_summary ELSE d.summary END
     FROM gone g
-    JOIN unnest(p_sequences, p_results, p_outputs, p_errors, p_summaries)
-        AS d (sequence, result, output, error, summary) USING (sequence)
+    JOIN unnest(p_sequences, p_results, p_outputs, p_errors, p_summaries, p_attempts)
+        AS d (sequence, result, output, error, summary, attempt)
+        ON d.sequence = g.sequence AND coalesce(d.attempt, g.attempt) = g.attempt
     RETURNING sequence)
     SELECT coalesce(array_agg(m.sequence), '{}') INTO v_ended FROM moved m;
     RETURN v_ended;
@@ -132,10 +144,10 @@ END $$;
 
 -- Makes tasks READY again that have a next attempt, and returns their sequences. These are snoozed tasks, failures
 -- within the ttl, and recorded failures with attempts left. Snoozes and failures within the ttl do not count as
--- attempts.
+-- attempts. Leaves out tasks in another attempt than the given one.
 CREATE FUNCTION taskq_internal.return_to_ready(
     p_owner_id bigint, p_sequences bigint[], p_results smallint[], p_errors text[], p_summaries text[],
-    p_delays interval[]
+    p_delays interval[], p_attempts int[]
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now    timestamptz;
@@ -159,8 +171,9 @@ BEGIN
         FROM (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_tasks)) l
         JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_tasks)) t
             USING (sequence)
-        JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays)
-            AS d (sequence, result, error, summary, delay) USING (sequence)
+        JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays, p_attempts)
+            AS d (sequence, result, error, summary, delay, attempt)
+            ON d.sequence = l.sequence AND coalesce(d.attempt, l.attempt) = l.attempt
         JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
         CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
                                    taskq_internal.retry_delay(p, l.attempt) AS delay) f
