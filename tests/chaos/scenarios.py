@@ -141,7 +141,7 @@ SCENARIOS = {
     "idle_timeout": Scenario(
         "idle_in_transaction_session_timeout of 50 ms on the role",
         faults.limit_role("idle_in_transaction_session_timeout", "50ms", "due to idle-in-transaction timeout"),
-        options=Options(rate=100.0, dally=0.1),
+        options=Options(rate=60.0, dally=0.055),
     ),
     "overload": Scenario(
         "1.5 times the load that the workers can handle",
