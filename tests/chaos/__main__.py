@@ -72,16 +72,8 @@ def row(title: str, found: Outcome) -> str:
     """The line of a scenario."""
     rates = f"{found.before:,.0f}, {found.during:,.0f}, {found.after:,.0f}"
     waits = f"{found.waited:.1f}, {found.read:.1f}"
-    cells = [
-        title,
-        f"{found.pushed:,}",
-        found.lost,
-        found.twice,
-        f"{found.again:,}",
-        f"{found.pause:.1f}",
-        waits,
-        rates,
-    ]
+    cells = [title, f"{found.pushed:,}", found.lost, found.twice, f"{found.again:,}", f"{found.pause:.1f}"]
+    cells += [f"{found.recovered:.1f}", waits, rates]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.__main__ import COLUMNS, row
 from tests.chaos.programs import Options
 from tests.chaos.run import run
 from tests.chaos.scenarios import SCENARIOS
@@ -34,6 +35,7 @@ def test_a_worker_that_is_stopped_for_longer_than_its_lease_loses_its_tasks_to_a
 def test_a_scenario_without_a_fault_decides_each_task_in_its_first_attempt(tmp_path: Path) -> None:
     found = run("quiet", replace(SCENARIOS["quiet"], options=LIGHT), tmp_path / "quiet", SECONDS)
     assert found.violations == []
+    assert row("no fault", found).count("|") == len(COLUMNS) + 1
     lines = (tmp_path / "quiet" / "history" / "end.jsonl").read_text().splitlines()
     attempts = [event["attempt"] for event in map(json.loads, lines) if event["kind"] == "effect"]
     assert len(attempts) == found.decided
