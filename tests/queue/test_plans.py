@@ -89,8 +89,9 @@ GUARDS: dict[str, Guard] = {
     "complete failures": Guard(
         lambda queue, owner, held: queue.complete(owner, dict.fromkeys(held, Result.FAILURE)), {"live_held"}, 5 * SIZE
     ),
-    "held": Guard(lambda queue, owner, _held: queue.held(owner), {"live_held", "task_pkey"}, 6 * SIZE),
-    "release": Guard(lambda queue, owner, _held: queue.release(owner), {"live_held", "task_pkey"}, 6 * SIZE),
+    # PostgreSQL 17 makes a bitmap of these, also of the entries that earlier holds have left until the next vacuum.
+    "held": Guard(lambda queue, owner, _held: queue.held(owner), {"live_held", "task_pkey"}, 50 * SIZE),
+    "release": Guard(lambda queue, owner, _held: queue.release(owner), {"live_held", "task_pkey"}, 50 * SIZE),
     "expire": Guard(lambda queue, _owner, _held: queue.expire(timedelta(days=-1)), {"owner_fence_key"}, 3 * SIZE),
     "maintain": Guard(
         lambda queue, _owner, _held: remove_succeeded(queue),
