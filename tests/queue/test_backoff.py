@@ -27,3 +27,8 @@ def test_a_reset_starts_again_at_the_initial_pause() -> None:
 def test_ten_thousand_failures_do_not_overflow() -> None:
     backoff = Backoff(0.1, 30.0, jitter=0)
     assert {backoff.next() for _ in range(10_000)} >= {0.1, 30.0}
+
+
+def test_a_program_tries_again_within_five_seconds_after_an_outage_of_any_length() -> None:
+    backoff = Backoff(jitter=0)
+    assert max(backoff.next() for _ in range(100)) == 5.0
