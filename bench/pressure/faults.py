@@ -34,7 +34,7 @@ from demo.postgres import EmbeddedPostgresError
 from tests.faults.tcp_proxy import TcpProxy
 
 RATE = 2_000.0  # jobs a second at most: the faults are to be compared, and not the speed
-SLOWER = {"procrastinate": 400.0}  # half of what it handles with nothing else to do, or less
+SLOWER = {"procrastinate": 100.0}  # a loaded machine with 2 cores handled 50 to 110 of its jobs a second
 PATIENCE = 180.0  # seconds more for a queue that still handles its backlog: that is slow, and loses nothing
 LEASE = 10.0  # seconds after which a queue notices a dead worker, if it can be told
 COMPARED = ("taskq", "graphile-worker", "pgqueuer", "oban", "procrastinate")

@@ -56,7 +56,7 @@ FAULTS = (psycopg.Error, TaskQueueError, OSError)
 class Options:
     """What a program does, in tasks and seconds."""
 
-    rate: float = 150.0  # tasks a second of a producer
+    rate: float = 100.0  # tasks a second of a producer
     push: int = 10  # tasks of a push
     identifiers: int = 50
     size: int = 10  # tasks of a poll

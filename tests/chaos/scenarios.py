@@ -146,7 +146,7 @@ SCENARIOS = {
     "overload": Scenario(
         "1.5 times the load that the workers can handle",
         faults.overload(1.5),
-        options=Options(rate=100.0, work=0.02),
+        options=Options(work=0.02),
         seconds=600.0,
     ),
     "spark-driver": Scenario(
