@@ -81,6 +81,7 @@ def stop_processes(length: float) -> Fault:
     def stopped(site: Site, name: str) -> bool:
         """Whether the process is stopped and has tasks. Otherwise it goes on."""
         site.processes[name].send_signal(signal.SIGSTOP)
+        time.sleep(length / 8)  # the server executes what the process has sent: perhaps the decision on these tasks
         if site.holds_tasks(name):
             return True
         site.processes[name].send_signal(signal.SIGCONT)

@@ -40,7 +40,9 @@ UNREAD = (
 )
 READY = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'READY'"
 ENDED = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'SUCCEEDED'"
-HELD = b"SELECT FROM taskq.tasks WHERE topic = %s AND state = 'ACTIVE' AND holder LIKE %s LIMIT 1"
+HELD = b"""SELECT FROM taskq_internal.live WHERE (topic_id, sequence) IN (
+        SELECT v.topic_id, v.sequence FROM taskq.tasks v WHERE v.topic = %s AND v.state = 'ACTIVE' AND v.holder LIKE %s)
+    LIMIT 1 FOR UPDATE SKIP LOCKED"""
 ALL = "SELECT count(*) FROM taskq.tasks WHERE topic = %s"
 TASKS = """SELECT s.sequence, t.payload ->> 'key', s.identifier, s.state,
         extract(epoch FROM s.completed)::float, s.error
@@ -152,7 +154,10 @@ class Site:
         return self.count(ALL)
 
     def holds_tasks(self, name: str) -> bool:
-        """Whether a process has tasks of the topic. A worker has an owner for each of its threads."""
+        """Whether a process has tasks of the topic that no open transaction decides on.
+
+        A worker has an owner for each of its threads.
+        """
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             return conn.execute(HELD, (TOPIC, f"{name}%")).fetchone() is not None
 

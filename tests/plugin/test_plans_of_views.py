@@ -72,5 +72,5 @@ def test_every_view_reads_a_bounded_number_of_rows(large_dsn: str) -> None:
             pages = {"pages": seen.pages} if name in SAMPLED and seen.pages > SAMPLED[name] else {}
             rows = sum(seen.rows.values())
             if seen.whole & TASKS or pages or (name not in SAMPLED and rows > MOST_ROWS):
-                wide[name] = (rows, seen.pages, seen.whole)
-    assert wide == {}
+                wide[name] = f"{rows:,} rows, {seen.pages:,} pages, {seen.whole or 'no table'} as a whole: {seen.rows}"
+    assert not wide, "\n".join(f"{name}: {found}" for name, found in wide.items())
