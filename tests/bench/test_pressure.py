@@ -105,7 +105,7 @@ def test_work_in_the_background_ends_with_the_block() -> None:
 def test_the_legend_says_what_each_queue_was_told() -> None:
     text = legend(COMPARED, Scale())
     assert all(f"{LINEUP[name].spec.name} {NOTICES[name]}" in text for name in COMPARED)
-    assert "procrastinate 400." in text
+    assert "procrastinate 100." in text
 
 
 def test_a_chart_names_its_units_and_interrupts_lines_at_missing_values() -> None:

@@ -8,7 +8,8 @@ carried out, or not. What each kind of event carries:
     claim     task, identifier, attempt, owner, fence, until
                                       a worker got a task; `until` is the earliest end of its lease
     decision  task, attempt, owner, fence, result
-                                      a worker has ended an attempt, or asked to; it gives a task back in this way, too
+                                      a worker has ended an attempt, or asked to; it gives a task back in this way,
+                                      too: a line before the call, and one after its answer
     read      group, position, task   a reader got an event of the log, and has committed its place
 
 A claim is known by its task, attempt, owner and fence. A lease that lapses does not count the attempt, so the next

@@ -186,16 +186,15 @@ class Looping:
 
     def _decide(self, queue: TaskQueue, work: Work) -> None:
         self._open = work
-        began, ended = time.monotonic(), None
-        try:
-            with queue.conn.cursor() as cursor:
-                cursor.executemany(EFFECT, [[claim[name] for name in ATTEMPT] for claim in work.claims])
-            self._program.dally()
-            queue.complete(work.owner, dict.fromkeys(work.tasks, Result.SUCCESS))
-            queue.conn.commit()
-            ended, self._open = time.monotonic(), None
-        finally:
-            self._program.recorder.write("decision", began, ended, map(decision_of, work.claims))
+        began, decisions = time.monotonic(), [decision_of(claim) for claim in work.claims]
+        self._program.recorder.write("decision", began, None, decisions)  # it may be committed and never acknowledged
+        with queue.conn.cursor() as cursor:
+            cursor.executemany(EFFECT, [[claim[name] for name in ATTEMPT] for claim in work.claims])
+        self._program.dally()
+        queue.complete(work.owner, dict.fromkeys(work.tasks, Result.SUCCESS))
+        queue.conn.commit()
+        self._open = None
+        self._program.recorder.write("decision", began, time.monotonic(), decisions)
 
     def _repeat(self, queue: TaskQueue) -> None:
         """Asks again for a decision that got no answer. It may be committed, or the tasks may have another owner."""
