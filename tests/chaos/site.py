@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import psycopg
@@ -16,7 +17,7 @@ import psycopg
 from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, connect, install
 from demo.guardian import kill_family
 from demo.postgres import EmbeddedPostgres
-from tests.chaos.history import Recorder, read_file
+from tests.chaos.history import Event, Recorder, read_file
 from tests.chaos.programs import ATTEMPT, EFFECTS, GROUP, SCHEMA, TOPIC, Options
 from tests.faults.servers import ServerPair
 from tests.faults.tcp_proxy import TcpProxy
@@ -169,14 +170,26 @@ class Site:
 
     def has_decided(self, name: str, since: float = 0.0) -> bool:
         """Whether a process has asked for a decision since a moment."""
-        return any(
-            event["kind"] == "decision" and event["began"] > since
-            for file in self.history.glob(f"{name}-*.jsonl")
-            for event in read_file(file)
-        )
+        return any(each["kind"] == "decision" and each["began"] > since for each in self.recorded(name))
 
-    def settle(self) -> list[str]:
-        """Waits until the workers have handled the backlog of a fault. Returns what did not come to an end."""
+    def has_pushed(self, since: float) -> bool:
+        """Whether a push of the producer that began after a moment was acknowledged."""
+        pushes = (each for each in self.recorded("producer") if each["kind"] == "push")
+        return any(push["began"] > since and push["ended"] is not None for push in pushes)
+
+    def recorded(self, name: str) -> Iterator[Event]:
+        """The history of a process until now."""
+        return chain.from_iterable(map(read_file, self.history.glob(f"{name}-*.jsonl")))
+
+    def settle(self, since: float) -> list[str]:
+        """Waits until the producer pushes again after a moment, and the workers have handled the backlog of a fault.
+
+        Returns what did not come to an end.
+        """
+        try:
+            until(lambda: self.has_pushed(since), SETTLE)
+        except AssertionError:
+            return ["the producer has pushed nothing since"]
         try:
             until(lambda: self.ready() < self.backlog, SETTLE)
         except AssertionError:
@@ -253,5 +266,5 @@ def wait_for_work(site: Site) -> None:
     """Waits until each worker has decided, and there is no backlog."""
     until(lambda: all(map(site.has_decided, site.workers)), START_SECONDS)
     until(lambda: site.count(ENDED) > 0, START_SECONDS)
-    if unsettled := site.settle():
+    if unsettled := site.settle(0.0):
         raise RuntimeError(f"before the fault: {unsettled}")
