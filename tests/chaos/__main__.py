@@ -21,7 +21,7 @@ COLUMNS = (
     "pushed",
     "lost",
     "done twice",
-    "claimed again",
+    "taken over",
     "longest pause, s",
     "no backlog after, s",
     "longest wait of a task, of its event, s",

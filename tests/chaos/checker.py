@@ -8,7 +8,7 @@ The checker knows no product and connects to nothing. It reads events (`history.
     effects           a task that succeeded does not have exactly one effect, or another task has one
     superseded        a decision was accepted although another owner had claimed the task after its claim
     unclaimed         a decision was accepted from an owner that had not claimed this attempt
-    claimed again     a task was claimed again although it succeeds in an earlier claim
+    after success     a task was claimed again although it succeeds in an earlier claim
     ended twice       a task succeeded in two claims
     twice at once     two owners had the same task at once
     one at a time     two tasks of an identifier were held at once
@@ -226,7 +226,7 @@ def success_is_final(history: History, _: Promises) -> Iterator[Violation]:
         for claim in history.claims.get(task, ()):
             # The next attempt contradicts a success at any moment: it shows that the attempt before has failed.
             if claim["ended"] is not None and (claim["began"] > end or claim["attempt"] > attempt):
-                yield Violation("claimed again", f"task {task}, attempt {claim['attempt']}, by {claim['owner']}")
+                yield Violation("after success", f"task {task}, attempt {claim['attempt']}, by {claim['owner']}")
 
 
 @dataclass(frozen=True, slots=True)

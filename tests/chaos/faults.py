@@ -282,7 +282,7 @@ def overload(factor: float) -> Fault:
 
     def fault(site: Site, seconds: float) -> str:
         site.start("producer-2", rate=10 * site.options.rate)
-        until(lambda: site.ready() > 20 * site.options.rate, SECONDS)
+        until(lambda: site.ready() > 60 * site.options.rate, SECONDS)
         site.stop("producer-2")
         capacity = site.decisions_per_second(20.0)
         site.start("producer-2", rate=factor * capacity - site.options.rate)

@@ -65,7 +65,7 @@ def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
         marks.append(time.monotonic())
         note = scenario.fault(site, seconds)
         marks.append(time.monotonic())
-        settled = site.settle(marks[2])
+        settled = site.settle(marks[2], scenario.settle)
         marks.append(time.monotonic())
         time.sleep(around)  # the length of the phase
         marks.append(time.monotonic())

@@ -13,7 +13,7 @@ from demo.postgres import EmbeddedPostgres
 from tests.chaos import faults
 from tests.chaos.faults import Fault
 from tests.chaos.programs import Options
-from tests.chaos.site import SETTINGS, SPARK, WORKERS, Roles, Site, at_work, prepare
+from tests.chaos.site import SETTINGS, SETTLE, SPARK, WORKERS, Roles, Site, at_work, prepare
 from tests.faults import pooler
 from tests.faults.pooler import Pooler
 from tests.faults.servers import ServerPair
@@ -46,6 +46,7 @@ class Scenario:
     pool: int = 10  # connections of a pooler
     disk: str | None = None  # the size of the disk of the server
     seconds: float | None = None  # of the fault, if they are not those of the run
+    settle: float = SETTLE  # seconds for the backlog of the fault
     settings: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of each process, "" for the others
 
@@ -144,13 +145,14 @@ SCENARIOS = {
         options=Options(rate=60.0, dally=0.055),
     ),
     "overload": Scenario(
-        "1.5 times the load that the workers can handle",
+        "1.5 times the load that the workers can handle, for 10 minutes",
         faults.overload(1.5),
-        options=Options(work=0.02),
+        options=Options(rate=50.0, work=0.02),
         seconds=600.0,
+        settle=1_800.0,
     ),
     "spark-driver": Scenario(
-        "Spark: driver killed by SIGKILL, every 25 s",
+        "Spark: driver killed by SIGKILL, every 25 s, for 75 s",
         faults.kill_processes(25.0, "driver"),
         roles=SPARK,
         seconds=75.0,

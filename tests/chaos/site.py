@@ -181,19 +181,19 @@ class Site:
         """The history of a process until now."""
         return chain.from_iterable(map(read_file, self.history.glob(f"{name}-*.jsonl")))
 
-    def settle(self, since: float) -> list[str]:
+    def settle(self, since: float, patience: float = SETTLE) -> list[str]:
         """Waits until the producer pushes again after a moment, and the workers have handled the backlog of a fault.
 
         Returns what did not come to an end.
         """
         try:
-            until(lambda: self.has_pushed(since), SETTLE)
+            until(lambda: self.has_pushed(since), SETTLE, patience / 3_000)
         except AssertionError:
             return ["the producer has pushed nothing since"]
         try:
-            until(lambda: self.ready() < self.backlog, SETTLE)
+            until(lambda: self.ready() < self.backlog, patience, patience / 3_000)
         except AssertionError:
-            return [f"there was a backlog for {SETTLE:.0f} s"]
+            return [f"there was a backlog for {patience:.0f} s"]
         return []
 
     def finish(self, since: float) -> list[str]:

@@ -602,8 +602,8 @@ PLANTED: list[tuple[Plant, str]] = [
     (leave_an_effect, "effects"),
     (decide_after_another_claim, "superseded"),
     (decide_without_a_claim, "unclaimed"),
-    (claim_after_the_end, "claimed again"),
-    (claim_the_next_attempt, "claimed again"),
+    (claim_after_the_end, "after success"),
+    (claim_the_next_attempt, "after success"),
     (succeed_twice, "ended twice"),
     (hand_out_twice, "twice at once"),
     (hand_out_a_second_of_the_identifier, "one at a time"),
@@ -721,16 +721,16 @@ def test_a_call_without_an_answer_may_be_one_that_failed() -> None:
 def test_no_claim_follows_a_success(attempt: int) -> None:
     own, later = claim("A", 1, "w1", 1, 2, 7), claim("A", attempt, "w2", 5, 6, 11, fence=2)
     ended = [*ONE, own, decision(own, 3, 4), effect(own)]
-    assert rules(*ended, later) == {"claimed again"}
+    assert rules(*ended, later) == {"after success"}
     assert rules(*ended, {**later, "ended": None}) == set()
     # A claim of the same attempt may have lapsed before that of the success.
-    assert rules(*ended, {**later, "began": 0.5, "until": 1.0}) == ({"claimed again"} if attempt == 2 else set())
+    assert rules(*ended, {**later, "began": 0.5, "until": 1.0}) == ({"after success"} if attempt == 2 else set())
 
 
 def test_an_acknowledged_success_stays() -> None:
     lost, again = claim("A", 1, "w1", 1, 2, 7), claim("A", 1, "w2", 8, 9, 14, fence=2)
     events = [*ONE, lost, decision(lost, 3, 4), again, decision(again, 10, 11), effect(again)]
-    assert rules(*events) == {"lost", "claimed again", "ended twice"}
+    assert rules(*events) == {"lost", "after success", "ended twice"}
     retried = [decision(lost, 3, 4, "RETRY"), claim("A", 2, "w2", 8, 9, 14)]
     assert rules(*ONE, lost, *retried, decision(retried[1], 10, 11), effect(retried[1])) == set()
 
@@ -753,7 +753,7 @@ def test_two_claims_do_not_both_succeed() -> None:
 
 def test_the_next_attempt_contradicts_a_success_at_any_moment() -> None:
     own, following = claim("A", 1, "w1", 1, 9, 2), claim("A", 2, "w2", 1, 9, 2, fence=2)
-    assert rules(*ONE, own, following, decision(own, 3, None), effect(own)) == {"claimed again"}
+    assert rules(*ONE, own, following, decision(own, 3, None), effect(own)) == {"after success"}
     assert rules(*ONE, own, following, decision(own, 3, None), effect(following)) == set()
 
 

@@ -87,12 +87,12 @@ def background() -> Iterator[Callable[[Callable[[], T]], "Future[T]"]]:
         yield lambda call: pool.submit(call)
 
 
-def until(condition: Callable[[], object], seconds: float = 300) -> None:
+def until(condition: Callable[[], object], seconds: float = 300, pause: float = 0.005) -> None:
     """Waits until the condition holds; fails the test after a time limit."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "what was awaited did not happen"
-        time.sleep(0.005)  # between two checks
+        time.sleep(pause)  # between two checks
 
 
 def flush_statistics(conn: psycopg.Connection) -> None:
