@@ -3,10 +3,11 @@
 import hashlib
 import logging
 import re
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -29,6 +30,8 @@ _TABLE = sql.Identifier("taskq_internal", "migration")  # exists before the func
 _VIEW = sql.Identifier("taskq", "migrations")  # readable by every granted role
 _FUNCTIONS = 0  # the number in the table of migrations of all function files together
 _VIEWS = -1  # the number of the readable views, or of the choice to leave them out
+PATIENCE = 60.0  # seconds for the transactions that use the schema, if the session has no lock_timeout
+TURN = 0.5  # seconds at most in which calls of others queue behind this one; less than PostgreSQL's deadlock_timeout
 RELEASE = 1  # raised by every release that changes a function, so that an older package leaves it alone
 
 _CONSTANT = re.compile(r"(?<![:\w]):([A-Z][A-Z_]+)\b")
@@ -148,8 +151,12 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
     :param views: whether the schema has the readable views `tasks` and `topic_summaries`, and the function `newest`.
         None keeps the recorded choice; a new schema has them.
     :raises SchemaMismatch: if the schema in the database is newer than this package, or was installed by another text.
+    The upgrade waits for transactions that use what it changes, for a minute or the session's `lock_timeout`. It never
+    makes other calls wait for them for longer than half a second.
+
     :raises TaskQueueError: if other objects in the database depend on functions or views to replace, or the server is
-        older than PostgreSQL 14, or the schema belongs to a role that the caller may not act as.
+        older than PostgreSQL 14, or the schema belongs to a role that the caller may not act as, or a transaction that
+        uses the schema does not end in time. The message names its session.
     """
     if conn.info.server_version < OLDEST_SERVER:
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
@@ -159,11 +166,61 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
         _check_migrations(installed)
         _check_release(conn, _TABLE)
         new = [step for step in migrations() if step.number not in installed]
-        for step in new:
-            _apply(conn, step)
         wanted = _views_to_install(installed, views)
         if new or installed.get(_FUNCTIONS) != functions().checksum or installed.get(_VIEWS) != wanted.checksum:
-            _replace_functions(conn, wanted)
+            _in_turns(conn, partial(_upgrade, conn, new, wanted))
+
+
+def _upgrade(conn: psycopg.Connection[Any], new: Collection[SchemaStep], wanted: SchemaStep) -> None:
+    for step in new:
+        _apply(conn, step)
+    _replace_functions(conn, wanted)
+
+
+_USER = """
+SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_class c ON c.oid = l.relation
+LEFT JOIN pg_proc p ON p.oid = l.objid AND l.classid = 'pg_proc'::regclass
+WHERE l.granted AND l.pid <> pg_backend_pid()
+  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+  AND coalesce(c.relnamespace, p.pronamespace) IN (to_regnamespace('taskq'), to_regnamespace('taskq_internal'))
+ORDER BY a.xact_start LIMIT 1
+"""
+_LOCK_TIMEOUT = "SELECT current_setting('lock_timeout'), extract(epoch FROM current_setting('lock_timeout')::interval)"
+
+
+def _in_turns(conn: psycopg.Connection[Any], change: Callable[[], None]) -> None:
+    """Make a change that needs locks which open transactions may hold.
+
+    All later calls queue behind a session that waits for such a lock. So the change gives up after half a second,
+    which releases its locks, and starts again a second later.
+    """
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        [(before, given)] = cursor.execute(_LOCK_TIMEOUT).fetchall()
+    patience = float(given) or PATIENCE
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with conn.transaction():
+                conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{min(patience, TURN)}s",))
+                change()
+                conn.execute("SELECT set_config('lock_timeout', %s, true)", (before,))
+        except psycopg.errors.LockNotAvailable as error:
+            if time.monotonic() >= deadline:
+                raise _in_use(conn, patience) from error
+            time.sleep(2 * TURN)  # the calls that have queued go on
+        else:
+            return
+
+
+def _in_use(conn: psycopg.Connection[Any], patience: float) -> TaskQueueError:
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        found = cursor.execute(_USER.encode()).fetchone()
+    user = f"session {found[0]} is one of them" if found else "it has ended by now"
+    return TaskQueueError(
+        f"the schema taskq cannot be upgraded: a transaction has used it for longer than {patience:g} s; {user}. Run"
+        " this again when it has ended, or with a longer lock_timeout"
+    )
 
 
 def _views_to_install(installed: dict[int, str], chosen: bool | None) -> SchemaStep:

@@ -1,16 +1,21 @@
 """Upgrades of a schema in use by the next release, which is made of the files of this one."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import NewTask, Result, TaskQueue, connect, install, verify
 from airflow_provider_taskq.queue.errors import NewerSchema
 from tests.faults.releases import MIGRATION, install_next_release, run_next_release
+from tests.queue.conftest import until
 
 TABLES = ("task", "live", "ended")
+WAITING = """SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database()
+    AND l.mode = 'AccessExclusiveLock' AND NOT l.granted"""
 FILES = "SELECT pg_relation_filenode(('taskq_internal.' || %s || '_default')::regclass)"
 SCANS = "SELECT seq_scan FROM pg_stat_user_tables WHERE schemaname = 'taskq_internal' AND relname = %s || '_default'"
 
@@ -70,6 +75,30 @@ def test_an_upgrade_by_the_rule_scans_and_rewrites_no_table_of_tasks(
     after, later = scans(dsn), figures(queue.conn, FILES)
     assert {table for table in TABLES if after[table] != before[table]} == scanned
     assert {table for table in TABLES if later[table] != files[table]} == rewritten
+
+
+def test_an_upgrade_that_waits_for_a_transaction_lets_other_calls_pass(queue: TaskQueue, dsn: str) -> None:
+    patient = make_conninfo(dsn, options="-c statement_timeout=60s")
+    with ThreadPoolExecutor() as threads, connect(dsn) as longer, connect(patient, autocommit=True) as other:
+        TaskQueue(longer).push("work", [NewTask("customer-1")])
+        upgrade = threads.submit(install_next_release, dsn)
+        for _ in range(2):
+            until(lambda: other.execute(WAITING).rowcount > 0)
+            TaskQueue(other).push("work", [NewTask("customer-1")])
+        assert not upgrade.done()
+        longer.commit()
+        upgrade.result()
+    with pytest.raises(NewerSchema):
+        verify(queue.conn)
+
+
+def test_an_upgrade_names_the_transaction_that_it_has_waited_for(queue: TaskQueue, dsn: str) -> None:
+    with connect(dsn) as longer:
+        TaskQueue(longer).push("work", [NewTask("customer-1")])
+        refused = run_next_release(make_conninfo(dsn, options="-c lock_timeout=700ms"), "install")
+        assert refused.returncode == 1
+        assert f"longer than 0.7 s; session {longer.info.backend_pid} is one of them" in refused.stderr
+    verify(queue.conn)
 
 
 def test_the_package_of_the_last_release_works_on_with_the_schema_of_the_next(queue: TaskQueue, dsn: str) -> None:
