@@ -23,7 +23,7 @@ COLUMNS = (
     "done twice",
     "taken over",
     "longest pause, s",
-    "no backlog after, s",
+    "recovered after, s",
     "longest wait of a task, of its event, s",
     "decisions/s before, in, after",
 )

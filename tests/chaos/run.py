@@ -25,7 +25,7 @@ class Outcome:
     :param again: tasks with claims of several owners or registrations.
     :param before: decisions a second before the fault; `during`: in the fault; `after`: when the backlog is gone.
     :param pause: the longest time without a decision, in seconds, from the begin of the fault on.
-    :param recovered: seconds from the end of the fault until the producer pushes and there is no backlog.
+    :param recovered: seconds from the end of the fault until all programs go on and there is no backlog.
     :param waited: the longest time from a push to the end of its task, in seconds; `read` to the read of its event.
     :param notes: what the fault reports, and what did not come to an end.
     """
@@ -69,7 +69,7 @@ def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
         marks.append(time.monotonic())
         time.sleep(around)  # the length of the phase
         marks.append(time.monotonic())
-        unfinished = [*settled, *site.finish(marks[2])]
+        unfinished = [*settled, *site.finish()]
     return outcome(name, list(read(folder / "history")), marks, [note] if note else [], unfinished)
 
 

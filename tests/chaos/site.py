@@ -169,8 +169,10 @@ class Site:
         return (self.count(ENDED) - before) / (time.monotonic() - began)
 
     def has_decided(self, name: str, since: float = 0.0) -> bool:
-        """Whether a process has asked for a decision since a moment."""
-        return any(each["kind"] == "decision" and each["began"] > since for each in self.recorded(name))
+        """Whether a process has decided since a moment. The worker does not learn the answer, so its request counts."""
+        decisions = (each for each in self.recorded(name) if each["kind"] == "decision")
+        blind = self.roles[name] == "work"
+        return any(each["began"] > since and (blind or each["ended"] is not None) for each in decisions)
 
     def has_pushed(self, since: float) -> bool:
         """Whether a push of the producer that began after a moment was acknowledged."""
@@ -182,30 +184,33 @@ class Site:
         return chain.from_iterable(map(read_file, self.history.glob(f"{name}-*.jsonl")))
 
     def settle(self, since: float, patience: float = SETTLE) -> list[str]:
-        """Waits until the producer pushes again after a moment, and the workers have handled the backlog of a fault.
+        """Waits until all programs go on after a moment, and the workers have handled the backlog of a fault.
 
         Returns what did not come to an end.
         """
+        standing: list[str] = []
+
+        def all_go_on() -> bool:
+            standing[:] = [name for name in self.workers if not self.has_decided(name, since)]
+            standing.extend(["producer"] if not self.has_pushed(since) else [])
+            return not standing
+
         try:
-            until(lambda: self.has_pushed(since), SETTLE, patience / 3_000)
+            until(all_go_on, SETTLE, patience / 3_000)
         except AssertionError:
-            return ["the producer has pushed nothing since"]
+            return [f"{name} has done nothing since" for name in standing]
         try:
             until(lambda: self.ready() < self.backlog, patience, patience / 3_000)
         except AssertionError:
             return [f"there was a backlog for {patience:.0f} s"]
         return []
 
-    def finish(self, since: float) -> list[str]:
-        """Lets each worker decide after a moment, and all handle what was pushed. Then ends them, and records the end.
+    def finish(self) -> list[str]:
+        """Lets the workers handle what was pushed. Then ends them, and records the end.
 
-        Returns the workers that have decided nothing since the moment, and what did not come to an end.
+        Returns what did not come to an end.
         """
         idle: list[str] = []
-        try:
-            until(lambda: all(self.has_decided(name, since) for name in self.workers), SETTLE)
-        except AssertionError:
-            idle += [f"{name} has decided nothing since" for name in self.workers if not self.has_decided(name, since)]
         self.stop("producer")
         with connect(self.dsn, autocommit=True) as conn:
             for query, what in ((UNFINISHED, "some tasks are not finished"), (UNREAD, "some events are not read")):
