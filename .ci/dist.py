@@ -1,7 +1,8 @@
 """Build both distributions into dist/, check their metadata, and run tests/packaging on the built files.
 
-`--release v1.2.3` first checks that this tree is that release: the version, the dated section of CHANGELOG.md and, with
-`--repository`, the address in pyproject.toml. `--notes` only prints the section of CHANGELOG.md about this version.
+`--release v1.2.3` first checks that this tree is that release: the version, the dated section of CHANGELOG.md, the
+number RELEASE if SQL functions differ from those of the last tag and, with `--repository`, the address in
+pyproject.toml. `--notes` only prints the section of CHANGELOG.md about this version.
 The names of files given as arguments go to pytest instead of tests/packaging.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (ROOT, ROOT / ".ci" / "core")  # each with a pyproject.toml
 FOLDER = ROOT / "dist"
+QUEUE = "airflow_provider_taskq/queue"
 
 
 class DistError(Exception):
@@ -67,6 +69,27 @@ def check_release(tag: str, repository: str | None) -> None:
             )
 
 
+def check_functions(tag: str) -> None:
+    """Raise DistError if SQL functions differ from those of the last release, under the same number."""
+    found = git("describe", "--tags", "--abbrev=0", "--match", "v*", "--exclude", tag)
+    if found.returncode:
+        return  # the first release
+    last = found.stdout.strip()
+    if git("diff", "--quiet", last, "--", QUEUE + "/sql/api", QUEUE + "/sql/internal").returncode == 0:
+        return
+    number = re.compile(r"^RELEASE = (\d+)", re.MULTILINE)
+    before = number.search(git("show", "%s:%s/schema.py" % (last, QUEUE)).stdout)
+    now = number.search((ROOT / QUEUE / "schema.py").read_text(encoding="utf-8"))
+    if before is None or now is None or int(now[1]) <= int(before[1]):
+        raise DistError("SQL functions have changed since %s: raise RELEASE in %s/schema.py" % (last, QUEUE))
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git in this repository."""
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 def build(folder: Path) -> list[Path]:
     """Build sdist and wheel of each distribution; the wheel is built from the sdist, each in a clean environment."""
     for source in SOURCES:
@@ -91,6 +114,7 @@ def main() -> int:
         return 0
     if wants.release:
         check_release(wants.release, wants.repository)
+        check_functions(wants.release)
     shutil.rmtree(FOLDER, ignore_errors=True)
     for file in build(FOLDER):
         say("%s, %d kB" % (file.relative_to(ROOT), file.stat().st_size // 1000))

@@ -2,8 +2,10 @@
 
 import importlib.util
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -28,14 +30,37 @@ def tree(repository: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def check(tree: Path) -> tuple[Check, type[Exception]]:
-    """The check of the script in that repository, and its error."""
+def script(tree: Path) -> ModuleType:
+    """The script in that repository."""
     spec = importlib.util.spec_from_file_location("dist_of_test", tree / ".ci" / "dist.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.check_release, module.DistError
+    return module
+
+
+@pytest.fixture
+def check(script: ModuleType) -> tuple[Check, type[Exception]]:
+    """The check of that script, and its error."""
+    return script.check_release, script.DistError
+
+
+def commit(tree: Path, number: int, function: str, tag: str) -> None:
+    """Commits the number of the functions and the text of one, under a tag."""
+    queue = tree / "airflow_provider_taskq" / "queue"
+    (queue / "sql" / "api").mkdir(parents=True, exist_ok=True)
+    (queue / "schema.py").write_text(f"RELEASE = {number}  # of functions\n")
+    (queue / "sql" / "api" / "push.sql").write_text(function)
+    author = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+    for arguments in (
+        ("init", "-q"),
+        ("add", "."),
+        (*author, "commit", "--allow-empty", "-qm", tag),
+        (*author, "tag", "-am", tag, tag),
+    ):
+        command = ["git", *arguments]
+        subprocess.run(command, cwd=tree, check=True)
 
 
 def test_a_release_with_its_tag_its_date_and_its_address_is_accepted(check: tuple[Check, type[Exception]]) -> None:
@@ -72,3 +97,17 @@ def test_a_repository_that_is_not_the_one_of_the_metadata_is_refused(check: tupl
     accept, error = check
     with pytest.raises(error, match=r"correct \[project\.urls\]"):
         accept("v1.2.3", "https://github.com/another/queue")
+
+
+def test_functions_that_have_changed_since_the_last_release_need_a_greater_number(
+    tree: Path, script: ModuleType
+) -> None:
+    script.check_functions("v1.2.3")
+    commit(tree, 1, "SELECT 1", "v1.2.2")
+    commit(tree, 1, "SELECT 2", "v1.2.3")
+    with pytest.raises(script.DistError, match=r"changed since v1\.2\.2: raise RELEASE"):
+        script.check_functions("v1.2.3")
+    commit(tree, 2, "SELECT 2", "v1.2.4")
+    script.check_functions("v1.2.4")
+    commit(tree, 2, "SELECT 2", "v1.2.5")
+    script.check_functions("v1.2.5")
