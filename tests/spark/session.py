@@ -1,5 +1,6 @@
 """One Spark session for all tests. tests/conftest.py imports these fixtures."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -68,3 +69,5 @@ def spark(python_environment: Mapping[str, str], spark_log: Path) -> Iterator["S
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+    # It logs once more when Python ends. Airflow logs to a stream of pytest, which is closed by then.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
