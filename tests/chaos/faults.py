@@ -75,27 +75,44 @@ def terminate_sessions(rate: float) -> Fault:
     return fault
 
 
+def kill_with_tasks(every: float, name: str) -> Fault:
+    """A worker is killed by SIGKILL while it has tasks that it has claimed since its start, and started again."""
+
+    def fault(site: Site, seconds: float) -> str:
+        since, kills = 0.0, 0
+        for _ in times(seconds, every):
+            until(partial(site.has_claimed, name, since), SECONDS, 0.1)
+            until(partial(_stop_with_tasks, site, name, 0.1), SECONDS)
+            site.kill(name)
+            since, kills = time.monotonic(), kills + 1
+            site.start(name)
+        return f"the worker was killed {kills} times"
+
+    return fault
+
+
 def stop_processes(length: float) -> Fault:
     """Each worker in turn is stopped by SIGSTOP while it has tasks, and continued after this many seconds."""
-
-    def stopped(site: Site, name: str) -> bool:
-        """Whether the process is stopped and has tasks. Otherwise it goes on."""
-        site.processes[name].send_signal(signal.SIGSTOP)
-        time.sleep(length / 8)  # the server executes what the process has sent: perhaps the decision on these tasks
-        if site.holds_tasks(name):
-            return True
-        site.processes[name].send_signal(signal.SIGCONT)
-        return False
 
     def fault(site: Site, seconds: float) -> None:
         workers = itertools.cycle(site.workers)
         for _ in times(seconds, length / 4):
             name = next(workers)
-            until(partial(stopped, site, name), SECONDS)
+            until(partial(_stop_with_tasks, site, name, length / 8), SECONDS)
             time.sleep(length)  # the length of the stop
             site.processes[name].send_signal(signal.SIGCONT)
 
     return fault
+
+
+def _stop_with_tasks(site: Site, name: str, pause: float) -> bool:
+    """Whether the process is stopped and has tasks. Otherwise it goes on."""
+    site.processes[name].send_signal(signal.SIGSTOP)
+    time.sleep(pause)  # the server executes what the process has sent: perhaps the decision on these tasks
+    if site.holds_tasks(name):
+        return True
+    site.processes[name].send_signal(signal.SIGCONT)
+    return False
 
 
 def restart_server(site: Site, seconds: float) -> None:

@@ -98,7 +98,7 @@ def with_clock(offset: str) -> Mapping[str, str]:
 SCENARIOS = {
     "quiet": Scenario("no fault", faults.wait),
     "processes": Scenario("each process killed by SIGKILL in turn, one a second", faults.kill_processes(1.0)),
-    "worker": Scenario("one worker killed by SIGKILL, each second", faults.kill_processes(1.0, "worker")),
+    "worker": Scenario("one worker killed by SIGKILL while it has tasks", faults.kill_with_tasks(1.0, "worker")),
     "stopped": Scenario("each worker stopped for 8 s in turn, longer than its lease", faults.stop_processes(8.0)),
     "sessions": Scenario("15 sessions a second ended by pg_terminate_backend", faults.terminate_sessions(15)),
     "restart": Scenario("server stopped for 2 s, every 10 s", faults.restart_server),

@@ -174,6 +174,10 @@ class Site:
         blind = self.roles[name] == "work"
         return any(each["began"] > since and (blind or each["ended"] is not None) for each in decisions)
 
+    def has_claimed(self, name: str, since: float) -> bool:
+        """Whether a process has claimed tasks since a moment."""
+        return any(each["kind"] == "claim" and each["ended"] > since for each in self.recorded(name))
+
     def has_pushed(self, since: float) -> bool:
         """Whether a push of the producer that began after a moment was acknowledged."""
         pushes = (each for each in self.recorded("producer") if each["kind"] == "push")

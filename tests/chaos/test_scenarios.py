@@ -32,6 +32,12 @@ def test_a_worker_that_is_stopped_for_longer_than_its_lease_loses_its_tasks_to_a
     assert found.again > 0
 
 
+def test_a_worker_that_is_killed_with_tasks_in_hand_loses_them_to_its_successor(tmp_path: Path) -> None:
+    found = run("worker", replace(SCENARIOS["worker"], options=LIGHT), tmp_path / "worker", SECONDS)
+    assert (found.violations, found.unfinished) == ([], [])
+    assert found.again > 0
+
+
 def test_a_scenario_without_a_fault_decides_each_task_in_its_first_attempt(tmp_path: Path) -> None:
     found = run("quiet", replace(SCENARIOS["quiet"], options=LIGHT), tmp_path / "quiet", SECONDS)
     assert found.violations == []
