@@ -173,7 +173,9 @@ class InspectMixin(FunctionCaller):
         """Return the first sequence, of all topics, created at or after a moment; None if there is none.
 
         Pass the result as an end of a range: `from_=resolve(moment)`, or `to=resolve(moment, preceding=True) or 0`,
-        because `to=None` means no limit. `page(after=resolve(moment))` leaves out the first task.
+        because `to=None` means no limit. `page(after=resolve(moment))` leaves out the first task. After the
+        server's clock was set back by more than ten seconds, the same times occur in two places, and the result may
+        be at either.
 
         :param preceding: the last sequence created at or before the moment.
         :raises InvalidTask: for a moment without a time zone.

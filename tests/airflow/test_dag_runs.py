@@ -95,8 +95,8 @@ def runs(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         queue = TaskQueue(connection)
         for topic in ("later", "results", "callbacks", "known", "neglected"):
             queue.create_topic(topic)
-        queue.push("later", ["x"])
         stuck = neglect(queue)
+        queue.push("later", ["x"])
         before = datetime.now(UTC)
         report = run_dags(home, dsn, [*FILES, *written], *STATES)
         assert report["import_errors"] == {}

@@ -2,10 +2,11 @@
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from random import Random
 
 import pytest
 
-from airflow_provider_taskq.queue import InvalidTask, NewTask, Owner, Result, Revival, State, TaskQueue
+from airflow_provider_taskq.queue import Insertion, InvalidTask, NewTask, Owner, Result, Revival, State, TaskQueue
 from tests.queue.conftest import known, task_in
 from tests.queue.test_sessions import pages_of
 
@@ -107,6 +108,18 @@ def test_without_tasks_no_moment_has_a_sequence(queue: TaskQueue) -> None:
         assert queue.resolve(moment, preceding=True) is None
 
 
+@pytest.mark.parametrize(
+    ("moment", "following", "preceding"), [("-infinity", 1, None), ("infinity", None, 2), (None, None, None)]
+)
+def test_in_sql_a_moment_may_be_infinite_or_null(
+    own_queue: TaskQueue, moment: str | None, following: int | None, preceding: int | None
+) -> None:
+    own_queue.push("work", ["a", "b"])
+    for direction, expected in ((False, following), (True, preceding)):
+        row = own_queue.conn.execute("SELECT taskq.resolve(%s::timestamptz, %s)", (moment, direction)).fetchone()
+        assert row == (expected,)
+
+
 @pytest.mark.parametrize("moment", [datetime(2024, 1, 1), datetime.min, datetime.max])  # noqa: DTZ001, DTZ901
 def test_a_moment_without_a_time_zone_is_refused(queue: TaskQueue, moment: datetime) -> None:
     with pytest.raises(InvalidTask, match="has no time zone"):
@@ -117,16 +130,37 @@ def test_a_moment_without_a_time_zone_is_refused(queue: TaskQueue, moment: datet
         queue.results(until=moment)
 
 
-@pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
-def test_results_and_resolve_do_not_read_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
-    """100,000 tasks of a hundred days take a thousand pages of each table, and more in other indexes."""
-    queue = own_queue
+def push_hundred_days(queue: TaskQueue) -> None:
+    """100,000 tasks of a hundred days, which take a thousand pages of `task`, and more of its indexes."""
     queue.conn.execute(
         "INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"
         " SELECT n, moment, moment, '1', topic_id, 0, 'task-' || n"
         " FROM generate_series(1, 100000) AS n, taskq_internal.topic,"
         " LATERAL (SELECT now() - make_interval(secs => (100000 - n) * 86.4)) AS m (moment)"
     )
+
+
+@pytest.mark.parametrize("prepared", ["SELECT 1", "ANALYZE", "VACUUM ANALYZE"])
+def test_a_moment_is_resolved_in_few_pages_whether_the_tables_were_vacuumed_or_not(
+    own_queue: TaskQueue, prepared: str
+) -> None:
+    queue = own_queue
+    for number in range(20):
+        queue.create_topic(f"empty-{number}")
+    push_hundred_days(queue)
+    queue.conn.execute(prepared.encode())
+    middle = datetime.now(UTC) - timedelta(days=20)
+    assert queue.resolve(middle) == 80_001
+    assert queue.resolve(middle, preceding=True) == 80_000
+    for moment in (FIRST, middle, LAST):
+        assert pages_of(queue, lambda m=moment: queue.resolve(m)) < 500  # type: ignore[misc]
+        assert pages_of(queue, lambda m=moment: queue.resolve(m, preceding=True)) < 500  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
+def test_results_of_a_day_are_counted_without_reading_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
+    queue = own_queue
+    push_hundred_days(queue)
     queue.conn.execute(
         "INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, state, identifier)"
         " SELECT sequence, created, due, topic_id, 6, identifier FROM taskq_internal.task ORDER BY sequence"
@@ -134,12 +168,53 @@ def test_results_and_resolve_do_not_read_the_whole_table(own_queue: TaskQueue, a
     queue.conn.execute("VACUUM ANALYZE" if analysed else "VACUUM")
     middle = datetime.now(UTC) - timedelta(days=20)
     day = middle + timedelta(days=1)
-    assert queue.resolve(middle) == 80_001
     assert queue.results(middle, day)["work"][Result.SUCCESS] == 1000
-    for moment in (FIRST, middle, LAST):
-        assert pages_of(queue, lambda m=moment: queue.resolve(m)) < 500  # type: ignore[misc]
-        assert pages_of(queue, lambda m=moment: queue.resolve(m, preceding=True)) < 500  # type: ignore[misc]
     assert pages_of(queue, lambda: queue.results(middle, day)) < 200
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_moment_is_resolved_exactly_if_pushes_drew_their_sequences_up_to_ten_seconds_later(
+    queue: TaskQueue, seed: int
+) -> None:
+    """Tasks of three topics, of which one is sparse, at random intervals, with random gaps of seconds to days."""
+    chance = Random(seed)  # noqa: S311 -- tasks that can be made again
+    topics = ["work", "other", "sparse"]
+    for topic in topics[1:]:
+        queue.create_topic(topic)
+    start, drawn = datetime(2026, 1, 1, tzinfo=UTC), 0.0
+    rows: list[tuple[int, datetime, str]] = []
+    for sequence in sorted(chance.sample(range(1, 1_000_000), 150)):
+        drawn += chance.choice([0, 0.01, 1, 3, 15, chance.choice([0.5, 3600, 5 * DAY])])
+        created = start + timedelta(seconds=drawn - chance.choice([0, 0, chance.uniform(0, 9.9)]))
+        rows.append((sequence, created, chance.choices(topics, [10, 5, 1])[0]))
+    queue.conn.cursor().executemany(
+        "INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"
+        " SELECT %s, %s, now(), '1', topic_id, 0, 'any' FROM taskq_internal.topic WHERE name = %s",
+        rows,
+    )
+    near = [created + timedelta(seconds=after) for _, created, _ in rows for after in (0, -5, 5, 1e-6, -1e-6)]
+    for moment in chance.sample(near, 100):
+        following = [sequence for sequence, created, _ in rows if created >= moment]
+        preceding = [sequence for sequence, created, _ in rows if created <= moment]
+        assert queue.resolve(moment) == min(following, default=None)
+        assert queue.resolve(moment, preceding=True) == max(preceding, default=None)
+
+
+@pytest.mark.parametrize("insertion", ["SUPERSEDE", "REPLACE", "DELETE"])
+def test_a_push_reads_its_time_after_it_has_displaced_older_tasks(own_queue: TaskQueue, insertion: str) -> None:
+    """To displace many tasks may take longer than the ten seconds that `resolve` allows."""
+    queue = own_queue
+    queue.push("work", ["a"])
+    queue.conn.execute(
+        "CREATE TABLE public.displaced (at timestamptz);"
+        " CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO public.displaced VALUES (clock_timestamp()); RETURN NULL; END$$;"
+        " CREATE TRIGGER note AFTER DELETE ON taskq_internal.live FOR EACH ROW EXECUTE FUNCTION public.note()"
+    )
+    (task,) = queue.push("work", ["a"], insertion=Insertion(insertion))
+    row = queue.conn.execute("SELECT max(at) FROM public.displaced").fetchone()
+    assert row is not None
+    assert known(queue, task).created > row[0]
 
 
 @pytest.mark.parametrize("seconds", SPANS.values(), ids=SPANS.keys())

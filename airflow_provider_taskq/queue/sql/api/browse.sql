@@ -185,10 +185,10 @@ SET enable_mergejoin = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_topic  taskq_internal.topic := taskq_internal.accessible_topic(p_topic, 'SELECT');
     v_state  int := coalesce(p_state, taskq_internal.state_of_status(p_status));
-    v_low    bigint := CASE WHEN p_since IS NOT NULL THEN coalesce(taskq.resolve(p_since, false), 9223372036854775807)
-        ELSE 0 END;
-    v_high   bigint := CASE WHEN p_until IS NOT NULL THEN coalesce(taskq.resolve(p_until, true), -1)
-        ELSE 9223372036854775807 END;
+    v_low    bigint := CASE WHEN p_since IS NULL THEN 0 ELSE
+        coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_since, false), 9223372036854775807) END;
+    v_high   bigint := CASE WHEN p_until IS NULL THEN 9223372036854775807 ELSE
+        coalesce(taskq_internal.resolve(ARRAY[v_topic.topic_id], p_until, true), -1) END;
     v_held   bigint[];
     v_source text;
     v_walk   text;

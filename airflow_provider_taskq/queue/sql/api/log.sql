@@ -162,7 +162,8 @@ BEGIN
 END $$;
 
 -- Draws the sequences of new tasks in ascending order. The transaction has to announce its push before
--- (lock_topic_shared, announce_push).
+-- (lock_topic_shared, announce_push). It reads the clock, for task.created, after everything that may take long and
+-- before it draws: taskq_internal.resolve relies on less than ten seconds between the two.
 CREATE FUNCTION taskq_internal.draw_sequences(p_count int) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(SELECT nextval('taskq_internal.task_sequence') FROM generate_series(1, p_count));

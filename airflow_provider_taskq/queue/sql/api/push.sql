@@ -102,7 +102,7 @@ CREATE FUNCTION taskq.push(
 DECLARE
     v_topic     taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_floor     bigint := taskq_internal.announce_push();
-    v_now       timestamptz := clock_timestamp();
+    v_now       timestamptz;
     v_late_before timestamptz;
     v_sequences bigint[];
     v_states    smallint[];
@@ -122,6 +122,7 @@ BEGIN
     IF p_insertion <> 'APPEND' OR p_suspended IS NOT NULL THEN
         v_states := taskq_internal.push_states(p_insertion, p_identifiers, p_suspended);
     END IF;
+    v_now := clock_timestamp();
     v_late_before := taskq_internal.front_time(v_topic.topic_id, p_priorities, v_now);
     v_sequences := taskq_internal.draw_sequences(cardinality(p_identifiers));
     IF v_topic.notify AND cardinality(v_sequences) > 0 THEN

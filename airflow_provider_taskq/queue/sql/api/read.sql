@@ -168,27 +168,13 @@ COMMENT ON FUNCTION taskq.results IS
 'Returns how many tasks completed from p_since to p_until, both included, by topic and result. A bound of NULL is open.
 A topic without such tasks has one row with NULLs.';
 
--- Concurrent calls of push may draw their sequences in another order than their times. So the function compares all
--- tasks that were created within ten seconds of the nearest task. No call takes longer than that between its time and
--- its sequences.
-CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS bigint
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
-DECLARE
-    v_slack   interval := '10 seconds';
-    v_range   record := taskq_internal.created_range();
-    v_nearest timestamptz;
-BEGIN
-    IF p_preceding THEN
-        v_nearest := taskq_internal.created_before(least(p_moment, v_range.newest + v_slack), v_range.oldest - v_slack);
-        RETURN (SELECT max(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN v_nearest - v_slack
-                AND p_moment);
-    END IF;
-    v_nearest := taskq_internal.created_after(greatest(p_moment, v_range.oldest - v_slack), v_range.newest + v_slack);
-    RETURN (SELECT min(t.sequence) FROM taskq_internal.task t WHERE t.created BETWEEN p_moment AND v_nearest + v_slack);
-END $$;
+CREATE FUNCTION taskq.resolve(p_moment timestamptz, p_preceding boolean) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT taskq_internal.resolve(ARRAY(SELECT topic_id FROM taskq_internal.topic), p_moment, p_preceding)
+$$;
 COMMENT ON FUNCTION taskq.resolve IS
 'Returns the first sequence of all topics that was created at or after a moment. With p_preceding true it returns the
-last sequence that was created at or before the moment. Returns NULL if there is none.';
+last sequence that was created at or before the moment. Returns NULL if there is none. After a clock was set back by
+more than ten seconds, the same times occur in two places, and the result may be at either.';
 
 CREATE FUNCTION taskq.task_bounds(
     p_topic text, p_low bigint, p_high bigint, p_states int[], p_identifiers text[], p_since timestamptz,
@@ -200,10 +186,10 @@ DECLARE
     v_high     bigint := least(p_high, (SELECT s.last_value FROM taskq_internal.task_sequence s));
 BEGIN
     IF p_since IS NOT NULL THEN
-        v_low := greatest(v_low, coalesce(taskq.resolve(p_since, false), v_high + 1));
+        v_low := greatest(v_low, coalesce(taskq_internal.resolve(ARRAY[v_topic_id], p_since, false), v_high + 1));
     END IF;
     IF p_until IS NOT NULL THEN
-        v_high := least(v_high, coalesce(taskq.resolve(p_until, true), v_low - 1));
+        v_high := least(v_high, coalesce(taskq_internal.resolve(ARRAY[v_topic_id], p_until, true), v_low - 1));
     END IF;
     RETURN QUERY EXECUTE format(
         'SELECT min(n.sequence), max(n.sequence), count(*)
@@ -318,70 +304,83 @@ BEGIN
         e.state;
 END $$;
 
--- Returns the times at which the first and the last task of all topics were created, by their sequences.
-CREATE FUNCTION taskq_internal.created_range(OUT oldest timestamptz, OUT newest timestamptz)
-LANGUAGE plpgsql STABLE SET enable_indexscan = on SET enable_indexonlyscan = on SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_sort = off AS $$
+-- Returns the first sequence of these topics that was created at or after a moment, or the last one that was created
+-- at or before it.
+--
+-- A push draws its sequences less than ten seconds after it has read the clock. So if a task was created ten seconds
+-- or more before the moment, all tasks with lower sequences were created before the moment. If a task was created more
+-- than ten seconds after it, all tasks with higher sequences were created after the moment. In each topic, a bisection
+-- on the primary key finds such a task and the task nearest to the moment, and the answer is between the two. This
+-- reads at most the tasks of half a minute, and of most topics only whether any task is within the limits found so far.
+CREATE FUNCTION taskq_internal.resolve(p_topic_ids int[], p_moment timestamptz, p_preceding boolean) RETURNS bigint
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_slack    interval := '10 seconds';
+    v_moment   timestamptz := taskq_internal.clamp_moment(p_moment);
+    v_after    timestamptz := v_moment + interval '1 microsecond';
+    v_low      bigint := 0;
+    v_high     bigint := 9223372036854775807;
+    v_near     bigint;
+    v_topic_id int;
 BEGIN
-    SELECT taskq_internal.clamp_moment(min(low.created)), taskq_internal.clamp_moment(max(high.created)) INTO oldest,
-        newest FROM taskq_internal.topic p
-    CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id ORDER BY t.sequence
-                        LIMIT 1) low
-    CROSS JOIN LATERAL (SELECT t.created FROM taskq_internal.task t WHERE t.topic_id = p.topic_id
-                        ORDER BY t.sequence DESC LIMIT 1) high;
+    IF p_moment IS NULL THEN
+        RETURN NULL;
+    END IF;
+    FOREACH v_topic_id IN ARRAY p_topic_ids LOOP
+        CONTINUE WHEN (SELECT t.sequence FROM taskq_internal.task t
+                       WHERE t.topic_id = v_topic_id AND t.sequence > v_low AND t.sequence < v_high
+                       ORDER BY t.sequence DESC LIMIT 1) IS NULL;
+        IF p_preceding THEN
+            v_high := (taskq_internal.created_around(v_topic_id, v_after + v_slack, v_low, v_high)).following;
+            v_near := (taskq_internal.created_around(v_topic_id, v_after, v_low, v_high)).preceding;
+            v_low := coalesce((SELECT t.sequence FROM taskq_internal.task t
+                               WHERE t.topic_id = v_topic_id AND t.sequence >= v_near AND t.sequence < v_high
+                                   AND t.created <= v_moment
+                               ORDER BY t.sequence DESC LIMIT 1), v_low);
+        ELSE
+            v_low := (taskq_internal.created_around(v_topic_id, v_moment - v_slack, v_low, v_high)).preceding;
+            v_near := (taskq_internal.created_around(v_topic_id, v_moment, v_low, v_high)).following;
+            v_high := coalesce((SELECT t.sequence FROM taskq_internal.task t
+                                WHERE t.topic_id = v_topic_id AND t.sequence > v_low AND t.sequence <= v_near
+                                    AND t.created >= v_moment
+                                ORDER BY t.sequence LIMIT 1), v_high);
+        END IF;
+    END LOOP;
+    RETURN CASE WHEN p_preceding THEN nullif(v_low, 0) ELSE nullif(v_high, 9223372036854775807) END;
 END $$;
 
--- Returns a time from p_low on at which a task was created, at most ten seconds after the first such time. Returns NULL
--- if no task was created up to p_end. It reads one second, then four times as much each time, and then halves the
--- range. So it reads few block ranges.
-CREATE FUNCTION taskq_internal.created_after(p_low timestamptz, p_end timestamptz) RETURNS timestamptz
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
+-- Returns two neighbors among a topic's tasks between p_low and p_high: one that was created before p_moment, or p_low,
+-- and the next one, which was created at p_moment or later, or p_high. If the times are not in order, there are several
+-- such pairs, and the function returns one of them. It reads at most two tasks each time it halves the range. Only
+-- taskq_internal.resolve calls it, with the settings for its plans.
+CREATE FUNCTION taskq_internal.created_around(
+    p_topic_id int, p_moment timestamptz, p_low bigint, p_high bigint, OUT preceding bigint, OUT following bigint
+) LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_low   timestamptz := p_low;  -- no task is between p_low and here
-    v_span  interval := '1 second';
-    v_next  timestamptz;
-    v_found timestamptz;
+    v_end      bigint := p_high;  -- no task is from here on to the following one
+    v_middle   bigint;
+    v_sequence bigint;
+    v_created  timestamptz;
 BEGIN
-    WHILE v_found IS NULL AND v_low <= p_end LOOP
-        v_found := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_low AND t.created <= v_low + v_span
-                    LIMIT 1);
-        v_low := CASE WHEN v_found IS NULL THEN v_low + v_span ELSE v_low END;
-        v_span := v_span * 4;
+    preceding := p_low;
+    following := p_high;
+    WHILE v_end - preceding > 1 LOOP
+        v_middle := preceding + (v_end - preceding) / 2;
+        SELECT t.sequence, t.created INTO v_sequence, v_created FROM taskq_internal.task t
+        WHERE t.topic_id = p_topic_id AND t.sequence >= v_middle AND t.sequence < v_end ORDER BY t.sequence LIMIT 1;
+        IF NOT FOUND THEN
+            SELECT t.sequence, t.created INTO v_sequence, v_created FROM taskq_internal.task t
+            WHERE t.topic_id = p_topic_id AND t.sequence > preceding AND t.sequence < v_middle
+            ORDER BY t.sequence DESC LIMIT 1;
+            EXIT WHEN NOT FOUND;
+        END IF;
+        IF v_created >= p_moment OR v_sequence < v_middle THEN
+            v_end := least(v_middle, v_sequence);
+        END IF;
+        preceding := CASE WHEN v_created < p_moment THEN v_sequence ELSE preceding END;
+        following := CASE WHEN v_created < p_moment THEN following ELSE v_sequence END;
     END LOOP;
-    WHILE v_found - v_low > interval '10 seconds' LOOP
-        v_span := (v_found - v_low) / 2;
-        v_next := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_low AND t.created <= v_low + v_span
-                   LIMIT 1);
-        v_low := CASE WHEN v_next IS NULL THEN v_low + v_span ELSE v_low END;
-        v_found := coalesce(v_next, v_found);
-    END LOOP;
-    RETURN v_found;
-END $$;
-
--- Does the same backwards: returns a time up to p_high, at most ten seconds before the last such time. Returns NULL if
--- no task was created from p_end on.
-CREATE FUNCTION taskq_internal.created_before(p_high timestamptz, p_end timestamptz) RETURNS timestamptz
-LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_indexscan = off SET enable_indexonlyscan = off AS $$
-DECLARE
-    v_high  timestamptz := p_high;  -- no task is between here and p_high
-    v_span  interval := '1 second';
-    v_next  timestamptz;
-    v_found timestamptz;
-BEGIN
-    WHILE v_found IS NULL AND v_high >= p_end LOOP
-        v_found := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_high - v_span
-                    AND t.created <= v_high LIMIT 1);
-        v_high := CASE WHEN v_found IS NULL THEN v_high - v_span ELSE v_high END;
-        v_span := v_span * 4;
-    END LOOP;
-    WHILE v_high - v_found > interval '10 seconds' LOOP
-        v_span := (v_high - v_found) / 2;
-        v_next := (SELECT t.created FROM taskq_internal.task t WHERE t.created >= v_high - v_span
-                   AND t.created <= v_high LIMIT 1);
-        v_high := CASE WHEN v_next IS NULL THEN v_high - v_span ELSE v_high END;
-        v_found := coalesce(v_next, v_found);
-    END LOOP;
-    RETURN v_found;
 END $$;
 
 -- Returns the query for the sequences of tasks that match the filters, from the narrowest table that has all of them.
