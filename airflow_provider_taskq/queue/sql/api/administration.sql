@@ -178,7 +178,10 @@ BEGIN
             waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
             available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
                             AND t.sequence = l.sequence)
-        WHERE l.holder = v_owner_id AND l.sequence = ANY (p_sequences) RETURNING l.sequence)
+        WHERE l.holder = v_owner_id AND l.sequence = ANY (p_sequences)
+          AND l.sequence BETWEEN (SELECT min(s) FROM unnest(p_sequences) s)
+                             AND (SELECT max(s) FROM unnest(p_sequences) s)  -- see complete.sql
+        RETURNING l.sequence)
     SELECT coalesce(array_agg(b.sequence), '{}') INTO v_back FROM back b;
     IF cardinality(v_back) <> cardinality(p_sequences) THEN
         PERFORM taskq_internal.raise_not_held(p_owner, p_fence, p_sequences, v_back);

@@ -3,6 +3,10 @@
 --
 -- The server may carry out a call after its caller has lost the session, has repeated the decision, and has claimed the
 -- task again under the same fence. So a decision names the attempt that it is for.
+--
+-- Before PostgreSQL 17, a server that has never analyzed held tasks looks for the holder only, and reads the entries of
+-- all tasks that the owner has held while a snapshot keeps them. So statements that look for tasks of a holder by an
+-- array of sequences also give the range of the array.
 
 CREATE FUNCTION taskq.complete(
     p_owner text, p_fence bigint, p_sequences bigint[], p_results smallint[], p_outputs text[] DEFAULT NULL,
@@ -70,8 +74,11 @@ errors of both functions: TQ001 for an unknown topic, TQ002, TQ004, TQ005 and TQ
 CREATE FUNCTION taskq_internal.held_topics(p_owner_id bigint, p_sequences bigint[]) RETURNS int[]
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-    RETURN ARRAY(SELECT DISTINCT topic_id FROM taskq_internal.live WHERE holder = p_owner_id
-                 AND sequence = ANY (p_sequences) ORDER BY 1);
+    RETURN ARRAY(
+        SELECT DISTINCT topic_id FROM taskq_internal.live
+        WHERE holder = p_owner_id AND sequence = ANY (p_sequences)
+          AND sequence BETWEEN (SELECT min(s) FROM unnest(p_sequences) s) AND (SELECT max(s) FROM unnest(p_sequences) s)
+        ORDER BY 1);
 END $$;
 
 -- Raises TQ002 for invalid decisions: a result outside 0 to 3, a missing result, or two decisions for a task.
@@ -125,7 +132,10 @@ DECLARE
     v_ended bigint[];
 BEGIN
     WITH gone AS (
-        DELETE FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (p_sequences) RETURNING *
+        DELETE FROM taskq_internal.live
+        WHERE holder = p_owner_id AND sequence = ANY (p_sequences)
+          AND sequence BETWEEN (SELECT min(s) FROM unnest(p_sequences) s) AND (SELECT max(s) FROM unnest(p_sequences) s)
+        RETURNING *
     ), moved AS (
     INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
         crashes, redelivered, identifier, output, error, error_summary)
@@ -168,7 +178,9 @@ BEGIN
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
                                timestamptz '9999-12-31 00:00Z') END AS due
-        FROM (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_tasks)) l
+        FROM (SELECT * FROM taskq_internal.live
+              WHERE holder = p_owner_id AND sequence = ANY (v_tasks)
+                AND sequence BETWEEN (SELECT min(s) FROM unnest(v_tasks) s) AND (SELECT max(s) FROM unnest(v_tasks) s)) l
         JOIN (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_tasks)) t
             USING (sequence)
         JOIN unnest(p_sequences, p_results, p_errors, p_summaries, p_delays, p_attempts)
@@ -199,6 +211,7 @@ BEGIN
             error_summary = CASE WHEN j.recorded THEN j.summary ELSE l.error_summary END
         FROM judged j
         WHERE l.holder = p_owner_id AND l.sequence = ANY (v_tasks) AND l.sequence = j.sequence
+          AND l.sequence BETWEEN (SELECT min(s) FROM unnest(v_tasks) s) AND (SELECT max(s) FROM unnest(v_tasks) s)
         RETURNING l.sequence)
     SELECT coalesce(array_agg(b.sequence), '{}') INTO v_back FROM back b;
     RETURN v_back;

@@ -780,7 +780,9 @@ BEGIN
     DELETE FROM taskq.staged s USING (
         SELECT t.sequence
         FROM (SELECT * FROM taskq_internal.task WHERE topic_id = ANY (v_topics) AND sequence = ANY (v_failed)) t
-        JOIN (SELECT * FROM taskq_internal.live WHERE holder = p_owner_id AND sequence = ANY (v_failed)) l
+        JOIN (SELECT * FROM taskq_internal.live
+              WHERE holder = p_owner_id AND sequence = ANY (v_failed)  -- for the range, see complete.sql
+                AND sequence BETWEEN (SELECT min(s) FROM unnest(v_failed) s) AND (SELECT max(s) FROM unnest(v_failed) s)) l
             USING (topic_id, sequence)
         JOIN taskq_internal.topic p ON p.topic_id = t.topic_id
         WHERE t.created + coalesce(t.ttl, p.ttl) > v_now) y
