@@ -6,7 +6,7 @@ The checker knows no product and connects to nothing. It reads events (`history.
     invented          a task was handed out, or is there, that was not pushed
     twice there       the end shows a task more than once
     effects           a task that succeeded does not have exactly one effect, or another task has one
-    superseded        a decision was accepted although another owner had claimed the task after its claim
+    superseded        a decision was accepted, and another owner has claimed the task after its claim
     unclaimed         a decision was accepted from an owner that had not claimed this attempt
     after success     a task was claimed again although it succeeds in an earlier claim
     ended twice       a task succeeded in two claims
@@ -215,7 +215,7 @@ def _supersedes(claim: Event, own: Sequence[Event], decision: Event) -> bool:
 
 @_rule
 def success_is_final(history: History, _: Promises) -> Iterator[Violation]:
-    """A task that succeeds is not claimed again, and does not succeed in another claim."""
+    """A task that succeeds is not claimed again, and does not succeed in another claim or after one."""
     for task in dict.fromkeys([*history.decisions, *history.effects]):
         acknowledged = [each for each in history.decisions.get(task, ()) if _acknowledged_success(each)]
         succeeded = set(map(_claimant, [*acknowledged, *history.effects.get(task, ())]))
@@ -223,10 +223,23 @@ def success_is_final(history: History, _: Promises) -> Iterator[Violation]:
             yield Violation("ended twice", f"task {task}: {len(succeeded)} claims")
         end = min((each["ended"] for each in acknowledged), default=inf)
         attempt = min((each[0] for each in succeeded), default=inf)
-        for claim in history.claims.get(task, ()):
+        claims = history.claims.get(task, [])
+        own = {claimant: _last_answer(claims, claimant) for claimant in succeeded}
+        for claim in (each for each in claims if each["ended"] is not None):
             # The next attempt contradicts a success at any moment: it shows that the attempt before has failed.
-            if claim["ended"] is not None and (claim["began"] > end or claim["attempt"] > attempt):
+            if claim["began"] > end or claim["attempt"] > attempt:
                 yield Violation("after success", f"task {task}, attempt {claim['attempt']}, by {claim['owner']}")
+                continue
+            # Wherever the decision was within its call: it came after this claim, or this claim came after the success.
+            for claimant, answered in own.items():
+                if claimant != _claimant(claim) and claim["began"] > answered:
+                    yield Violation("superseded", f"task {task}: {claimant[1]}, and the claim of {claim['owner']}")
+
+
+def _last_answer(claims: Iterable[Event], claimant: object) -> float:
+    """The moment since which a claimant certainly has claimed nothing more: infinite if a claim may still be open."""
+    answers = [claim["ended"] for claim in claims if _claimant(claim) == claimant]
+    return inf if not answers or None in answers else max(answers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, permutations
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -473,6 +474,19 @@ def decide_after_another_claim(events: list[Event], chance: random.Random) -> No
     events.append(instant("decision", later["ended"] + 1e-6, result="SUCCESS", **own))
 
 
+def decide_during_another_claim(events: list[Event], chance: random.Random) -> None:
+    """The call of a decision begins before another claim of the task, and is committed after it."""
+
+    def claimed(of: Event) -> float:
+        same = (each for each in events if each["kind"] == "claim" and claimant(each) == claimant(of))
+        return max(inf if each["ended"] is None else each["ended"] for each in same)
+
+    late = pick(chance, only(events, "decision", result="SUCCESS"), lambda each: claimed(each) < each["began"])
+    late["began"] = claimed(late)
+    other = stranger(chance.uniform(late["began"], late["ended"]), next(only(events, "task", task=late["task"])))
+    events.append(other)
+
+
 def decide_without_a_claim(events: list[Event], chance: random.Random) -> None:
     """An owner decides on a task that it has not claimed."""
     pick(chance, only(events, "decision"))["owner"] = "stranger"
@@ -601,6 +615,7 @@ PLANTED: list[tuple[Plant, str]] = [
     (drop_an_effect, "effects"),
     (leave_an_effect, "effects"),
     (decide_after_another_claim, "superseded"),
+    (decide_during_another_claim, "superseded"),
     (decide_without_a_claim, "unclaimed"),
     (claim_after_the_end, "after success"),
     (claim_the_next_attempt, "after success"),
@@ -705,7 +720,8 @@ def test_another_owner_supersedes_with_the_same_attempt() -> None:
     late = [lapsed, decision(lapsed, 10, 11), effect(lapsed)]
     assert rules(*ONE, other, *late) == {"superseded"}
     assert rules(*ONE, other, *late, claim("A", 1, "w1", 9.2, 9.5, 14)) == {"twice at once"}  # the owner may decide
-    assert rules(*ONE, {**other, "ended": 10.5}, *late) == set()
+    assert rules(*ONE, {**other, "ended": 10.5}, *late) == {"superseded"}  # or it has claimed a task that succeeded
+    assert rules(*ONE, {**other, "owner": "w1", "ended": 10.5}, *late) == {"superseded"}
     assert rules(*ONE, {**other, "began": 1.5}, *late) == set()
     assert rules(*ONE, {**other, "ended": None}, *late) == set()
 
