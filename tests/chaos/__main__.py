@@ -1,20 +1,23 @@
-"""The chaos suite: runs all scenarios, and prints their table; then kills the processes of Airflow and of a stream.
+"""The chaos suite: runs all scenarios, and prints their table; then kills processes of Airflow and Spark.
 
     python -m tests.chaos --only crash silent --seconds 10 --keep /tmp/histories
 
-It exits with 1 if a history has a violation, or a test of Airflow or of the stream fails.
+It exits with 1 if a history has a violation, the rate before a fault is not reached again, a scenario cannot run here,
+or a test of Airflow or Spark fails.
 """
 
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from tests.chaos.run import Outcome, run
 from tests.chaos.scenarios import SCENARIOS, Scenario
+from tests.chaos.site import ROOT, WORKERS
 
 COLUMNS = (
     "scenario",
@@ -22,14 +25,23 @@ COLUMNS = (
     "lost",
     "done twice",
     "taken over",
+    "behind another",
     "longest pause, s",
     "recovered after, s",
     "longest wait of a task, of its event, s",
     "decisions/s before, in, after",
+    "recovery",
 )
 SHOWN = 20
+RECOVERY = 0.95  # at least, of the rate before the fault
+RECOVERY_OF_ROUNDS = 0.6  # for Spark, which commits many decisions at once: few fall into the time measured
 # These judge by ledgers of their own: the completing transactions write them.
-AIRFLOW = ("tests/airflow/test_chaos.py", "tests/airflow/test_claim_recovery.py", "tests/spark/test_stream_killed.py")
+AIRFLOW = (
+    "tests/airflow/test_chaos.py",
+    "tests/airflow/test_claim_recovery.py",
+    "tests/spark/test_stream_killed.py",
+    "tests/spark/test_cluster.py::test_killing_an_executor_during_a_task_changes_no_decision",
+)
 
 
 def main() -> int:
@@ -37,6 +49,7 @@ def main() -> int:
     parser = ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[*SCENARIOS, "airflow"], default=[*SCENARIOS, "airflow"])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each fault; half of it before and after")
+    parser.add_argument("--allow-missing", action="store_true", help="whether scenarios may lack a program or a right")
     parser.add_argument("--keep", type=Path, help="a folder that keeps the histories")
     options = parser.parse_args()
     failed = False
@@ -45,10 +58,12 @@ def main() -> int:
         scenario = SCENARIOS[name]
         if (missing := scenario.missing()) is not None:
             print(f"| {scenario.title} | not run: there is {missing} |", flush=True)
+            failed = failed or not options.allow_missing
             continue
         failed = shown(name, scenario, options) or failed
     if "airflow" in options.only:
-        failed = subprocess.run([sys.executable, "-m", "pytest", "-q", *AIRFLOW], check=False).returncode != 0 or failed
+        command = [sys.executable, "-m", "pytest", "-q", *AIRFLOW]
+        failed = subprocess.run(command, cwd=ROOT, check=False).returncode != 0 or failed
     return int(failed)
 
 
@@ -56,7 +71,8 @@ def shown(name: str, scenario: Scenario, options: Namespace) -> bool:
     """Runs a scenario, and prints its line; returns whether it has failed."""
     try:
         with tempfile.TemporaryDirectory(prefix="taskq-chaos-") as folder:
-            found = run(name, scenario, (options.keep or Path(folder)) / name, scenario.seconds or options.seconds)
+            kept = options.keep and options.keep / time.strftime("%Y-%m-%d-%H-%M-%S")
+            found = run(name, scenario, (kept or Path(folder)) / name, scenario.seconds or options.seconds)
     except Exception:  # noqa: BLE001 -- the other scenarios are run all the same
         print(f"| {scenario.title} | not judged |\n{traceback.format_exc()}", flush=True)
         return True
@@ -65,15 +81,19 @@ def shown(name: str, scenario: Scenario, options: Namespace) -> bool:
         print(f"    {name}: {note}", flush=True)
     for violation in found.violations[:SHOWN]:
         print(f"    {violation.rule}: {violation.detail}", flush=True)
-    return bool(found.violations or found.unfinished)
+    slow = found.recovery < (RECOVERY if scenario.roles is WORKERS else RECOVERY_OF_ROUNDS)
+    if slow:
+        print(f"    {name}: the rate has not recovered", flush=True)
+    return bool(found.violations or found.unfinished or slow)
 
 
 def row(title: str, found: Outcome) -> str:
     """The line of a scenario."""
     rates = f"{found.before:,.0f}, {found.during:,.0f}, {found.after:,.0f}"
     waits = f"{found.waited:.1f}, {found.read:.1f}"
-    cells = [title, f"{found.pushed:,}", found.lost, found.twice, f"{found.again:,}", f"{found.pause:.1f}"]
-    cells += [f"{found.recovered:.1f}", waits, rates]
+    again = "not recorded" if found.again is None else f"{found.again:,}"
+    cells = [title, f"{found.pushed:,}", found.lost, found.twice, again, f"{found.behind:,}", f"{found.pause:.1f}"]
+    cells += [f"{found.recovered:.1f}", waits, rates, f"{found.recovery:.0%}"]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

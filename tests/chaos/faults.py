@@ -3,12 +3,11 @@
 Each is a function that returns when the fault is over. It may return a sentence for the report.
 """
 
-import errno
 import itertools
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -21,6 +20,7 @@ from tests.chaos.history import Recorder
 from tests.chaos.programs import TOPIC
 from tests.chaos.site import Site
 from tests.faults.releases import install_next_release
+from tests.faults.small_disk import filled
 from tests.queue.conftest import until
 
 Fault = Callable[[Site, float], str | None]
@@ -33,17 +33,18 @@ END_OTHERS = """SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_a
         AND pid <> ALL (%s) ORDER BY random() LIMIT %s) s"""
 READERS = 4
 SECONDS = 600.0  # for a backlog
+BACKLOG = 5_000  # tasks, which show for 20 seconds how much the workers can handle
+MARGIN = 1.2  # for the rate of an overload
 
 
-def times(seconds: float, every: float) -> Iterator[int]:
-    """Counts, with a pause after each number, until the time is up."""
+def times(seconds: float, every: float, least: int = 1) -> Iterator[int]:
+    """Counts, with a pause between two numbers, until the time is up and at least this many were counted."""
     end = time.monotonic() + seconds
-    for number in itertools.count():
+    for number in itertools.count(1):
         yield number
-        left = end - time.monotonic()
-        time.sleep(max(0.0, min(every, left)))  # the pace of the fault
-        if left <= every:
+        if number >= least and time.monotonic() + every > end:
             return
+        time.sleep(every)  # the pace of the fault
 
 
 def wait(_: Site, seconds: float) -> None:
@@ -52,14 +53,17 @@ def wait(_: Site, seconds: float) -> None:
 
 
 def kill_processes(every: float, *names: str) -> Fault:
-    """The named processes, or all, are killed by SIGKILL in turn, and started again."""
+    """The named processes, or all, are killed by SIGKILL in turn, each at least once, and started again."""
 
-    def fault(site: Site, seconds: float) -> None:
-        following = itertools.cycle(names or site.roles)
-        for _ in times(seconds, every):
+    def fault(site: Site, seconds: float) -> str:
+        victims = names or tuple(site.roles)
+        following = itertools.cycle(victims)
+        kills = 0
+        for kills in times(seconds, every, len(victims)):  # noqa: B007 -- the last number is the count
             name = next(following)
             site.kill(name)
             site.start(name)
+        return f"{kills} kills"
 
     return fault
 
@@ -67,10 +71,10 @@ def kill_processes(every: float, *names: str) -> Fault:
 def terminate_sessions(rate: float) -> Fault:
     """This many sessions a second are ended by pg_terminate_backend."""
 
-    def fault(site: Site, seconds: float) -> None:
+    def fault(site: Site, seconds: float) -> str:
         with psycopg.connect(site.dsn, autocommit=True) as conn:
-            for _ in times(seconds, 1 / rate):
-                conn.execute(END, (1,))
+            ended = sum(conn.execute(END, (1,)).rowcount for _ in times(seconds, 1 / rate))
+        return _hit(ended, "sessions were ended")
 
     return fault
 
@@ -92,15 +96,18 @@ def kill_with_tasks(every: float, name: str) -> Fault:
 
 
 def stop_processes(length: float) -> Fault:
-    """Each worker in turn is stopped by SIGSTOP while it has tasks, and continued after this many seconds."""
+    """Each worker and reader is stopped by SIGSTOP, a worker while it has tasks, and continued after a while."""
 
-    def fault(site: Site, seconds: float) -> None:
-        workers = itertools.cycle(site.workers)
-        for _ in times(seconds, length / 4):
-            name = next(workers)
-            until(partial(_stop_with_tasks, site, name, length / 8), SECONDS)
+    def fault(site: Site, _: float) -> str:
+        readers = [name for name, role in site.roles.items() if role == "read"]
+        for name in (*site.workers, *readers):
+            if name in readers:
+                site.processes[name].send_signal(signal.SIGSTOP)
+            else:
+                until(partial(_stop_with_tasks, site, name, 1.0), SECONDS)
             time.sleep(length)  # the length of the stop
             site.processes[name].send_signal(signal.SIGCONT)
+        return f"stopped: {', '.join((*site.workers, *readers))}"
 
     return fault
 
@@ -116,7 +123,7 @@ def _stop_with_tasks(site: Site, name: str, pause: float) -> bool:
 
 
 def restart_server(site: Site, seconds: float) -> None:
-    """The server is stopped, is down for two seconds, and starts again."""
+    """The server is stopped, is down for two seconds, and starts again. It runs for eight seconds in between."""
     for _ in times(seconds, 8.0):
         site.server.stop()
         time.sleep(2.0)  # the server is down
@@ -154,7 +161,7 @@ def take_all_connections(site: Site, seconds: float) -> str:
                     taken.append(stack.enter_context(psycopg.connect(site.dsn, autocommit=True)))
             except psycopg.OperationalError:
                 refused += 1
-            if number % 10 == 0:
+            if number % 10 == 1:
                 ending.execute(END_OTHERS, ([conn.info.backend_pid for conn in taken], 1))
     return f"the other program had {len(taken)} connections in the end, and was refused {refused} times"
 
@@ -207,25 +214,52 @@ def limit_role(name: str, value: str, error: str) -> Fault:
     return fault
 
 
-def freeze_connections(site: Site, seconds: float) -> None:
+def freeze_connections(site: Site, seconds: float) -> str:
     """Connections fall silent: they accept bytes and deliver none. Every two seconds, half of those that are open."""
+    count = 0
     for _ in times(seconds, 2.0):
         for link in site.proxied.links():
             if random.random() < 0.5:  # noqa: S311 -- which connections does not matter
+                count += 1 - link.is_frozen
                 link.freeze()
+    return _hit(count, "connections fell silent")
 
 
-def leave_half_open(site: Site, seconds: float) -> None:
+def leave_half_open(site: Site, seconds: float) -> str:
     """The same, and the server still sees the connections as open when their clients have closed them."""
     site.proxied.keep_server_ends(True)
-    freeze_connections(site, seconds)
+    note = freeze_connections(site, seconds)
     site.proxied.keep_server_ends(False)
+    return note
 
 
-def cut_connections(site: Site, seconds: float) -> None:
-    """All connections are cut each second."""
-    for _ in times(seconds, 1.0):
-        site.proxied.cut()
+def cut_connections(every: float) -> Fault:
+    """All connections are cut, again and again."""
+
+    def fault(site: Site, seconds: float) -> str:
+        return _hit(sum(site.proxied.cut() for _ in times(seconds, every)), "connections were cut")
+
+    return fault
+
+
+def _hit(count: int, what: str) -> str:
+    """The sentence of a fault for the report. Raises RuntimeError if it has hit nothing."""
+    if not count:
+        raise RuntimeError(f"no {what}")
+    return f"{count:,} {what}"
+
+
+def check_clocks(offsets: Mapping[str, float]) -> Fault:
+    """No other fault than clocks that are wrong by hours. Raises RuntimeError if the clock of a process is right."""
+
+    def fault(site: Site, seconds: float) -> str:
+        found = {name: site.clock_of(name) / 3_600 for name in offsets}
+        if any(abs(found[name] - hours) > 0.1 for name, hours in offsets.items()):
+            raise RuntimeError(f"the clocks are wrong by other hours: {found}")
+        time.sleep(seconds)  # the length of the phase
+        return ", ".join(f"{name}: {hours:+.1f} hours" for name, hours in found.items())
+
+    return fault
 
 
 def delay_connections(site: Site, seconds: float) -> None:
@@ -247,30 +281,24 @@ def exhaust_pool(count: int) -> Fault:
     return fault
 
 
-def fill_disk(site: Site, seconds: float) -> None:
+def fill_disk(site: Site, seconds: float) -> str:
     """A file takes all the space that is left for the server's data."""
-    ballast = site.server.folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * 65536)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
+    with filled(site.server.folder):
         time.sleep(seconds)  # the length of the fault
-    ballast.unlink()
     site.server.stop("immediate")  # the server may have crashed, because it could not write its log
     site.server.start()
+    return _hit(site.server.log.read_text(errors="replace").count("No space left on device"), "calls found no space")
 
 
-def upgrade(site: Site, seconds: float) -> None:
+def upgrade(site: Site, seconds: float) -> str | None:
     """The next release upgrades the schema at work. Then each process starts again, with this package."""
     time.sleep(seconds / 3)  # the length of the phase
     install_next_release(site.dsn)
     time.sleep(seconds / 3)  # the length of the phase
-    kill_processes(seconds / 3 / len(site.roles))(site, seconds / 3)
+    note = kill_processes(seconds / 3 / len(site.roles))(site, seconds / 3)
     with psycopg.connect(site.dsn) as conn, pytest.raises(NewerSchema):
         verify(conn)
+    return note
 
 
 def switch_over(site: Site, seconds: float) -> None:
@@ -298,15 +326,18 @@ def overload(factor: float) -> Fault:
     """First a backlog shows how much the workers can handle. Then the producers push this many times as much."""
 
     def fault(site: Site, seconds: float) -> str:
-        site.start("producer-2", rate=10 * site.options.rate)
-        until(lambda: site.ready() > 60 * site.options.rate, SECONDS)
+        site.start("producer-2", rate=500.0)
+        until(lambda: site.ready() > BACKLOG, SECONDS)
         site.stop("producer-2")
         capacity = site.decisions_per_second(20.0)
-        site.start("producer-2", rate=factor * capacity - site.options.rate)
+        # They handle a little more during the fault, when the backlog is longer.
+        site.start("producer-2", rate=factor * MARGIN * capacity - site.options.rate)
         began, before = time.monotonic(), site.pushed()
-        time.sleep(seconds)  # the length of the fault
-        rate = (site.pushed() - before) / (time.monotonic() - began)
+        handled = site.decisions_per_second(seconds)
+        pushed = (site.pushed() - before) / (time.monotonic() - began)
         site.stop("producer-2")
-        return f"the workers can handle {capacity:,.0f} tasks a second, and {rate:,.0f} were pushed"
+        if pushed < factor * handled:
+            raise RuntimeError(f"{pushed:,.0f} tasks a second were pushed, and {handled:,.0f} handled")
+        return f"{pushed:,.0f} tasks a second were pushed, {pushed / handled:.2f} times the {handled:,.0f} handled"
 
     return fault

@@ -43,9 +43,12 @@ from tests.chaos.history import Event, Recorder
 TOPIC = "work"
 EFFECTS = "effects"  # the topic of the follow-ups of Spark's decisions
 GROUP = "readers"
-SCHEMA = """CREATE TABLE effect (key text NOT NULL, attempt int NOT NULL, owner text NOT NULL, fence bigint NOT NULL);
-    CREATE TABLE reading (line bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL,
-        at timestamptz NOT NULL DEFAULT clock_timestamp())"""
+SCHEMA = """CREATE TABLE effect (key text NOT NULL, attempt int NOT NULL, owner text NOT NULL, fence bigint NOT NULL,
+        at timestamptz NOT NULL DEFAULT clock_timestamp());
+    CREATE INDEX ON effect (at);
+    CREATE TABLE reading (line bigint GENERATED ALWAYS AS IDENTITY, position bigint NOT NULL, key text NOT NULL,
+        at timestamptz NOT NULL DEFAULT clock_timestamp());
+    CREATE INDEX ON reading (at)"""
 ATTEMPT = ("task", "attempt", "owner", "fence")
 EFFECT = "INSERT INTO effect (key, attempt, owner, fence) VALUES (%s, %s, %s, %s)"
 PAUSE = 0.2  # seconds before another try, and after an empty poll
@@ -59,10 +62,12 @@ class Options:
     rate: float = 100.0  # tasks a second of a producer
     push: int = 10  # tasks of a push
     identifiers: int = 50
+    hot: int = 10  # more identifiers, which get three of ten tasks: two of these in the same push
     size: int = 10  # tasks of a poll
     lease: float = 5.0
     work: float = 0.01  # of a task
     dally: float = 0.0  # at most, in the transaction of a decision
+    fails: float = 0.0  # the share of attempts that fail and are followed by another
     condition: str = Condition.SINGULAR_BY_IDENTIFIER
 
 
@@ -92,6 +97,10 @@ class Program:
         sys.stderr.write(f"{time.monotonic():.3f} {type(error).__name__}: {error}\n")
         self.stopping.wait(PAUSE)
 
+    def result(self) -> Result:
+        """The result of an attempt."""
+        return Result.FAILURE if random.random() < self.options.fails else Result.SUCCESS  # noqa: S311 -- any of them
+
     def dally(self) -> None:
         """Stays in a transaction."""
         self.stopping.wait(random.uniform(0.0, self.options.dally))  # noqa: S311 -- how long does not matter
@@ -115,15 +124,21 @@ class Producing:
         self._due = max(self._due + options.push / options.rate, time.monotonic() - 1.0)
         self._program.stopping.wait(max(0.0, self._due - time.monotonic()))
         rows: list[Event] = []
-        for _ in range(options.push):
+        for place in range(options.push):
             self._number += 1
-            identifier = f"id-{self._number % options.identifiers}"
-            rows.append({"task": f"{self._prefix}-{self._number}", "identifier": identifier})
+            rows.append({"task": f"{self._prefix}-{self._number}", "identifier": self._identifier(place)})
         began = time.monotonic()
         self._program.recorder.write("push", began, None, rows)  # it may be committed and never acknowledged
         queue.push(TOPIC, [NewTask(str(row["identifier"]), {"key": row["task"]}) for row in rows])
         queue.conn.commit()
         self._program.recorder.write("push", began, time.monotonic(), rows)
+
+    def _identifier(self, place: int) -> str:
+        """The identifier of the next task, at a place of its push."""
+        options, push = self._program.options, self._number // self._program.options.push
+        if options.hot and place % 10 in (0, 4, 9):
+            return f"hot-{(push + (place % 10 == 9)) % options.hot}"
+        return f"id-{self._number % options.identifiers}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +148,7 @@ class Work:
     owner: Owner
     tasks: list[Task]
     claims: list[Event]
+    results: list[Result]
 
 
 class Looping:
@@ -182,16 +198,18 @@ class Looping:
         until = self._renewed + self._program.options.lease
         claims = [claim_of(task, owner.name, owner.fence, until) for task in tasks]
         self._program.recorder.write("claim", began, time.monotonic(), claims)
-        return Work(owner, tasks, claims)
+        return Work(owner, tasks, claims, [self._program.result() for _ in tasks])
 
     def _decide(self, queue: TaskQueue, work: Work) -> None:
         self._open = work
-        began, decisions = time.monotonic(), [decision_of(claim) for claim in work.claims]
+        results: dict[Task | int, Decision | Result | str] = dict(zip(work.tasks, work.results, strict=True))
+        effects = [claim for claim, result in zip(work.claims, work.results, strict=True) if result is Result.SUCCESS]
+        began, decisions = time.monotonic(), list(map(decision_of, work.claims, work.results))
         self._program.recorder.write("decision", began, None, decisions)  # it may be committed and never acknowledged
         with queue.conn.cursor() as cursor:
-            cursor.executemany(EFFECT, [[claim[name] for name in ATTEMPT] for claim in work.claims])
+            cursor.executemany(EFFECT, [[claim[name] for name in ATTEMPT] for claim in effects])
         self._program.dally()
-        queue.complete(work.owner, dict.fromkeys(work.tasks, Result.SUCCESS))
+        queue.complete(work.owner, results)
         queue.conn.commit()
         self._open = None
         self._program.recorder.write("decision", began, time.monotonic(), decisions)
@@ -248,6 +266,9 @@ class Working:
         claim = claim_of(task, lease.owner.name, lease.owner.fence, until)
         self._program.recorder.write("claim", self._began, time.monotonic(), [claim])
         self._program.stopping.wait(self._program.options.work)
+        if self._program.result() is Result.FAILURE:
+            self._program.recorder.write("decision", time.monotonic(), None, [decision_of(claim, Result.FAILURE)])
+            raise RuntimeError("the attempt fails, and is followed by another")
 
         def note(queue: TaskQueue, _: Mapping[Task, Decision]) -> None:
             self._program.recorder.write("decision", time.monotonic(), None, [decision_of(claim)])
@@ -277,7 +298,7 @@ class Reading:
 
         @group.on()
         def note(event: Task, queue: TaskQueue) -> None:
-            queue.conn.execute("INSERT INTO reading (key) VALUES (%s)", (key_of(event),))
+            queue.conn.execute("INSERT INTO reading (position, key) VALUES (%s, %s)", (event.sequence, key_of(event)))
 
         while not self._program.stopping.is_set():
             try:
@@ -300,9 +321,9 @@ def claim_of(task: Task, owner: str, fence: int, until: float) -> Event:
     return {**row, "owner": owner, "fence": fence, "until": until}
 
 
-def decision_of(claim: Event) -> Event:
-    """The row of a successful decision on a claimed task."""
-    return {**{name: claim[name] for name in ATTEMPT}, "result": Result.SUCCESS}
+def decision_of(claim: Event, result: Result = Result.SUCCESS) -> Event:
+    """The row of a decision on a claimed task."""
+    return {**{name: claim[name] for name in ATTEMPT}, "result": result.name}
 
 
 ROLES: dict[str, Callable[[Program], Any]] = {
@@ -329,6 +350,7 @@ def main(role: str, name: str, dsn: str, folder: str, options: str = "{}") -> No
     end_with_parent()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    (Path(folder) / f"{name}.clock").write_text(str(time.time() - time.monotonic()))
     with Recorder(Path(folder), f"{name}-{time.monotonic_ns()}") as recorder:
         ROLES[role](Program(name, dsn, Options(**json.loads(options)), recorder, stopping)).run()
 

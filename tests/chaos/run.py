@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.chaos.checker import History, Promises, Violation, judge
 from tests.chaos.history import Event, read
-from tests.chaos.programs import GROUP
+from tests.chaos.programs import GROUP, Options
 from tests.chaos.scenarios import Scenario
 
 AROUND = 20.0  # seconds
@@ -22,7 +22,9 @@ class Outcome:
     """What became of a scenario.
 
     :param pushed: tasks whose push had an answer.
-    :param again: tasks with claims of several owners or registrations.
+    :param again: tasks with claims of several owners or registrations; None if claims are not recorded.
+    :param behind: tasks that were pushed while an earlier one of their identifier had not ended.
+    :param offered: the tasks that the producer pushes in a second.
     :param before: decisions a second before the fault; `during`: in the fault; `after`: when the backlog is gone.
     :param pause: the longest time without a decision, in seconds, from the begin of the fault on.
     :param recovered: seconds from the end of the fault until all programs go on and there is no backlog.
@@ -33,7 +35,9 @@ class Outcome:
     scenario: str
     pushed: int
     decided: int
-    again: int
+    again: int | None
+    behind: int
+    offered: float
     violations: list[Violation]
     before: float
     during: float
@@ -44,6 +48,11 @@ class Outcome:
     read: float
     notes: list[str]
     unfinished: list[str]
+
+    @property
+    def recovery(self) -> float:
+        """The rate after the fault, as a share of the rate before it or of the pushes, whichever is lower."""
+        return self.after / min(self.before, self.offered)
 
     @property
     def lost(self) -> int:
@@ -70,14 +79,21 @@ def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
         time.sleep(around)  # the length of the phase
         marks.append(time.monotonic())
         unfinished = [*settled, *site.finish()]
-    return outcome(name, list(read(folder / "history")), marks, [note] if note else [], unfinished)
+    notes = [note] if note else []
+    return outcome(name, scenario.options, list(read(folder / "history")), marks, notes, unfinished)
 
 
 def outcome(
-    name: str, events: Sequence[Event], marks: Sequence[float], notes: list[str], unfinished: list[str]
+    name: str,
+    options: Options,
+    events: Sequence[Event],
+    marks: Sequence[float],
+    notes: list[str],
+    unfinished: list[str],
 ) -> Outcome:
     """Judges a history. `marks` are the moments between the phases."""
     history = History.of(events)
+    claimants = [{(claim["owner"], claim["fence"]) for claim in each} for each in history.claims.values()]
     ends = {key: event["completed"] for key, event in history.tasks.items() if event["completed"] is not None}
     moments = sorted(ends.values())
     places = [bisect_left(moments, mark) for mark in marks]
@@ -91,8 +107,10 @@ def outcome(
         scenario=name,
         pushed=sum(push["ended"] is not None for push in history.pushes.values()),
         decided=sum(len(effects) for effects in history.effects.values()),
-        again=sum(len({(claim["owner"], claim["fence"]) for claim in each}) > 1 for each in history.claims.values()),
-        violations=judge(events, Promises(groups=GROUPS)),
+        again=sum(len(each) > 1 for each in claimants) if claimants else None,
+        behind=behind(history, ends),
+        offered=options.rate,
+        violations=judge(events, Promises(groups=GROUPS, in_order=not options.fails)),
         before=rates[0],
         during=rates[1],
         after=rates[3],
@@ -103,6 +121,17 @@ def outcome(
         notes=notes,
         unfinished=unfinished,
     )
+
+
+def behind(history: History, ends: Mapping[object, float]) -> int:
+    """The number of tasks that were pushed while an earlier one of their identifier had not ended."""
+    busy: dict[str, float] = {}  # until when
+    count = 0
+    for push in history.pushes.values():
+        if push["ended"] is not None:
+            count += push["ended"] < busy.get(push["identifier"], 0.0)
+            busy[push["identifier"]] = max(busy.get(push["identifier"], 0.0), ends.get(push["task"], 0.0))
+    return count
 
 
 def longest(history: History, ends: Mapping[object, float]) -> float:

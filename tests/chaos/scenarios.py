@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TypedDict
 
 from psycopg.conninfo import make_conninfo
 
@@ -19,9 +20,7 @@ from tests.faults.pooler import Pooler
 from tests.faults.servers import ServerPair
 from tests.faults.small_disk import can_mount, small_disk
 from tests.faults.tcp_proxy import TcpProxy
-
-CLOCK = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # Debian's package libfaketime
-ON_SPARK = {"": {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}}
+from tests.faults.wrong_clock import wrong_clock
 
 
 class Way(StrEnum):
@@ -32,6 +31,14 @@ class Way(StrEnum):
     HOSTS = "hosts"  # a primary and its synchronous standby, both in the DSN
     MOVED = "moved"  # a primary and its synchronous standby behind one address, which moves
     POOLER = "pooler"
+
+
+class Where(TypedDict):
+    """What the scenarios of Spark have in common."""
+
+    roles: Roles
+    options: Options
+    environment: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ class Scenario:
         """The servers and the processes at work."""
         with ExitStack() as stack:
             site = self._server(stack, folder)
-            prepare(site.dsn)
+            prepare(site.dsn, self.options)
             yield stack.enter_context(at_work(site))
 
     def _server(self, stack: ExitStack, folder: Path) -> Site:
@@ -90,17 +97,24 @@ class Scenario:
         return site
 
 
-def with_clock(offset: str) -> Mapping[str, str]:
-    """The environment of a process whose clock is wrong."""
-    return {"LD_PRELOAD": CLOCK, "FAKETIME": offset, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-
-
+ON_SPARK = Where(
+    roles=SPARK,
+    options=Options(hot=0),  # a round of a drain takes one task of an identifier
+    environment={"": {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}},
+)
 SCENARIOS = {
     "quiet": Scenario("no fault", faults.wait),
     "processes": Scenario("each process killed by SIGKILL in turn, one a second", faults.kill_processes(1.0)),
     "worker": Scenario("one worker killed by SIGKILL while it has tasks", faults.kill_with_tasks(1.0, "worker")),
-    "stopped": Scenario("each worker stopped for 8 s in turn, longer than its lease", faults.stop_processes(8.0)),
+    "stopped": Scenario(
+        "each worker and reader stopped for 8 s in turn, longer than its lease", faults.stop_processes(8.0)
+    ),
     "sessions": Scenario("15 sessions a second ended by pg_terminate_backend", faults.terminate_sessions(15)),
+    "failures": Scenario(
+        "the same, and one attempt of ten fails",
+        faults.terminate_sessions(15),
+        options=Options(fails=0.1),
+    ),
     "restart": Scenario("server stopped for 2 s, every 10 s", faults.restart_server),
     "crash": Scenario("server and its backends killed by SIGKILL, every 5 s", faults.crash_server),
     "disk": Scenario(
@@ -115,10 +129,10 @@ SCENARIOS = {
     "readers": Scenario("four REPEATABLE READ readers", faults.read_long),
     "clock": Scenario(
         "clocks of two workers five hours ahead and behind",
-        faults.wait,
-        environment={"loop-1": with_clock("+5h"), "worker": with_clock("-5h")},
+        faults.check_clocks({"loop-1": 5.0, "worker": -5.0}),
+        environment={"loop-1": wrong_clock("+5h"), "worker": wrong_clock("-5h")},
     ),
-    "cut": Scenario("all connections cut each second", faults.cut_connections, Way.PROXY),
+    "cut": Scenario("all connections cut each second", faults.cut_connections(1.0), Way.PROXY),
     "silent": Scenario("half of the connections fall silent, every 2 s", faults.freeze_connections, Way.PROXY),
     "half-open": Scenario("the same, and the server sees no end of them", faults.leave_half_open, Way.PROXY),
     "slow": Scenario("each packet 50 ms late", faults.delay_connections, Way.PROXY),
@@ -145,29 +159,29 @@ SCENARIOS = {
         options=Options(rate=60.0, dally=0.055),
     ),
     "overload": Scenario(
-        "1.5 times the load that the workers can handle, for 10 minutes",
+        "1.5 times the tasks that the workers handle, for 10 minutes",
         faults.overload(1.5),
-        options=Options(rate=50.0, work=0.02),
+        options=Options(rate=20.0, work=0.02, hot=0),
         seconds=600.0,
         settle=1_800.0,
     ),
     "spark-driver": Scenario(
         "Spark: driver killed by SIGKILL, every 25 s, for 75 s",
         faults.kill_processes(25.0, "driver"),
-        roles=SPARK,
         seconds=75.0,
-        environment=ON_SPARK,
+        **ON_SPARK,
     ),
     "spark-sessions": Scenario(
-        "Spark: 3 sessions a second ended by pg_terminate_backend",
-        faults.terminate_sessions(3),
-        roles=SPARK,
-        environment=ON_SPARK,
+        "Spark: 3 sessions a second ended by pg_terminate_backend", faults.terminate_sessions(3), **ON_SPARK
     ),
     "spark-crash": Scenario(
-        "Spark: server and its backends killed by SIGKILL, every 5 s",
-        faults.crash_server,
-        roles=SPARK,
-        environment=ON_SPARK,
+        "Spark: server and its backends killed by SIGKILL, every 5 s", faults.crash_server, **ON_SPARK
+    ),
+    "spark-cut": Scenario("Spark: all connections cut, every 2 s", faults.cut_connections(2.0), Way.PROXY, **ON_SPARK),
+    "spark-hosts": Scenario(
+        "Spark: primary killed by SIGKILL, its standby promoted, both in the DSN",
+        faults.fail_over,
+        Way.HOSTS,
+        **ON_SPARK,
     ),
 }

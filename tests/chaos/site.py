@@ -7,14 +7,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import psycopg
 
-from airflow_provider_taskq.queue import TaskQueue, TopicPolicy, connect, install
+from airflow_provider_taskq.queue import RetryPolicy, TaskQueue, TopicPolicy, connect, install
 from demo.guardian import kill_family
 from demo.postgres import EmbeddedPostgres
 from tests.chaos.history import Event, Recorder, read_file
@@ -25,16 +26,17 @@ from tests.queue.conftest import until
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 300.0  # for the first decisions
-END_SECONDS = 60.0  # for a process that has got SIGTERM
+END_SECONDS = 300.0  # for a process that has got SIGTERM
 FINISH = 900.0  # seconds for the work that is left at the end
 SETTLE = 300.0  # seconds for the backlog of a fault
 SETTINGS = {"max_connections": "120", "shared_buffers": "64MB"}
 # A task whose worker is killed again and again is not to be FAILED for that.
 POLICY = TopicPolicy(max_crashes=1_000_000)
+RETRIED = replace(POLICY, retry=RetryPolicy(max_attempts=1_000, base=timedelta(0)))
 Roles = Mapping[str, str]  # of each process, by its name
 LOOPS: Roles = {"loop-1": "loop", "loop-2": "loop"}
-WORKERS: Roles = {"producer": "produce", **LOOPS, "worker": "work", "reader": "read"}
-SPARK: Roles = {"producer": "produce", "driver": "drain", "reader": "read"}
+WORKERS: Roles = {"producer": "produce", **LOOPS, "worker": "work", "reader-1": "read", "reader-2": "read"}
+SPARK: Roles = {"producer": "produce", "driver": "drain", "reader-1": "read"}
 UNFINISHED = "SELECT EXISTS (SELECT FROM taskq.tasks WHERE topic = %s AND state IN ('READY', 'ACTIVE'))"
 UNREAD = (
     """SELECT EXISTS (SELECT payload ->> 'key' FROM taskq.task_info WHERE topic = %s EXCEPT SELECT key FROM reading)"""
@@ -45,6 +47,17 @@ HELD = b"""SELECT FROM taskq_internal.live WHERE (topic_id, sequence) IN (
         SELECT v.topic_id, v.sequence FROM taskq.tasks v WHERE v.topic = %s AND v.state = 'ACTIVE' AND v.holder LIKE %s)
     LIMIT 1 FOR UPDATE SKIP LOCKED"""
 ALL = "SELECT count(*) FROM taskq.tasks WHERE topic = %s"
+LAST = """SELECT t.created > to_timestamp(%(since)s) FROM taskq_internal.task t
+    WHERE t.topic_id = (SELECT topic_id FROM taskq_internal.topic WHERE name = '{}') ORDER BY t.sequence DESC LIMIT 1"""
+# Whether a program of a role has done its work since a moment. The name of a worker's owner begins with that of its
+# process.
+PROGRESS = {
+    "produce": LAST.format(TOPIC),
+    "loop": "SELECT EXISTS (SELECT FROM effect WHERE owner LIKE %(name)s AND at > to_timestamp(%(since)s))",
+    "work": "SELECT EXISTS (SELECT FROM effect WHERE owner LIKE %(name)s AND at > to_timestamp(%(since)s))",
+    "drain": LAST.format(EFFECTS),
+    "read": "SELECT EXISTS (SELECT FROM reading WHERE at > to_timestamp(%(since)s))",  # the group
+}
 TASKS = """SELECT s.sequence, t.payload ->> 'key', s.identifier, s.state,
         extract(epoch FROM s.completed)::float, s.error
     FROM taskq.tasks s JOIN taskq_internal.task t USING (sequence) WHERE s.topic = %s ORDER BY s.sequence"""
@@ -64,6 +77,7 @@ class Site:
     proxy: TcpProxy | None = None
     pair: ServerPair | None = None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    struck: float = 0.0  # when a fault has struck last
 
     @property
     def proxied(self) -> TcpProxy:
@@ -168,20 +182,19 @@ class Site:
         time.sleep(seconds)  # the length of the measurement
         return (self.count(ENDED) - before) / (time.monotonic() - began)
 
-    def has_decided(self, name: str, since: float = 0.0) -> bool:
-        """Whether a process has decided since a moment. The worker does not learn the answer, so its request counts."""
-        decisions = (each for each in self.recorded(name) if each["kind"] == "decision")
-        blind = self.roles[name] == "work"
-        return any(each["began"] > since and (blind or each["ended"] is not None) for each in decisions)
+    def clock_of(self, name: str) -> float:
+        """The difference between the clock of a process at its start and that of this process, in seconds."""
+        return float((self.history / f"{name}.clock").read_text()) - clock()
+
+    def goes_on(self, name: str, since: float) -> bool:
+        """Whether a process has pushed or decided, or its group has read, since a moment of this machine's clock."""
+        given = {"name": f"{name}%", "since": since + clock()}
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            return conn.execute(PROGRESS[self.roles[name]].encode(), given).fetchone() == (True,)
 
     def has_claimed(self, name: str, since: float) -> bool:
         """Whether a process has claimed tasks since a moment."""
         return any(each["kind"] == "claim" and each["ended"] > since for each in self.recorded(name))
-
-    def has_pushed(self, since: float) -> bool:
-        """Whether a push of the producer that began after a moment was acknowledged."""
-        pushes = (each for each in self.recorded("producer") if each["kind"] == "push")
-        return any(push["began"] > since and push["ended"] is not None for push in pushes)
 
     def recorded(self, name: str) -> Iterator[Event]:
         """The history of a process until now."""
@@ -195,8 +208,7 @@ class Site:
         standing: list[str] = []
 
         def all_go_on() -> bool:
-            standing[:] = [name for name in self.workers if not self.has_decided(name, since)]
-            standing.extend(["producer"] if not self.has_pushed(since) else [])
+            standing[:] = [name for name in self.roles if not self.goes_on(name, since)]
             return not standing
 
         try:
@@ -235,18 +247,21 @@ def _is_done(conn: psycopg.Connection, query: str) -> bool:
 def record_end(conn: psycopg.Connection, recorder: Recorder) -> None:
     """Records the tasks, the effects, the log and what the group has read."""
     rows = conn.execute(TASKS.encode(), (TOPIC,)).fetchall()
-    places = {key: sequence for sequence, key, *_ in rows}
-    clock = time.time() - time.monotonic()  # the clock of the server, compared with that of the history
     names = ("task", "identifier", "state", "completed", "error")
-    tasks = ((key, name, state, at and at - clock, error) for _, key, name, state, at, error in rows)
+    tasks = ((key, name, state, at and at - clock(), error) for _, key, name, state, at, error in rows)
     recorder.final("task", (dict(zip(names, row, strict=True)) for row in tasks))
     recorder.final("logged", ({"position": place, "task": key, "identifier": name} for place, key, name, *_ in rows))
     effects = conn.execute("SELECT key, attempt, owner, fence FROM effect").fetchall()
     effects += conn.execute(FOLLOWED.encode(), (EFFECTS,)).fetchall()
     recorder.final("effect", (dict(zip(ATTEMPT, row, strict=True)) for row in effects))
-    readings = "SELECT key, extract(epoch FROM at)::float FROM reading ORDER BY line"
-    for key, at in conn.execute(readings).fetchall():
-        recorder.write("read", at - clock, at - clock, [{"group": GROUP, "position": places.get(key), "task": key}])
+    readings = "SELECT position, key, extract(epoch FROM at)::float - %s FROM reading ORDER BY line"
+    for position, key, at in conn.execute(readings, (clock(),)).fetchall():
+        recorder.write("read", at, at, [{"group": GROUP, "position": position, "task": key}])
+
+
+def clock() -> float:
+    """The clock of the machine, compared with that of the history."""
+    return time.time() - time.monotonic()
 
 
 @contextmanager
@@ -262,18 +277,16 @@ def at_work(site: Site) -> Iterator[Site]:
         site.close()
 
 
-def prepare(dsn: str) -> None:
+def prepare(dsn: str, options: Options) -> None:
     """Creates the topic, and the tables of the programs."""
     with connect(dsn, autocommit=True) as conn:
         install(conn)
         conn.execute(SCHEMA.encode())
-        TaskQueue(conn).create_topic(TOPIC, POLICY)
+        TaskQueue(conn).create_topic(TOPIC, RETRIED if options.fails else POLICY)
         TaskQueue(conn).create_topic(EFFECTS)
 
 
 def wait_for_work(site: Site) -> None:
-    """Waits until each worker has decided, and there is no backlog."""
-    until(lambda: all(map(site.has_decided, site.workers)), START_SECONDS)
-    until(lambda: site.count(ENDED) > 0, START_SECONDS)
-    if unsettled := site.settle(0.0):
+    """Waits until each process works, and there is no backlog."""
+    if unsettled := site.settle(-clock(), START_SECONDS):
         raise RuntimeError(f"before the fault: {unsettled}")

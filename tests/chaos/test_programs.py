@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue
+from tests.chaos.checker import SUCCESS
 from tests.chaos.history import read
 from tests.chaos.programs import SCHEMA, TOPIC
 from tests.queue.conftest import until
@@ -30,3 +31,4 @@ def test_a_loop_that_is_killed_within_a_decision_has_written_it(own_dsn: str, tm
     claim, decision = read(tmp_path)
     assert (claim["kind"], claim["task"], claim["ended"] is not None) == ("claim", "first", True)
     assert (decision["kind"], decision["task"], decision["ended"]) == ("decision", "first", None)
+    assert decision["result"] == SUCCESS, "the checker compares names"

@@ -1,5 +1,6 @@
 """A file system of a few megabytes, which can be filled. Only root can mount it."""
 
+import errno
 import os
 import subprocess
 import tempfile
@@ -22,3 +23,20 @@ def small_disk(size: str) -> Iterator[Path]:
             yield Path(folder)
         finally:
             subprocess.run(["/bin/umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """A file takes all the space that is left for the folder, until the block ends."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 65536)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        try:
+            yield
+        finally:
+            ballast.unlink()
