@@ -29,13 +29,17 @@ from bench.pressure import runs
 from bench.pressure.lineup import LINEUP
 from bench.pressure.runs import Scale
 from bench.pressure.section import Figures
-from bench.pressure.shapes import Shape, Site, Way, in_background
+from bench.pressure.shapes import NAME, Shape, Site, Way, in_background, nothing, usual
 from demo.postgres import EmbeddedPostgresError
+from tests.faults.small_disk import filled
 from tests.faults.tcp_proxy import TcpProxy
 
 RATE = 2_000.0  # jobs a second at most: the faults are to be compared, and not the speed
 SLOWER = {"procrastinate": 100.0}  # a loaded machine with 2 cores handled 50 to 110 of its jobs a second
 PATIENCE = 180.0  # seconds more for a queue that still handles its backlog: that is slow, and loses nothing
+LIMIT = 0.2  # seconds for a statement under the statement timeout
+DISK = "1g"  # for the server whose disk is filled
+END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND application_name <> %s"
 LEASE = 10.0  # seconds after which a queue notices a dead worker, if it can be told
 COMPARED = ("taskq", "graphile-worker", "pgqueuer", "oban", "procrastinate")
 NOTICES: Mapping[str, str] = MappingProxyType(
@@ -104,24 +108,67 @@ def _fail_over(site: Site) -> Iterator[None]:
     yield
 
 
-def _usual(rate: float, _capacity: float) -> float:
-    return rate
+@contextmanager
+def _slow(site: Site) -> Iterator[None]:
+    """Each packet arrives 50 ms late, in both directions."""
+    _proxy(site).delay(0.05)
+    yield
+    _proxy(site).delay(0.0)
+
+
+@contextmanager
+def _disk_full(site: Site) -> Iterator[None]:
+    """The disk of the server is full. Afterwards the server is started again, because it may have crashed."""
+    with filled(site.server.folder):
+        yield
+    site.notes["no space"] = site.server.log.read_text(errors="replace").count("No space left on device")
+    if not site.notes["no space"]:
+        raise RuntimeError("the disk was never full")
+    site.server.stop("immediate")
+    site.server.start()
+
+
+@contextmanager
+def _statement_timeout(site: Site) -> Iterator[None]:
+    """Statements of new sessions have a limit. Each second, another session locks the jobs for longer than that."""
+    hit = "canceling statement due to statement timeout"
+    with psycopg.connect(site.dsn, autocommit=True, application_name=NAME) as conn:
+        conn.execute(f"ALTER ROLE CURRENT_USER SET statement_timeout = '{LIMIT}s'".encode())
+        conn.execute(END_SESSIONS, (site.database, NAME))
+
+        def lock(over: Event) -> None:
+            while not over.wait(1.0):
+                with conn.transaction():
+                    conn.execute(f"LOCK TABLE {site.table} IN ACCESS EXCLUSIVE MODE".encode())
+                    over.wait(2 * LIMIT)
+
+        with in_background(lock):
+            yield
+        conn.execute("ALTER ROLE CURRENT_USER RESET statement_timeout")
+        conn.execute(END_SESSIONS, (site.database, NAME))
+    site.notes["canceled"] = site.server.log.read_text(errors="replace").count(hit)
+    if not site.notes["canceled"]:
+        raise RuntimeError("no statement reached its limit")
 
 
 FAULTS = {
     shape.name: shape
     for shape in (
-        Shape("worker-kills", "The worker is killed by SIGKILL, every 3 s", _repeatedly(3.0, _kill_consumer), _usual),
-        Shape("crash", "The server is killed by SIGKILL, 5 s after each start", _repeatedly(5.0, _crash), _usual),
-        Shape("cut", "All connections are cut each second", _repeatedly(1.0, _cut), _usual, way=Way.PROXY),
+        Shape("worker-kills", "The worker is killed by SIGKILL, every 3 s", _repeatedly(3.0, _kill_consumer), usual),
+        Shape("crash", "The server is killed by SIGKILL, 5 s after each start", _repeatedly(5.0, _crash), usual),
+        Shape("cut", "All connections are cut each second", _repeatedly(1.0, _cut), usual, way=Way.PROXY),
         Shape(
             "silent",
             "Half of the connections fall silent, every 2 s",
             _repeatedly(2.0, _silence),
-            _usual,
+            usual,
             way=Way.PROXY,
         ),
-        Shape("fail-over", "The primary is killed, and its standby promoted", _fail_over, _usual, way=Way.MOVED),
+        Shape("fail-over", "The primary is killed, and its standby promoted", _fail_over, usual, way=Way.MOVED),
+        Shape("slow", "Each packet is 50 ms late", _slow, usual, way=Way.PROXY),
+        Shape("disk", "The disk of the server is full", _disk_full, usual, disk=DISK),
+        Shape("limit", "statement_timeout of 0.2 s, the jobs locked for 0.4 s each second", _statement_timeout, usual),
+        Shape("clock", "The clock of the worker is five hours ahead", nothing, usual, clock="+5h"),
     )
 }
 
@@ -168,7 +215,8 @@ def _rate(name: str, scale: Scale) -> float:
 
 def cell(found: dict[str, Any]) -> str:
     """The figures of a run, in the order that the legend says."""
-    return f"{found['missing']:,} / {found['repeated']:,} / {found['pause']:.1f} s"
+    pause = f"{'> ' if found['paused'] else ''}{found['pause']:.1f} s"
+    return f"{found['missing']:,} / {found['repeated']:,} / {pause}"
 
 
 def details(found: dict[str, Any]) -> str:
@@ -189,6 +237,7 @@ def legend(names: Sequence[str], scale: Scale) -> str:
     notices = "; ".join(f"{LINEUP[name].spec.name} {NOTICES.get(name, 'its default')}" for name in names)
     return (
         f"Each cell: jobs missing {runs.SETTLE:.0f} s after the last push, or later while the backlog shrinks / jobs"
-        f" handled again / longest time without a handled job. Each fault lasts {scale.seconds:.0f} s."
+        f" handled again / longest time without a handled job, up to the last push (>: it went on). Each fault lasts"
+        f" {scale.seconds:.0f} s."
         f" Jobs pushed a second: {rates}. A queue hands out the jobs of a dead worker again after: {notices}."
     )

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import ceil
 from pathlib import Path
@@ -23,7 +23,9 @@ from bench.pressure.watch import ServerLog, Service
 from bench.rig import Rig, url
 from demo.postgres import EmbeddedPostgres
 from tests.faults.servers import ServerPair
+from tests.faults.small_disk import small_disk
 from tests.faults.tcp_proxy import TcpProxy
+from tests.faults.wrong_clock import wrong_clock
 
 DATABASE = "bench"
 EVERY = 1.0  # seconds between two samples
@@ -55,9 +57,11 @@ class Scale:
         return max(3.0, self.seconds / 3)
 
 
-def server(scale: Scale) -> EmbeddedPostgres:
-    """A server for one run."""
-    return EmbeddedPostgres(settings={"max_connections": str(SLOTS)}, programs=scale.programs)
+def server(scale: Scale, disk: Path | None = None) -> EmbeddedPostgres:
+    """A server for one run; on a small disk, with a log that fits there."""
+    wal = {} if disk is None else {"max_wal_size": "64MB", "min_wal_size": "32MB"}
+    folder = None if disk is None else disk / "server"
+    return EmbeddedPostgres(folder, settings={"max_connections": str(SLOTS), **wal}, programs=scale.programs)
 
 
 def capacity(started: Started, scale: Scale) -> float:
@@ -95,8 +99,9 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
             "produce",
             lambda life: arguments(plan=plan, log=str(files.produced), first=life * LIVES),
         )
+        clock = wrong_clock(shape.clock) if shape.clock else {}
         consumer = Service(
-            started,
+            replace(started, environment={**started.environment, **clock}),
             address,
             files.errors,
             "consume",
@@ -122,7 +127,7 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
         consumer.stop()
         log.stop()
         found = _merge(files, log, begin, end)
-        found["pause"] = _pause(files, begin, timing["until"])
+        found["pause"], found["paused"] = _pause(files, begin, timing["until"])
     found["restarts"] = {"producer": len(producer.failures), "consumer": len(consumer.failures)}
     found["errors"] = sorted({failure[:200] for failure in producer.failures + consumer.failures})[:3]
     found["until"] = timing["until"]
@@ -132,7 +137,8 @@ def run(contender: Contender, started: Started, shape: Shape, scale: Scale, hand
 def _site(stack: ExitStack, contender: Contender, shape: Shape, scale: Scale, seconds: float) -> Site:
     """The server of a run with an empty database, and what stands between it and the programs."""
     pair = stack.enter_context(ServerPair(scale.programs, synchronous=True)) if shape.way is Way.MOVED else None
-    running = pair.primary if pair else stack.enter_context(server(scale))
+    disk = stack.enter_context(small_disk(shape.disk)) if shape.disk else None
+    running = pair.primary if pair else stack.enter_context(server(scale, disk))
     dsn = running.create_database(DATABASE)
     site = Site(running, dsn, DATABASE, contender.table, seconds, {}, pair=pair)
     if shape.way is not Way.DIRECT:
@@ -221,10 +227,11 @@ def _merge(files: Files, log: ServerLog, begin: float, end: float) -> dict[str, 
     }
 
 
-def _pause(files: Files, begin: float, until: float) -> float:
-    """The longest time in which no job was handled, from the begin of the pressure to the last push."""
+def _pause(files: Files, begin: float, until: float) -> tuple[float, bool]:
+    """The longest time without a handled job, from the begin of the pressure to the last push; whether it lasts on."""
     moments = sorted(at for _, at in files.handled() if begin < at < until)
-    return max(after - before for before, after in pairwise([begin, *moments, until]))
+    pause, end = max((after - before, after) for before, after in pairwise([begin, *moments, until]))
+    return pause, end == until
 
 
 def _short(value: float | None) -> float | None:

@@ -70,6 +70,8 @@ class Shape:
     load: Callable[[float, float], float]  # the rate under pressure, of the usual rate and of what the peer can handle
     lasts: float | None = None  # seconds of the pressure, if they do not depend on the option
     way: Way = Way.DIRECT
+    disk: str | None = None  # the size of the disk of the server
+    clock: str | None = None  # how wrong the clock of the consumer is, from its start on
 
 
 @contextmanager
@@ -87,7 +89,8 @@ def in_background(work: Callable[[Event], None], threads: int = 1) -> Iterator[N
 
 
 @contextmanager
-def _nothing(_site: Site) -> Iterator[None]:
+def nothing(_site: Site) -> Iterator[None]:
+    """Leave the server and the programs alone."""
     yield
 
 
@@ -150,7 +153,8 @@ def _full_server(site: Site) -> Iterator[None]:
         yield
 
 
-def _usual(rate: float, _capacity: float) -> float:
+def usual(rate: float, _capacity: float) -> float:
+    """The rate without pressure."""
     return rate
 
 
@@ -165,12 +169,12 @@ def _burst(rate: float, _capacity: float) -> float:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("idle-in-transaction", "One session idle in a transaction", _idle_in_transaction, _usual),
-        Shape("active-readers", "Four readers with old snapshots", _readers, _usual),
-        Shape("overload", "Overload, 1.5 times what the queue can handle", _nothing, _overload),
-        Shape("burst", "A burst of ten seconds of work", _nothing, _burst, BURST_OVER),
-        Shape("backend-kills", "Sessions at work are killed twice a second", _kills, _usual),
-        Shape("restart", "The server restarts", _restart, _usual),
-        Shape("full-server", "No connection slot is left", _full_server, _usual),
+        Shape("idle-in-transaction", "One session idle in a transaction", _idle_in_transaction, usual),
+        Shape("active-readers", "Four readers with old snapshots", _readers, usual),
+        Shape("overload", "Overload, 1.5 times what the queue can handle", nothing, _overload),
+        Shape("burst", "A burst of ten seconds of work", nothing, _burst, BURST_OVER),
+        Shape("backend-kills", "Sessions at work are killed twice a second", _kills, usual),
+        Shape("restart", "The server restarts", _restart, usual),
+        Shape("full-server", "No connection slot is left", _full_server, usual),
     )
 }
