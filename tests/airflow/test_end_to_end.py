@@ -32,11 +32,11 @@ def queue(databases: tuple[str, str]) -> Iterator[TaskQueue]:
 def test_a_deferred_gate_is_opened_by_a_push(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("work")
     gate = site.trigger("gate_only", conf={"topic": "work"})
-    site.wait_task("gate_only", gate, "gate", {"deferred"}, 60)
+    site.wait_task("gate_only", gate, "gate", {"deferred"}, 300)
     assert xcoms(site, "gate_only", gate, "gate") <= {"_link_TaskQTopicLink"}, "the gate is closed"
     push = site.trigger("push", conf={"topic": "work", "count": 3})
-    assert site.wait_run("push", push, {"success"}, 60) == "success"
-    site.wait_run("gate_only", gate, {"success"}, 60)
+    assert site.wait_run("push", push, {"success"}, 300) == "success"
+    site.wait_run("gate_only", gate, {"success"}, 300)
     assert returned(site, "gate_only", gate, "gate") == {"topic": "work", "ready": 1}
     assert xcoms(site, "gate_only", gate, "gate") >= {"return_value", "topic", "ready"}
     pushed = queue.page("work")
@@ -54,7 +54,7 @@ def test_a_retry_after_the_claim_continues_with_the_same_tasks(site: AirflowSite
     queue.push("claimed", ["a", "b", "c"])
     run = site.trigger("claim", conf={"topic": "claimed"})
     owner = f"claim/{run}/gate/-1"
-    site.wait_run("claim", run, {"success"}, 180)
+    site.wait_run("claim", run, {"success"}, 300)
     assert f"Before try 2 the tasks are held by {[owner, owner, None]}" in site.log_text()
     claim = returned(site, "claim", run, "gate")
     assert {**claim, "fence": 0} == {"topic": "claimed", "owner": owner, "fence": 0, "claimed": 2}
@@ -80,19 +80,19 @@ def test_gates_that_open_right_after_they_deferred_all_succeed(
         queue.create_topic(topic)
     run = site.trigger(dag_id)
     for number, topic in enumerate(topics):
-        site.wait_task(dag_id, run, f"gate[{number}]", {"deferred"}, 90)
+        site.wait_task(dag_id, run, f"gate[{number}]", {"deferred"}, 300)
         queue.push(topic, ["a"])
-    assert site.wait_run(dag_id, run, {"success"}, 60) == "success"
+    assert site.wait_run(dag_id, run, {"success"}, 300) == "success"
 
 
 def test_a_gate_that_starts_in_the_triggerer_uses_no_worker(site: AirflowSite, queue: TaskQueue) -> None:
     """A task instance without a worker has no host name, no process id and no queued time."""
     queue.create_topic("started")
     run = site.trigger("started", conf={"topic": "started"})
-    site.wait_task("started", run, "gate", {"deferred"}, 60)
+    site.wait_task("started", run, "gate", {"deferred"}, 300)
     queue.push("started", ["a", "b", "c"])
-    site.wait_task("started", run, "complete", {"success"}, 120)
-    site.wait_task("started", run, "state", {"success"}, 120)
+    site.wait_task("started", run, "complete", {"success"}, 300)
+    site.wait_task("started", run, "state", {"success"}, 300)
     for task_id in ("gate", "state"):
         ended = instance(site, "started", run, task_id)
         assert (ended["state"], ended["pid"], ended["queued_when"], ended["hostname"]) == ("success", None, None, "")
@@ -105,14 +105,14 @@ def test_a_gate_that_starts_in_the_triggerer_uses_no_worker(site: AirflowSite, q
         "completed": 2,
     }
     assert returned(site, "started", run, "state") == {"topic": "started", "states": {"SUCCEEDED": 2}}
-    assert site.wait_run("started", run, {"failed"}, 90) == "failed"
+    assert site.wait_run("started", run, {"failed"}, 300) == "failed"
     assert site.task_states("started", run)["unknown"] == "failed"
 
 
 def test_a_gate_outlives_its_triggerer(site: AirflowSite, queue: TaskQueue, databases: tuple[str, str]) -> None:
     queue.create_topic("outlived")
     run = site.trigger("gate_only", conf={"topic": "outlived"})
-    site.wait_task("gate_only", run, "gate", {"deferred"}, 60)
+    site.wait_task("gate_only", run, "gate", {"deferred"}, 300)
     for stored in stored_triggers(databases[1]):
         assert MARK not in stored
         assert PASSWORD not in stored
@@ -120,7 +120,7 @@ def test_a_gate_outlives_its_triggerer(site: AirflowSite, queue: TaskQueue, data
     site.kill("triggerer")
     queue.push("outlived", ["a"])
     site.restart("triggerer")
-    assert site.wait_run("gate_only", run, {"success"}, 90) == "success"
+    assert site.wait_run("gate_only", run, {"success"}, 300) == "success"
 
 
 def stored_triggers(metadata_dsn: str) -> list[str]:
@@ -135,9 +135,9 @@ def test_gates_time_out_and_fail_when_their_topic_is_dropped(site: AirflowSite, 
     queue.create_topic("never")
     queue.create_topic("dropped")
     run = site.trigger("timeouts")
-    site.wait_task("timeouts", run, "dropped", {"deferred"}, 60)
+    site.wait_task("timeouts", run, "dropped", {"deferred"}, 300)
     queue.drop_topic("dropped")
-    assert site.wait_run("timeouts", run, {"failed"}, 90) == "failed"
+    assert site.wait_run("timeouts", run, {"failed"}, 300) == "failed"
     states = site.task_states("timeouts", run)
     assert states == {"skipped": "skipped", "unknown": "failed", "dropped": "failed", "rescheduled": "success"}
     log = site.log_text()
@@ -149,7 +149,7 @@ def test_gates_time_out_and_fail_when_their_topic_is_dropped(site: AirflowSite, 
 
 def test_pushes_in_all_ways_without_showing_a_payload(site: AirflowSite, queue: TaskQueue) -> None:
     run = site.trigger("push_all_ways")
-    site.wait_run("push_all_ways", run, {"success"}, 90)
+    site.wait_run("push_all_ways", run, {"success"}, 300)
     pushed = sorted(task.identifier for task in queue.page("ways"))
     assert pushed == [f"dict-{run}", "object", "xcom-0", "xcom-1", "xcom-2"]
     shown = instance(site, "push_all_ways", run, "list")["rendered_fields"]["tasks"]

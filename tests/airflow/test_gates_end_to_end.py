@@ -30,10 +30,10 @@ def test_a_deferred_gate_opens_when_tasks_have_succeeded(site: AirflowSite, queu
     queue.create_topic("states")
     queue.push("states", ["a", "b"])
     run = site.trigger("state_gate", conf={"topic": "states"})
-    site.wait_task("state_gate", run, "gate", {"deferred"}, 60)
+    site.wait_task("state_gate", run, "gate", {"deferred"}, 300)
     end(queue, "states", Result.SUCCESS)
     end(queue, "states", Result.SUCCESS)
-    assert site.wait_run("state_gate", run, {"success"}, 90) == "success"
+    assert site.wait_run("state_gate", run, {"success"}, 300) == "success"
     assert returned(site, "state_gate", run, "gate") == {"topic": "states", "states": {"SUCCEEDED": 2}}
     assert instance(site, "state_gate", run, "gate")["try_number"] == 1
 
@@ -42,9 +42,9 @@ def test_a_deferred_gate_fails_with_its_message_and_without_a_retry(site: Airflo
     queue.create_topic("failing")
     queue.push("failing", ["a", "b"])
     run = site.trigger("state_gate", conf={"topic": "failing"})
-    site.wait_task("state_gate", run, "gate", {"deferred"}, 60)
+    site.wait_task("state_gate", run, "gate", {"deferred"}, 300)
     end(queue, "failing", Result.FAILURE)
-    assert site.wait_run("state_gate", run, {"failed"}, 90) == "failed"
+    assert site.wait_run("state_gate", run, {"failed"}, 300) == "failed"
     assert site.task_states("state_gate", run) == {"gate": "failed", "again": "upstream_failed"}
     assert instance(site, "state_gate", run, "gate")["try_number"] == 1
     assert xcoms(site, "state_gate", run, "gate") <= {"_link_TaskQTopicLink"}
@@ -54,7 +54,7 @@ def test_a_deferred_gate_fails_with_its_message_and_without_a_retry(site: Airflo
 def test_a_deferred_juncture_releases_each_group_when_it_is_complete(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("joined")
     run = site.trigger("juncture_gate", conf={"topic": "joined"})
-    site.wait_task("juncture_gate", run, "gate", {"deferred"}, 60)
+    site.wait_task("juncture_gate", run, "gate", {"deferred"}, 300)
     queue.push("joined", [NewTask("a", suspended=True), NewTask("c", suspended=True)])
 
     def states() -> list[State]:
@@ -65,7 +65,7 @@ def test_a_deferred_juncture_releases_each_group_when_it_is_complete(site: Airfl
         site.wait_run("juncture_gate", run, {"success", "failed"}, 5)
     assert states() == [State.SUSPENDED, State.READY]
     queue.push("joined", [NewTask("b", suspended=True)])
-    assert site.wait_run("juncture_gate", run, {"success"}, 90) == "success"
+    assert site.wait_run("juncture_gate", run, {"success"}, 300) == "success"
     assert returned(site, "juncture_gate", run, "gate") == {"topic": "joined", "groups": 2}
     assert {task.state for task in queue.page("joined")} == {State.READY}
 
@@ -91,14 +91,14 @@ def test_a_gate_logs_each_change_once_in_its_own_log_in_all_modes(site: AirflowS
 
     waits = {"poke": "running", "reschedule": "up_for_reschedule", "deferrable": "deferred"}
     for mode in modes:
-        site.wait_task("gate_logs", run, mode, {waits[mode]}, 120)
+        site.wait_task("gate_logs", run, mode, {waits[mode]}, 300)
     logged(closed)
     queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
     queue.pause_topic("logged")
     logged("topic paused by alice since 2")
     queue.resume_topic("logged")
     queue.push("logged", ["a", "b"])
-    assert site.wait_run("gate_logs", run, {"success"}, 120) == "success"
+    assert site.wait_run("gate_logs", run, {"success"}, 300) == "success"
     for mode in modes:
         lines = [line for line in task_log(site, "gate_logs", run, mode) if line.startswith("Waits for ")]
         # The worker logs it when the gate defers, and the trigger when it starts to wait.
@@ -112,6 +112,6 @@ def test_a_deferred_gate_that_times_out_names_its_wait(site: AirflowSite, queue:
     queue.pause_topic("late")
     queue.push("late", ["a"])
     run = site.trigger("gate_log_timeout", conf={"topic": "late"})
-    assert site.wait_run("gate_log_timeout", run, {"failed"}, 120) == "failed"
+    assert site.wait_run("gate_log_timeout", run, {"failed"}, 300) == "failed"
     message = "not open within 15 seconds. Waits for 1 ready task of topic 'late'; 0 ready, 1 paused, topic paused by"
     assert message in site.log_text()

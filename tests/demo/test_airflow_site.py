@@ -105,18 +105,18 @@ def test_the_components_are_healthy_and_listen_on_the_loopback_address_only(site
 def test_a_run_goes_from_trigger_to_success(site: AirflowSite) -> None:
     site.wait_dags("greets")
     run = site.trigger("greets", "first", {"name": "world"})
-    assert site.wait_run("greets", run, {"success"}, 90) == site.run_state("greets", "first") == "success"
+    assert site.wait_run("greets", run, {"success"}, 300) == site.run_state("greets", "first") == "success"
     assert site.task_states("greets", run) == {"greet": "success", "twice[0]": "success", "twice[1]": "success"}
     assert "hello world from env None" in site.log_text()
 
 
 def test_a_wait_for_a_state_that_cannot_come_fails_at_once(site: AirflowSite) -> None:
     run = site.trigger("fails")
-    assert site.wait_task("fails", run, "fail", {"failed"}, 90) == "failed"
+    assert site.wait_task("fails", run, "fail", {"failed"}, 300) == "failed"
     with pytest.raises(
         AirflowError, match=r"ended as failed, not as success(.|\n)*log of fail ends with(.|\n)*as it should"
     ):
-        site.wait_run("fails", run, {"success"}, 90)
+        site.wait_run("fails", run, {"success"}, 300)
     with pytest.raises(AirflowError, match=r"GET dags/none/dagRuns/r: 404"):
         site.run_state("none", "r")
 
@@ -131,7 +131,7 @@ def test_a_dag_that_cannot_be_imported_is_named(site: AirflowSite, place: Path) 
 
 def test_killing_the_scheduler_kills_its_tasks_and_it_can_be_restarted(site: AirflowSite) -> None:
     run = site.trigger("hangs")
-    site.wait_task("hangs", run, "hang", {"running"}, 90)
+    site.wait_task("hangs", run, "hang", {"running"}, 300)
     before = family(site.pids["scheduler"])
     deadline = time.monotonic() + 300
     while not any("987" in words(process) for process in before):
