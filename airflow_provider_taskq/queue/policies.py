@@ -84,7 +84,7 @@ class RetryPolicy:
             )
         if attempts >= self.max_attempts:
             return None
-        if self.max_elapsed is not None and self._elapsed_before(attempts, self.max_elapsed) >= self.max_elapsed:
+        if self.max_elapsed is not None and self._elapsed_before(attempts) >= _microseconds(self.max_elapsed):
             return None
         return self._growing_delay(attempts)
 
@@ -97,15 +97,34 @@ class RetryPolicy:
             return self.max_delay
         return min(self.base * self.factor ** (attempts - 1), self.max_delay)
 
-    def _elapsed_before(self, attempts: int, bound: timedelta) -> timedelta:
-        # Stops at `bound`: a policy may allow billions of attempts.
-        elapsed = _ZERO
-        for earlier in range(1, attempts):
-            delay = self._growing_delay(earlier)
-            if delay >= bound - elapsed:  # the sum may be longer than any timedelta
-                return bound
-            elapsed += delay
-        return elapsed
+    def _elapsed_before(self, attempts: int) -> float:
+        # The sum of the earlier delays in microseconds. taskq_internal.elapsed_before makes the same calculation.
+        count, base, longest = attempts - 1, _microseconds(self.base), _microseconds(self.max_delay)
+        if not base or not longest:
+            return 0.0
+        if self.factor == 1:
+            return count * min(base, longest)
+        # All delays from this one on are max_delay, or all before it if the delays shrink.
+        crossing = min(max(math.ceil(math.log(longest / base) / math.log(self.factor)), 0), count)
+        if self.factor > 1:
+            return base * _sum_of_powers(self.factor, crossing) + (count - crossing) * longest
+        shrunk = base * self.factor**crossing
+        return crossing * longest + shrunk * _sum_of_powers(self.factor, count - crossing)
+
+
+def _microseconds(duration: timedelta) -> float:
+    return float(duration // timedelta(microseconds=1))
+
+
+def _sum_of_powers(factor: float, count: int) -> float:
+    # 1 + factor + ... + factor ** (count - 1). Each bit of `count` doubles the number of powers, so the loop is short
+    # for billions. The quotient (factor ** count - 1) / (factor - 1) is inexact for factors near 1.
+    total, power = 0.0, 1.0
+    for bit in f"{count:b}":
+        total, power = total * (1 + power), power * power
+        if bit == "1":
+            total, power = total + power, power * factor
+    return total
 
 
 @dataclass(frozen=True, slots=True)

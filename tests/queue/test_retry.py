@@ -1,5 +1,6 @@
 """Retry: a failure with attempts left. Tests move the clock instead of waiting."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
+from airflow_provider_taskq.queue.policies import UNLIMITED
 from tests.conftest import SharedDatabase
 from tests.queue.conftest import identifiers, in_second, known, lapse, last_failure, pass_time, task_in
 
@@ -259,8 +261,6 @@ def reckoning(shared_database: SharedDatabase) -> Any:
 def test_the_policy_in_python_is_the_policy_in_sql(
     reckoning: psycopg.Connection, policy: RetryPolicy, attempts: int
 ) -> None:
-    if policy.base <= SECOND and (policy.max_elapsed or policy.base) > 1000 * (policy.base or SECOND):
-        attempts = min(attempts, 1000)  # both add up one by one
     with reckoning.transaction(force_rollback=True):
         queue = TaskQueue(reckoning)
         queue.create_topic("reckoned", TopicPolicy(policy))
@@ -273,6 +273,73 @@ def test_the_policy_in_python_is_the_policy_in_sql(
     assert (in_sql is None) == (in_python is None)
     if in_sql is not None and in_python is not None:
         assert abs(in_sql - in_python) <= timedelta(microseconds=2) + in_python * 1e-12
+
+
+@settings(max_examples=200)
+@given(policy=POLICIES, attempts=st.integers(1, 60), share=st.floats(0.001, 2))
+def test_delays_add_up_as_if_each_were_added_to_the_sum(policy: RetryPolicy, attempts: int, share: float) -> None:
+    policy = replace(policy, max_attempts=UNLIMITED, max_elapsed=None)
+    each = [policy.delay(number) for number in range(1, attempts)]
+    elapsed = sum((delay for delay in each if delay is not None), start=timedelta(0))
+    limit = elapsed * share + timedelta(microseconds=1)
+    given_up = replace(policy, max_elapsed=limit).delay(attempts) is None
+    if abs(limit - elapsed) > timedelta(microseconds=60) + elapsed * 1e-12:  # each delay is rounded
+        assert given_up == (elapsed >= limit)
+
+
+BILLIONS = 2_000_000_000
+HOUR = timedelta(hours=1)
+# The delays of each policy add up slowly, or never, to its max_elapsed.
+ENDLESS = [
+    pytest.param(RetryPolicy(UNLIMITED, timedelta(0), max_elapsed=HOUR), timedelta(0), id="no delay"),
+    pytest.param(RetryPolicy(UNLIMITED, SECOND, 0.5, max_elapsed=HOUR), timedelta(0), id="shrinking delays"),
+    pytest.param(RetryPolicy(UNLIMITED, SECOND, 2.0, timedelta(0), max_elapsed=HOUR), timedelta(0), id="none allowed"),
+    pytest.param(RetryPolicy(UNLIMITED, 100 * SECOND, 1e-300, SECOND, max_elapsed=HOUR), timedelta(0), id="one delay"),
+    pytest.param(
+        RetryPolicy(UNLIMITED, timedelta(microseconds=1), 1.0, max_elapsed=HOUR),
+        timedelta(microseconds=1),
+        id="constant delays",
+    ),
+    pytest.param(
+        RetryPolicy(UNLIMITED, timedelta(microseconds=1), 1.0, max_elapsed=timedelta(seconds=BILLIONS / 1e6)),
+        timedelta(microseconds=1),
+        id="the last that fits",
+    ),
+    pytest.param(
+        RetryPolicy(UNLIMITED, timedelta(microseconds=1), 1.0, max_elapsed=timedelta(seconds=BILLIONS / 1e6 - 1e-6)),
+        None,
+        id="the first that does not",
+    ),
+    pytest.param(
+        RetryPolicy(UNLIMITED, timedelta(microseconds=1), 1.0 + 1e-9, SECOND, max_elapsed=HOUR), None, id="slow growth"
+    ),
+    pytest.param(
+        RetryPolicy(UNLIMITED, timedelta(microseconds=1), 1e300, SECOND, max_elapsed=3650 * 24 * HOUR),
+        None,
+        id="fast growth",
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "expected"), ENDLESS)
+def test_a_policy_decides_about_billions_of_attempts_without_a_loop_over_them(
+    policy: RetryPolicy, expected: timedelta | None
+) -> None:
+    assert policy.delay(BILLIONS) == expected
+
+
+@pytest.mark.parametrize(("policy", "expected"), ENDLESS)
+def test_a_failure_after_billions_of_attempts_is_decided_without_a_loop_over_them(
+    queue: TaskQueue, owner: Owner, policy: RetryPolicy, expected: timedelta | None
+) -> None:
+    queue.alter_topic("work", TopicPolicy(policy))
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.conn.execute("UPDATE taskq_internal.live SET attempt = %s", (BILLIONS,))
+    with queue.conn.transaction():
+        queue.conn.execute("SET LOCAL statement_timeout = '60s'")  # a loop takes many minutes
+        queue.complete(owner, {task.sequence: Decision(Result.FAILURE, error="again")})
+    info = known(queue, task)
+    assert (info.state, info.attempt) == (State.FAILED if expected is None else State.READY, BILLIONS)
 
 
 @pytest.mark.parametrize("policy", [RetryPolicy, TopicPolicy])

@@ -221,24 +221,61 @@ END $$;
 -- Returns NULL if no attempts are left, or if the delays add up to max_elapsed: the task then fails.
 CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int) RETURNS interval
 LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_elapsed interval := interval '0';
-    v_earlier int := 1;
 BEGIN
     IF p_attempts >= p_topic.max_attempts THEN
         RETURN NULL;
     END IF;
-    IF p_topic.max_elapsed IS NOT NULL THEN
-        WHILE v_earlier < p_attempts AND v_elapsed < p_topic.max_elapsed LOOP
-            v_elapsed := v_elapsed + taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay,
-                    v_earlier);
-            v_earlier := v_earlier + 1;
-        END LOOP;
-        IF v_elapsed >= p_topic.max_elapsed THEN
-            RETURN NULL;
-        END IF;
+    IF p_topic.max_elapsed IS NOT NULL AND taskq_internal.elapsed_before(p_topic, p_attempts)
+            >= taskq_internal.microseconds(p_topic.max_elapsed) THEN
+        RETURN NULL;
     END IF;
     RETURN taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
+END $$;
+
+-- Returns the sum of the delays after p_attempts - 1 failures, in microseconds. RetryPolicy makes the same calculation.
+CREATE FUNCTION taskq_internal.elapsed_before(p_topic taskq_internal.topic, p_attempts int) RETURNS double precision
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_count    int := p_attempts - 1;
+    v_base     double precision := taskq_internal.microseconds(p_topic.base);
+    v_longest  double precision := taskq_internal.microseconds(p_topic.max_delay);
+    v_crossing int;
+BEGIN
+    IF v_base = 0 OR v_longest = 0 THEN
+        RETURN 0;
+    ELSIF p_topic.factor = 1 THEN
+        RETURN v_count * least(v_base, v_longest);
+    END IF;
+    -- All delays from this one on are max_delay, or all before it if the delays shrink.
+    v_crossing := least(greatest(ceil(ln(v_longest / v_base) / ln(p_topic.factor)), 0), v_count);
+    IF p_topic.factor > 1 THEN
+        RETURN v_base * taskq_internal.sum_of_powers(p_topic.factor, v_crossing) + (v_count - v_crossing) * v_longest;
+    END IF;
+    RETURN v_crossing * v_longest + v_base * power(p_topic.factor, v_crossing)
+        * taskq_internal.sum_of_powers(p_topic.factor, v_count - v_crossing);
+END $$;
+
+CREATE FUNCTION taskq_internal.microseconds(p_duration interval) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
+    SELECT (extract(epoch FROM p_duration) * 1000000)::float8
+$$;
+
+-- Returns 1 + factor + ... + factor ^ (count - 1). Each bit of the count doubles the number of powers, so the loop is
+-- short for billions. The quotient (factor ^ count - 1) / (factor - 1) is inexact for factors near 1.
+CREATE FUNCTION taskq_internal.sum_of_powers(p_factor double precision, p_count int) RETURNS double precision
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_sum   double precision := 0;
+    v_power double precision := 1;
+BEGIN
+    FOR v_bit IN REVERSE 30..0 LOOP
+        v_sum := v_sum * (1 + v_power);
+        v_power := CASE WHEN v_power < 1e-100 THEN 0 ELSE v_power * v_power END;  -- the product must not underflow
+        IF (p_count >> v_bit) & 1 = 1 THEN
+            v_sum := v_sum + v_power;
+            v_power := v_power * p_factor;
+        END IF;
+    END LOOP;
+    RETURN v_sum;
 END $$;
 
 -- Returns min(base * factor ^ (attempts - 1), max_delay). Compares logarithms first, because the power may overflow.
