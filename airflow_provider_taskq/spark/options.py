@@ -8,6 +8,8 @@ from airflow_provider_taskq.queue import Insertion, LeaseLost, TaskQueue, TaskQu
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 DEFAULT_PARTITIONS = 8
+_MAX_INT, _MAX_BIGINT = 2**31 - 1, 2**63 - 1  # of the types of PostgreSQL
+_MAX_DIGITS = len(str(_MAX_BIGINT))
 _HELD_NAMES = {"topic", "owner", "fence", "partitions", "until"}
 _COMPLETE_NAMES = {"topic", "owner", "fence", "stage", "stream"}
 _SPARK_NAMES = {"checkpointlocation", "queryname"}  # Spark passes its own options of a stream along
@@ -110,12 +112,19 @@ def require(values: Mapping[str, str], mode: str, name: str) -> str:
 
 def parse_partitions(values: Mapping[str, str]) -> int:
     """Return the option `partitions`, or 8 by default."""
-    return parse_number(values.get("partitions", str(DEFAULT_PARTITIONS)), "partitions")
+    return parse_number(values.get("partitions", str(DEFAULT_PARTITIONS)), "partitions", most=_MAX_INT)
 
 
-def parse_number(text: str, name: str, least: int = 1) -> int:
-    """Parse a whole number of at least `least`. Raises TaskQueueError, which names the option."""
-    if not text.isascii() or not text.isdigit() or int(text) < least:
+def parse_number(text: str, name: str, least: int = 1, most: int = _MAX_BIGINT) -> int:
+    """Parse a whole number from `least` to `most`. Raises TaskQueueError, which names the option."""
+    is_number = text.isascii() and text.isdigit()
+    # Python converts no text of more than 4,300 digits.
+    if is_number and (len(text) > _MAX_DIGITS or int(text) > most):
+        raise TaskQueueError(
+            f"format taskq: option {name!r} must be a whole number of at most {most}, in at most {_MAX_DIGITS} digits,"
+            f" not {text!r:.50}"
+        )
+    if not is_number or int(text) < least:
         raise TaskQueueError(f"format taskq: option {name!r} must be a whole number of at least {least}, not {text!r}")
     return int(text)
 

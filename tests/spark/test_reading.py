@@ -10,8 +10,9 @@ import pytest
 from airflow_provider_taskq.queue import LeaseLost, NewTask, Owner, TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.spark import binary_copy
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.options import HeldOptions
-from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, SequenceRange
+from airflow_provider_taskq.spark.options import HeldOptions, PushOptions
+from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, SequenceRange, TasksOptions
+from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, LogOptions
 
 ODD = [
     "plain",
@@ -139,3 +140,30 @@ def test_options_are_checked(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(TaskQueueError, match=sentence) as refused:
         HeldOptions.parse({"mode": "held", "topic": "t", "owner": "o", "fence": "1", **options}, "held")
     assert "secret" not in str(refused.value)
+
+
+HELD = {"mode": "held", "topic": "t", "owner": "o"}
+PUSH = {"mode": "push", "topic": "t", "stream": "s"}
+LOG = {"mode": "log", "topic": "t"}
+TASKS = {"mode": "tasks", "topic": "t"}
+BIGINT, INT = 2**63 - 1, 2**31 - 1
+NUMBERS: list[tuple[Callable[[dict[str, str]], object], str, int]] = [
+    (lambda more: HeldOptions.parse({**HELD, **more}, "held"), "fence", BIGINT),
+    (lambda more: HeldOptions.parse({**HELD, **more}, "held"), "partitions", INT),
+    (lambda more: TasksOptions.parse({**TASKS, **more}), "partitions", INT),
+    (lambda more: PushOptions.parse({**PUSH, **more}), "batch", BIGINT),
+    (lambda more: LogOptions.parse({**LOG, **more}), "after", BIGINT),
+]
+if ADMISSION_CONTROL:
+    NUMBERS.append((lambda more: LogOptions.parse({**LOG, **more}), "maxTasksPerTrigger", BIGINT))
+
+
+@pytest.mark.parametrize(("parse", "name", "most"), NUMBERS)
+def test_a_number_beyond_its_type_in_the_database_is_refused_by_name(
+    parse: Callable[[dict[str, str]], object], name: str, most: int
+) -> None:
+    parse({name: str(most)})
+    for text in (str(most + 1), "9" * 20, "9" * 5000):  # Python converts no text of more than 4,300 digits
+        with pytest.raises(TaskQueueError, match=f"'{name}' must be a whole number of at most {most},") as refused:
+            parse({name: text})
+        assert len(str(refused.value)) < 200
