@@ -31,7 +31,7 @@ _VIEW = sql.Identifier("taskq", "migrations")  # readable by every granted role
 _FUNCTIONS = 0  # the number in the table of migrations of all function files together
 _VIEWS = -1  # the number of the readable views, or of the choice to leave them out
 PATIENCE = 60.0  # seconds for the transactions that use the schema, if the session has no lock_timeout
-TURN = 0.5  # seconds at most in which calls of others queue behind this one; less than PostgreSQL's deadlock_timeout
+TURN = 0.5  # seconds at most of a wait for one lock; less than PostgreSQL's deadlock_timeout
 RELEASE = 1  # raised by every release that changes a function, so that an older package leaves it alone
 
 _CONSTANT = re.compile(r"(?<![:\w]):([A-Z][A-Z_]+)\b")
@@ -148,15 +148,16 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
 
     If another role owns the schema, the call acts as this role, so that it owns all objects.
 
+    The upgrade waits for transactions that use what it changes, for a minute or the session's `lock_timeout`. Calls of
+    others queue behind an upgrade that waits. So it waits for the lock of each table, view or function for at most half
+    a second. If a lock takes longer, the upgrade gives all its locks back, and tries again a second later.
+
     :param views: whether the schema has the readable views `tasks` and `topic_summaries`, and the function `newest`.
         None keeps the recorded choice; a new schema has them.
     :raises SchemaMismatch: if the schema in the database is newer than this package, or was installed by another text.
-    The upgrade waits for transactions that use what it changes, for a minute or the session's `lock_timeout`. It never
-    makes other calls wait for them for longer than half a second.
-
     :raises TaskQueueError: if other objects in the database depend on functions or views to replace, or the server is
         older than PostgreSQL 14, or the schema belongs to a role that the caller may not act as, or a transaction that
-        uses the schema does not end in time. The message names its session.
+        uses the schema does not end in time. The message names its session, or the prepared transaction.
     """
     if conn.info.server_version < OLDEST_SERVER:
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
@@ -177,14 +178,17 @@ def _upgrade(conn: psycopg.Connection[Any], new: Collection[SchemaStep], wanted:
     _replace_functions(conn, wanted)
 
 
+# The locks of a prepared transaction have no pid. They share a virtual transaction with the lock on its number.
 _USER = """
-SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+SELECT l.pid, p.gid FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN (pg_locks n JOIN pg_prepared_xacts p ON n.transactionid = p.transaction AND n.pid IS NULL)
+    ON l.pid IS NULL AND n.virtualtransaction = l.virtualtransaction
 LEFT JOIN pg_class c ON c.oid = l.relation
-LEFT JOIN pg_proc p ON p.oid = l.objid AND l.classid = 'pg_proc'::regclass
-WHERE l.granted AND l.pid <> pg_backend_pid()
+LEFT JOIN pg_proc f ON f.oid = l.objid AND l.classid = 'pg_proc'::regclass
+WHERE l.granted AND l.pid IS DISTINCT FROM pg_backend_pid() AND (a.pid IS NOT NULL OR p.gid IS NOT NULL)
   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-  AND coalesce(c.relnamespace, p.pronamespace) IN (to_regnamespace('taskq'), to_regnamespace('taskq_internal'))
-ORDER BY a.xact_start LIMIT 1
+  AND coalesce(c.relnamespace, f.pronamespace) IN (to_regnamespace('taskq'), to_regnamespace('taskq_internal'))
+ORDER BY coalesce(a.xact_start, p.prepared) LIMIT 1
 """
 _LOCK_TIMEOUT = "SELECT current_setting('lock_timeout'), extract(epoch FROM current_setting('lock_timeout')::interval)"
 
@@ -192,8 +196,8 @@ _LOCK_TIMEOUT = "SELECT current_setting('lock_timeout'), extract(epoch FROM curr
 def _in_turns(conn: psycopg.Connection[Any], change: Callable[[], None]) -> None:
     """Make a change that needs locks which open transactions may hold.
 
-    All later calls queue behind a session that waits for such a lock. So the change gives up after half a second,
-    which releases its locks, and starts again a second later.
+    All later calls queue behind a session that waits for such a lock. So the change waits for each lock for at most
+    half a second. If a lock takes longer, the change releases all its locks, and starts again a second later.
     """
     with conn.cursor(row_factory=tuple_row) as cursor:
         [(before, given)] = cursor.execute(_LOCK_TIMEOUT).fetchall()
@@ -205,7 +209,7 @@ def _in_turns(conn: psycopg.Connection[Any], change: Callable[[], None]) -> None
                 conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{min(patience, TURN)}s",))
                 change()
                 conn.execute("SELECT set_config('lock_timeout', %s, true)", (before,))
-        except psycopg.errors.LockNotAvailable as error:
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             if time.monotonic() >= deadline:
                 raise _in_use(conn, patience) from error
             time.sleep(2 * TURN)  # the calls that have queued go on
@@ -216,7 +220,12 @@ def _in_turns(conn: psycopg.Connection[Any], change: Callable[[], None]) -> None
 def _in_use(conn: psycopg.Connection[Any], patience: float) -> TaskQueueError:
     with conn.cursor(row_factory=tuple_row) as cursor:
         found = cursor.execute(_USER.encode()).fetchone()
-    user = f"session {found[0]} is one of them" if found else "it has ended by now"
+    if found is None:
+        user = "it has ended by now"
+    elif found[1] is None:
+        user = f"session {found[0]} is one of them"
+    else:
+        user = f"prepared transaction {found[1]!r} is one of them, and ends by COMMIT PREPARED or ROLLBACK PREPARED"
     return TaskQueueError(
         f"the schema taskq cannot be upgraded: a transaction has used it for longer than {patience:g} s; {user}. Run"
         " this again when it has ended, or with a longer lock_timeout"

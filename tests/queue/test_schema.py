@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import PIPE, Popen
+from threading import Event
 from uuid import uuid4
 
 import psycopg
@@ -23,7 +24,8 @@ from airflow_provider_taskq.queue import (
     verify,
 )
 from airflow_provider_taskq.queue.reports import Explanation
-from airflow_provider_taskq.queue.schema import _FOREIGN
+from airflow_provider_taskq.queue.schema import _FOREIGN, _in_turns
+from demo.postgres import EmbeddedPostgres
 from tests.queue.conftest import identifiers
 
 THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
@@ -394,3 +396,62 @@ def test_objects_of_a_role_named_taskq_are_never_dropped_with_the_schema(namesak
     install(namesake)
     uninstall(namesake)
     assert namesake.execute("SELECT to_regclass('public.orders') IS NOT NULL").fetchone() == (True,)
+
+
+@pytest.fixture
+def preparing() -> Iterator[psycopg.Connection]:
+    """A session in autocommit of a server that allows prepared transactions, with the schema and a topic `work`."""
+    with (
+        EmbeddedPostgres(settings={"max_prepared_transactions": "2"}) as server,
+        connect(server.dsn, autocommit=True) as conn,
+    ):
+        install(conn)
+        TaskQueue(conn).create_topic("work")
+        yield conn
+
+
+def test_an_upgrade_names_the_prepared_transaction_that_it_has_waited_for(preparing: psycopg.Connection) -> None:
+    preparing.execute("BEGIN")
+    preparing.execute("SELECT * FROM taskq.tasks")  # the upgrade replaces this view
+    preparing.execute("PREPARE TRANSACTION 'import of today'")
+    preparing.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    preparing.execute("SET lock_timeout = '700ms'")
+    before = things(preparing)
+    with pytest.raises(TaskQueueError, match=r"prepared transaction 'import of today' .* COMMIT PREPARED or ROLLBACK"):
+        install(preparing)
+    assert things(preparing) == before
+    preparing.execute("ROLLBACK PREPARED 'import of today'")
+    install(preparing)
+    verify(preparing)
+
+
+def test_an_upgrade_that_postgresql_ends_for_a_deadlock_starts_again(empty: psycopg.Connection, empty_dsn: str) -> None:
+    empty.execute("CREATE TABLE first (); CREATE TABLE second ()")
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'first'::regclass"
+    used, changing = Event(), Event()
+    attempts: list[int] = []
+
+    def change() -> None:
+        attempts.append(1)
+        empty.execute("LOCK TABLE first")
+        changing.set()
+        while len(attempts) == 1 and empty.execute(waits.encode()).fetchone() != (1,):
+            empty.execute("SELECT pg_sleep(0.01)")
+        empty.execute("LOCK TABLE second")
+
+    def use_in_the_other_order() -> None:
+        with connect(empty_dsn) as conn:
+            conn.execute("SET deadlock_timeout = '100s'")  # so that PostgreSQL ends the other session
+            conn.execute("LOCK TABLE second")
+            used.set()
+            assert changing.wait(60)
+            conn.execute("LOCK TABLE first")
+
+    empty.execute("SET deadlock_timeout = '10ms'")
+    with ThreadPoolExecutor(1) as pool:
+        using = pool.submit(use_in_the_other_order)
+        assert used.wait(60)
+        with empty.transaction():
+            _in_turns(empty, change)
+        using.result(60)
+    assert len(attempts) > 1
