@@ -80,8 +80,9 @@ constraints: setup  ## resolve constraints/*.txt and .ci/hashes.txt again from p
 	@$(BIN)/python .ci/matrix.py --resolve
 
 audit: setup  ## ask the advisory database of Python about every pinned package; needs the internet
-	@for pins in constraints/*.txt; do \
-		$(BIN)/uv tool run --quiet pip-audit==2.10.1 --requirement "$$pins" --no-deps --disable-pip --strict --progress-spinner off || exit 1; \
+	@for pins in constraints/*.txt .ci/spark-*.txt bench/peers/pins.txt; do \
+		grep == "$$pins" | $(BIN)/uv tool run --quiet pip-audit==2.10.1 --requirement /dev/stdin --no-deps --disable-pip \
+			--strict --progress-spinner off || { echo "audit: $$pins" >&2; exit 1; }; \
 	done
 
 clean:  ## remove .venv, caches and built files

@@ -1,21 +1,25 @@
 """Build both distributions into dist/, check their metadata, and run tests/packaging on the built files.
 
-`--release v1.2.3` first checks that this tree is that release: the version, the dated section of CHANGELOG.md, the
-number RELEASE if SQL functions differ from those of the last tag and, with `--repository`, the address in
-pyproject.toml. `--notes` only prints the section of CHANGELOG.md about this version.
+`--release v1.2.3` first checks that this tree is that release: the version, the dated section of CHANGELOG.md, the SQL
+statements against those of the last tag and, with `--repository`, the address in pyproject.toml. `--notes` only prints
+the section of CHANGELOG.md about this version.
 The names of files given as arguments go to pytest instead of tests/packaging.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (ROOT, ROOT / ".ci" / "core")  # each with a pyproject.toml
@@ -69,19 +73,62 @@ def check_release(tag: str, repository: str | None) -> None:
             )
 
 
-def check_functions(tag: str) -> None:
-    """Raise DistError if SQL functions differ from those of the last release, under the same number."""
+class Statements(NamedTuple):
+    """The SQL statements of a release, with the values of their constants."""
+
+    release: int
+    functions: str
+    views: str
+    migrations: dict[str, str]
+
+
+STATEMENTS = """
+import json
+from airflow_provider_taskq.queue import schema
+migrations = {each.name: each.script for each in schema.migrations()}
+print(json.dumps([schema.RELEASE, schema.functions().script, schema.views().script, migrations]))
+"""
+
+
+def statements(tree: Path) -> Statements:
+    """Return the statements of the package in a folder."""
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-B", "-c", STATEMENTS]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DistError("the SQL statements of %s cannot be read:\n%s" % (tree, done.stderr.rstrip()))
+    return Statements(*json.loads(done.stdout))
+
+
+def released_statements(tag: str) -> Statements:
+    """Return the statements of the package at a tag."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = folder + "/package.zip"
+        done = git("archive", "--format=zip", "--output", archive, tag, "airflow_provider_taskq/__init__.py", QUEUE)
+        if done.returncode:
+            raise DistError("git cannot read the package of %s: %s" % (tag, done.stderr.rstrip()))
+        with zipfile.ZipFile(archive) as package:
+            package.extractall(folder)
+        return statements(Path(folder))
+
+
+def check_schema(tag: str) -> None:
+    """Raise DistError if a migration of the last release has changed, or other SQL under the same number RELEASE."""
     found = git("describe", "--tags", "--abbrev=0", "--match", "v*", "--exclude", tag)
     if found.returncode:
         return  # the first release
     last = found.stdout.strip()
-    if git("diff", "--quiet", last, "--", QUEUE + "/sql/api", QUEUE + "/sql/internal").returncode == 0:
-        return
-    number = re.compile(r"^RELEASE = (\d+)", re.MULTILINE)
-    before = number.search(git("show", "%s:%s/schema.py" % (last, QUEUE)).stdout)
-    now = number.search((ROOT / QUEUE / "schema.py").read_text(encoding="utf-8"))
-    if before is None or now is None or int(now[1]) <= int(before[1]):
-        raise DistError("SQL functions have changed since %s: raise RELEASE in %s/schema.py" % (last, QUEUE))
+    before, now = released_statements(last), statements(ROOT)
+    changed = sorted(name for name, script in before.migrations.items() if now.migrations.get(name) != script)
+    if changed:
+        raise DistError(
+            "the migration %s differs from that of %s, or is missing. Its text and the values of its constants in"
+            " %s/models.py must stay: restore them, and add a new migration" % (changed[0], last, QUEUE)
+        )
+    if (now.functions, now.views) != (before.functions, before.views) and now.release <= before.release:
+        raise DistError(
+            "SQL functions, views or constants have changed since %s: raise RELEASE in %s/schema.py" % (last, QUEUE)
+        )
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,10 +138,14 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def build(folder: Path) -> list[Path]:
-    """Build sdist and wheel of each distribution; the wheel is built from the sdist, each in a clean environment."""
+    """Build sdist and wheel of each distribution, the wheel from the sdist.
+
+    The build backend is the one of .venv, whose files have the hashes of .ci/hashes.txt. An isolated build would
+    install the newest one, without hashes.
+    """
     for source in SOURCES:
         say("building %s" % (source.relative_to(ROOT) if source != ROOT else "the repository"))
-        command = [sys.executable, "-m", "build", "--outdir", str(folder), str(source)]
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode:
             raise DistError("python -m build %s failed:\n%s" % (source, done.stdout[-8000:].rstrip()))
@@ -114,7 +165,7 @@ def main() -> int:
         return 0
     if wants.release:
         check_release(wants.release, wants.repository)
-        check_functions(wants.release)
+        check_schema(wants.release)
     shutil.rmtree(FOLDER, ignore_errors=True)
     for file in build(FOLDER):
         say("%s, %d kB" % (file.relative_to(ROOT), file.stat().st_size // 1000))

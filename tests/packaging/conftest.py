@@ -40,13 +40,13 @@ class Distribution:
 
 @pytest.fixture(scope="session")
 def built(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Distribution]:
-    """Both distributions by name. `python -m build` makes an sdist in a clean environment, and the wheel from that."""
+    """Both distributions by name. `python -m build` makes an sdist with the pinned backend, and the wheel from that."""
     if given := os.environ.get("TASKQ_TEST_DIST"):
         folder = Path(given)
     else:
         folder = tmp_path_factory.mktemp("dist")
         for source in (repository, repository / ".ci" / "core"):
-            command = [sys.executable, "-m", "build", "--outdir", str(folder), str(source)]
+            command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return {name: _found(folder, name) for name in (FULL, CORE)}

@@ -1,6 +1,7 @@
 """`.ci/dist.py --release` refuses a tag, a changelog or an address that does not belong to the release."""
 
 import importlib.util
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -46,12 +47,25 @@ def check(script: ModuleType) -> tuple[Check, type[Exception]]:
     return script.check_release, script.DistError
 
 
-def commit(tree: Path, number: int, function: str, tag: str) -> None:
-    """Commits the number of the functions and the text of one, under a tag."""
-    queue = tree / "airflow_provider_taskq" / "queue"
-    (queue / "sql" / "api").mkdir(parents=True, exist_ok=True)
-    (queue / "schema.py").write_text(f"RELEASE = {number}  # of functions\n")
-    (queue / "sql" / "api" / "push.sql").write_text(function)
+@pytest.fixture
+def queue(repository: Path, tree: Path) -> Path:
+    """The package of the queue in that repository, which has the release v1.2.2. Its RELEASE is 1."""
+    folder = tree / "airflow_provider_taskq" / "queue"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(repository / "airflow_provider_taskq" / "queue", folder, ignore=ignored)
+    change(folder / "schema.py", r"(?m)^RELEASE = \d+", "RELEASE = 1")
+    release(tree, "v1.2.2")
+    return folder
+
+
+def change(file: Path, pattern: str, text: str) -> None:
+    """Replaces the first match of a pattern in a file."""
+    before = file.read_text()
+    file.write_text(re.sub(pattern, text, before, count=1))
+
+
+def release(tree: Path, tag: str) -> None:
+    """Commits the tree under a tag."""
     author = ("-c", "user.name=me", "-c", "user.email=me@example.org")
     for arguments in (
         ("init", "-q"),
@@ -99,15 +113,74 @@ def test_a_repository_that_is_not_the_one_of_the_metadata_is_refused(check: tupl
         accept("v1.2.3", "https://github.com/another/queue")
 
 
-def test_functions_that_have_changed_since_the_last_release_need_a_greater_number(
-    tree: Path, script: ModuleType
+def test_the_first_release_has_no_number_to_raise(script: ModuleType) -> None:
+    script.check_schema("v1.2.3")
+
+
+CHANGES = {
+    "a function": ("sql/api/push.sql", r"\Z", "\n-- Another text.\n"),
+    "an internal function": ("sql/internal/locks.sql", r"\Z", "\n-- Another text.\n"),
+    "a view": ("sql/views/tasks.sql", r"\Z", "\n-- Another text.\n"),
+    "a constant": ("schema.py", r'"NOT_STORED": 0', '"NOT_STORED": 99'),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_statements_that_have_changed_since_the_last_release_need_a_greater_number(
+    changed: str, tree: Path, queue: Path, script: ModuleType
 ) -> None:
-    script.check_functions("v1.2.3")
-    commit(tree, 1, "SELECT 1", "v1.2.2")
-    commit(tree, 1, "SELECT 2", "v1.2.3")
+    file, pattern, text = CHANGES[changed]
+    script.check_schema("v1.2.3")
+    change(queue / file, pattern, text)
+    release(tree, "v1.2.3")
     with pytest.raises(script.DistError, match=r"changed since v1\.2\.2: raise RELEASE"):
-        script.check_functions("v1.2.3")
-    commit(tree, 2, "SELECT 2", "v1.2.4")
-    script.check_functions("v1.2.4")
-    commit(tree, 2, "SELECT 2", "v1.2.5")
-    script.check_functions("v1.2.5")
+        script.check_schema("v1.2.3")
+    change(queue / "schema.py", r"(?m)^RELEASE = 1", "RELEASE = 2")
+    script.check_schema("v1.2.3")
+    release(tree, "v1.2.4")
+    script.check_schema("v1.2.5")
+
+
+def test_code_that_changes_no_statement_needs_no_greater_number(queue: Path, script: ModuleType) -> None:
+    change(queue / "schema.py", r"\Z", "\n# A comment.\n")
+    change(queue / "models.py", r"\Z", "\n# A comment.\n")
+    script.check_schema("v1.2.3")
+
+
+def modify(migration: Path) -> None:
+    change(migration, r"\Z", "\n-- Another text.\n")
+
+
+def remove(migration: Path) -> None:
+    migration.unlink()
+
+
+def rename(migration: Path) -> None:
+    migration.rename(migration.with_name("0009_stages.sql"))
+
+
+def renumber_state(migration: Path) -> None:
+    change(migration.parents[2] / "models.py", r"(?m)^    SUSPENDED = \d+", "    SUSPENDED = 99")
+
+
+@pytest.mark.parametrize("alter", [modify, remove, rename, renumber_state])
+def test_a_migration_of_the_last_release_must_stay_as_it_is(
+    alter: Callable[[Path], None], queue: Path, script: ModuleType
+) -> None:
+    migrations = queue / "sql" / "migrations"
+    alter(migrations / "0004_stages.sql")
+    change(queue / "schema.py", r"(?m)^RELEASE = 1", "RELEASE = 2")
+    named = "0002_tasks" if alter is renumber_state else "0004_stages"
+    with pytest.raises(script.DistError, match=rf"the migration {named} differs from that of v1\.2\.2, or is missing"):
+        script.check_schema("v1.2.3")
+
+
+def test_a_release_may_add_a_migration(queue: Path, script: ModuleType) -> None:
+    (queue / "sql" / "migrations" / "0099_more.sql").write_text("SELECT 1;\n")
+    script.check_schema("v1.2.3")
+
+
+def test_a_package_whose_statements_cannot_be_read_is_named(queue: Path, script: ModuleType) -> None:
+    (queue / "schema.py").write_text("RELEASE = 2\n")
+    with pytest.raises(script.DistError, match=r"the SQL statements of .* cannot be read"):
+        script.check_schema("v1.2.3")

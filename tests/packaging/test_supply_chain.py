@@ -3,9 +3,11 @@
 import ast
 import hashlib
 import importlib.util
+import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,9 +15,12 @@ import pytest
 
 from tests.packaging.conftest import FULL
 
-# Functions that run what they read.
-UNSAFE = {"eval", "exec", "__import__", "pickle.loads", "pickle.load", "cloudpickle.loads", "cloudpickle.load"}
-UNSAFE |= {"marshal.loads", "marshal.load", "shelve.open", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"}
+# Modules that make objects of any class from bytes or text, and the module that has eval() by another name.
+MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "joblib", "yaml", "builtins"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+METHODS = {"eval", "exec", "read_pickle", "unsafe_load", "system", "popen", "getoutput", "getstatusoutput"}
+# Functions of the program itself, in its own process and in Spark's commit messages from its executors.
+DOCUMENTED = {("spark/composite.py", "cloudpickle"), ("spark/driver_commit.py", "cloudpickle")}
 
 
 @pytest.fixture
@@ -88,18 +93,91 @@ def test_a_pin_without_a_hash_is_named(setup: ModuleType, tmp_path: Path) -> Non
         setup.hashed(pins)
 
 
-def calls(source: str) -> set[str]:
-    """The functions that a source calls, as it writes them."""
-    return {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+def dangers(source: str) -> set[str]:
+    """The names in a source by which Python runs data as code, whether the source calls them or only passes them on."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found |= MODULES & {part for alias in names for part in alias.name.split(".")}
+            case ast.ImportFrom(module=module, names=names):
+                found |= MODULES & set((module or "").split("."))
+                found |= (MODULES | METHODS) & {alias.name for alias in names}
+            case ast.Name(id=name):
+                found |= (BUILTINS | {"__builtins__"}) & {name}
+            case ast.Attribute(attr=name):
+                found |= (MODULES | METHODS) & {name}
+            case ast.Constant(value=str(name)):  # import_module("pickle"), getattr(module, "eval")
+                found |= (MODULES - {"builtins"} | BUILTINS) & {name}
+            case ast.keyword(arg="shell", value=ast.Constant(value=False)):
+                pass
+            case ast.keyword(arg="shell"):
+                found.add("shell")
+    return found
 
 
 def test_no_module_runs_data_as_code(repository: Path) -> None:
     package = repository / FULL.replace("-provider-", "_provider_").replace("-", "_")
     sources = {str(path.relative_to(package)): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
-    assert "spark/driver_commit.py" in sources
-    found = {(name, call) for name, source in sources.items() for call in calls(source) & UNSAFE}
-    # Functions of the program itself, in its own process and in Spark's commit messages from its executors.
-    assert found == {("spark/composite.py", "cloudpickle.loads"), ("spark/driver_commit.py", "cloudpickle.loads")}
+    assert {(name, danger) for name, source in sources.items() for danger in dangers(source)} == DOCUMENTED
+
+
+@pytest.mark.parametrize(
+    ("source", "danger"),
+    [
+        ("import pickle\npickle.loads(data)", "pickle"),
+        ("from pickle import loads", "pickle"),
+        ("from pickle import Unpickler as Reader", "pickle"),
+        ("def later():\n    import pickle as p", "pickle"),
+        ("from pyspark import cloudpickle", "cloudpickle"),
+        ("from pyspark.cloudpickle import loads", "cloudpickle"),
+        ("import pyspark\npyspark.cloudpickle.loads(data)", "cloudpickle"),
+        ("import dill", "dill"),
+        ("import marshal", "marshal"),
+        ("import shelve", "shelve"),
+        ("import yaml\nyaml.load(text, yaml.Loader)", "yaml"),
+        ("import_module('pickle').loads(data)", "pickle"),
+        ("pd.read_pickle(path)", "read_pickle"),
+        ("from pandas import read_pickle", "read_pickle"),
+        ("eval(text)", "eval"),
+        ("run = exec", "exec"),
+        ("compile(text, 'name', 'exec')", "compile"),
+        ("map(compile, texts)", "compile"),
+        ("import builtins as b\nb.eval(text)", "builtins"),
+        ("getattr(module, 'eval')(text)", "eval"),
+        ("frame.eval(text)", "eval"),
+        ("__import__(name)", "__import__"),
+        ("subprocess.run(text, shell=True)", "shell"),
+        ("subprocess.run(text, shell=given)", "shell"),
+        ("from os import system", "system"),
+        ("os.popen(text)", "popen"),
+    ],
+)
+def test_each_way_to_run_data_as_code_is_found(source: str, danger: str) -> None:
+    assert danger in dangers(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["re.compile(pattern)", "subprocess.run(words, shell=False)", "self.pickled", "json.loads(text)"]
+)
+def test_a_source_that_runs_no_data_is_accepted(source: str) -> None:
+    assert dangers(source) == set()
+
+
+def test_every_pinned_release_is_audited(repository: Path) -> None:
+    recipe = (repository / "Makefile").read_text(encoding="utf-8").partition("\naudit:")[2]
+    patterns = recipe.partition("for pins in ")[2].partition(";")[0].split()
+    command = ["git", "ls-files", "*.txt"]
+    listed = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip(f"not a checkout of git: {listed.stderr.strip()}")
+
+    def pins(paths: Iterable[Path]) -> set[str]:
+        lines = {line.partition(" ")[0] for path in paths for line in path.read_text(encoding="utf-8").splitlines()}
+        return {line for line in lines if re.fullmatch(r"[\w.\[\]-]+==[\w.]+", line)}
+
+    audited = pins(path for pattern in patterns for path in repository.glob(pattern))
+    assert pins(repository / name for name in listed.stdout.split()) - audited == set()
 
 
 def test_pip_knows_no_conflict_in_the_environment() -> None:

@@ -94,6 +94,8 @@ def test_ci_runs_on_each_supported_python_and_postgresql(workflows: dict[str, st
     matrix = {name: job["strategy"]["matrix"] for name, job in jobs(workflows["ci.yml"]).items() if "strategy" in job}
     assert set(matrix["test"]["python"]) == pythons
     assert [int(release) for release in matrix["postgresql"]["postgresql"]] == list(range(14, 19))
+    tested = "".join(step.get("run", "") for step in jobs(workflows["ci.yml"])["postgresql"]["steps"])
+    assert {"tests/queue", "tests/faults/test_upgrades.py"} <= set(re.findall(r"tests/[\w/.]+", tested))
 
 
 def test_a_release_is_published_after_all_tests_and_without_a_token(workflows: dict[str, str]) -> None:
