@@ -41,6 +41,8 @@ TABLES = [
     "taskq_internal.audit",
     "taskq_internal.worker",
     "taskq.staged",
+    "taskq.staged_task",
+    "taskq.staged_junction",
 ]
 
 LEASE = timedelta(minutes=5)
@@ -181,12 +183,24 @@ def test_a_role_may_call_the_functions_of_its_kind_and_no_others(granted: As, ki
     assert {name for name, call in calls.items() if may(call)} == allowed
 
 
+def first_columns(queue: TaskQueue) -> dict[str, str]:
+    """The first column of each of the tables."""
+    found = queue.conn.execute(
+        "SELECT t, a.attname FROM unnest(%s::text[]) t JOIN pg_attribute a ON a.attrelid = t::regclass"
+        " WHERE a.attnum = 1",
+        (TABLES,),
+    )
+    return dict(found.fetchall())
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_role_reaches_a_table(granted: As, kind: str) -> None:
+def test_no_kind_of_role_reaches_a_table(own_queue: TaskQueue, granted: As, kind: str) -> None:
+    columns = first_columns(own_queue)
     queue = granted(kind)
     for table in TABLES:
-        for statement in ("SELECT FROM {}", "DELETE FROM {}", "UPDATE {} SET ctid = ctid"):
-            with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported)):
+        # DEFAULT reads no column, so the update needs no other right.
+        for statement in ("SELECT FROM {}", "DELETE FROM {}", f"UPDATE {{}} SET {columns[table]} = DEFAULT"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 queue.conn.execute(statement.format(table).encode())
 
 
