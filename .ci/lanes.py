@@ -3,8 +3,8 @@
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
 at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. Any other argument is a
-folder of PostgreSQL's programs: the tests of the queue run on that server, too. A signal to this program interrupts
-each pytest, so that it stops its servers. A second signal kills them.
+folder of PostgreSQL's programs: the tests of the queue, of upgrades and of restores run on that server, too. A signal
+to this program interrupts each pytest, so that it stops its servers. A second signal kills them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
+OF_CHANGE = ("tests/faults/test_upgrades.py", "tests/faults/test_restore.py")
 OF_AIRFLOW = ("tests/airflow", "tests/fuzz")  # Airflow waits more than it computes, and fuzzing only computes
 OF_USERS = ("tests/demo", "tests/plugin", "tests/docs", "tests/packaging")  # what users see and install
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
@@ -114,12 +115,12 @@ def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
 
 
 def second_server(programs: str) -> list[Run]:
-    """The tests of the queue on the server whose programs are in that folder, if there is one."""
+    """The tests of the queue, its upgrades and restores on the server with programs in that folder, if there is one."""
     if not programs:
         say("this system has no PostgreSQL 14 or newer: the queue is tested on the embedded one only")
         return []
-    say("the tests of the queue also run on the server in " + programs)
-    return [Run(("-q", "-m", "not slow", OF_QUEUE), programs)]
+    say("the tests of the queue, of upgrades and of restores also run on the server in " + programs)
+    return [Run(("-q", "-m", "not slow", OF_QUEUE), programs), Run(("-q", *OF_CHANGE), programs)]
 
 
 def archive_classes() -> bool:

@@ -29,7 +29,7 @@ def run(rig: Rig) -> None:
     with rig.database() as dsn, ProcessPoolExecutor(1, get_context("spawn")) as pool:
         _fill(dsn)
         changes: dict[str, Callable[[], object]] = {"no change": lambda: None}
-        changes["upgrade by the rule: three columns, a table, all functions"] = partial(install_next_release, dsn)
+        changes["upgrade by the rule: columns, a table, all functions"] = partial(install_next_release, dsn)
         changes |= {name: partial(_execute, dsn, statement) for name, statement in AGAINST_THE_RULE.items()}
         print(f"\nUpgrades: {WAITING:,} waiting and {ENDED:,} ended tasks, {SIZE} at a time")
         for name, change in changes.items():

@@ -45,7 +45,8 @@ class AdminMixin(FunctionCaller):
         :raises InvalidState: for a task of `sequences` that has not ended or does not exist.
         """
         rows = self._rows(
-            "SELECT * FROM taskq.revive(%s::text, %s::text, %b::bigint[], %s::int, %s::bigint, %s::bigint, %s::bigint)",
+            "SELECT old, new FROM taskq.revive(%s::text, %s::text, %b::bigint[], %s::int, %s::bigint, %s::bigint,"
+            " %s::bigint)",
             (topic, Revival.of(revival), _as_list(sequences), state_number(state), from_, to, size),
         )
         return dict(rows)

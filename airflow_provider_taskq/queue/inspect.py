@@ -122,7 +122,8 @@ class InspectMixin(FunctionCaller):
         """
         counted: dict[str, dict[State, Count]] = {}
         for name, found, number, last in self._rows(
-            "SELECT * FROM taskq.count(%s::text, %s::boolean, %s::int, %s::text, %s::text, %s::bigint, %s::bigint)",
+            "SELECT topic, state, count, last"
+            " FROM taskq.count(%s::text, %s::boolean, %s::int, %s::text, %s::text, %s::bigint, %s::bigint)",
             (topic, recent, state_number(state), identifier, reference, from_, to),
         ):
             states = counted.setdefault(name, {})
@@ -161,7 +162,7 @@ class InspectMixin(FunctionCaller):
         """
         counted: dict[str, dict[Result, int]] = {}
         for name, result, number in self._rows(
-            "SELECT * FROM taskq.results(%s::timestamptz, %s::timestamptz)",
+            "SELECT topic, result, count FROM taskq.results(%s::timestamptz, %s::timestamptz)",
             (_require_zone(since), _require_zone(until)),
         ):
             results = counted.setdefault(name, {})
@@ -278,9 +279,8 @@ class InspectMixin(FunctionCaller):
 
     def newest_sequences(self, topic: str, identifiers: Sequence[str]) -> dict[str, int | None]:
         """Return the sequence of the newest task of each identifier."""
-        return dict(
-            self._rows("SELECT * FROM taskq.newest_sequences(%s::text, %b::text[])", (topic, list(identifiers)))
-        )
+        call = "SELECT identifier, sequence FROM taskq.newest_sequences(%s::text, %b::text[])"
+        return dict(self._rows(call, (topic, list(identifiers))))
 
     def dependencies(self, topic: str, sequence: int) -> list[Dependency]:
         """Return the first fifty dependencies of a task."""
@@ -376,7 +376,12 @@ class InspectMixin(FunctionCaller):
 
         :param steps: the most ticks to examine.
         """
-        rows = self._fetch(dict_row, "SELECT * FROM taskq.browse_ticks(%s::text, %s::int)", (topic, to_int4(steps)))
+        rows = self._fetch(
+            dict_row,
+            "SELECT prefix, config_hash, waiting, next, last, capped, moments"
+            " FROM taskq.browse_ticks(%s::text, %s::int)",
+            (topic, to_int4(steps)),
+        )
         ticks = []
         more = False
         for row in rows:
@@ -423,7 +428,10 @@ class InspectMixin(FunctionCaller):
 
     def statistics(self, within: timedelta = _HOUR, topic: str | None = None) -> list[TopicStatistics]:
         """Return counts, retries and durations of the tasks that ended lately, of each topic that has any."""
-        call = "SELECT * FROM taskq.statistics(%s::interval, %s::text)"
+        call = (
+            "SELECT topic, ended, succeeded, failed, retried, retries, shortest, mean, longest, p50, p90, p95, p99"
+            " FROM taskq.statistics(%s::interval, %s::text)"
+        )
         return [
             _with_durations(TopicStatistics, row) for row in self._fetch(dict_row, call, (interval_text(within), topic))
         ]
@@ -444,7 +452,10 @@ class InspectMixin(FunctionCaller):
 
         :param within: how far to look back; the clock hour in which this time begins counts as a whole.
         """
-        call = "SELECT * FROM taskq.handling_times(%s::interval, %s::text)"
+        call = (
+            "SELECT topic, count, shortest, mean, longest, p50, p90, p95, p99"
+            " FROM taskq.handling_times(%s::interval, %s::text)"
+        )
         return [
             _with_durations(HandlingTimes, row) for row in self._fetch(dict_row, call, (interval_text(within), topic))
         ]
@@ -474,7 +485,8 @@ class InspectMixin(FunctionCaller):
 
     def count_lapsed(self, grace: timedelta) -> tuple[int, int]:
         """Count the leases that `expire(grace)` would end, and the tasks under them, both up to a thousand."""
-        owners, tasks = self._rows("SELECT * FROM taskq.count_lapsed(%s::interval)", (interval_text(grace),))[0]
+        call = "SELECT owners, tasks FROM taskq.count_lapsed(%s::interval)"
+        owners, tasks = self._rows(call, (interval_text(grace),))[0]
         return owners, tasks
 
     # Health

@@ -246,7 +246,8 @@ class LogMixin(FunctionCaller):
         :raises LeaseLost: if another consumer has the partition.
         """
         rows = self._rows(
-            "SELECT * FROM taskq.read_partition(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
+            "SELECT place, identifier, payload, reference, after, at_end"
+            " FROM taskq.read_partition(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
             (lease.group, lease.topic, lease.partition, lease.fence, to_int4(size)),
         )
         place, _, _, _, after, at_end = rows[-1]

@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MIGRATION = """ALTER TABLE taskq_internal.task ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
 ALTER TABLE taskq_internal.live ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
 ALTER TABLE taskq_internal.ended ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
+ALTER TABLE taskq_internal.topic ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
+ALTER TABLE taskq_internal.owner ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
 CREATE TABLE taskq_internal.of_next_release (topic_id int PRIMARY KEY, value int NOT NULL);
 """
 

@@ -1,20 +1,23 @@
 """Queues in use that are restored: from a dump, and from the archive of the log up to a moment."""
 
 import itertools
+import re
 import shutil
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.queue import (
     Insertion,
@@ -34,8 +37,8 @@ from tests.faults.servers import FAST, programs_of_tests
 from tests.queue.conftest import passed, states, until
 
 HOUR = timedelta(hours=1)
-HERE = "here"  # the restore point
 GROUP = "copies"
+SKIP_FENCES = "SELECT setval('taskq_internal.fence', nextval('taskq_internal.fence') + 1000000)"
 ARCHIVED = "SELECT coalesce(last_archived_wal, '') >= %s FROM pg_stat_archiver"
 # The server has to answer these with nothing, whatever was open at the moment of the copy.
 BROKEN = {
@@ -207,7 +210,7 @@ def archive() -> Iterator[Path]:
 
 
 def back_up(server: EmbeddedPostgres, target: EmbeddedPostgres) -> None:
-    """Copies the data of a running server to one that has not started, which will recover up to the restore point."""
+    """Copies the data of a running server to one that has not started."""
     account = unprivileged_account()
     programs = programs_of_tests() or server_programs(account, server.folder)
     data = target.folder / "data"
@@ -216,9 +219,25 @@ def back_up(server: EmbeddedPostgres, target: EmbeddedPostgres) -> None:
     source = make_conninfo(server.dsn, dbname="")
     done = account.run([programs / "pg_basebackup", "-D", data, "-c", "fast", "-X", "none", "-d", source])
     assert done.returncode == 0, done.stdout
-    (data / "recovery.signal").touch()
-    account.own(data / "recovery.signal")
     shutil.copy(server.folder / "password", target.folder / "password")
+
+
+def documented_settings(archive: Path, moment: datetime) -> list[str]:
+    """The settings of docs/production/backup.md: of the server in use, and of the one that recovers."""
+    page = (Path(__file__).parents[2] / "docs/production/backup.md").read_text(encoding="utf-8")
+    archiving, _, recovering = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    settings = [block.replace("/archive", str(archive)) for block in (archiving, recovering)]
+    return [re.sub(r"(recovery_target_time = ).*", rf"\1'{moment.isoformat()}'", block) for block in settings]
+
+
+def recover_to(target: EmbeddedPostgres, archive: Path, moment: datetime) -> None:
+    """Starts a server from its backup, and lets it read the archive up to a moment."""
+    data = target.folder / "data"
+    with (data / "postgresql.auto.conf").open("a", encoding="utf-8") as settings:
+        settings.write(documented_settings(archive, moment)[1])
+    (data / "recovery.signal").touch()
+    unprivileged_account().own(data / "recovery.signal")
+    target.start()
 
 
 def archive_log(conn: psycopg.Connection) -> None:
@@ -228,15 +247,11 @@ def archive_log(conn: psycopg.Connection) -> None:
 
 
 def test_a_queue_in_use_is_recovered_to_a_moment_and_goes_on(archive: Path) -> None:
-    archiving = {"archive_mode": "on", "archive_command": f"cp %p {archive}/%f"}
-    recovery = {"restore_command": f"cp {archive}/%f %p", "recovery_target_name": HERE}
+    lines = documented_settings(archive, datetime.now(UTC))[0].splitlines()
+    archiving = {name: value.strip("'") for name, value in (line.split(" = ", 1) for line in lines)}
     with (
         EmbeddedPostgres(settings={**FAST, **archiving}, programs=programs_of_tests()) as server,
-        closing(
-            EmbeddedPostgres(
-                settings={**FAST, **recovery, "recovery_target_action": "promote"}, programs=programs_of_tests()
-            )
-        ) as recovered,
+        closing(EmbeddedPostgres(settings=FAST, programs=programs_of_tests())) as recovered,
         connect(server.dsn, autocommit=True) as conn,
     ):
         queue = prepare(conn)
@@ -248,12 +263,12 @@ def test_a_queue_in_use_is_recovered_to_a_moment_and_goes_on(archive: Path) -> N
                 queue.push("work", [NewTask("held", priority=100)])
                 conn.execute("INSERT INTO business (identifier) VALUES ('held')")
                 [held] = queue.poll("work", owner)
-            conn.execute("SELECT pg_create_restore_point(%s)", (HERE,))
+            moment = queue.now()
             queue.complete(owner, {held: Result.SUCCESS})
             late = queue.register("late", HOUR)
             push(queue, "lost")
         archive_log(conn)
-        recovered.start()
+        recover_to(recovered, archive, moment)
         with connect(recovered.dsn, autocommit=True) as restored:
             until(lambda: restored.execute("SELECT pg_is_in_recovery()").fetchone() == (False,))
             check_whole(restored)
@@ -264,3 +279,35 @@ def test_a_queue_in_use_is_recovered_to_a_moment_and_goes_on(archive: Path) -> N
                 again.complete(late, {held: Result.SUCCESS})
             again.complete(owner, {held: Result.SUCCESS})  # its lease was restored with its task
         goes_on(recovered.dsn)
+
+
+@pytest.mark.parametrize("skipped", [False, True], ids=["not skipped", "skipped"])
+def test_a_worker_that_outlives_a_restore_loses_its_lease_once_the_fences_are_skipped(
+    own_dsn: str, server_dsn: str, skipped: bool
+) -> None:
+    name = f"taskq_restored_{uuid4().hex[:8]}"
+    with psycopg.connect(server_dsn, autocommit=True) as admin, connect(own_dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        queue.create_topic("work")
+        queue.push("work", ["a"])
+        conn.close()
+        original = str(conninfo_to_dict(own_dsn)["dbname"])
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(original)))
+        with (
+            connect(own_dsn, autocommit=True) as old,
+            connect(make_conninfo(own_dsn, dbname=name), autocommit=True) as new,
+        ):
+            outliving = TaskQueue(old).register("worker")
+            if skipped:
+                new.execute(SKIP_FENCES)
+            restored = TaskQueue(new)
+            successor = restored.register("worker")
+            [task] = restored.poll("work", successor)
+            assert (successor.fence == outliving.fence) is not skipped
+            if skipped:
+                with pytest.raises(LeaseLost):
+                    restored.complete(outliving, {task: Result.SUCCESS})
+                restored.complete(successor, {task: Result.SUCCESS})
+            else:  # the queue takes both for one owner
+                restored.complete(outliving, {task: Result.SUCCESS})
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

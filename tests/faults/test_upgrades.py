@@ -1,21 +1,48 @@
 """Upgrades of a schema in use by the next release, which is made of the files of this one."""
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from airflow_provider_taskq.queue import NewTask, Result, TaskQueue, connect, install, verify
+from airflow_provider_taskq.queue import (
+    Cursor,
+    NewTask,
+    Owner,
+    PartitionLease,
+    Result,
+    State,
+    TaskQueue,
+    connect,
+    install,
+    verify,
+)
 from airflow_provider_taskq.queue.errors import NewerSchema
+from airflow_provider_taskq.queue.reports import TaskFilter
+from tests.faults import signatures
 from tests.faults.releases import MIGRATION, install_next_release, run_next_release
-from tests.queue.conftest import until
+from tests.faults.signatures import Signature
+from tests.queue.conftest import hurry, until
+from tests.queue.test_access import verbs
 
+LEASE = timedelta(minutes=5)
+LEASED = PartitionLease("group", "work", 1, 1, None, 0, 2, taken_over=False)
 TABLES = ("task", "live", "ended")
 WAITING = """SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database()
     AND l.mode = 'AccessExclusiveLock' AND NOT l.granted"""
+BUILDING = """SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database()
+    AND a.query LIKE 'CREATE INDEX CONCURRENTLY%' AND l.locktype = 'virtualxid' AND NOT l.granted"""
+LEAVES = "SELECT relid::regclass::text FROM pg_partition_tree('taskq_internal.live') WHERE isleaf ORDER BY 1"
+INDEXES = """SELECT c.relname, i.indisvalid FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
+    JOIN pg_index i ON i.indexrelid = c.oid WHERE h.inhparent = 'taskq_internal.live_attempt'::regclass ORDER BY 1"""
 FILES = "SELECT pg_relation_filenode(('taskq_internal.' || %s || '_default')::regclass)"
 SCANS = "SELECT seq_scan FROM pg_stat_user_tables WHERE schemaname = 'taskq_internal' AND relname = %s || '_default'"
 
@@ -77,6 +104,39 @@ def test_an_upgrade_by_the_rule_scans_and_rewrites_no_table_of_tasks(
     assert {table for table in TABLES if later[table] != files[table]} == rewritten
 
 
+def test_an_index_that_was_built_before_the_upgrade_holds_up_no_call_and_needs_no_scan(
+    queue: TaskQueue, dsn: str
+) -> None:
+    queue.create_topic("own")
+    assert queue.own_partition("own")
+    queue.push("own", ["customer-1"])
+    with ThreadPoolExecutor() as threads, connect(dsn) as longer, connect(dsn, autocommit=True) as other:
+        TaskQueue(longer).push("work", [NewTask("customer-1")])
+        build = threads.submit(build_index, dsn)
+        until(lambda: other.execute(BUILDING).rowcount > 0)
+        busy = hurry(TaskQueue(other))
+        for topic in ("work", "own"):
+            busy.push(topic, [NewTask("customer-2")])
+            owner = busy.register(topic)
+            busy.complete(owner, dict.fromkeys(busy.poll(topic, owner, 10), Result.SUCCESS))
+        assert not build.done()
+        longer.commit()
+        build.result()
+    queue.conn.execute("SELECT pg_stat_reset()")
+    before = scans(dsn)
+    install_next_release(dsn, "CREATE INDEX live_attempt ON taskq_internal.live (topic_id, attempt)")
+    assert scans(dsn) == before
+    assert queue.conn.execute(INDEXES).fetchall() == [("live_attempt_1", True), ("live_attempt_2", True)]
+
+
+def build_index(dsn: str) -> None:
+    """Builds an index on each table that has waiting tasks, as docs/production/upgrades.md says."""
+    with connect(dsn, autocommit=True) as conn:
+        for number, (table,) in enumerate(conn.execute(LEAVES).fetchall(), 1):
+            statement = "CREATE INDEX CONCURRENTLY IF NOT EXISTS live_attempt_%d ON %s (topic_id, attempt)"
+            conn.execute((statement % (number, table)).encode())
+
+
 def test_an_upgrade_that_waits_for_a_transaction_lets_other_calls_pass(queue: TaskQueue, dsn: str) -> None:
     patient = make_conninfo(dsn, options="-c statement_timeout=60s")
     with ThreadPoolExecutor() as threads, connect(dsn) as longer, connect(patient, autocommit=True) as other:
@@ -114,6 +174,194 @@ def test_the_package_of_the_last_release_works_on_with_the_schema_of_the_next(qu
             verify(other)
         with pytest.raises(NewerSchema, match="upgrade the package"):
             install(other)
+
+
+@pytest.fixture
+def used(dsn: str) -> Iterator[TaskQueue]:
+    """A queue in use, with the objects that `verbs` and `further_verbs` name. The topic `work` has its own tables."""
+    with closing(connect(dsn, autocommit=True)) as conn:
+        queue = TaskQueue(conn)
+        owner = queue.register("me", LEASE)
+        queue.create_topic("work", keep_succeeded="1d")
+        assert queue.own_partition("work")
+        queue.push("work", [NewTask(identifier, {"total": 12}) for identifier in ("a", "b", "c", "d")])
+        held, succeeding, failing = queue.poll("work", owner, 3)
+        queue.complete(owner, {succeeding: Result.SUCCESS, failing: Result.FAILURE})
+        assert (owner.fence, held.sequence, queue.page("work")[0].state) == (1, 1, State.ACTIVE)
+        queue.push("work", [NewTask("next", depends_on=[("work", "d")]), NewTask("waiting", suspended=True)])
+        queue.install_ticks("work", "hourly", "hash", [(datetime.now(UTC) + LEASE, None)])
+        queue.record_handling_times("work", [0.5])
+        queue.lock("taken", "me", LEASE)
+        queue.begin_drain("drain", "work", owner)
+        queue.deactivate_worker("worker")
+        queue.join_group("group", "work")
+        assert queue.acquire_partition("group", "work", "member", LEASE) == LEASED
+        with queue.conn.transaction():
+            further_verbs(queue)["record_action"]()
+        yield queue
+
+
+def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
+    """Calls of the verbs that `verbs` leaves out, or that it calls for another task than one that waits."""
+
+    def record_action() -> None:
+        queue.set_actor("visitor")
+        queue.record_action("purge", "work", "all", 1)
+
+    now = datetime.now(UTC)
+    owner = Owner("me", 1, LEASE, now, resumed=False)
+    return {
+        "acquire_partition": lambda: queue.acquire_partition("another", "work", "member", LEASE),
+        "activate_worker": lambda: queue.activate_worker("worker"),
+        "advance_partition": lambda: queue.advance_partition(LEASED, Cursor(0), Cursor(1)),
+        "begin_drain": lambda: queue.begin_drain("another", "work"),
+        "browse_groups": queue.browse_groups,
+        "browse_held": lambda: queue.browse_held("me"),
+        "browse_holders": lambda: queue.browse_holders("work"),
+        "browse_locks": queue.browse_locks,
+        "browse_owner": lambda: queue.browse_owner("me"),
+        "browse_owners": queue.browse_owners,
+        "browse_tasks": lambda: queue.browse_tasks("work", [1, 2, 3]),
+        "browse_ticks": lambda: queue.browse_ticks("work"),
+        "browse_topic": lambda: queue.browse_topic("work"),
+        "browse_topics": queue.browse_topics,
+        "count_lapsed": lambda: queue.count_lapsed(LEASE),
+        "count_tasks": lambda: queue.count_tasks("work"),
+        "deactivate_worker": lambda: queue.deactivate_worker("another"),
+        "dependencies": lambda: queue.dependencies("work", 5),
+        "drain_counts": lambda: queue.drain_counts("work", "me", now - LEASE),
+        "drain_report": lambda: queue.drain_report("drain"),
+        "end_drain": lambda: queue.end_drain("drain", {}, owner),
+        "find_claimed": lambda: queue.find_claimed("work", "me"),
+        "find_pushed": lambda: queue.find_pushed("work", 1, 4),
+        "find_tasks": lambda: queue.find_tasks("work", TaskFilter(state=State.FAILED)),
+        "forget_group": lambda: queue.forget_group("group", "work"),
+        "forget_worker": lambda: queue.forget_worker("worker"),
+        "handling_times": queue.handling_times,
+        "is_worker_active": lambda: queue.is_worker_active("worker"),
+        "join_group": lambda: queue.join_group("another", "work"),
+        "lock_tasks": lambda: queue.lock_tasks("work", [1], [State.ACTIVE]),
+        "log_blockers": lambda: queue.log_blockers("work"),
+        "newest_sequences": lambda: queue.newest_sequences("work", ["a"]),
+        "now": queue.now,
+        "offer_many": lambda: queue.offer_many("work", ["a"]),
+        "owner": lambda: queue.owner("me"),
+        "partition_states": queue.partition_states,
+        "purge_past_ttl": lambda: queue.purge_past_ttl("work"),
+        "purge_sequences": lambda: queue.purge_sequences("work", [3], [State.FAILED]),
+        "read_partition": lambda: queue.read_partition(LEASED),
+        "record_handling_times": lambda: queue.record_handling_times("work", [0.5]),
+        "release_partition": lambda: queue.release_partition(LEASED),
+        "release_tasks": lambda: queue.release_tasks(owner, [1]),
+        "renew_partitions": lambda: queue.renew_partitions("group", "work", "member"),
+        "search_tasks": lambda: queue.search_tasks("a"),
+        "set_actor": lambda: queue.set_actor("visitor"),
+        "set_attempts": lambda: queue.set_attempts("work", 4, 0),
+        "set_due": lambda: queue.set_due("work", 4, now),
+        "statistics": queue.statistics,
+        "stuck_owners": queue.stuck_owners,
+        "take_over": lambda: queue.take_over("me", 1),
+        "task_texts": lambda: queue.task_texts("work", 1, 9),
+        "throughput": lambda: queue.throughput(LEASE, 2),
+        "topic_errors": queue.topic_errors,
+        "topic_status": lambda: queue.topic_status("work"),
+        "workers": queue.workers,
+        # Instead of those of `verbs`:
+        "cancel": lambda: queue.cancel("work", [4]),
+        "health": lambda: sorted({finding.subject for finding in queue.health()}),  # their texts depend on the load
+        "pause_task": lambda: queue.pause_task("work", 4),
+        "record_action": record_action,
+        "resume_task": lambda: queue.resume_task("work", 4),
+        "run_now": lambda: queue.run_now("work", [4]),
+        "set_priority": lambda: queue.set_priority("work", [4], 5),
+    }
+
+
+APART = {"own_partition", "shared_partition", "drop_vacant_partitions"}  # they run in no transaction
+
+
+def answers(queue: TaskQueue) -> dict[str, str]:
+    """The answer of each verb, without its numbers and moments. No call changes anything."""
+    found = {}
+    for name, call in {**verbs(queue), **further_verbs(queue)}.items():
+        with queue.conn.transaction(force_rollback=True):
+            found[name] = re.sub(r"datetime\.timedelta\([^)]*\)|\d[\d.e-]*", "#", repr(call()))
+    return found
+
+
+class WideCursor(psycopg.Cursor[Any]):
+    """Adds a column to the end of each table of which the package reads all columns."""
+
+    def execute(self, query: Any, *args: Any, **options: Any) -> Any:
+        """Executes a statement."""
+        wide = rb"SELECT *, 0 AS of_next_release FROM taskq."
+        narrow = rb"SELECT \* FROM taskq\.(?!topics|renew_partitions)"  # these return single values
+        return super().execute(
+            re.sub(narrow, wide, query if isinstance(query, bytes) else query.encode()), *args, **options
+        )
+
+
+def test_every_verb_of_the_last_release_answers_as_before_on_the_schema_of_the_next(used: TaskQueue, dsn: str) -> None:
+    before = answers(used)
+    assert set(before) | APART == {name for name in dir(TaskQueue) if not name.startswith("_")}
+    install_next_release(dsn)
+    assert answers(used) == before
+    owner = used.register("other")
+    used.create_topic("moved")
+    [pushed] = used.push("moved", ["a"])
+    assert used.own_partition("moved")
+    assert used.shared_partition("work")
+    assert used.drop_vacant_partitions() == 0
+    assert used.poll("moved", owner) == [pushed]
+    used.complete(owner, {pushed: Result.SUCCESS})
+    assert set(answers(used)) == set(before)
+
+
+def test_every_verb_reads_a_result_that_has_a_further_column(used: TaskQueue) -> None:
+    before = answers(used)
+    used.conn.cursor_factory = WideCursor
+    assert answers(used) == before
+
+
+def test_every_function_of_the_last_release_runs_on_the_schema_of_the_next(empty_dsn: str, repository: Path) -> None:
+    calls = (repository / "tests/docs/every_function.sql").read_text(encoding="utf-8")
+    with connect(empty_dsn, autocommit=True) as conn:
+        install(conn)
+        before = signatures.of_database(conn)
+        install_next_release(empty_dsn)
+        after = signatures.of_database(conn)
+        assert [each for each in before if not any(new.serves(each) for new in after)] == []
+        for call in calls.split(";\n"):
+            conn.execute(call.encode())
+        conn.execute("DROP OWNED BY producer_of_orders; DROP ROLE producer_of_orders")
+
+
+def test_the_functions_serve_every_call_of_the_last_release_by_their_signatures(dsn: str) -> None:
+    with connect(dsn, autocommit=True) as conn:
+        present = signatures.of_database(conn)
+        if os.environ.get("TASKQ_SIGNATURES") == "write":
+            signatures.write(present)
+        assert [each for each in signatures.of_last_release() if not any(new.serves(each) for new in present)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "serves"),
+    [
+        ("f | a int | b text | x int, y text", True),
+        ("f | a int | b text, c int | x int, y text, z int", True),
+        ("f |  | a int, b text | x int, y text", True),
+        ("g | a int | b text | x int, y text", False),
+        ("f | a int, b text |  | x int, y text", False),
+        ("f | a int, c int | b text | x int, y text", False),
+        ("f | a int | c text | x int, y text", False),
+        ("f | a bigint | b text | x int, y text", False),
+        ("f | a int | b text | x int", False),
+        ("f | a int | b text | y text, x int", False),
+    ],
+)
+def test_signatures_that_would_break_a_call_are_found(line: str, serves: bool) -> None:
+    assert Signature.read(line).line() == line
+    assert Signature.read(line).serves(Signature.read("f | a int | b text | x int, y text")) == serves
 
 
 def test_the_package_of_the_next_release_names_the_schema_of_the_last_as_older(queue: TaskQueue, dsn: str) -> None:

@@ -452,7 +452,6 @@ def test_a_reader_of_a_topic_sees_no_owner_of_others_although_no_consumer_is_lim
 
 OWN_STAGE = "uses only a stage that its own role opened"
 OWN_OWNER = "uses only an owner that its own role registered"
-OWN_TOPICS = "treats topics of others as unknown"
 NO_TASK = "reads no task and no topic"
 ENDS_DUE = "changes only what is due by the rules of the owner of the schema, whichever role calls it"
 WITHOUT_TOPIC = {
@@ -465,9 +464,7 @@ WITHOUT_TOPIC = {
     "completed_in_stage": OWN_STAGE,
     "count_staged": OWN_STAGE,
     "defer_held_tasks": OWN_OWNER,
-    "end_drain": "ends only a drain of its topics",
     "expire": ENDS_DUE,
-    "find_drain": "finds only a drain of its topics",
     "finish_stage": OWN_STAGE,
     "format_duration": NO_TASK,
     "heartbeat": OWN_OWNER,
@@ -475,21 +472,35 @@ WITHOUT_TOPIC = {
     "maintain": ENDS_DUE,
     "open_push": "opens a stage without tasks",
     "open_stage": OWN_OWNER,
-    "owner": OWN_OWNER,
-    "owners": OWN_OWNER,
     "prune_stages": ENDS_DUE,
-    "ready_many": OWN_TOPICS,
     "register": OWN_OWNER,
-    "release": OWN_OWNER,
     "release_tasks": OWN_OWNER,
     "state_name": NO_TASK,
     "take_over": OWN_OWNER,
-    "topic_status": OWN_TOPICS,
-    "topics": "returns only the topics of the role",
-    "watch": OWN_TOPICS,
-    "watch_tasks": OWN_TOPICS,
 }
-"""The functions for limited roles that name no topic, or several, and why they are safe."""
+"""Functions for limited roles that name no topic, and why they are safe."""
+
+OF_BOTH = "'{orders, invoices, unknown}', '{9, 9, 9}', '{NONE, NONE, NONE}', '{f, f, f}', '{invoices}', '{secret}'"
+NO_WAIT = "'{}', '{}', '{}', '{}', '{}', '{}'"
+# A call that names tasks, a drain or an owner of the topic invoices, and its answer for a role limited to orders.
+TELLING: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
+    "end_drain": ("SELECT taskq.end_drain('theirs', NULL, '{}')", [(False,)]),
+    "find_drain": ("SELECT * FROM taskq.find_drain('theirs')", []),
+    "owner": ("SELECT name FROM taskq.owner('theirs')", []),
+    "owners": ("SELECT name FROM taskq.owners('1 hour')", []),
+    "ready_many": (
+        "SELECT * FROM taskq.ready_many('{orders, invoices, unknown}', '{9, 9, 9}')",
+        [(1, 1), (2, None), (3, None)],
+    ),
+    "release": ("SELECT taskq.release('theirs', 1)", [(0,)]),
+    "topic_status": (
+        "SELECT position, ready FROM taskq.topic_status('{orders, invoices, unknown}', '{NONE, NONE, NONE}', 9)",
+        [(1, 1)],
+    ),
+    "topics": ("SELECT * FROM taskq.topics()", [("orders",)]),
+    "watch": (f"SELECT number FROM taskq.watch({OF_BOTH}, {NO_WAIT})", [(1,), (-1,), (-1,), (-1,)]),
+    "watch_tasks": (f"SELECT number FROM taskq.watch_tasks({OF_BOTH})", [(1,), (-1,), (-1,), (-1,)]),
+}
 
 FUNCTIONS = """SELECT p.proname, p.oid::regprocedure::text, p.proargnames[:p.pronargs],
            p.proargtypes::oid[]::regtype[]::text[]
@@ -556,7 +567,29 @@ def test_every_function_for_limited_roles_takes_a_topic_of_the_role(
 
 def test_each_function_for_limited_roles_names_a_topic_or_has_a_reason_to_need_none(queue: TaskQueue) -> None:
     found = run(queue, FUNCTIONS)
-    assert {name for name, _, names, _ in found if not {"p_topic", "topic"} & set(names or ())} == set(WITHOUT_TOPIC)
+    assert {name for name, _, names, _ in found if not {"p_topic", "topic"} & set(names or ())} == {
+        *WITHOUT_TOPIC,
+        *TELLING,
+    }
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer", "reader"])
+def test_a_function_without_a_topic_tells_a_limited_role_nothing_of_another_topic(
+    queue: TaskQueue, limited: Limited, kind: str
+) -> None:
+    queue.begin_drain("theirs", "invoices")
+    queue.push("invoices", [NewTask("held", priority=9)])
+    theirs = queue.register("theirs")
+    assert (theirs.fence, len(queue.poll("invoices", theirs))) == (1, 1)
+    role, before = limited(kind), contents(queue)
+    allowed = run(queue, "SELECT function FROM taskq.privileges WHERE by_topic AND kind = %s", kind)
+    told = {name: TELLING[name] for (name,) in allowed if name in TELLING}
+    assert {name: answer(role, call) for name, (call, _) in told.items()} == {
+        name: rows for name, (_, rows) in told.items()
+    }
+    assert {name for name, (call, rows) in told.items() if answer(queue, call) == rows} == set()  # it would tell more
+    assert queue.drain_report("theirs") is not None
+    assert contents(queue) == before
 
 
 def test_a_role_has_the_access_of_the_roles_that_it_is_a_member_of(queue: TaskQueue, limited: Limited) -> None:
