@@ -46,6 +46,8 @@ RULES: dict[tuple[str, ...], str] = {
     ("CRASHES", "NO_IDENTIFIER_LOCK"): TWO_ACTIVE,
     # A poll that has locked the identifier checks the turn again.
     ("CRASHES", "NO_SECOND_LOOK"): TWO_ACTIVE,
+    # The turn belongs to an attempted task before it belongs to the first one.
+    ("LOST_ANSWERS", "NO_RETRY_TURN"): "assertion violated ((task==found)|| !(was_pushed))",
     # An expiry that has locked the owner checks again whether the lease has lapsed.
     ("CRASHES", "NO_LAPSE_CHECK"): "assertion violated lapsed[name]",
     # Upkeep ends lapsed leases.

@@ -1,9 +1,9 @@
 /*
  * The protocol of the queue: register, claim, heartbeat, complete, expire, and the turn of an identifier.
  *
- * There are two tasks. Task 0 has the higher priority. Each statement of SQL is atomic and sees what was committed. A
- * transaction keeps its locks until it ends. Spin searches all interleavings. Variables that are not needed any more
- * are reset, so that states which differ only in them are one state.
+ * There are two tasks. Task 0 has the higher priority, task 1 the lower sequence. Each statement of SQL is atomic and
+ * sees what was committed. A transaction keeps its locks until it ends. Spin searches all interleavings. Variables that
+ * are not needed any more are reset, so that states which differ only in them are one state.
  *
  * One of these names selects what can go wrong:
  *
@@ -75,6 +75,19 @@ byte lapses;
 #define is_blocked (state[0] == ACTIVE || state[1] == ACTIVE)
 #define all_ended (state[0] == ENDED && state[1] == ENDED)
 
+#ifdef LOST_ANSWERS
+#define waits_for_retry(t) (state[t] == READY && attempts[t] > 0)
+#else
+#define waits_for_retry(t) false
+#endif
+
+/*
+ * The READY task that has the turn by the contract, or NONE: an ACTIVE task has the turn itself. Next comes the
+ * attempted task with the lowest sequence, and then the first task by priority.
+ */
+#define first_ready (state[0] == READY -> 0 : (state[1] == READY -> 1 : NONE))
+#define contract_turn (is_blocked -> NONE : (waits_for_retry(1) -> 1 : first_ready))
+
 #ifdef LATE_POLLS
 /* A call whose answer is lost: the server may still carry it out. */
 bool is_sent;
@@ -110,21 +123,15 @@ inline find_held(name, mine, task) {
     }
 }
 
-/* The READY task that has the turn, or NONE: an ACTIVE task blocks the identifier. */
+/* The READY task that a poll finds to have the turn, or NONE. */
 inline find_turn(turn) {
-    atomic {
-        if
-#ifndef STREAM
-        :: is_blocked -> turn = NONE
-        :: !is_blocked && state[0] == READY -> turn = 0
-        :: !is_blocked && state[0] != READY && state[1] == READY -> turn = 1
+#if defined(STREAM)
+    turn = first_ready
+#elif defined(NO_RETRY_TURN)
+    turn = (is_blocked -> NONE : first_ready)
 #else
-        :: state[0] == READY -> turn = 0
-        :: state[0] != READY && state[1] == READY -> turn = 1
+    turn = contract_turn
 #endif
-        :: else -> turn = NONE
-        fi
-    }
 }
 
 #ifdef CLAIM_BY_NAME
@@ -160,17 +167,18 @@ inline unshare_owner(name) {
  * A poll of one task: lock the owner, find the turn, lock its identifier, look again, and claim. It never waits. If the
  * program is killed meanwhile, the server rolls back.
  */
-inline poll(name, mine, task, got, was_ready, may_be_killed, is_killed) {
+inline poll(name, mine, task, got, was_pushed, may_be_killed, is_killed) {
     atomic {
         task = NONE;
-        was_ready = (state[0] == READY);
+        was_pushed = (state[0] != ABSENT);
         if                                                           /* SKIP LOCKED, and a lease that has not lapsed */
         :: has_lease(name, mine) && !lapsed[name] && is_owner_free(name) -> share_owner(name); got = true
-        :: else -> got = false; was_ready = false
+        :: else -> got = false; was_pushed = false
         fi
     };
     if
     :: got ->
+        byte found;
         find_turn(task);
 #if !defined(NO_IDENTIFIER_LOCK) && !defined(STREAM)
         atomic {                                                     /* FOR UPDATE SKIP LOCKED */
@@ -182,7 +190,6 @@ inline poll(name, mine, task, got, was_ready, may_be_killed, is_killed) {
         };
 #ifndef NO_SECOND_LOOK
         atomic {                                                     /* does the same task still have the turn? */
-            byte found = task;
             if
             :: task != NONE -> find_turn(found); task = (found == task -> task : NONE)
             :: else -> skip
@@ -202,8 +209,10 @@ inline poll(name, mine, task, got, was_ready, may_be_killed, is_killed) {
             if
             :: task != NONE ->
 #ifndef STREAM
-                assert(task == 0 || !was_ready || state[0] != READY); /* no task overtakes one of its identifier */
                 assert(state[1 - task] != ACTIVE);                   /* one task of the identifier at a time */
+                found = contract_turn;
+                assert(task == found || !was_pushed);                /* unless task 0 came meanwhile, it has the turn */
+                found = 0;
 #endif
 #ifdef LOST_ANSWERS
                 attempts[task] = attempts[task] + 1;
@@ -225,7 +234,7 @@ inline poll(name, mine, task, got, was_ready, may_be_killed, is_killed) {
             fi;
             unshare_owner(name);
             got = false;
-            was_ready = false
+            was_pushed = false
         }
     :: else -> skip
     fi
@@ -286,7 +295,7 @@ inline complete(name, mine, task, attempt, got, may_be_killed, is_killed) {
 
 proctype Program(byte name; bool may_be_killed) {
     byte mine, task, attempt;
-    bool got, was_ready, is_killed;
+    bool got, was_pushed, is_killed;
 #ifdef LATE_POLLS
     bool must_look, in_doubt, was_busy, was_sent;
 #endif
@@ -373,7 +382,7 @@ proctype Program(byte name; bool may_be_killed) {
         :: task == NONE -> skip
         fi;
 #endif
-        poll(name, mine, task, got, was_ready, may_be_killed, is_killed);
+        poll(name, mine, task, got, was_pushed, may_be_killed, is_killed);
 #ifdef DRAIN
         if
         :: task != NONE -> skip
@@ -480,10 +489,15 @@ end:
                 for (task : 0 .. TASKS - 1) {
                     if
 #ifdef OLD_SNAPSHOT
-                    :: is_held(task, name) && seen[task] == name -> state[task] = READY; holder[task] = NONE
+                    :: is_held(task, name) && seen[task] == name ->
 #else
-                    :: is_held(task, name) -> state[task] = READY; holder[task] = NONE
+                    :: is_held(task, name) ->
 #endif
+#ifdef LOST_ANSWERS
+                        attempts[task] = attempts[task] - 1;         /* a crash uses no attempt */
+#endif
+                        state[task] = READY;
+                        holder[task] = NONE
                     :: else -> skip
                     fi
                 }
@@ -506,7 +520,7 @@ next:   atomic {
 /* The server carries out a call that has lost its session: at any later moment, or never. */
 active proctype Session() {
     byte task = NONE;
-    bool got, was_ready, is_killed;
+    bool got, was_pushed, is_killed;
 end:
     do
     :: is_sent ->
@@ -515,9 +529,9 @@ end:
         :: sent_task != NONE ->
             complete(sent_name, sent_fence, sent_task, sent_attempt, got, false, is_killed);
             atomic { sent_task = NONE; sent_attempt = 0 };
-            poll(sent_name, sent_fence, task, got, was_ready, false, is_killed)
+            poll(sent_name, sent_fence, task, got, was_pushed, false, is_killed)
 #endif
-        :: sent_task == NONE -> poll(sent_name, sent_fence, task, got, was_ready, false, is_killed)
+        :: sent_task == NONE -> poll(sent_name, sent_fence, task, got, was_pushed, false, is_killed)
         :: skip
         fi;
         atomic { is_sent = false; sent_name = 0; sent_fence = 0; sent_task = NONE; sent_attempt = 0; task = NONE }
