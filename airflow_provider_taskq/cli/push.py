@@ -170,7 +170,7 @@ def offer(
     found = _store_and_wake(session, topic, store, dry_run)
     rows = [(str(each["sequence"]), each["identifier"], each["outcome"]) for each in found]
     sentence = f"{'Would offer' if dry_run else 'Offered'} {plural(len(found), 'task')} to {topic}."
-    parts = [] if dry_run else [table(["#sequence", "~identifier", "outcome"], rows)]
+    parts = [table(["#sequence", "~identifier", "outcome"], rows)] if rows and not dry_run else []
     document = {"topic": topic, "offered": len(found), "tasks": [] if dry_run else found, "dry_run": dry_run}
     session.answer(document, *parts, sentence)
 
@@ -199,7 +199,7 @@ def _given_tasks(identifiers: tuple[str, ...], file: IO[str] | None, fields: dic
 
 def _tasks_of_lines(lines: Iterable[str]) -> Iterator[NewTask]:
     """Yield the task of each line that is not blank. Raises InvalidTask, which names the line but not the payload."""
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_decoded(lines), start=1):
         if not line.strip():
             continue
         try:
@@ -208,6 +208,16 @@ def _tasks_of_lines(lines: Iterable[str]) -> Iterator[NewTask]:
             raise InvalidTask(f"line {number}: not JSON: {error.msg}, at character {error.pos + 1}") from None
         except (TypeError, ValueError) as error:
             raise InvalidTask(f"line {number}: {error}") from None
+
+
+def _decoded(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines. Raises InvalidTask if they cannot be read as text."""
+    try:
+        yield from lines
+    except UnicodeDecodeError:  # the decoder reads ahead, so the number of the line is unknown
+        raise InvalidTask("the tasks are not UTF-8 text") from None
+    except OSError as error:
+        raise InvalidTask(f"cannot read the tasks: {error.strerror}") from None
 
 
 @click.command(help="Drop the waiting task of IDENTIFIER from TOPIC. Running and ended tasks stay.")

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from airflow_provider_taskq.plugins import actions, task_instances, views
 from airflow_provider_taskq.plugins.auth import viewer
+from airflow_provider_taskq.plugins.schemas import ErrorDocument
 
 # An answer is data, a script, a style or an image, and never a page of its own.
 _CONTENT_POLICY = (
@@ -52,13 +53,23 @@ class SecurityHeaders:
 
 
 WWW = Path(__file__).parent / "www"
+# The description of "4XX" also leaves out FastAPI's answer 422, which `_invalid` replaces by 400.
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorDocument, "description": "The request is refused, or what it names does not exist"},
+    "503": {"model": ErrorDocument, "description": "The database does not answer now"},
+}
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 
 
 def make_app() -> FastAPI:
     """Create the API and the files of the page, without /docs and /openapi.json."""
     app = FastAPI(
-        title="TaskQ", docs_url=None, redoc_url=None, openapi_url=None, middleware=[Middleware(SecurityHeaders)]
+        title="TaskQ",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        middleware=[Middleware(SecurityHeaders)],
+        responses=_ERRORS,
     )
     app.mount("/static", StaticFiles(directory=WWW), name="static")
     app.include_router(views.router)

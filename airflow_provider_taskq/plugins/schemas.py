@@ -38,6 +38,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class ErrorDocument(BaseModel):
+    """The answer to a request that failed: a sentence for the user."""
+
+    error: str
+
+
 class Filter(Body):
     """The filter of the list of tasks. Empty texts count as absent."""
 

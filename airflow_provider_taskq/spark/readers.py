@@ -1,5 +1,6 @@
 """Batch readers: mode=held reads the tasks that an owner holds, mode=tasks reads all tasks of a topic."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -45,6 +46,8 @@ _ARROW_TYPES = {
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
 _MICROSECOND = timedelta(microseconds=1)
+_MAX_BIGINT = 2**63 - 1
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # characters that PostgreSQL can neither store nor compare
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -179,7 +182,7 @@ class PushedFilters:
         return False
 
     def _accept_set(self, column: str, values: Sequence[Any]) -> bool:
-        if not all(isinstance(value, str) and "\x00" not in value for value in values):
+        if not all(isinstance(value, str) and _UNSTORABLE.search(value) is None for value in values):
             return False
         if column == "state":
             states = frozenset(int(State[name]) for name in values if name in State.__members__)
@@ -190,12 +193,15 @@ class PushedFilters:
         return True
 
     def _accept_bound(self, column: str, kind: str, value: Any) -> bool:
-        if column == "sequence" and isinstance(value, int):
+        if column == "sequence" and type(value) is int and abs(value) < _MAX_BIGINT:
             low, high = _bounds(kind, value, 1)
             self.low, self.high = _greatest(self.low, low), _least(self.high, high)
             return True
         if column == "created" and isinstance(value, datetime) and value.tzinfo is not None:
-            since, until = _bounds(kind, value, _MICROSECOND)
+            try:
+                since, until = _bounds(kind, value, _MICROSECOND)
+            except OverflowError:  # Python has no moment beyond this one
+                return False
             self.since, self.until = _greatest(self.since, since), _least(self.until, until)
             return True
         return False

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", "10000"))
 FRESH = os.environ.get("TASKQ_FUZZ") == "fresh"
-# A statement that takes longer is an error of the queue, also on a machine that is ten times slower.
+# A call or a statement that takes longer is an error of the queue, also on a machine that is ten times slower.
 LONGEST = timedelta(seconds=60)
 
 FUZZ = settings(
@@ -24,6 +24,12 @@ FUZZ = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+def mostly(usual: st.SearchStrategy[Any], odd: st.SearchStrategy[Any], times: int = 3) -> st.SearchStrategy[Any]:
+    """Values of `usual`, `times` as often as those of `odd`. `one_of` ignores that a strategy is repeated."""
+    return st.sampled_from([*[usual] * times, odd]).flatmap(lambda chosen: chosen)
+
 
 # Characters, escapes, quotations, statements, numbers and options that some program once took for something else.
 BOMBS = (
@@ -37,6 +43,8 @@ WHOLE = st.one_of(
     st.integers(-200, 200),
     st.sampled_from([0, 2**15, 2**31 - 1, 2**31, -(2**31) - 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**400]),
 )
+# Python converts at most 4,300 digits by default.
+DIGITS = st.one_of(st.integers(1, 6_000).map(lambda count: "9" * count), st.integers(0, 10**20).map(str))
 REAL = st.one_of(st.floats(), st.sampled_from([1e308, -1e308, 5e-324, float("nan"), float("inf")]))
 DURATIONS = st.one_of(
     st.timedeltas(),

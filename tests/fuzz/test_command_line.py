@@ -1,42 +1,118 @@
-"""Hostile words of the command line: an answer or a message, never a traceback."""
+"""Hostile words of the command line: an answer or a message, never a traceback, and no change after a message."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.cli.program import VERBS, standalone
+from airflow_provider_taskq.cli.program import standalone
 from airflow_provider_taskq.queue import TaskQueue
-from tests.fuzz.inputs import FUZZ, LONGEST, TEXTS, WHOLE
+from tests.fuzz.command_words import Words, all_words
+from tests.fuzz.inputs import FUZZ, INPUTS, LONGEST
+from tests.fuzz.outcomes import StoredState, check_shares, limited_time
+from tests.fuzz.situation import refill
+from tests.queue.conftest import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.own_database]
 
-# Commands that end by themselves, and do not change the installation.
-ENDLESS = {"worker", "watch"}
-SCHEMA = {"install", "upgrade", "uninstall", "access", "doctor", "sql", "verify", "completion"}
-COMMANDS = st.sampled_from(sorted(set(VERBS) - ENDLESS - SCHEMA))
-OPTIONS = st.sampled_from(
-    ["--json", "--topic", "--state", "--identifier", "--size", "--limit", "--since", "--until", "--yes", "--payload",
-     "--delay", "--ttl", "--priority", "--at", "--reference", "--all", "--file", "--help", "--sequence", "--error"]
-)  # fmt: skip
-WORDS = st.one_of(
-    st.just("work"), OPTIONS, TEXTS, WHOLE.map(str), st.sampled_from(["1h", "2026-13-01", "@9", "FAILED"])
-)
 ODD = 2  # the exit code of click for words that it cannot use
+# Signs of an error that does not refuse the words.
+NO_REFUSAL = ("Traceback", "another version", "deadlock", "relation ")
+# These commit in parts. Exit code 1 of a worker says that tasks have failed. A move to other tables pauses the topic,
+# and undoes that if it fails.
+IN_PARTS: set[tuple[str, ...]] = {("worker",), ("topics", "partition", "own")}
+GROUPS = {("access",), ("topics", "partition")}  # which do nothing without a subcommand
+STDIN = st.one_of(
+    st.none(),
+    st.binary(max_size=50),
+    st.sampled_from(
+        [b"y\n", b'"new"\n', b'{"identifier": "new", "payload": [1]}\n\n"second"\n', b'{"identifier": 1}\n']
+    ),
+)
 
 
-@FUZZ
-@given(command=COMMANDS, words=st.lists(WORDS, max_size=5), stdin=st.one_of(st.none(), st.binary(max_size=50)))
-def test_any_words_give_an_answer_or_a_message(
-    dsn: str, queue: TaskQueue, command: str, words: list[str], stdin: bytes | None
+@pytest.fixture
+def role(queue: TaskQueue) -> Iterator[str]:
+    """A role of the server without access to the queue."""
+    name = f"taskq_fuzz_{uuid4().hex[:8]}"
+    queue.conn.execute(f"CREATE ROLE {name}".encode())
+    yield name
+    queue.conn.execute("SELECT taskq.revoke_access(%s)", (name,))
+    queue.conn.execute(f"DROP ROLE {name}".encode())
+
+
+def await_end(queue: TaskQueue, others: set[threading.Thread]) -> None:
+    """Wait until no thread and no session of a worker is left: with a grace of 0 s it does not wait for them itself."""
+    sessions = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'taskq%'"
+    until(lambda: set(threading.enumerate()) <= others)
+    until(lambda: not queue.conn.execute(sessions.encode()).rowcount)
+
+
+@pytest.mark.parametrize(
+    ("file", "stdin", "reason"), [("-", b"\x80", "not UTF-8"), ("/proc/self/mem", b"", "cannot read")]
+)
+@pytest.mark.parametrize("verb", ["push", "offer"])
+def test_a_file_of_tasks_that_cannot_be_read_is_refused(
+    dsn: str, state: StoredState, verb: str, file: str, stdin: bytes, reason: str
 ) -> None:
-    bounded = {"TASKQ_DSN": dsn, "PGOPTIONS": f"-c statement_timeout={int(LONGEST.total_seconds())}s"}
-    result = CliRunner(env=bounded).invoke(
-        standalone(), [command, *words], input=stdin, prog_name="taskq", obj=Session(), auto_envvar_prefix="TASKQ"
+    result = CliRunner(env={"TASKQ_DSN": dsn}).invoke(
+        standalone(), [verb, "work", "--file", file], input=stdin, obj=Session()
     )
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    assert result.exit_code in (0, 1, ODD)
-    assert "Traceback" not in result.output
-    assert result.exit_code == 0 or result.output.strip()
-    assert queue.topics() == ["work"]
+    assert result.exit_code == 1
+    assert reason in result.output
+    state.check_unchanged()
+
+
+@pytest.mark.usefixtures("queue")
+def test_an_offer_of_an_empty_file_is_an_answer(dsn: str) -> None:
+    words = ["offer", "work", "--file", "-"]
+    result = CliRunner(env={"TASKQ_DSN": dsn}).invoke(standalone(), words, input="", obj=Session())
+    assert (result.exit_code, result.output) == (0, "Offered 0 tasks to work.\n")
+
+
+def test_any_words_give_an_answer_or_a_message(dsn: str, queue: TaskQueue, role: str, state: StoredState) -> None:
+    commands, words = all_words({"role": st.just(role), "dsn": st.just(dsn)})
+    bounded = {"TASKQ_DSN": dsn, "PGOPTIONS": f"-c statement_timeout={int(LONGEST.total_seconds())}s"}
+    outcomes: Counter[bool] = Counter()
+    answered: set[tuple[str, ...]] = set()
+    others = set(threading.enumerate())  # other tests of this process may have left some
+
+    def begin() -> None:
+        refill(queue)
+        state.remember()
+
+    @FUZZ
+    @given(given=words, stdin=STDIN)
+    def check(given: Words, stdin: bytes | None) -> None:
+        with limited_time():
+            result = CliRunner(env=bounded).invoke(
+                standalone(), given.words, input=stdin, prog_name="taskq", obj=Session(), auto_envvar_prefix="TASKQ"
+            )
+        note(f"{given.words}: {result.output:.500}")  # Hypothesis does not print words with lone surrogates
+        assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+        assert result.exit_code in (0, 1, ODD)
+        if result.exit_code:
+            assert result.output.strip()
+            assert not any(sign in result.output for sign in NO_REFUSAL), result.output
+        outcomes[result.exit_code == 0] += 1
+        if result.exit_code == 0 and "--help" not in given.words:
+            answered.add(given.command)
+        if result.exit_code and given.command not in IN_PARTS:
+            state.check_unchanged()
+            return
+        if given.command == ("worker",):
+            await_end(queue, others)
+        if state.changed_tables():
+            queue.conn.execute("SELECT taskq.revoke_access(%s)", (role,))
+            begin()
+
+    begin()
+    check()
+    check_shares(outcomes)
+    assert INPUTS < 10_000 or answered == commands - GROUPS

@@ -1,6 +1,8 @@
 """Hostile tasks: a push or an offer stores what it was given, or raises an error of the queue and stores nothing."""
 
+import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -8,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_taskq.queue import Insertion, NewTask, TaskQueue, TaskQueueError
+from airflow_provider_taskq.queue import Insertion, NewTask, Offered, TaskInfo, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.task_input import TASK_FIELDS
 from tests.fuzz.inputs import ANYTHING, DURATIONS, FUZZ, MOMENTS, PAYLOADS, TEXTS, WHOLE, nested
+from tests.fuzz.outcomes import StoredState, attempt, limited_time
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 TOPICS = st.one_of(st.just("work"), TEXTS)
-STORED = "SELECT count(*), max(sequence) FROM taskq_internal.task"
 FIELDS = {
     "identifier": TEXTS,
     "payload": PAYLOADS,
@@ -46,11 +48,6 @@ TASKS = st.one_of(
 )
 
 
-def stored(queue: TaskQueue) -> Any:
-    """What the table of tasks has."""
-    return queue.conn.execute(STORED.encode()).fetchone()
-
-
 def is_same(one: Any, other: Any) -> bool:
     """Whether a payload came back as it was given. JSON has one kind of number and only texts as keys."""
     if isinstance(one, float) and isinstance(other, int | float):
@@ -58,25 +55,30 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def check_stored(found: TaskInfo | None, fields: Mapping[str, Any]) -> None:
+    """The stored task has the identifier, the payload, the reference and the priority that were given."""
+    assert found is not None
+    assert found.identifier == fields["identifier"]
+    assert found.reference == fields.get("reference")
+    assert found.priority == (fields.get("priority") or 0)
+    assert is_same(fields.get("payload"), found.payload)
+
+
 @FUZZ
 @given(topic=TOPICS, task=TASKS, insertion=st.sampled_from(Insertion))
 def test_a_push_stores_the_task_or_raises_an_error_of_the_queue_and_stores_nothing(
-    bounded: TaskQueue, topic: str, task: NewTask | dict[str, Any], insertion: Insertion
+    bounded: TaskQueue, state: StoredState, topic: str, task: NewTask | dict[str, Any], insertion: Insertion
 ) -> None:
-    before = stored(bounded)
     fields = task if isinstance(task, dict) else {name: getattr(task, name) for name in TASK_FIELDS}
-    try:
-        [pushed] = bounded.push(topic, [task], insertion)
-    except TaskQueueError as error:
-        assert str(error)
-        assert stored(bounded) == before
-    else:
-        assert bounded.topics() == ["work"]
-        assert is_same(fields.get("payload"), pushed.payload)
-        found = bounded.task("work", pushed.sequence)
-        assert found is not None
-        assert (found.identifier, found.reference) == (fields["identifier"], fields.get("reference"))
-        assert is_same(fields.get("payload"), found.payload)
+    tasks = attempt(lambda: bounded.push(topic, [task], insertion))
+    if isinstance(tasks, TaskQueueError):
+        state.check_unchanged()
+        return
+    [pushed] = tasks
+    assert is_same(fields.get("payload"), pushed.payload)
+    check_stored(bounded.task("work", pushed.sequence), fields)
+    assert bounded.topics() == ["work"]
+    state.remember()
 
 
 @FUZZ
@@ -97,19 +99,18 @@ def test_a_push_stores_the_task_or_raises_an_error_of_the_queue_and_stores_nothi
     ),
 )
 def test_an_offer_stores_the_task_or_raises_an_error_of_the_queue_and_stores_nothing(
-    bounded: TaskQueue, topic: str, identifier: str, payload: Any, options: dict[str, Any]
+    bounded: TaskQueue, state: StoredState, topic: str, identifier: str, payload: Any, options: dict[str, Any]
 ) -> None:
-    before = stored(bounded)
-    try:
-        offered = bounded.offer(topic, identifier, payload, **options)
-    except TaskQueueError as error:
-        assert str(error)
-        assert stored(bounded) == before
+    offered = attempt(lambda: bounded.offer(topic, identifier, payload, **options))
+    if not isinstance(offered, Offered):
+        state.check_unchanged()
+        return
+    if offered.outcome == "IGNORED":
+        state.check_unchanged()
     else:
-        assert bounded.topics() == ["work"]
-        found = bounded.task("work", offered.sequence)
-        assert found is not None
-        assert found.identifier == identifier
+        check_stored(bounded.task("work", offered.sequence), {**options, "identifier": identifier, "payload": payload})
+    assert bounded.topics() == ["work"]
+    state.remember()
 
 
 TEXTS_OF_JSON = st.one_of(
@@ -118,30 +119,56 @@ TEXTS_OF_JSON = st.one_of(
     st.integers(1, 2_000).map(lambda depth: nested(depth, '{"a":', "}")),
     st.integers(300, 5_000).map(lambda digits: "9" * digits),
     st.sampled_from(["1e309", "-1e309", "1e-400", '"\\u0000"', '"\\ud800"', "[1,]", "{'a':1}", "\ufeff1", "nul"]),
+    PAYLOADS.filter(lambda value: is_json(value)).map(json.dumps),
 )
 # Errors of a caller: of the queue (TQ), of a value (22), of a constraint (23), of a size (54).
-EXPECTED = ("TQ", "22", "23", "54")
+EXPECTED = ("TQ000", "TQ001", "TQ002", "TQ003", "TQ008", "22", "23", "54")
+STORED = """
+    SELECT identifier, reference, priority, payload::jsonb = %s::jsonb FROM taskq_internal.task WHERE sequence = %s
+"""
+
+
+def is_json(value: object) -> bool:
+    """Whether Python can write the value as JSON."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 @FUZZ
-@given(topic=st.one_of(st.just("work"), TEXTS), identifier=TEXTS, payload=TEXTS_OF_JSON)
+@given(
+    topic=st.one_of(st.just("work"), TEXTS),
+    identifier=TEXTS,
+    payload=TEXTS_OF_JSON,
+    reference=st.one_of(st.none(), TEXTS),
+    priority=st.one_of(st.integers(-100, 100), WHOLE),
+)
 def test_a_push_in_sql_stores_the_payload_or_raises_an_error_with_a_code_and_stores_nothing(
-    bounded: TaskQueue, topic: str, identifier: str, payload: str
+    bounded: TaskQueue,
+    state: StoredState,
+    topic: str,
+    identifier: str,
+    payload: str,
+    reference: str | None,
+    priority: int,
 ) -> None:
-    before = stored(bounded)
     try:
-        row = bounded.conn.execute(
-            "SELECT taskq.push(%s::text, %s::text, %s::json)", (topic, identifier, payload)
-        ).fetchone()
+        with limited_time():
+            row = bounded.conn.execute(
+                "SELECT taskq.push(%s::text, %s::text, %s::json, %s::text, priority => %s::int)",
+                (topic, identifier, payload, reference, priority),
+            ).fetchone()
     except UnicodeEncodeError:
         return  # psycopg has sent nothing
     except psycopg.Error as error:
         code = error.sqlstate or "22000"  # without a code, psycopg has refused the value itself
         assert code.startswith(EXPECTED), f"{code}: {error}"
-        assert stored(bounded) == before
-    else:
-        assert bounded.topics() == ["work"]
-        assert row is not None
-        found = bounded.task("work", row[0])
-        assert found is not None
-        assert found.identifier == identifier
+        state.check_unchanged()
+        return
+    assert row is not None
+    found = bounded.conn.execute(STORED.encode(), (payload, row[0])).fetchone()
+    assert found == (identifier, reference, priority, True)
+    assert bounded.topics() == ["work"]
+    state.remember()

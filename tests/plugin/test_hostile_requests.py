@@ -2,16 +2,21 @@
 
 import json
 import warnings
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import httpx
+import psycopg
 import pytest
 import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import TaskQueue
-from tests.fuzz.inputs import FUZZ, INPUTS, JSON, MOMENTS, TEXTS, WHOLE
+from tests.fuzz.inputs import FUZZ, INPUTS, JSON, MOMENTS, TEXTS, WHOLE, mostly
+from tests.fuzz.outcomes import StoredState, check_shares, limited_time
+from tests.fuzz.situation import OWNER, SEQUENCES, refill
 from tests.plugin.conftest import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -25,6 +30,19 @@ def check(status: int, text: str, path: str) -> None:
     assert "Traceback" not in text
     document = json.loads(text)
     assert status < 400 or (set(document) == {"error"} and document["error"]), f"{path}: {status}: {text}"
+
+
+def share_of_answers(statuses: Counter[int]) -> Counter[bool]:
+    """How many requests were answered (True), and how many refused."""
+    return Counter({True: statuses[200], False: statuses.total() - statuses[200]})
+
+
+@pytest.fixture
+def stored(page_dsns: dict[str, str], acts: TaskQueue) -> Iterator[StoredState]:
+    """What the queue behind `taskq_acts` stores."""
+    refill(acts)
+    with psycopg.connect(page_dsns["acts"], autocommit=True) as session:
+        yield StoredState(session)
 
 
 @pytest.fixture(scope="session")
@@ -42,28 +60,69 @@ def operations() -> list[Any]:
     return [each for each in found if each.method.upper() == "GET" and each.path.startswith("/api/{conn_id}/")]
 
 
+# Half of the requests have these values, where the operation has such a parameter: the others seldom reach the queue.
+KNOWN: dict[str, st.SearchStrategy[Any]] = {
+    "topic": st.just("work"),
+    "sequence": st.integers(1, SEQUENCES),
+    "owner": st.just(OWNER),
+    "text": st.sampled_from(["a", "5"]),
+    "dag_id": st.just("dag"),
+    "run_id": st.just("run"),
+    "task_id": st.just("task"),
+}
+
+
+def requests_of(operation: Any) -> st.SearchStrategy[Any]:
+    """Requests for an operation: those that fit its description, with and without known values, and others."""
+    from schemathesis import GenerationMode
+
+    names = [each.name for each in operation.query]
+    fitting: st.SearchStrategy[Any] = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    known = st.fixed_dictionaries({name: KNOWN[name] for name in names if name in KNOWN})
+
+    def with_known(case: Any, values: dict[str, Any]) -> Any:
+        case.query = {**(case.query or {}), **values}
+        return case
+
+    if not names:
+        return fitting
+    other: st.SearchStrategy[Any] = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+    return st.one_of(fitting, other, st.builds(with_known, fitting, known), st.builds(with_known, other, known))
+
+
 def test_every_view_answers_any_request_with_a_document_or_a_message(
-    base_url: str, tokens: dict[str, str], acts: TaskQueue, operations: list[Any]
+    base_url: str, tokens: dict[str, str], stored: StoredState, operations: list[Any]
 ) -> None:
-    acts.push("work", ["a", "b"])
-    assert len(operations) > 10
-    answered: set[int] = set()
+    from schemathesis.specs.openapi import checks
+
+    conformance = [
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
+    asking = [each for each in operations if list(each.query)]
+    assert len(asking) > 10
+    answered: dict[str, Counter[int]] = {each.path: Counter() for each in operations}
     with requests.Session() as session:
         session.trust_env = False
         session.cookies.update({"_token": tokens["admin"]})
         for operation in operations:
 
-            @settings(FUZZ, max_examples=max(1, INPUTS // len(operations)))
-            @given(case=operation.as_strategy())
+            @settings(FUZZ, max_examples=-(-INPUTS // len(asking)))
+            @given(case=requests_of(operation))
             def request(case: Any) -> None:
                 case.path_parameters = {"conn_id": CONN}
-                answer = session.request(**case.as_transport_kwargs(base_url=f"{base_url}/taskq"), timeout=600)
+                with limited_time():
+                    answer = session.request(**case.as_transport_kwargs(base_url=f"{base_url}/taskq"), timeout=600)
                 check(answer.status_code, answer.text, case.path)
-                answered.add(answer.status_code)
+                case.validate_response(answer, checks=conformance)
+                answered[case.operation.path][answer.status_code] += 1
 
             request()
-    assert {200, 400} <= answered
-    assert acts.count_tasks("work") == 2
+    assert sum(answered[each.path].total() for each in asking) >= INPUTS
+    assert [path for path, statuses in answered.items() if not statuses[200]] == []
+    check_shares(share_of_answers(sum((answered[each.path] for each in asking), Counter())))
+    stored.check_unchanged()
 
 
 @pytest.fixture(scope="session")
@@ -74,16 +133,16 @@ def action_names() -> list[str]:
     return list(get_args(ActionName))
 
 
-TOPICS = st.one_of(st.just("work"), TEXTS)
-SEQUENCES = st.one_of(st.integers(1, 10), WHOLE, JSON)
+TOPICS = mostly(st.just("work"), TEXTS)
+NUMBERS = mostly(st.integers(1, SEQUENCES), st.one_of(WHOLE, JSON), 8)
 # The options of all actions. Most values fit their names, so that one that does not fit is reached.
 OPTIONS = {
     "revival": st.sampled_from(["RESET", "APPEND", "SUPERSEDE", "REPLACE"]),
     "result": st.sampled_from(["FAILURE", "SUSPENSION", "FILTER", "SUCCESS"]),
-    "owner": TEXTS,
+    "owner": st.one_of(st.just(OWNER), TEXTS),
     "grace_seconds": st.floats(),
     "priority": WHOLE,
-    "identifier": TEXTS,
+    "identifier": st.one_of(st.sampled_from(["a", "failed"]), TEXTS),
     "payload": st.one_of(TEXTS, JSON.map(json.dumps)),
     "reference": TEXTS,
     "delay_seconds": st.floats(),
@@ -103,38 +162,70 @@ FILTER = {
 def some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
     """A few of the fields, seldom with a value of another type."""
     names = st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True)
-    values = {name: st.one_of(each, each, each, JSON) for name, each in fields.items()}
+    values = {name: mostly(each, JSON) for name, each in fields.items()}
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: values[name] for name in chosen}))
+
+
+# The options of each action. The others have none.
+OWN_OPTIONS = {
+    "retry": ("revival",),
+    "reassign": ("result",),
+    "release": ("owner",),
+    "expire": ("grace_seconds",),
+    "set_priority": ("priority",),
+    "push": tuple(sorted(set(OPTIONS) - {"revival", "result", "owner", "grace_seconds"})),
+}
+OF_TASKS = {"retry", "reassign", "purge", "run_now", "set_priority", "cancel"}
+REQUIRED = {"reassign": "result", "release": "owner", "push": "identifier"}
+
+
+def action_body(action: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Bodies of an action: mostly with its own options, and tasks by sequences or by a filter."""
+    own = {name: OPTIONS[name] for name in OWN_OPTIONS.get(action, ())}
+    required = st.fixed_dictionaries({name: OPTIONS[name] for name in REQUIRED.get(action, "").split()})
+    options = st.builds(lambda some_of, needed: {**some_of, **needed}, some(own) if own else st.just({}), required)
+    tasks = st.one_of(
+        st.fixed_dictionaries({"sequences": st.lists(NUMBERS, min_size=1, max_size=2)}),
+        st.fixed_dictionaries({"filter": some(FILTER), "expected": mostly(st.integers(0, SEQUENCES), WHOLE)}),
+    )
+    odd = st.fixed_dictionaries(
+        {},
+        optional={
+            "sequences": JSON,
+            "filter": JSON,
+            "expected": JSON,
+            "token": st.one_of(WHOLE, JSON),
+            "options": JSON,
+        },
+    )
+    chosen = mostly(tasks, odd) if action in OF_TASKS else mostly(st.just({}), st.one_of(tasks, odd))
+    body = {
+        "action": st.just(action),
+        "topic": TOPICS,
+        "options": mostly(options, some(OPTIONS), 6),
+        "confirm": st.booleans(),
+    }
+    return st.builds(lambda given, more: {**given, **more}, st.fixed_dictionaries(body), chosen)
 
 
 def bodies(actions: list[str]) -> st.SearchStrategy[tuple[str, Any]]:
     """Paths and bodies of requests that act."""
-    action = {
-        "action": st.one_of(st.sampled_from(actions), TEXTS),
-        "topic": TOPICS,
-        "options": st.one_of(some(OPTIONS), st.fixed_dictionaries({"identifier": TEXTS}), JSON),
-    }
-    chosen = {
-        "sequences": st.one_of(st.lists(SEQUENCES, max_size=3), JSON),
-        "filter": st.one_of(some(FILTER), JSON),
-        "confirm": st.booleans(),
-        "expected": st.one_of(WHOLE, JSON),
-        "token": st.one_of(WHOLE, JSON),
-    }
-    reveal = {"topic": TOPICS, "sequence": SEQUENCES}
-    return st.one_of(
-        st.tuples(st.just("actions"), st.fixed_dictionaries(action, optional=chosen)),
-        st.tuples(st.just("reveal"), st.fixed_dictionaries(reveal)),
+    action = st.one_of([action_body(name) for name in actions])
+    reveal = st.fixed_dictionaries({"topic": TOPICS, "sequence": NUMBERS})
+    odd = st.one_of(
+        st.tuples(st.just("actions"), TEXTS.flatmap(action_body)),
         st.tuples(st.sampled_from(["actions", "reveal"]), st.binary(max_size=50)),
+        st.tuples(st.just("reveal"), reveal),
     )
+    return mostly(st.tuples(st.just("actions"), action), odd, 5)
 
 
 def test_every_action_answers_any_request_with_a_document_or_a_message(
-    client: Client, acts: TaskQueue, action_names: list[str]
+    client: Client, acts: TaskQueue, stored: StoredState, action_names: list[str]
 ) -> None:
-    acts.push("work", ["a", "b"])
     admin: httpx.Client = client("admin")
-    answered: set[int] = set()
+    answered: Counter[int] = Counter()
+    confirmed: set[str] = set()
     headers = {"Content-Type": "application/json"}
 
     @FUZZ
@@ -142,10 +233,19 @@ def test_every_action_answers_any_request_with_a_document_or_a_message(
     def request(asked: tuple[str, Any]) -> None:
         path, body = asked
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = admin.post(f"/api/{CONN}/{path}", content=content, headers=headers)
+        with limited_time():
+            answer = admin.post(f"/api/{CONN}/{path}", content=content, headers=headers)
         check(answer.status_code, answer.text, path)
-        answered.add(answer.status_code)
+        answered[answer.status_code] += 1
+        if answer.status_code >= 400 or (path == "actions" and body.get("confirm") is not True):
+            stored.check_unchanged()
+        else:
+            confirmed.add(body.get("action", path))
+            if stored.changed_tables():
+                refill(acts)
+                stored.remember()
 
     request()
-    assert {200, 400, 404} <= answered
-    assert [each.topic for each in acts.browse_topics()] == ["work"]
+    assert {200, 400, 404} <= set(answered)
+    check_shares(share_of_answers(answered))
+    assert INPUTS < 10_000 or confirmed == {*action_names, "reveal"}

@@ -1,0 +1,106 @@
+"""What each call on hostile input does: it ends in time, it answers or refuses, and a refusal changes nothing."""
+
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+import psycopg
+from psycopg import sql
+
+from airflow_provider_taskq.queue import InvalidArgument, InvalidState, InvalidTask, TaskQueueError, UnknownTopic
+from tests.fuzz.inputs import LONGEST
+
+Answer = TypeVar("Answer")
+
+# Errors about the arguments of a call. Others are about its connection, the schema, or a deadlock.
+REFUSALS: tuple[type[TaskQueueError], ...] = (InvalidTask, InvalidArgument, UnknownTopic, InvalidState)
+_QUOTED = re.compile(r"""'.*'|".*\"""", re.DOTALL)  # names in a message, which may have any character
+_LEAST_SHARE = 0.05
+
+
+def attempt(call: Callable[[], Answer], *also: type[TaskQueueError]) -> Answer | TaskQueueError:
+    """Return the answer of a call, or the error by which it refuses its arguments.
+
+    :param also: further types of a refusal by this call. A subclass of such a type is none.
+    """
+    try:
+        with limited_time():
+            return call()
+    except TaskQueueError as error:
+        check_refusal(error, *also)
+        return error
+
+
+def check_refusal(error: TaskQueueError, *also: type[TaskQueueError]) -> None:
+    """Fails for an error that does not refuse an argument, and for a message that a person cannot use."""
+    assert type(error) in (*REFUSALS, *also), repr(error)
+    message = str(error)
+    own = _QUOTED.sub("", message)
+    assert message.strip(), repr(error)
+    assert len(own.splitlines()) <= 1, repr(message)
+    assert "Traceback" not in own, repr(message)
+    assert "relation" not in own, repr(message)
+
+
+@contextmanager
+def limited_time() -> Iterator[None]:
+    """Fails if the block takes longer than LONGEST. A block that only computes is interrupted at that time."""
+    seconds = LONGEST.total_seconds()
+    signal.signal(signal.SIGVTALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    assert time.monotonic() - begun < seconds, "the call took too long"
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise AssertionError("the call computes for too long")
+
+
+def check_shares(outcomes: Counter[bool]) -> None:
+    """Fails if few of the inputs were accepted (True), or few were refused (False): the test would test little."""
+    least = _LEAST_SHARE * outcomes.total()
+    assert min(outcomes[True], outcomes[False]) >= least, outcomes
+
+
+class StoredState:
+    """Tells whether a call has changed a row of the queue, by the place and the transaction of each row version."""
+
+    def __init__(self, conn: psycopg.Connection) -> None:
+        conn.prepare_threshold = 0
+        self._conn = conn
+        tables = conn.execute(
+            "SELECT relnamespace::regnamespace::text, relname FROM pg_class"
+            " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind IN ('r', 'p')"
+            " AND NOT relispartition AND relname NOT IN ('identifier_lock', 'mutex', 'offer_lock')"
+        ).fetchall()
+        self._query = sql.SQL(" UNION ALL ").join(
+            sql.SQL("SELECT {name}, count(*), sum(hashtextextended(concat(tableoid, ctid, xmin), 0)) FROM {t}").format(
+                name=sql.Literal(name), t=sql.Identifier(schema, name)
+            )
+            for schema, name in tables
+        )
+        self.remember()
+
+    def remember(self) -> None:
+        """Take the rows of this moment for those that the next calls may not change."""
+        self._rows = self._read()
+
+    def changed_tables(self) -> list[str]:
+        """Return the tables of which a row was added, changed or removed since `remember`."""
+        return [str(now[0]) for now, then in zip(self._read(), self._rows, strict=True) if now != then]
+
+    def check_unchanged(self) -> None:
+        """Fails if a row was added, changed or removed since `remember`."""
+        assert self.changed_tables() == []
+
+    def _read(self) -> list[tuple[object, ...]]:
+        return self._conn.execute(self._query).fetchall()
