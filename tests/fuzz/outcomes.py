@@ -53,12 +53,12 @@ def limited_time() -> Iterator[None]:
     seconds = LONGEST.total_seconds()
     signal.signal(signal.SIGVTALRM, _interrupt)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    assert time.monotonic() - begun < seconds, "the call took too long"
+    assert time.monotonic() - started < seconds, "the call took too long"
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
