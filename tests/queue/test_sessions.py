@@ -164,7 +164,7 @@ def make_next_poll_advance_fronts(conn: psycopg.Connection) -> None:
 
 
 @pytest.mark.parametrize("vacuum", ["VACUUM", "VACUUM ANALYZE"])
-@pytest.mark.parametrize("pinned", [False, True], ids=["free", "beside a snapshot"])
+@pytest.mark.parametrize("pinned", [False, True], ids=["free", "while a snapshot is open"])
 def test_a_poll_costs_the_same_beside_any_number_of_pending_or_finished_tasks(
     own_queue: TaskQueue, own_dsn: str, vacuum: str, pinned: bool
 ) -> None:
