@@ -114,7 +114,7 @@ def without_password(dsn: str) -> str:
 
     try:
         found = conninfo_to_dict(dsn)
-    except psycopg.Error:
+    except (psycopg.Error, UnicodeError):
         raise click.UsageError("invalid --dsn: expected for example postgresql://user@host/database") from None
     if any(found.get(name) for name in SECRETS) or "@" in str(found.get("host")):
         raise click.UsageError(

@@ -14,7 +14,7 @@ from psycopg.rows import TupleRow, tuple_row
 from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topic_asset
 from airflow_provider_taskq.hooks.instrumented_queue import InstrumentedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
-from airflow_provider_taskq.queue.connection import connection_defaults, given_hosts
+from airflow_provider_taskq.queue.connection import INVALID_TEXT, connection_defaults, given_hosts
 from airflow_provider_taskq.queue.errors import first_line
 
 # DbApiHook reads these from a connection's extra. libpq rejects them as unknown options.
@@ -144,6 +144,8 @@ class TaskQHook(PostgresHook):
         except psycopg.Error as error:
             # The messages of libpq name host and user, never the password.
             raise TaskQConnectionError(self.get_conn_id(), first_line(error)) from None
+        except UnicodeError:
+            raise TaskQConnectionError(self.get_conn_id(), INVALID_TEXT) from None
 
 
 class TaskQAsyncHook(TaskQHook):

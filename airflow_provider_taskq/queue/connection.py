@@ -30,6 +30,8 @@ T = TypeVar("T")
 _ADDRESS = ("host", "hostaddr", "port")
 DSN_VARIABLE = "TASKQ_DSN"
 DSN_FILE_VARIABLE = "TASKQ_DSN_FILE"
+# Why the parameters of a connection raise a UnicodeError.
+INVALID_TEXT = "it has an invalid host name, or a character that UTF-8 lacks"
 
 # A peer that vanished is noticed within a minute.
 _TCP_DEFAULTS: Mapping[str, int] = {
@@ -62,16 +64,21 @@ def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
 
 
 def _connection_or_error(dsn: str, options: Mapping[str, Any]) -> psycopg.Connection | TaskQueueError:
+    malformed = "the DSN of the queue's database is malformed: "
+    if "\x00" in dsn:  # at which libpq would end it
+        return TaskQueueError(malformed + "it has a NUL character")
     try:
         if "@" in str(conninfo_to_dict(dsn).get("host")):
-            return TaskQueueError("the DSN of the queue's database is malformed: write @ in its password as %40")
+            return TaskQueueError(malformed + "write @ in its password as %40")
         defaults = connection_defaults(dsn, options)
         return psycopg.connect(dsn, **{"prepare_threshold": None, **defaults, **options})
     except psycopg.OperationalError as error:
         return ConnectionFailed(f"cannot connect to the queue's database: {first_line(error)}")
     except psycopg.ProgrammingError as error:
         reason = first_line(error).split('"')[0].strip(" :")  # libpq then quotes the DSN, which may hold the password
-        return TaskQueueError(f"the DSN of the queue's database is malformed: {reason}")
+        return TaskQueueError(malformed + reason)
+    except UnicodeError:  # psycopg looks up the hosts by Python's socket module
+        return TaskQueueError(malformed + INVALID_TEXT)
 
 
 def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:

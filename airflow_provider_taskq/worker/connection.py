@@ -118,7 +118,7 @@ class _ConnectionFactory:
 
     def __call__(self) -> psycopg.Connection[Any]:
         options: dict[str, int] = {}
-        with suppress(psycopg.ProgrammingError):  # of an invalid DSN: connect() raises a better error
+        with suppress(psycopg.ProgrammingError, UnicodeError):  # of an invalid DSN: connect() raises a better error
             default = connection_defaults(self._dsn, {}).get("connect_timeout")
             if default is not None and self._lease is not None:
                 third = int(self._lease.total_seconds() / 3)

@@ -180,6 +180,7 @@ def test_the_error_of_a_failed_connection_is_one_line_without_the_password(
         ({"password": f"{password}-stale"}, "password authentication failed"),
         ({"dbname": "nowhere"}, "does not exist"),
         ({"host": "no-such-host.invalid"}, "no-such-host.invalid"),
+        ({"host": "db..example"}, "invalid host name"),
     ):
         hook = TaskQHook(connect_airflow(dsn=make_conninfo(own_server.dsn, **changes)))
         with pytest.raises(TaskQConnectionError) as raised:

@@ -1,5 +1,6 @@
 """Words of the command line, made from the tree of its commands: arguments and options with values of their types."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -36,8 +37,9 @@ _OF_TYPE: Mapping[type, Strategy] = {
     click.File: st.just("-"),
 }
 _NAMES = st.sampled_from(["a", "b", "later", "failed", "held", "1", "3", "6", "tick/hash/2100-01-01T00:00:00+00:00"])
+HANDLER = "tests.cli.handlers:succeed"
 _OF_NAME: Mapping[str, Strategy] = {
-    "handler": st.sampled_from(["tests.cli.handlers:succeed", "tests.cli.handlers:deliver", "tests.cli.handlers:x"]),
+    "handler": st.sampled_from([HANDLER, "tests.cli.handlers:deliver", "tests.cli.handlers:x"]),
     "owner": st.just(OWNER),
     "prefix": st.just("tick"),
     "config_hash": st.just("hash"),
@@ -79,6 +81,28 @@ def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tup
             yield from all_commands(command, own)
 
 
+def uses_with(value: str) -> Iterator[Words]:
+    """Yield for each argument and option of each command one use in which it has this value."""
+    for path, command in all_commands(standalone()):
+        for param in command.params:
+            if not (isinstance(param, click.Option) and param.is_flag):
+                words = [_least_words(each, value if each is param else None) for each in command.params]
+                yield Words(path, [*path, *ENDING.get(path, ()), *_joined(words)])
+
+
+def _least_words(param: click.Parameter, value: str | None) -> list[str]:
+    """The words of a parameter with a value; without one, those that a command cannot do without."""
+    if value is None and not param.required:
+        return []
+    if value is None:
+        choices = param.type.choices if isinstance(param.type, click.Choice) else ()
+        fixed = (
+            "work" if isinstance(param.type, Topic) else {"handler": HANDLER, "owner": OWNER}.get(param.name or "", "1")
+        )
+        value = str(next(iter(choices), fixed))
+    return [param.opts[0], value] if isinstance(param, click.Option) else [value]
+
+
 def values_of(param: click.Parameter, texts: Mapping[str, Strategy]) -> Strategy:
     """Values of an option or argument: mostly one of its type, seldom one that is hostile."""
     name = param.name or ""
@@ -111,7 +135,12 @@ def words_of(path: tuple[str, ...], command: click.Command, texts: Mapping[str, 
     others = st.lists(st.one_of(options), max_size=3).map(_joined)
     further = mostly(st.just([]), st.lists(HOSTILE, max_size=1), 7)
     parts = st.tuples(st.tuples(*arguments).map(_joined), others, further).map(_joined)
-    return parts.map(lambda words: Words(path, [*path, *ENDING.get(path, ()), *words]))
+    return parts.map(lambda words: Words(path, [*path, *ENDING.get(path, ()), *map(_as_argument, words)]))
+
+
+def _as_argument(word: str) -> str:
+    """The word as a program gets it from the system: from bytes, none of them NUL, and maybe not of UTF-8."""
+    return os.fsdecode(word.encode("utf-8", "surrogatepass").replace(b"\x00", b""))
 
 
 def _option_words(option: click.Option, values: Strategy) -> st.SearchStrategy[list[str]]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given, note
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import standalone
 from airflow_provider_taskq.queue import TaskQueue
-from tests.fuzz.command_words import Words, all_words
+from tests.fuzz.command_words import Words, all_words, uses_with
 from tests.fuzz.inputs import FUZZ, INPUTS, LONGEST
 from tests.fuzz.outcomes import StoredState, check_shares, limited_time
 from tests.fuzz.situation import refill
@@ -54,6 +54,15 @@ def await_end(queue: TaskQueue, others: set[threading.Thread]) -> None:
     until(lambda: not queue.conn.execute(sessions.encode()).rowcount)
 
 
+def check_answer(given: Words, result: Result) -> None:
+    """Fails for a traceback, and for a message that does not refuse the words."""
+    assert result.exception is None or isinstance(result.exception, SystemExit), f"{given}: {result.exception!r}"
+    assert result.exit_code in (0, 1, ODD)
+    if result.exit_code:
+        assert result.output.strip(), given
+        assert not any(sign in result.output for sign in NO_REFUSAL), f"{given}: {result.output}"
+
+
 @pytest.mark.parametrize(
     ("file", "stdin", "reason"), [("-", b"\x80", "not UTF-8"), ("/proc/self/mem", b"", "cannot read")]
 )
@@ -76,6 +85,18 @@ def test_an_offer_of_an_empty_file_is_an_answer(dsn: str) -> None:
     assert (result.exit_code, result.output) == (0, "Offered 0 tasks to work.\n")
 
 
+@pytest.mark.parametrize("value", ["\udc80", "a..b", "9" * 5_000], ids=ascii)
+def test_each_argument_and_option_with_a_hostile_value_gives_an_answer_or_a_message(
+    dsn: str, queue: TaskQueue, value: str
+) -> None:
+    refill(queue)
+    runner = CliRunner(env={"TASKQ_DSN": dsn})
+    for use in uses_with(value):
+        with limited_time():
+            result = runner.invoke(standalone(), use.words, input="", prog_name="taskq", obj=Session())
+        check_answer(use, result)
+
+
 def test_any_words_give_an_answer_or_a_message(dsn: str, queue: TaskQueue, role: str, state: StoredState) -> None:
     commands, words = all_words({"role": st.just(role), "dsn": st.just(dsn)})
     bounded = {"TASKQ_DSN": dsn, "PGOPTIONS": f"-c statement_timeout={int(LONGEST.total_seconds())}s"}
@@ -95,11 +116,7 @@ def test_any_words_give_an_answer_or_a_message(dsn: str, queue: TaskQueue, role:
                 standalone(), given.words, input=stdin, prog_name="taskq", obj=Session(), auto_envvar_prefix="TASKQ"
             )
         note(f"{given.words}: {result.output:.500}")  # Hypothesis does not print words with lone surrogates
-        assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-        assert result.exit_code in (0, 1, ODD)
-        if result.exit_code:
-            assert result.output.strip()
-            assert not any(sign in result.output for sign in NO_REFUSAL), result.output
+        check_answer(given, result)
         outcomes[result.exit_code == 0] += 1
         if result.exit_code == 0 and "--help" not in given.words:
             answered.add(given.command)

@@ -81,10 +81,24 @@ def test_the_error_without_a_dsn_names_the_variable_to_set(no_environment: None)
         f"host=127.0.0.1 password='{SECRET}",
         f"host=127.0.0.1 pasword={SECRET}",
         f"mysql://me:{SECRET}@127.0.0.1/db",
+        f"host=127.0.0.1 port=1 password={SECRET}\ud800",
+        f"host=127.0.0.1 port=1 password={SECRET}\x00",
+        f"postgresql://me:{SECRET}@db..example/db",
+        f"postgresql://me:{SECRET}@{'a' * 64}/db",
     ],
     ids=[
         *("bad port", "slash before", "slash after", "at sign", "question mark", "hash", "percent", "bracket"),
-        *("one slash", "blank", "open quote", "misspelt", "another scheme"),
+        *(
+            "one slash",
+            "blank",
+            "open quote",
+            "misspelt",
+            "another scheme",
+            "surrogate",
+            "NUL",
+            "two dots",
+            "long label",
+        ),
     ],
 )
 def test_a_malformed_dsn_never_shows_its_password(dsn: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -100,9 +114,12 @@ def test_a_malformed_dsn_never_shows_its_password(dsn: str, capfd: pytest.Captur
         (f"postgresql://me:{SECRET}@127.0.0.1:1/nowhere", {}),
         (f"postgresql://me:pa@{SECRET}@127.0.0.1:1/db", {}),
         (f"host=127.0.0.1 pasword={SECRET}", {}),
+        (f"host=127.0.0.1 port=1 password={SECRET}\ud800", {}),
+        (f"host=127.0.0.1 port=1 password={SECRET}\x00", {}),
+        (f"postgresql://me:{SECRET}@db..example/db", {}),
         ("host=127.0.0.1 port=1", {"password": SECRET}),
     ],
-    ids=["away", "at sign", "misspelt", "option"],
+    ids=["away", "at sign", "misspelt", "surrogate", "NUL", "two dots", "option"],
 )
 def test_no_frame_of_a_failed_connection_has_the_password(dsn: str, options: dict[str, str]) -> None:
     """Formatters of tracebacks may print the local variables of each frame, such as those of rich and structlog."""
