@@ -51,6 +51,7 @@ SCHEMA = """CREATE TABLE effect (key text NOT NULL, attempt int NOT NULL, owner 
     CREATE INDEX ON reading (at)"""
 ATTEMPT = ("task", "attempt", "owner", "fence")
 EFFECT = "INSERT INTO effect (key, attempt, owner, fence) VALUES (%s, %s, %s, %s)"
+UPKEEP = 1.0  # seconds between two looks for lapsed leases
 PAUSE = 0.2  # seconds before another try, and after an empty poll
 FAULTS = (psycopg.Error, TaskQueueError, OSError)
 
@@ -162,6 +163,7 @@ class Looping:
         self._program = program
         self._open: Work | None = None
         self._renewed = 0.0  # the begin of the last call that has extended the lease
+        self._tended = 0.0  # when the loop has ended lapsed leases
 
     def run(self) -> None:
         """Works until the process is to end."""
@@ -187,6 +189,10 @@ class Looping:
             queue.heartbeat(owner)
             queue.conn.commit()
             self._renewed = began
+            if began > self._tended + UPKEEP:  # the worker does it too, unless it is stopped
+                queue.expire()
+                queue.conn.commit()
+                self._tended = began
 
     def _poll(self, queue: TaskQueue, owner: Owner) -> list[Task]:
         return queue.poll(TOPIC, owner, self._program.options.size, condition=self._program.options.condition)
