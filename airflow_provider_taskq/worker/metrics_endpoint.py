@@ -137,7 +137,11 @@ class MetricsEndpoint:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
     def start(self) -> None:
-        """Starts to listen. Raises TaskQueueError without the extra `prometheus`, and OSError if the port is in use."""
+        """Starts to listen.
+
+        :raises TaskQueueError: without the extra `prometheus`.
+        :raises OSError: if the port is in use, or the host has no address.
+        """
         try:
             from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
         except ImportError:
@@ -148,7 +152,10 @@ class MetricsEndpoint:
         ProcessCollector(registry=registry)
         registry.register(self)
         host, port = self._address
-        self._server, self._thread = start_http_server(port, host, registry)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except UnicodeError:  # of Python's socket module
+            raise OSError("the name of the host is invalid") from None
         self._depth.start()
         log.info("metrics endpoint started: url=%s", self.url)
 

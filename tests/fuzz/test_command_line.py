@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import standalone
 from airflow_provider_taskq.queue import TaskQueue
-from tests.fuzz.command_words import Words, all_words, uses_with
+from tests.fuzz.command_words import HANDLER, Words, all_words, uses_with
 from tests.fuzz.inputs import FUZZ, INPUTS, LONGEST
 from tests.fuzz.outcomes import StoredState, check_shares, limited_time
 from tests.fuzz.situation import refill
@@ -83,6 +83,15 @@ def test_an_offer_of_an_empty_file_is_an_answer(dsn: str) -> None:
     words = ["offer", "work", "--file", "-"]
     result = CliRunner(env={"TASKQ_DSN": dsn}).invoke(standalone(), words, input="", obj=Session())
     assert (result.exit_code, result.output) == (0, "Offered 0 tasks to work.\n")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64], ids=["empty label", "long label"])
+def test_a_host_that_cannot_be_one_is_refused_for_the_metrics(dsn: str, state: StoredState, host: str) -> None:
+    words = ["worker", "--drain", HANDLER, "--topic", "work", "--metrics-port", "0", "--metrics-host", host]
+    result = CliRunner(env={"TASKQ_DSN": dsn}).invoke(standalone(), words, obj=Session())
+    check_answer(Words(("worker",), words), result)
+    assert "cannot serve metrics" in result.output
+    state.check_unchanged()
 
 
 @pytest.mark.parametrize("value", ["\udc80", "a..b", "9" * 5_000], ids=["bytes", "host", "digits"])
