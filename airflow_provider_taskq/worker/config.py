@@ -19,6 +19,9 @@ class Pending(StrEnum):
     RELEASE = "RELEASE"  # releases them: they become ready again, in their old place
 
 
+MAX_NAME_LENGTH = 900  # the name of an owner may have 1000: the host, the process and a number follow
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """The settings of a worker, which `Worker` documents.
@@ -49,6 +52,8 @@ class WorkerConfig:
         return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
 
     def __post_init__(self) -> None:
+        if len(self.name) > MAX_NAME_LENGTH or "\x00" in self.name:  # else each registration would fail
+            raise ValueError(f"name must have at most {MAX_NAME_LENGTH} characters, and no NUL")
         for name, least in (("size", 1), ("workers", 1), ("prefetch", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")

@@ -44,7 +44,7 @@ class Worker:
     :param limit: time after which the batch of a slow handler is FAILED and another thread replaces its thread.
     :param rewrite: a function, such as `tagged`, that changes follow-ups before they are pushed.
     :param listen: listens for notifications of new tasks, on one more connection.
-    :param name: the first part of the names of the worker's owners; the topic by default.
+    :param name: the first part of the names of the worker's owners; the topic by default. At most 900 characters.
     :param call_timeout: how long a call waits for an answer of the database before the worker opens another connection;
         by default a third of the lease, at least 5 seconds.
     :param handler_statement_timeout: the same for the statements of commit hooks.

@@ -56,6 +56,8 @@ _BOUNDED: Mapping[str, Strategy] = {
     "metrics_host": st.sampled_from(["127.0.0.1", "::1", "a" * 70, "é" * 70, "a" * 10_000, "a\x00b", "\ud800", " "]),
     "threads": st.one_of(st.integers(-1, 4).map(str), TEXTS),  # a thread has a connection, and the server 100 of them
     "patience": st.one_of(st.sampled_from(["0s", "10ms", "1e999", "-1s", "9" * 400 + "d"]), st.sampled_from(BOMBS)),
+    # Each hour of ten years is a tick that the command would install.
+    "ahead": st.one_of(st.sampled_from(["1h", "90s", "2h", "0s", "-1h", "none", "3651d", "9" * 400 + "d"]), TEXTS),
     "looks": st.one_of(st.integers(-1, 1).map(str), TEXTS),
 }
 

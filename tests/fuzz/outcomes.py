@@ -92,15 +92,25 @@ class StoredState:
 
     def remember(self) -> None:
         """Take the rows of this moment for those that the next calls may not change."""
+        self._seen = self._transactions()
         self._rows = self._read()
 
     def changed_tables(self) -> list[str]:
         """Return the tables of which a row was added, changed or removed since `remember`."""
-        return [str(now[0]) for now, then in zip(self._read(), self._rows, strict=True) if now != then]
+        transactions = self._transactions()
+        if transactions == self._seen:  # then no transaction of this server has changed anything
+            return []
+        changed = [str(now[0]) for now, then in zip(self._read(), self._rows, strict=True) if now != then]
+        if not changed:
+            self._seen = transactions
+        return changed
 
     def check_unchanged(self) -> None:
         """Fails if a row was added, changed or removed since `remember`."""
         assert self.changed_tables() == []
+
+    def _transactions(self) -> object:
+        return self._conn.execute("SELECT pg_current_snapshot()::text").fetchone()
 
     def _read(self) -> list[tuple[object, ...]]:
         return self._conn.execute(self._query).fetchall()
