@@ -178,7 +178,7 @@ def test_a_pushed_filter_is_left_to_spark_or_selects_the_tasks_that_pass_it(boun
             return set()
         return select(filters.low, filters.high, filters.states, filters.identifiers, filters.since, filters.until)
 
-    @settings(FUZZ, max_examples=-(-INPUTS // 4))
+    @FUZZ
     @given(given=st.lists(COLUMNS.flatmap(filter_of), min_size=1, max_size=3))
     def check(given: list[datasource.Filter]) -> None:
         filters = PushedFilters()
