@@ -13,6 +13,7 @@ from airflow_provider_taskq.cli._times import format_age
 from airflow_provider_taskq.cli.push import payload_option
 from airflow_provider_taskq.cli.topics import summaries
 from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every
+from airflow_provider_taskq.queue.schedules import hashed_hours
 
 WAITING_CAP = 1_000  # of the count of waiting ticks
 MAX_TICKS = 1_000_000  # of one call
@@ -131,9 +132,8 @@ def moments_and_hash(
         return ticks_every(every, begin, count), config_hash("every", every.total_seconds(), payload)
     if cron is not None:
         return ticks_cron(cron, zone, begin, ahead), config_hash("cron", cron, zone, payload)
-    hours = sorted(map(_parse_hour, daily))
-    times: list[Json] = [hour.isoformat() for hour in hours]
-    return ticks_daily(hours, zone, begin, ahead), config_hash("daily", times, zone, payload)
+    hours = list(map(_parse_hour, daily))
+    return ticks_daily(hours, zone, begin, ahead), config_hash("daily", hashed_hours(hours), zone, payload)
 
 
 def _parse_hour(text: str) -> time:

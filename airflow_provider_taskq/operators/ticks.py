@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
 from airflow_provider_taskq.parameters import DurationValue, parse_duration
 from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every
+from airflow_provider_taskq.queue.schedules import hashed_hours
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -97,8 +98,9 @@ class TaskQTicksOperator(TaskQBaseOperator):
             return ticks_every(period, begin, count), config_hash("every", period.total_seconds(), payload)
         if self.daily is not None:
             hours = [hour if isinstance(hour, time) else time.fromisoformat(hour) for hour in self.daily]
-            times: list[Json] = [hour.isoformat() for hour in sorted(hours)]
-            return ticks_daily(hours, self.zone, begin, ahead), config_hash("daily", times, self.zone, payload)
+            return ticks_daily(hours, self.zone, begin, ahead), config_hash(
+                "daily", hashed_hours(hours), self.zone, payload
+            )
         assert self.cron is not None  # noqa: S101  for the type checker; one of the three is there
         return ticks_cron(self.cron, self.zone, begin, ahead), config_hash("cron", self.cron, self.zone, payload)
 

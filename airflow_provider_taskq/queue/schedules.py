@@ -45,13 +45,27 @@ def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelt
     :raises InvalidArgument: for no hours, hours with a time zone, an unknown zone, and times outside the years 1 to
         9999.
     """
-    if not hours or any(hour.tzinfo is not None for hour in hours):
-        raise InvalidArgument("daily ticks need at least one time of day, and a time zone as an argument of its own")
+    times = _ascending(set(hours))
     with _within_the_calendar():
         local, begin = _zone(zone), _moment(now)
-        first, times = begin.astimezone(local).date(), sorted(set(hours))
+        first = begin.astimezone(local).date()
         days = (first + ONE_DAY * nth for nth in range((date.max - first).days))
         return _within((datetime.combine(day, hour) for day in days for hour in times), local, begin, ahead)
+
+
+def hashed_hours(hours: Iterable[time]) -> list[Json]:
+    """Return the times of day of `ticks_daily` as its callers give them to `config_hash`.
+
+    :raises InvalidArgument: for no hours, and hours with a time zone.
+    """
+    return [hour.isoformat() for hour in _ascending(hours)]
+
+
+def _ascending(hours: Iterable[time]) -> list[time]:
+    given = list(hours)
+    if not given or any(hour.tzinfo is not None for hour in given):
+        raise InvalidArgument("daily ticks need at least one time of day, and a time zone as an argument of its own")
+    return sorted(given)
 
 
 def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:

@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue import (
     ticks_daily,
     ticks_every,
 )
+from airflow_provider_taskq.queue.schedules import hashed_hours
 from airflow_provider_taskq.worker.connection import Connect, Disconnected, connection_factory
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
@@ -121,10 +122,7 @@ class Scheduler(PeriodicService):
         :param ahead: installs the ticks within this time, and at least the next one.
         :param interval: time between installations; by default a quarter of `ahead`, at most an hour.
         """
-        if not hours:
-            raise InvalidArgument("daily ticks need at least one time of day")
-        times: list[Json] = [hour.isoformat() for hour in sorted(hours)]
-        hash_ = config_hash("daily", times, zone, _hashed(payload, version))
+        hash_ = config_hash("daily", hashed_hours(hours), zone, _hashed(payload, version))
         interval = _default_interval(ahead) if interval is None else interval
         self.add(
             topic, prefix, hash_, interval, lambda now: _with_payload(ticks_daily(hours, zone, now, ahead), payload)

@@ -356,7 +356,12 @@ def test_ticks_are_installed_and_uninstalled(ask: Ask, run: Run, queue: TaskQueu
     assert ask(*removal, "--dry-run")["removed"] == 4
     assert ask(*removal)["removed"] == 4
     assert run("ticks").stdout == "No tick waits.\n"
-    for bad in ([], ["--every", "1h", "--cron", "@daily"], ["--daily", "noon"]):
+    for bad in (
+        [],
+        ["--every", "1h", "--cron", "@daily"],
+        ["--daily", "noon"],
+        ["--daily", "09:00", "--daily", "12:00+02:00"],
+    ):
         run("ticks", "install", "work", "report", *bad, code=2)
     assert ask("ticks", "install", "work", "x", "--daily", "06:00", "--zone", "Europe/Berlin")["installed"] >= 1
     assert ask("ticks", "install", "work", "y", "--cron", "0 6 * * *")["installed"] >= 1
