@@ -98,9 +98,8 @@ class TaskQTicksOperator(TaskQBaseOperator):
             return ticks_every(period, begin, count), config_hash("every", period.total_seconds(), payload)
         if self.daily is not None:
             hours = [hour if isinstance(hour, time) else time.fromisoformat(hour) for hour in self.daily]
-            return ticks_daily(hours, self.zone, begin, ahead), config_hash(
-                "daily", hashed_hours(hours), self.zone, payload
-            )
+            schedule_hash = config_hash("daily", hashed_hours(hours), self.zone, payload)
+            return ticks_daily(hours, self.zone, begin, ahead), schedule_hash
         assert self.cron is not None  # noqa: S101  for the type checker; one of the three is there
         return ticks_cron(self.cron, self.zone, begin, ahead), config_hash("cron", self.cron, self.zone, payload)
 

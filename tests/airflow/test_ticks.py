@@ -104,3 +104,8 @@ def test_exactly_one_schedule_is_required(arguments: dict[str, Any]) -> None:
 def test_an_invalid_schedule_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         install(**arguments)
+
+
+def test_times_of_day_of_which_one_has_a_zone_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="time zone"):
+        install(daily=["06:00", "18:00+02:00"])

@@ -108,6 +108,11 @@ def test_a_malformed_dsn_never_shows_its_password(dsn: str, capfd: pytest.Captur
     assert SECRET not in "".join(capfd.readouterr())
 
 
+def test_a_dsn_with_a_nul_is_refused_and_not_cut_off_there(dsn: str) -> None:
+    with pytest.raises(TaskQueueError, match="NUL"):
+        connect(f"{dsn}\x00 dbname=nowhere")
+
+
 @pytest.mark.parametrize(
     ("dsn", "options"),
     [

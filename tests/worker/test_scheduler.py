@@ -214,7 +214,7 @@ def test_periodic_ticks_are_installed_every_quarter_of_the_period_and_at_most_ea
     assert [each.interval for each in ticker.schedules] == [15 * SECOND, SECOND]
 
 
-def test_a_blank_prefix_a_zero_interval_and_no_hours_raise(dsn: str) -> None:
+def test_a_blank_prefix_a_zero_interval_and_invalid_hours_raise(dsn: str) -> None:
     ticker = Scheduler(dsn)
     for prefix, interval in ((" ", HOUR), ("p", timedelta(0)), ("p", -HOUR)):
         with pytest.raises(InvalidArgument):
@@ -223,6 +223,8 @@ def test_a_blank_prefix_a_zero_interval_and_no_hours_raise(dsn: str) -> None:
         ticker.every("work", "p", timedelta(0))
     with pytest.raises(InvalidArgument):
         ticker.daily("work", "p", [], "UTC")
+    with pytest.raises(InvalidArgument, match="time zone"):
+        ticker.daily("work", "p", [time(9), time(12, tzinfo=UTC)], "UTC")
     assert ticker.schedules == []
 
 
