@@ -16,7 +16,6 @@ from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron,
 from airflow_provider_taskq.queue.schedules import hashed_hours
 
 WAITING_CAP = 1_000  # of the count of waiting ticks
-MAX_TICKS = 1_000_000  # of one call
 
 
 @click.group(
@@ -127,8 +126,6 @@ def moments_and_hash(
         raise click.UsageError("give exactly one of --every, --daily and --cron")
     if every is not None:
         count = max(1, ahead // every) if every else 1
-        if count > MAX_TICKS:
-            raise click.UsageError(f"--every and --ahead make {count:,} ticks, more than {MAX_TICKS:,}")
         return ticks_every(every, begin, count), config_hash("every", every.total_seconds(), payload)
     if cron is not None:
         return ticks_cron(cron, zone, begin, ahead), config_hash("cron", cron, zone, payload)

@@ -23,15 +23,18 @@ ONE_MINUTE = timedelta(minutes=1)
 _ZERO = timedelta(0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HASH_LENGTH = 32  # hexadecimal digits: 128 bits
+MAX_TICKS = 100_000  # of one call: those of eleven hourly years, which take some ten seconds to install
 
 
 def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[datetime]:
     """Return the next `ahead` multiples of a period since the epoch, in UTC, strictly after `now`.
 
-    :raises InvalidArgument: for a period or an `ahead` that is not positive, and times outside the years 1 to 9999.
+    :raises InvalidArgument: for a period or an `ahead` that is not positive, more than 100,000 ticks, and times outside
+        the years 1 to 9999.
     """
     if period <= _ZERO or ahead < 1:
         raise InvalidArgument(f"invalid period {period} or number of ticks {ahead}: both have to be greater than 0")
+    _check_number(ahead)
     with _within_the_calendar():
         past = (_moment(now) - EPOCH) // period
         return [EPOCH + period * (past + nth) for nth in range(1, ahead + 1)]
@@ -42,8 +45,8 @@ def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelt
 
     The function needs pendulum, as Airflow does.
 
-    :raises InvalidArgument: for no hours, hours with a time zone, an unknown zone, and times outside the years 1 to
-        9999.
+    :raises InvalidArgument: for no hours, hours with a time zone, an unknown zone, more than 100,000 ticks, and times
+        outside the years 1 to 9999.
     """
     times = _ascending(set(hours))
     with _within_the_calendar():
@@ -74,8 +77,8 @@ def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE
     An expression has five fields (minute, hour, day of month, month, day of week), or is one of @hourly, @daily,
     @weekly, @monthly and @yearly. The function needs croniter and pendulum, as Airflow does.
 
-    :raises InvalidArgument: for an invalid or random expression, an unknown zone, and times outside the years 1 to
-        9999.
+    :raises InvalidArgument: for an invalid or random expression, an unknown zone, more than 100,000 ticks, and times
+        outside the years 1 to 9999.
     """
     with _within_the_calendar():
         local, begin = _zone(zone), _moment(now)
@@ -137,11 +140,17 @@ def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: tim
             continue
         if moment - now <= ahead or not found:
             found.append(moment)
+            _check_number(len(found))
         if moment - now > ahead:
             break
     if not found:
         raise InvalidArgument("there are no ticks before the year 1 or after the year 9999")
     return found
+
+
+def _check_number(ticks: int) -> None:
+    if ticks > MAX_TICKS:
+        raise InvalidArgument(f"a schedule makes at most {MAX_TICKS:,} ticks in one call: install fewer ahead")
 
 
 @contextmanager

@@ -363,6 +363,8 @@ def test_ticks_are_installed_and_uninstalled(ask: Ask, run: Run, queue: TaskQueu
         ["--daily", "09:00", "--daily", "12:00+02:00"],
     ):
         run("ticks", "install", "work", "report", *bad, code=2)
+    refused = run("ticks", "install", "work", "report", "--every", "1s", "--ahead", "2d", code=2).stderr
+    assert "a schedule makes at most 100,000 ticks in one call: install fewer ahead" in refused
     assert ask("ticks", "install", "work", "x", "--daily", "06:00", "--zone", "Europe/Berlin")["installed"] >= 1
     assert ask("ticks", "install", "work", "y", "--cron", "0 6 * * *")["installed"] >= 1
 

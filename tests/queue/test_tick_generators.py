@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from airflow_provider_taskq.queue import (
     Json,
     TaskQueueError,
     config_hash,
+    schedules,
     ticks_cron,
     ticks_daily,
     ticks_every,
@@ -245,6 +247,29 @@ def test_a_search_for_ticks_ends_at_the_year_9999() -> None:
         ticks_daily([time(8)], "UTC", datetime(9999, 12, 31, 12, tzinfo=UTC))
     with pytest.raises(InvalidArgument, match="9999"):
         ticks_every(timedelta(days=400), datetime(9999, 12, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda now, length: ticks_every(timedelta(minutes=1), now, length // timedelta(minutes=1)),
+        lambda now, length: ticks_daily(
+            [time(hour, minute) for hour in range(24) for minute in range(60)], "UTC", now, length
+        ),
+        lambda now, length: ticks_cron("* * * * *", "UTC", now, length),
+    ],
+    ids=["every", "daily", "cron"],
+)
+def test_a_schedule_of_too_many_ticks_is_refused(
+    make: Callable[[datetime, timedelta], list[datetime]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert schedules.MAX_TICKS == 100_000
+    monkeypatch.setattr(schedules, "MAX_TICKS", 500)  # a hundred thousand times of a cron expression take five seconds
+    now, most = utc("2026-01-01T00:00"), timedelta(minutes=500)
+    assert len(make(now, most)) == 500
+    for more in (most + timedelta(minutes=1), timedelta.max - timedelta(days=1)):
+        with pytest.raises(InvalidArgument, match="at most 500 ticks"):
+            make(now, more)
 
 
 def test_ticks_of_a_cron_expression_years_apart_are_found() -> None:
