@@ -1,4 +1,4 @@
-"""A real Airflow for tests that kill its processes, with short heartbeats and a queue database of its own."""
+"""A real Airflow for tests that kill its processes or a queue's server, with short heartbeats and own databases."""
 
 import shutil
 from collections import Counter
@@ -16,9 +16,10 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq.queue import TaskQueue, connect
+from airflow_provider_taskq.queue import TaskQueue, connect, install
 from demo.airflow_api import until
 from demo.airflow_site import AirflowSite, connection_json
+from demo.postgres import EmbeddedPostgres
 
 DAGS = Path(__file__).parent / "dags"
 DAG_FILES = ("chaos.py", "claims.py", "many.py")
@@ -42,11 +43,12 @@ IMPATIENT = MappingProxyType(
 
 @dataclass(frozen=True)
 class Installation:
-    """An Airflow and its databases."""
+    """An Airflow and its databases. The connection `taskq_own_server` leads to a server that a test may kill."""
 
     site: AirflowSite
     queue_dsn: str
     metadata_dsn: str
+    own_server: EmbeddedPostgres
 
     @contextmanager
     def queue(self) -> Iterator[TaskQueue]:
@@ -123,8 +125,12 @@ def airflow(
                 "TASKQ_DSN": dsns[0],
                 **IMPATIENT,
             }
-            with AirflowSite(home, folder, env=settings, metadata_dsn=_url(dsns[1])) as site:
-                yield Installation(site, *dsns)
+            with EmbeddedPostgres() as own_server:
+                with connect(own_server.dsn) as conn:
+                    install(conn)
+                settings["AIRFLOW_CONN_TASKQ_OWN_SERVER"] = connection_json(own_server.dsn)
+                with AirflowSite(home, folder, env=settings, metadata_dsn=_url(dsns[1])) as site:
+                    yield Installation(site, *dsns, own_server)
         finally:
             for database in (queue, metadata):
                 admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database)))

@@ -1,18 +1,25 @@
-"""Kills each of Airflow's processes with -9, while 24 gates wait and 6 claims are held."""
+"""Kills each of Airflow's processes, or the queue's server, with -9, while 24 gates wait and 6 claims are held."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
+import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import State, TaskQueue
+from airflow_provider_taskq.queue import State, TaskQueue, connect
 from demo.airflow_api import until
 from demo.airflow_site import COMMANDS
 from tests.airflow.chaos_site import Installation
 from tests.airflow.dags.chaos import CHECKING, CLAIMING, HOLDING
+from tests.chaos.faults import END
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ENDS = 600  # seconds until a step fails; on a machine of its own a step takes a tenth of that
 WORKERS_KILLED = 2
+CRASHES = 3
 
 
 def test_every_gate_opens_and_every_task_is_completed_once_although_each_process_is_killed(
@@ -37,8 +44,7 @@ def test_every_gate_opens_and_every_task_is_completed_once_although_each_process
         assert airflow.states("gates", gates, "claim") == {"deferred": CLAIMING}
         assert owners(queue, "held") == holders
 
-        for topic in ("go", *(f"check-{n}" for n in range(CHECKING)), *(f"claim-{n}" for n in range(CLAIMING))):
-            queue.push(topic, [f"{topic}/task"])
+        open_gates(queue)
         kill_workers(airflow, WORKERS_KILLED)
         airflow.site.kill("scheduler")  # and its workers again, whatever they are doing
         airflow.site.restart("scheduler")
@@ -47,6 +53,77 @@ def test_every_gate_opens_and_every_task_is_completed_once_although_each_process
         assert airflow.states("gates", gates, "check") == {"success": CHECKING}
         assert airflow.states("gates", gates, "claim") == {"success": CLAIMING}
         each_task_was_completed_once(queue)
+
+
+@pytest.mark.chaos
+def test_every_gate_opens_and_every_task_is_completed_once_although_the_server_of_the_queue_crashes(
+    airflow: Installation,
+) -> None:
+    server, gates_id, held_id = airflow.own_server, "gates_on_own_server", "held_on_own_server"
+    airflow.site.wait_dags(gates_id, held_id)
+    with connect(server.dsn, autocommit=True) as conn:
+        prepare(TaskQueue(conn))
+    held = airflow.site.trigger(held_id, "held")
+    airflow.wait_count(held_id, held, "hold", "success", HOLDING, ENDS)
+    gates = airflow.site.trigger(gates_id, "gates")
+    waiting = ((gates_id, gates, "check", CHECKING), (gates_id, gates, "claim", CLAIMING), (held_id, held, "go", 1))
+    for dag_id, run, task_id, count in waiting:
+        airflow.wait_count(dag_id, run, task_id, "deferred", count, ENDS)
+    for _ in range(CRASHES):
+        server.kill()
+        server.start()
+        with psycopg.connect(server.dsn, autocommit=True) as conn:
+            until_watched(conn)
+    for dag_id, run, task_id, count in waiting:
+        assert airflow.states(dag_id, run, task_id) == {"deferred": count}
+        assert airflow.tries(dag_id, run, task_id) == {1: count}
+
+    with connect(server.dsn, autocommit=True) as conn:
+        open_gates(TaskQueue(conn))
+    with ended_sessions(server.dsn):
+        airflow.wait_count(gates_id, gates, "check", "success", CHECKING, ENDS)
+        server.kill()
+        server.start()
+        for dag_id, run in ((held_id, held), (gates_id, gates)):
+            assert airflow.site.wait_run(dag_id, run, {"success"}, ENDS) == "success"
+    with connect(server.dsn, autocommit=True) as conn:
+        each_task_was_completed_once(TaskQueue(conn))
+
+
+def until_watched(conn: psycopg.Connection) -> None:
+    """Wait until the triggerer is connected to the server again."""
+    others = (
+        b"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        b" AND backend_type = 'client backend'"
+    )
+    until(lambda: conn.execute(others).fetchone() != (0,) or None, ENDS, lambda: "no gate is watched")
+
+
+@contextmanager
+def ended_sessions(dsn: str) -> Iterator[None]:
+    """End the sessions on a server's queue, one after the other, until the block ends. At least one is ended."""
+    stopped, ended = threading.Event(), 0
+
+    def end() -> None:
+        nonlocal ended
+        while not stopped.wait(0.2):  # the pace of the fault
+            with suppress(psycopg.OperationalError), psycopg.connect(dsn, autocommit=True) as conn:
+                ended += conn.execute(END, (1,)).rowcount
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+    assert ended
+
+
+def open_gates(queue: TaskQueue) -> None:
+    """Push a task for each gate that waits."""
+    for topic in ("go", *(f"check-{n}" for n in range(CHECKING)), *(f"claim-{n}" for n in range(CLAIMING))):
+        queue.push(topic, [f"{topic}/task"])
 
 
 def each_task_was_completed_once(queue: TaskQueue) -> None:

@@ -39,6 +39,7 @@ RECOVERY_OF_ROUNDS = 0.6  # for Spark, which commits many decisions at once: few
 AIRFLOW = (
     "tests/airflow/test_chaos.py",
     "tests/airflow/test_claim_recovery.py",
+    "tests/spark/test_soak.py",
     "tests/spark/test_stream_killed.py",
     "tests/spark/test_cluster.py::test_killing_an_executor_during_a_task_changes_no_decision",
 )
@@ -62,7 +63,7 @@ def main() -> int:
             continue
         failed = shown(name, scenario, options) or failed
     if "airflow" in options.only:
-        command = [sys.executable, "-m", "pytest", "-q", *AIRFLOW]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", *AIRFLOW]
         failed = subprocess.run(command, cwd=ROOT, check=False).returncode != 0 or failed
     return int(failed)
 

@@ -27,7 +27,7 @@ EVERY = 0.1  # seconds between two pushes
 PATIENCE = max(600.0, SECONDS)
 PROGRAM = Path(__file__).parent / "programs" / "soak.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 3 * PATIENCE)]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(SECONDS + 3 * PATIENCE)]
 
 BATCH = "SELECT coalesce(max(batch), -1) FROM taskq_internal.stream"
 COMMITTING = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.push_staged%'"
