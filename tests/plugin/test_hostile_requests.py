@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import TaskQueue
-from tests.fuzz.inputs import FUZZ, INPUTS, JSON, MOMENTS, TEXTS, WHOLE, mostly
+from tests.fuzz.inputs import FUZZ, FUZZ_FURTHER, INPUTS, JSON, MOMENTS, TEXTS, WHOLE, mostly
 from tests.fuzz.outcomes import StoredState, check_shares, limited_time
 from tests.fuzz.situation import OWNER, SEQUENCES, refill
 from tests.plugin.conftest import Client
@@ -228,7 +228,7 @@ def test_every_action_answers_any_request_with_a_document_or_a_message(
     confirmed: set[str] = set()
     headers = {"Content-Type": "application/json"}
 
-    @FUZZ
+    @FUZZ_FURTHER
     @given(asked=bodies(action_names))
     def request(asked: tuple[str, Any]) -> None:
         path, body = asked
