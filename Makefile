@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test test-fast test-matrix chaos fuzz model check docs format bench dist pictures constraints audit clean
+.PHONY: help setup setup-spark setup-test demo test archive test-fast test-matrix chaos fuzz model check docs format bench dist pictures constraints audit clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -32,8 +32,13 @@ setup-test:
 demo: setup-spark  ## drain real flights with Airflow and Spark; FLIGHTS=20000 limits them, KEEP=1 keeps Airflow running
 	@$(RUN) -m demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
 
-test: setup-test check  ## check, then run all tests, those of the queue on two servers; ARGS='-k lease' goes to pytest
+test: setup-test  ## check, then run all tests, those of the queue on two servers; ARGS='-k lease' goes to pytest
+	@$(MAKE) -j2 check $(if $(strip $(ARGS)),,archive)
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py "$(SYSTEM_POSTGRES)")
+
+archive:
+	@echo 'test: archiving the classes that Spark loads, once for .venv, so that its JVMs start faster'
+	@$(RUN) -m tests.spark.class_archive
 
 test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a few minutes; ARGS go to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest -m 'not slow' $(ARGS),.ci/lanes.py --fast)

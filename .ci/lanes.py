@@ -25,7 +25,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
 OF_CHANGE = ("tests/faults/test_upgrades.py", "tests/faults/test_restore.py")
-OF_AIRFLOW = ("tests/airflow", "tests/fuzz")  # Airflow waits more than it computes, and fuzzing only computes
+# Airflow waits more than it computes, and fuzzing only computes. It goes first: no Airflow idles beside it.
+OF_AIRFLOW = ("tests/fuzz", "tests/airflow")
 OF_USERS = ("tests/demo", "tests/plugin", "tests/docs", "tests/packaging")  # what users see and install
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
@@ -123,12 +124,6 @@ def second_server(programs: str) -> list[Run]:
     return [Run(("-q", "-m", "not slow", OF_QUEUE), programs), Run(("-q", *OF_CHANGE), programs)]
 
 
-def archive_classes() -> bool:
-    """Make the archive of Spark's classes in .venv, unless it exists; return False if Spark does not run."""
-    say("archiving the classes that Spark loads, once for .venv (half a minute), so that its JVMs start faster")
-    return subprocess.run([sys.executable, "-m", "tests.spark.class_archive"], cwd=ROOT, check=False).returncode == 0
-
-
 def follow(lane: Lane) -> None:
     """Print the output of a lane until it has ended."""
     while lane.is_alive():
@@ -169,8 +164,6 @@ def main() -> int:
     """Run all lanes; return 0 if all passed."""
     began = time.monotonic()
     fast = "--fast" in sys.argv[1:]
-    if not fast and not archive_classes():
-        return 1
     lanes = make_lanes(fast=fast, programs=next((given for given in sys.argv[1:] if given != "--fast"), ""))
     try:
         finish(lanes)

@@ -189,7 +189,9 @@ def test_a_crash_has_a_summary(queue: TaskQueue, owner: Owner) -> None:
     assert known(queue, task).error_summary == "given up: the lease of its owner lapsed 1 times while the task was held"
 
 
-@pytest.mark.parametrize("count", [1, 50_001], ids=["in chunks", "by one statement"])
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, id="in chunks"), pytest.param(50_001, id="by one statement", marks=pytest.mark.slow)]
+)
 def test_a_committed_stage_stores_summaries(queue: TaskQueue, owner: Owner, count: int) -> None:
     tasks = queue.push("work", [str(number) for number in range(count)])
     queue.poll("work", owner, count)
