@@ -99,7 +99,7 @@ class Scenario:
 
 ON_SPARK = Where(
     roles=SPARK,
-    options=Options(hot=0),  # a round of a drain takes one task of an identifier
+    options=Options(hot=0),  # one Spark task decides on all tasks of an identifier, one after the other
     environment={"": {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}},
 )
 SCENARIOS = {

@@ -61,7 +61,8 @@ PROGRESS = {
 TASKS = """SELECT s.sequence, t.payload ->> 'key', s.identifier, s.state,
         extract(epoch FROM s.completed)::float, s.error
     FROM taskq.tasks s JOIN taskq_internal.task t USING (sequence) WHERE s.topic = %s ORDER BY s.sequence"""
-FOLLOWED = "SELECT identifier, (payload ->> 'attempt')::int, '', 0 FROM taskq.task_info WHERE topic = %s"
+FOLLOWED = """SELECT identifier, (payload ->> 'attempt')::int, payload ->> 'owner', (payload ->> 'fence')::bigint
+    FROM taskq.task_info WHERE topic = %s"""
 
 
 @dataclass(slots=True)
@@ -118,7 +119,7 @@ class Site:
         role = self.roles.get(name, "produce")
         given = json.dumps(asdict(self.options) | options)
         if role == "drain":
-            command = ["tests.chaos.spark_program", name, self.address, given]
+            command = ["tests.chaos.spark_program", name, self.address, str(self.history), given]
         else:
             command = ["tests.chaos.programs", role, name, self.address, str(self.history), given]
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -1,26 +1,57 @@
 """The Spark driver of a chaos run: drains the topic again and again, in a session of its own. See programs.py.
 
 A task is decided in a Python worker of Spark, which pushes the task's effect as its follow-up: a task of the topic
-`effects`, which the drain commits together with the decision.
+`effects`, which the drain commits together with the decision. The worker records that the drain has claimed the task,
+and asks for a decision: only the effect shows whether that was committed. It does not know the fence of the drain, so
+the moment before the drain's registration stands for it: a later registration has a later one.
 """
 
 import json
+import os
 import signal
 import sys
 import threading
+import time
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Condition, NewTask, Result, Task
 from airflow_provider_taskq.spark import TaskOutcome, by_task, drain
-from tests.chaos.programs import EFFECTS, FAULTS, PAUSE, TOPIC, Options, end_with_parent, key_of
+from tests.chaos.history import Recorder
+from tests.chaos.programs import (
+    ATTEMPT,
+    EFFECTS,
+    FAULTS,
+    PAUSE,
+    TOPIC,
+    Options,
+    claim_of,
+    decision_of,
+    end_with_parent,
+)
 
 
-def decide(task: Task) -> TaskOutcome:
-    """Succeeds, with an effect."""
-    effect = NewTask(key_of(task), {"attempt": task.attempt})
-    return TaskOutcome(Result.SUCCESS, push={EFFECTS: [effect]})
+@dataclass(frozen=True)
+class Deciding:
+    """What one drain does with a task: it succeeds, with an effect."""
+
+    owner: str
+    lease: float
+    folder: str
+    began: int = field(default_factory=time.monotonic_ns)
+
+    def __call__(self, task: Task) -> TaskOutcome:
+        """Record the claim, and ask for the decision."""
+        claimed = self.began / 1e9
+        claim = claim_of(task, self.owner, self.began, claimed + self.lease)
+        with Recorder(Path(self.folder), f"{self.owner}-{os.getpid()}") as recorder:
+            recorder.write("claim", claimed, time.monotonic(), [claim])
+            recorder.write("decision", time.monotonic(), None, [decision_of(claim)])
+        effect = {name: claim[name] for name in ATTEMPT if name != "task"}
+        return TaskOutcome(Result.SUCCESS, push={EFFECTS: [NewTask(claim["task"], effect)]})
 
 
 def session() -> SparkSession:
@@ -33,19 +64,20 @@ def session() -> SparkSession:
     return spark
 
 
-def main(name: str, dsn: str, options: Options, stopping: threading.Event) -> None:
+def main(name: str, dsn: str, folder: str, options: Options, stopping: threading.Event) -> None:
     """Drains until SIGTERM. After an error, drains again under the same owner."""
     spark = session()
+    lease = 2 * options.lease
     while not stopping.is_set():
         try:
             drain(
                 spark,
                 TOPIC,
                 name,
-                by_task(decide),
+                by_task(Deciding(name, lease, folder)),
                 dsn=dsn,
                 size=1_000,
-                lease=timedelta(seconds=2 * options.lease),
+                lease=timedelta(seconds=lease),
                 condition=Condition(options.condition),
             )
         except FAULTS as error:
@@ -62,4 +94,4 @@ if __name__ == "__main__":
     end_with_parent()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    main(sys.argv[1], sys.argv[2], Options(**json.loads(sys.argv[3])), ended)
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Options(**json.loads(sys.argv[4])), ended)
