@@ -32,7 +32,7 @@ setup-test:
 demo: setup-spark  ## drain real flights with Airflow and Spark; FLIGHTS=20000 limits them, KEEP=1 keeps Airflow running
 	@$(RUN) -m demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
 
-test: setup-test  ## check, then run all tests, those of the queue on two servers; ARGS='-k lease' goes to pytest
+test: setup-test  ## check, then run all tests, most of the queue's on two servers; ARGS='-k lease' goes to pytest
 	@$(MAKE) -j2 check $(if $(strip $(ARGS)),,archive)
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py "$(SYSTEM_POSTGRES)")
 
@@ -43,7 +43,7 @@ archive:
 test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a few minutes; ARGS go to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest -m 'not slow' $(ARGS),.ci/lanes.py --fast)
 
-test-matrix: setup  ## run Airflow's tests on Airflow 3.1, 3.2, that of .venv, and FAB, and Spark's on 4.1; ARGS go to pytest
+test-matrix: setup  ## run tests on Airflow 3.1 to 3.3 and FAB, on Spark 4.1, and on PostgreSQL 14, 16, 17; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)
 
 chaos: setup-test  ## kill, cut and fill what the queue needs, and judge the histories, in an hour; ARGS='--only crash'

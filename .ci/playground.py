@@ -47,7 +47,7 @@ def build() -> Path:
     with one_at_a_time():
         folder = FILES / ("pglite-" + pin["version"])
         if not folder.exists():
-            unpack(fetch(pin), folder)
+            unpack(fetch(pin, BUILD / "package"), folder)
         schema = write_schema()
         for old in [*FILES.glob("pglite-*"), *FILES.glob("schema-*")]:
             if old not in {folder, schema}:
@@ -65,19 +65,19 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
-def fetch(pin: dict[str, str]) -> Path:
-    """Return the npm package of the pin, fetched unless an earlier build has it."""
-    folder = BUILD / "package"
+def fetch(pin: dict[str, str], folder: Path) -> Path:
+    """Return the npm package of the pin in a folder, fetched unless an earlier call has fetched it."""
     name = "%s-%s.tgz" % (pin["package"].lstrip("@").replace("/", "-"), pin["version"])
     if not (folder / name).exists():
         npm = shutil.which("npm")
         if npm is None:
             raise PlaygroundError(
-                "npm fetches PGlite, and is not on the PATH: install Node.js with npm (on Debian: apt-get install npm)"
+                "npm fetches %(package)s, and is not on the PATH: install Node.js with npm"
+                " (on Debian: apt-get install npm)" % pin
             )
         folder.mkdir(exist_ok=True)
         command = [npm, "pack", "--silent", "%(package)s@%(version)s" % pin, "--pack-destination", str(folder)]
-        done = subprocess.run(command, cwd=BUILD, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise PlaygroundError("%s failed: %s" % (" ".join(command[1:4]), done.stderr.strip()[-2000:]))
     check_integrity(folder / name, pin["integrity"])
@@ -85,12 +85,12 @@ def fetch(pin: dict[str, str]) -> Path:
 
 
 def check_integrity(package: Path, integrity: str) -> None:
-    """Raise PlaygroundError, and remove the package, if it is another one than that of the pin."""
+    """Raise PlaygroundError, and remove the package, if it is another one than that of the pin in .ci."""
     algorithm, _, expected = integrity.partition("-")
     found = base64.b64encode(hashlib.new(algorithm, package.read_bytes()).digest()).decode()
     if found != expected:
         package.unlink()
-        raise PlaygroundError("%s has the hash %s-%s, not that of .ci/pglite.json" % (package.name, algorithm, found))
+        raise PlaygroundError("%s has the hash %s-%s, not that of its pin in .ci" % (package.name, algorithm, found))
 
 
 def unpack(package: Path, folder: Path) -> None:
