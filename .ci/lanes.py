@@ -29,7 +29,7 @@ OF_CHANGE = ("tests/faults/test_upgrades.py", "tests/faults/test_restore.py")
 # What no planner changes: checks of arguments, the order of locks, the model. `make test-matrix` leaves nothing out.
 OF_NO_PLAN = ("bounds", "json_limits", "model", "outsiders", "drop_interleavings", "front_interleavings", "lock_orders")
 OF_FUZZ, OF_AIRFLOW = "tests/fuzz", "tests/airflow"
-# These kill the processes of an Airflow of their own, which would idle beside the other tests.
+# These kill the processes of an Airflow of their own, which would idle during the other tests.
 OF_KILLS = ("chaos", "claim_recovery", "claims_of_durable_tasks", "many_waits")
 OF_USERS = ("tests/demo", "tests/plugin", "tests/docs", "tests/packaging")  # what users see and install
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
