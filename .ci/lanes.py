@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
 OF_CHANGE = ("tests/faults/test_upgrades.py", "tests/faults/test_restore.py")
-# What no planner changes: checks of arguments, the order of locks, the model. `make test-matrix` leaves nothing out.
+# What no planner changes: checks of arguments, the order of locks, the model. `make test-matrix` runs them, too.
 OF_NO_PLAN = ("bounds", "json_limits", "model", "outsiders", "drop_interleavings", "front_interleavings", "lock_orders")
 OF_FUZZ, OF_AIRFLOW = "tests/fuzz", "tests/airflow"
 # These kill the processes of an Airflow of their own, which would idle during the other tests.

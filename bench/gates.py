@@ -115,7 +115,7 @@ def _wait_until_started(site: AirflowSite, dag_ids: list[str], count: int) -> No
         if time.monotonic() - began > SECONDS:
             raise TimeoutError(f"not all triggers have started after {SECONDS} s")
         time.sleep(0.5)  # Airflow sends no event when a trigger starts
-    time.sleep(REST_SECONDS)  # the triggerer's load settles before the pushes
+    time.sleep(REST_SECONDS)  # no event reports that the triggerer's load has settled
 
 
 def _count(metadata: psycopg.Connection, dag_ids: list[str], what: str) -> int:
@@ -130,5 +130,5 @@ def _until(metadata: psycopg.Connection, dag_ids: list[str], what: str, count: i
     while (found := _count(metadata, dag_ids, what)) < count:
         if time.monotonic() - began > SECONDS:
             raise TimeoutError(f"{found} gates are {what} after {SECONDS} s, not {count}")
-        time.sleep(0.2)  # between two reads of Airflow's tables
+        time.sleep(0.2)  # Airflow sends no event when a gate changes its state
     return time.monotonic() - began

@@ -212,7 +212,7 @@ def _in_turns(conn: psycopg.Connection[Any], change: Callable[[], None]) -> None
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             if time.monotonic() >= deadline:
                 raise _in_use(conn, patience) from error
-            time.sleep(2 * TURN)  # the calls that have queued go on
+            time.sleep(2 * TURN)  # no event reports that the calls that have queued are done
         else:
             return
 

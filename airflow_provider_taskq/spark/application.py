@@ -252,7 +252,7 @@ def _stop_on_sigterm(jobs: SparkJobs) -> threading.Event:
         with suppress(Exception):  # ends when the session has ended
             while True:
                 jobs.cancel_all()
-                time.sleep(0.5)  # until the next attempt: the drain may start another job after the first
+                time.sleep(0.5)  # no event reports that the drain starts another job
 
     def stop(_: int, __: FrameType | None) -> None:
         if not stopping.is_set():

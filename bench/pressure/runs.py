@@ -185,7 +185,7 @@ def _wait(moment: float) -> None:
 
 def _settle(files: Files, last_push: float, patience: float) -> None:
     """Waits until each job that was pushed is handled, for a while; with patience, longer if their number falls."""
-    time.sleep(2 * EVERY)  # for the last line of the producer
+    time.sleep(2 * EVERY)  # the producer writes its last line by then; a file sends no event
     deadline, least = last_push + SETTLE, sys.maxsize
     while (missing := files.missing()) and time.monotonic() < deadline:
         if missing < least:
