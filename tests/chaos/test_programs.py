@@ -6,10 +6,12 @@ from pathlib import Path
 
 import psycopg
 
-from airflow_provider_taskq.queue import NewTask, TaskQueue
-from tests.chaos.checker import SUCCESS
-from tests.chaos.history import read
-from tests.chaos.programs import SCHEMA, TOPIC
+from airflow_provider_taskq.queue import NewTask, Owner, TaskQueue
+from airflow_provider_taskq.spark import TaskOutcome
+from tests.chaos.checker import SUCCEEDED, SUCCESS, judge
+from tests.chaos.history import Recorder, read
+from tests.chaos.programs import EFFECTS, SCHEMA, TOPIC
+from tests.chaos.spark_program import Deciding
 from tests.queue.conftest import until
 
 BLOCKED = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -32,3 +34,26 @@ def test_a_loop_that_is_killed_within_a_decision_has_written_it(own_dsn: str, tm
     assert (claim["kind"], claim["task"], claim["ended"] is not None) == ("claim", "first", True)
     assert (decision["kind"], decision["task"], decision["ended"]) == ("decision", "first", None)
     assert decision["result"] == SUCCESS, "the checker compares names"
+
+
+def test_a_drain_that_decides_after_the_claim_of_a_later_one_is_found_out(
+    queue: TaskQueue, owner: Owner, tmp_path: Path
+) -> None:
+    row = {"task": "first", "identifier": "id"}
+    with Recorder(tmp_path, "producer") as recorder:
+        recorder.write("push", 0.0, 1.0, [row])
+        recorder.final("task", [{**row, "state": SUCCEEDED}])
+    queue.push(TOPIC, [NewTask("id", {"key": "first"})])
+    [task] = queue.poll(TOPIC, owner, 1)
+    earlier = Deciding("driver", 60.0, str(tmp_path))(task)
+    later = Deciding("driver", 60.0, str(tmp_path))(task)
+
+    def rules(committed: TaskOutcome) -> set[str]:
+        [effect] = committed.push[EFFECTS]
+        assert isinstance(effect, NewTask)
+        assert isinstance(effect.payload, dict)
+        event = {"kind": "effect", "began": 0.0, "ended": 0.0, "task": effect.identifier, **effect.payload}
+        return {violation.rule for violation in judge([*read(tmp_path), event])}
+
+    assert rules(later) == set()
+    assert rules(earlier) == {"superseded"}
