@@ -22,7 +22,7 @@ COPY_TASKS = (
 MAX_ERROR = 10_000  # characters
 MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
 
-RESULT_NAMES = pa.array([result.name for result in sorted(Result)])
+RESULT_NAMES = [result.name for result in sorted(Result)]
 _ALL_RESULTS = ", ".join(result.name for result in sorted(Result))
 _WHOLE = ("bigint", "int", "smallint", "tinyint")
 _DURATION = (*_WHOLE, "double", "float", "interval day to second")
@@ -108,7 +108,7 @@ def _result_numbers(results: pa.Array, sequences: pa.Array) -> pa.Array:
     if kinds.is_integer(results.type):
         numbers = pc.if_else(pc.and_(pc.greater_equal(results, 0), pc.less(results, len(RESULT_NAMES))), results, None)
     else:
-        numbers = pc.index_in(results, value_set=RESULT_NAMES)
+        numbers = pc.index_in(results, value_set=pa.array(RESULT_NAMES))
     if numbers.null_count:
         place = pc.index(pc.is_null(numbers), True).as_py()
         value = results[place].as_py()

@@ -246,7 +246,7 @@ def _decision_column(batch: pa.RecordBatch, target: pa.Field) -> pa.Array:
     if target.name == "result" and kinds.is_integer(column.type):
         # An unknown number becomes its digits. Staging then refuses it, and names the task.
         known = pc.and_(pc.greater_equal(column, 0), pc.less(column, len(RESULT_NAMES)))
-        return pc.if_else(known, RESULT_NAMES.take(pc.if_else(known, column, 0)), column.cast(pa.string()))
+        return pc.if_else(known, pa.array(RESULT_NAMES).take(pc.if_else(known, column, 0)), column.cast(pa.string()))
     if target.name == "delay" and kinds.is_duration(column.type):
         return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
     if kinds.is_nested(column.type):

@@ -34,6 +34,12 @@ def test_an_executor_needs_no_airflow(module: str, python_environment: Mapping[s
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+def test_the_data_source_loads_no_pandas(python_environment: Mapping[str, str]) -> None:
+    program = "import airflow_provider_taskq.spark.data_source; print('pandas' in sys.modules)"
+    done = run(program, python_environment)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 def test_a_client_of_spark_connect_needs_no_spark_core(python_environment: Mapping[str, str]) -> None:
     program = """
 import airflow_provider_taskq.spark.application
