@@ -1,10 +1,9 @@
-"""Run the tests in three parallel lanes: the queue and what users see; Airflow, fuzzing and the second server; others.
+"""Run the tests in three parallel lanes: the queue and what users see; Airflow and hostile input; all others.
 
 Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
 first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
-at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. Any other argument is a
-folder of PostgreSQL's programs: most tests of the queue, of upgrades and of restores run on that server, too. A signal
-to this program interrupts each pytest, so that it stops its servers. A second signal kills them.
+at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. A signal to this program
+interrupts each pytest, so that it stops its servers. A second signal kills them.
 """
 
 from __future__ import annotations
@@ -18,36 +17,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_QUEUE = "tests/queue"
-OF_CHANGE = ("tests/faults/test_upgrades.py", "tests/faults/test_restore.py")
-# What no planner changes: checks of arguments, the order of locks, the model. `make test-matrix` runs them, too.
-OF_NO_PLAN = ("bounds", "json_limits", "model", "outsiders", "drop_interleavings", "front_interleavings", "lock_orders")
 OF_FUZZ, OF_AIRFLOW = "tests/fuzz", "tests/airflow"
 # These kill the processes of an Airflow of their own, which would idle during the other tests.
-OF_KILLS = ("chaos", "claim_recovery", "claims_of_durable_tasks", "many_waits")
+OF_KILLS = ("claim_recovery", "claims_of_durable_tasks", "many_waits")
 OF_USERS = ("tests/demo", "tests/plugin", "tests/docs", "tests/packaging")  # what users see and install
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
 
 
-class Run(NamedTuple):
-    """One pytest: its arguments, and the folder of the server that it starts, unless that is the embedded one."""
-
-    options: tuple[str, ...]
-    programs: str = ""
-
-
 class Lane(threading.Thread):
     """Runs one pytest after the other, also after a failure; `passed` is true if all have run and passed."""
 
-    def __init__(self, runs: list[Run]) -> None:
-        """Prepare to run these, in this order."""
+    def __init__(self, runs: list[list[str]]) -> None:
+        """Prepare to run pytest with each of these arguments, in this order."""
         super().__init__(daemon=True)
         self.passed = False
         self.shown = 0  # bytes of the output
@@ -60,8 +47,8 @@ class Lane(threading.Thread):
     def run(self) -> None:
         """Run the pytests; called by the thread."""
         codes = []
-        for run in self._runs:
-            child = self._begin(run)
+        for options in self._runs:
+            child = self._begin(options)
             codes.append(-1 if child is None else child.wait())
         self.passed = not any(codes)
 
@@ -90,15 +77,14 @@ class Lane(threading.Thread):
         sys.stdout.buffer.write(new)
         sys.stdout.flush()
 
-    def _begin(self, run: Run) -> subprocess.Popen[bytes] | None:
+    def _begin(self, options: list[str]) -> subprocess.Popen[bytes] | None:
         with self._lock:
             if self._interrupted:
                 return None
-            env = {**os.environ, **({"TASKQ_TEST_PROGRAMS": run.programs} if run.programs else {})}
-            command = [sys.executable, "-m", "pytest", *run.options]
+            command = [sys.executable, "-m", "pytest", *options]
             # In its own session: otherwise a terminal's Ctrl-C would interrupt it a second time, while it cleans up.
             self._child = subprocess.Popen(
-                command, cwd=ROOT, env=env, stdout=self._output, stderr=self._output, start_new_session=True
+                command, cwd=ROOT, stdout=self._output, stderr=self._output, start_new_session=True
             )
             return self._child
 
@@ -108,33 +94,17 @@ def say(text: str) -> None:
     print("test: " + text, flush=True)
 
 
-def make_lanes(*, fast: bool, programs: str) -> list[Lane]:
+def make_lanes(*, fast: bool) -> list[Lane]:
     """Make the lanes; the first one is expected to take the longest."""
-    choice = ("-m", "not slow") if fast else ()
-    queue = Run((*choice, OF_QUEUE))
-    users, fuzz = Run((*choice, *OF_USERS)), Run((*choice, OF_FUZZ))
-    airflow = Run((*choice, *files(OF_AIRFLOW, OF_KILLS, "--ignore="), OF_AIRFLOW))
-    kills = [] if fast else [Run(tuple(files(OF_AIRFLOW, OF_KILLS)))]
-    others = Run((*choice, *("--ignore=" + folder for folder in (OF_QUEUE, OF_FUZZ, OF_AIRFLOW, *OF_USERS))))
+    choice = ["-m", "not slow"] if fast else []
+    queue, users, fuzz = [*choice, OF_QUEUE], [*choice, *OF_USERS], [*choice, OF_FUZZ]
+    kills = ["%s/test_%s.py" % (OF_AIRFLOW, name) for name in OF_KILLS]
+    airflow = [*choice, *("--ignore=" + file for file in kills), OF_AIRFLOW]
+    others = [*choice, *("--ignore=" + folder for folder in (OF_QUEUE, OF_FUZZ, OF_AIRFLOW, *OF_USERS))]
+    last = [] if fast else [kills]
     if os.environ.get("TASKQ_TEST_DSN"):  # one server: tests of one lane would meet transactions of another
-        return [Lane([queue, users, others, fuzz, airflow, *kills])]
-    second = [] if fast else second_server(programs)
-    return [Lane([others]), Lane([queue, users]), Lane([airflow, fuzz, *kills, *second])]
-
-
-def files(folder: str, names: Sequence[str], option: str = "") -> list[str]:
-    """The arguments of pytest for these files of tests in a folder."""
-    return ["%s%s/test_%s.py" % (option, folder, name) for name in names]
-
-
-def second_server(programs: str) -> list[Run]:
-    """Most tests of the queue, its upgrades and restores on the server with programs in that folder, if any."""
-    if not programs:
-        say("this system has no PostgreSQL 14 or newer: the queue is tested on the embedded one only")
-        return []
-    say("most tests of the queue, and those of upgrades and of restores, also run on the server in " + programs)
-    left_out = files(OF_QUEUE, OF_NO_PLAN, "--ignore=")
-    return [Run(("-q", "-m", "not slow", *left_out, OF_QUEUE), programs), Run(("-q", *OF_CHANGE), programs)]
+        return [Lane([queue, users, others, fuzz, airflow, *last])]
+    return [Lane([others]), Lane([queue, users]), Lane([airflow, fuzz, *last])]
 
 
 def follow(lane: Lane) -> None:
@@ -176,8 +146,7 @@ def finish(lanes: list[Lane]) -> None:
 def main() -> int:
     """Run all lanes; return 0 if all passed."""
     began = time.monotonic()
-    fast = "--fast" in sys.argv[1:]
-    lanes = make_lanes(fast=fast, programs=next((given for given in sys.argv[1:] if given != "--fast"), ""))
+    lanes = make_lanes(fast="--fast" in sys.argv[1:])
     try:
         finish(lanes)
     except KeyboardInterrupt:

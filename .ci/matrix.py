@@ -4,8 +4,8 @@
 environment (`--resolve` writes it). `.ci/spark-X.Y.txt` names a Spark: its environment has no Airflow, and all other
 packages in the versions of .venv. `.ci/wheel.txt` names Airflow and the FAB provider: our wheel is installed with them
 as pip resolves it, without other pins. `.ci/postgres.json` pins npm packages with the programs of those releases of
-PostgreSQL that `make test` does not start. .venv itself has the newest Airflow and comes last. Arguments are passed to
-pytest.
+PostgreSQL that `make test` does not start. They lack pg_dump, so restores are tested on the system's PostgreSQL, if it
+has one. .venv itself has the newest Airflow and comes last. Arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ SPARK_TESTS = (
     *("push", "complete", "held", "tasks", "read_stream", "write_stream"),
     *("drain", "drain_rounds", "transforms", "follow_ups"),
 )
+OLDEST_POSTGRES = 14
 NOTHING_SELECTED = 5  # pytest's exit code
 SPARKS_WARNING = "ignore:unclosed <socket.socket:ResourceWarning"  # Spark 4.1 lets the garbage collector close sockets
 
@@ -214,6 +215,18 @@ def postgres_leg(pin: dict[str, str], programs: Path) -> Leg:
     return Leg(name, VENV / "bin" / "python", arguments, {"TASKQ_TEST_PROGRAMS": str(programs)})
 
 
+def system_leg() -> Leg | None:
+    """The tests of restores on the oldest PostgreSQL of Debian's packages that the queue supports."""
+    found = {int(path.parent.parent.name): path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/pg_dump")}
+    oldest = min((release for release in found if release >= OLDEST_POSTGRES), default=None)
+    if oldest is None:
+        say("this system has no PostgreSQL: no test of restores on an older one")
+        return None
+    variables = {"TASKQ_TEST_PROGRAMS": str(found[oldest])}
+    python, name = VENV / "bin" / "python", "PostgreSQL %d of the system" % oldest
+    return Leg(name, python, ["tests/faults/test_restore.py"], variables)
+
+
 def starts_processes(path: Path) -> bool:
     """Whether a file's tests start Airflow's processes; the matrix runs DAGs by `dag.test()` only."""
     text = path.read_text(encoding="utf-8")
@@ -283,6 +296,9 @@ def failed_servers(options: list[str]) -> list[str]:
             leg = postgres_leg(pin, programs)
             if not test(leg, options):
                 failed.append(leg.name)
+    system = system_leg()
+    if system is not None and not test(system, options):
+        failed.append(system.name)
     return failed
 
 

@@ -15,7 +15,7 @@ from tests.airflow.chaos_site import Installation
 from tests.airflow.dags.chaos import CHECKING, CLAIMING, HOLDING
 from tests.chaos.faults import END
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 ENDS = 600  # seconds until a step fails; on a machine of its own a step takes a tenth of that
 WORKERS_KILLED = 2
@@ -55,7 +55,6 @@ def test_every_gate_opens_and_every_task_is_completed_once_although_each_process
         each_task_was_completed_once(queue)
 
 
-@pytest.mark.chaos
 def test_every_gate_opens_and_every_task_is_completed_once_although_the_server_of_the_queue_crashes(
     airflow: Installation,
 ) -> None:

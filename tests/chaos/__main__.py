@@ -38,7 +38,6 @@ RECOVERY_OF_ROUNDS = 0.6  # for Spark, which commits many decisions at once: few
 # These judge by ledgers of their own: the completing transactions write them.
 AIRFLOW = (
     "tests/airflow/test_chaos.py",
-    "tests/airflow/test_claim_recovery.py",
     "tests/spark/test_soak.py",
     "tests/spark/test_stream_killed.py",
     "tests/spark/test_cluster.py::test_killing_an_executor_during_a_task_changes_no_decision",

@@ -28,7 +28,7 @@ CUTS = 100
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
-@pytest.mark.parametrize("name", ["processes", "sessions", "crash", "cut", "moved", "upgrade"])
+@pytest.mark.parametrize("name", ["processes", "sessions", "crash", "cut"])
 def test_nothing_is_lost_and_no_decision_is_committed_twice(tmp_path: Path, name: str) -> None:
     found = run(name, replace(SCENARIOS[name], options=LIGHT), tmp_path / name, SECONDS)
     assert [f"{violation.rule}: {violation.detail}" for violation in found.violations] == []

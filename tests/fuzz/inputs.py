@@ -1,8 +1,8 @@
 """Hostile input for every way into the queue: names, payloads, moments, numbers and words of the command line.
 
-CI generates the same inputs in every run: 10,000 for each test, or 2,500 if another test already gives the same verb as
-many. `make fuzz` generates 10,000 others for each, and more with TASKQ_FUZZ_INPUTS. Hypothesis prints how to repeat a
-failure.
+`make fuzz` generates 10,000 inputs for each test, or as many as TASKQ_FUZZ_INPUTS says: others in each run, or with
+TASKQ_FUZZ=fixed the same ones in each, as a job of CI does. `make test` has fixed inputs, too. It generates 2,500 if an
+input is slow, or if another test gives the same verb 10,000. Hypothesis prints how to repeat a failure.
 """
 
 import os
@@ -12,20 +12,22 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", "10000"))
-FRESH = os.environ.get("TASKQ_FUZZ") == "fresh"
+FUZZING = os.environ.get("TASKQ_FUZZ", "")  # "fresh" or "fixed" in `make fuzz`
+MANY = 10_000
+INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", MANY))
+PART = INPUTS if FUZZING else INPUTS // 4
 # A call or a statement that takes longer is an error of the queue, also on a machine that is ten times slower.
 LONGEST = timedelta(seconds=60)
 
 FUZZ = settings(
     max_examples=INPUTS,
-    derandomize=not FRESH,
+    derandomize=FUZZING != "fresh",
     database=None,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-FUZZ_FURTHER = settings(FUZZ, max_examples=INPUTS if FRESH else INPUTS // 4)
+FUZZ_PART = settings(FUZZ, max_examples=PART)
 
 
 def mostly(usual: st.SearchStrategy[Any], odd: st.SearchStrategy[Any], times: int = 3) -> st.SearchStrategy[Any]:

@@ -102,7 +102,7 @@ def search(*names: str, memory: int = MEMORY, depth: int = DEPTH) -> Found:
     with tempfile.TemporaryDirectory(prefix="taskq-model-") as folder:
         _run(["spin", "-a", *(f"-D{name}" for name in names), str(MODEL)], folder)
         kind = "-DNFAIR=3" if live else "-DSAFETY"  # enough for 22 processes
-        _run(["gcc", "-O2", "-w", kind, "-DCOLLAPSE", f"-DMEMLIM={memory}", "-o", "pan", "pan.c"], folder)
+        _run(["gcc", "-O1", "-w", kind, "-DCOLLAPSE", f"-DMEMLIM={memory}", "-o", "pan", "pan.c"], folder)
         said = _run(["./pan", f"-m{depth}", *(["-a", "-f"] if live else [])], folder)
     return read_report(said)
 

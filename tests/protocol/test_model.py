@@ -36,7 +36,6 @@ def test_the_model_checker_finds_no_error_in_the_protocol(names: tuple[str, ...]
     [
         (("CRASHES",), 260, 2_000_000),
         (("DRAIN",), 6_000, 100),
-        (("LOST_ANSWERS", "LIVENESS"), 260, 2_000_000),
         (("DRAIN", "LIVENESS"), 6_000, 100),
     ],
 )

@@ -112,6 +112,7 @@ def test_executors_drain_with_the_package_that_is_sent_to_them(
     assert f"drain progress: topic=work round=1 done={COUNT} claimed={COUNT}" in output
 
 
+@pytest.mark.chaos
 def test_killing_an_executor_during_a_task_changes_no_decision(
     submit: Callable[..., Program],
     cluster: Cluster,

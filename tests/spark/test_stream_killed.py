@@ -19,6 +19,7 @@ from tests.spark.programs.decided_stream import decide
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.chaos,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
 ]
 
