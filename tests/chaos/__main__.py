@@ -35,9 +35,10 @@ COLUMNS = (
 SHOWN = 20
 RECOVERY = 0.95  # at least, of the rate before the fault
 RECOVERY_OF_ROUNDS = 0.6  # for Spark, which commits many decisions at once: few fall into the time measured
-# These judge by ledgers of their own: the completing transactions write them.
+# These judge by ledgers of their own, which the completing transactions write, or by more than the table shows.
 AIRFLOW = (
     "tests/airflow/test_chaos.py",
+    "tests/chaos/test_scenarios.py::test_a_worker_that_is_stopped_for_longer_than_its_lease_loses_its_tasks_to_another",
     "tests/spark/test_soak.py",
     "tests/spark/test_stream_killed.py",
     "tests/spark/test_cluster.py::test_killing_an_executor_during_a_task_changes_no_decision",

@@ -38,6 +38,7 @@ def test_nothing_is_lost_and_no_decision_is_committed_twice(tmp_path: Path, name
     assert found.behind > 0
 
 
+@pytest.mark.chaos
 def test_a_worker_that_is_stopped_for_longer_than_its_lease_loses_its_tasks_to_another(tmp_path: Path) -> None:
     found = run("stopped", replace(SCENARIOS["stopped"], options=LIGHT), tmp_path / "stopped", SECONDS)
     assert (found.violations, found.unfinished) == ([], [])

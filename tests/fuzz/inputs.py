@@ -1,8 +1,8 @@
 """Hostile input for every way into the queue: names, payloads, moments, numbers and words of the command line.
 
 `make fuzz` generates 10,000 inputs for each test, or as many as TASKQ_FUZZ_INPUTS says: others in each run, or with
-TASKQ_FUZZ=fixed the same ones in each, as a job of CI does. `make test` has fixed inputs, too. It generates 2,500 if an
-input is slow, or if another test gives the same verb 10,000. Hypothesis prints how to repeat a failure.
+TASKQ_FUZZ=fixed the same ones in each, as a job of CI does. `make test` has 2,500 fixed ones for each. Hypothesis
+prints how to repeat a failure.
 """
 
 import os
@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 FUZZING = os.environ.get("TASKQ_FUZZ", "")  # "fresh" or "fixed" in `make fuzz`
 MANY = 10_000
-INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", MANY))
-PART = INPUTS if FUZZING else INPUTS // 4
+INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", MANY if FUZZING else MANY // 4))
 # A call or a statement that takes longer is an error of the queue, also on a machine that is ten times slower.
 LONGEST = timedelta(seconds=60)
 
@@ -27,7 +26,6 @@ FUZZ = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-FUZZ_PART = settings(FUZZ, max_examples=PART)
 
 
 def mostly(usual: st.SearchStrategy[Any], odd: st.SearchStrategy[Any], times: int = 3) -> st.SearchStrategy[Any]:

@@ -20,7 +20,7 @@ from airflow_provider_taskq.queue import (
     ticks_daily,
     ticks_every,
 )
-from tests.fuzz.inputs import DURATIONS, FUZZ, FUZZ_PART, JSON, MOMENTS, TEXTS, WHOLE
+from tests.fuzz.inputs import DURATIONS, FUZZ, JSON, MOMENTS, TEXTS, WHOLE
 from tests.fuzz.outcomes import StoredState, attempt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -67,7 +67,7 @@ def test_a_policy_is_stored_as_it_was_given_or_refused_and_the_topic_keeps_its_o
         state.remember()
 
 
-@FUZZ_PART
+@FUZZ
 @given(retry=RETRY, failures=st.one_of(st.integers(-1, 10_000), st.sampled_from([10**6, 2**31 - 2, 2**31 - 1, 2**63])))
 def test_the_delay_of_a_retry_is_a_duration_none_or_an_error_of_the_queue(retry: dict[str, Any], failures: int) -> None:
     delay = attempt(lambda: RetryPolicy(**retry).delay(failures))
@@ -93,7 +93,7 @@ CRON = st.one_of(st.lists(FIELDS_OF_CRON, min_size=4, max_size=7).map(" ".join),
 AHEAD = st.one_of(st.timedeltas(timedelta(-1), timedelta(days=40)), st.sampled_from([timedelta.min, timedelta(0)]))
 
 
-@FUZZ_PART
+@FUZZ
 @given(expression=CRON, zone=ZONES, now=st.one_of(st.just(NOW), MOMENTS), ahead=AHEAD)
 def test_a_cron_expression_gives_ascending_moments_or_an_error_of_the_queue(
     expression: str, zone: str, now: datetime, ahead: timedelta
@@ -101,7 +101,7 @@ def test_a_cron_expression_gives_ascending_moments_or_an_error_of_the_queue(
     check_moments(lambda: ticks_cron(expression, zone, now, ahead), now)
 
 
-@FUZZ_PART
+@FUZZ
 @given(
     hours=st.lists(st.times(), max_size=4),
     zone=ZONES,
@@ -114,7 +114,7 @@ def test_daily_hours_give_ascending_moments_or_an_error_of_the_queue(
     check_moments(lambda: ticks_daily(hours, zone, now, ahead), now)
 
 
-@FUZZ_PART
+@FUZZ
 @given(period=DURATIONS, now=st.one_of(st.just(NOW), MOMENTS), ahead=st.integers(-5, 500))
 def test_a_period_gives_ascending_moments_or_an_error_of_the_queue(
     period: timedelta, now: datetime, ahead: int
@@ -161,7 +161,7 @@ def test_a_page_with_any_filter_is_a_list_or_an_error_of_the_queue(
     assert isinstance(page, list | TaskQueueError)
 
 
-@FUZZ_PART
+@FUZZ
 @given(
     topic=st.one_of(st.just("work"), TEXTS),
     filters=st.fixed_dictionaries({}, optional={**FILTERS, "from_": SIZES, "to": SIZES, "recent": st.booleans()}),

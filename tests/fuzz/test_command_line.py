@@ -14,7 +14,7 @@ from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import standalone
 from airflow_provider_taskq.queue import TaskQueue
 from tests.fuzz.command_words import HANDLER, Words, all_words, uses_with
-from tests.fuzz.inputs import FUZZ_PART, LONGEST, MANY, PART
+from tests.fuzz.inputs import FUZZ, INPUTS, LONGEST, MANY
 from tests.fuzz.outcomes import StoredState, check_shares, limited_time
 from tests.fuzz.situation import refill
 from tests.queue.conftest import until
@@ -117,7 +117,7 @@ def test_any_words_give_an_answer_or_a_message(dsn: str, queue: TaskQueue, role:
         refill(queue)
         state.remember()
 
-    @FUZZ_PART
+    @FUZZ
     @given(given=words, stdin=STDIN)
     def check(given: Words, stdin: bytes | None) -> None:
         with limited_time():
@@ -141,4 +141,4 @@ def test_any_words_give_an_answer_or_a_message(dsn: str, queue: TaskQueue, role:
     begin()
     check()
     check_shares(outcomes)
-    assert PART < MANY or answered == commands - GROUPS
+    assert INPUTS < MANY or answered == commands - GROUPS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import Insertion, NewTask, Offered, TaskInfo, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.task_input import TASK_FIELDS
-from tests.fuzz.inputs import ANYTHING, DURATIONS, FUZZ, FUZZ_PART, MOMENTS, PAYLOADS, TEXTS, WHOLE, nested
+from tests.fuzz.inputs import ANYTHING, DURATIONS, FUZZ, MOMENTS, PAYLOADS, TEXTS, WHOLE, nested
 from tests.fuzz.outcomes import StoredState, attempt, limited_time
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -137,7 +137,7 @@ def is_json(value: object) -> bool:
     return True
 
 
-@FUZZ_PART
+@FUZZ
 @given(
     topic=st.one_of(st.just("work"), TEXTS),
     identifier=TEXTS,

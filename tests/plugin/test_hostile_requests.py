@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import TaskQueue
-from tests.fuzz.inputs import FUZZ, FUZZ_PART, JSON, MANY, MOMENTS, PART, TEXTS, WHOLE, mostly
+from tests.fuzz.inputs import FUZZ, INPUTS, JSON, MANY, MOMENTS, TEXTS, WHOLE, mostly
 from tests.fuzz.outcomes import StoredState, check_shares, limited_time
 from tests.fuzz.situation import OWNER, SEQUENCES, refill
 from tests.plugin.conftest import Client
@@ -108,7 +108,7 @@ def test_every_view_answers_any_request_with_a_document_or_a_message(
         session.cookies.update({"_token": tokens["admin"]})
         for operation in operations:
 
-            @settings(FUZZ, max_examples=-(-PART // len(asking)))
+            @settings(FUZZ, max_examples=-(-INPUTS // len(asking)))
             @given(case=requests_of(operation))
             def request(case: Any) -> None:
                 case.path_parameters = {"conn_id": CONN}
@@ -119,7 +119,7 @@ def test_every_view_answers_any_request_with_a_document_or_a_message(
                 answered[case.operation.path][answer.status_code] += 1
 
             request()
-    assert sum(answered[each.path].total() for each in asking) >= PART
+    assert sum(answered[each.path].total() for each in asking) >= INPUTS
     assert [path for path, statuses in answered.items() if not statuses[200]] == []
     check_shares(share_of_answers(sum((answered[each.path] for each in asking), Counter())))
     stored.check_unchanged()
@@ -228,7 +228,7 @@ def test_every_action_answers_any_request_with_a_document_or_a_message(
     confirmed: set[str] = set()
     headers = {"Content-Type": "application/json"}
 
-    @FUZZ_PART
+    @FUZZ
     @given(asked=bodies(action_names))
     def request(asked: tuple[str, Any]) -> None:
         path, body = asked
@@ -248,4 +248,4 @@ def test_every_action_answers_any_request_with_a_document_or_a_message(
     request()
     assert {200, 400, 404} <= set(answered)
     check_shares(share_of_answers(answered))
-    assert PART < MANY or confirmed == {*action_names, "reveal"}
+    assert INPUTS < MANY or confirmed == {*action_names, "reveal"}

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,14 @@ def states(queue: TaskQueue) -> dict[str, int]:
 
 
 def run(
-    environment: Mapping[str, str], *arguments: str, transform: str = "transforms:succeed", topic: str = "work"
+    environment: Mapping[str, str],
+    *arguments: str,
+    transform: str = "transforms:succeed",
+    topic: str = "work",
+    program: Sequence[str] = MODULE,
 ) -> subprocess.CompletedProcess[str]:
     named = ["--transform", transform] if transform else []
-    command = [*MODULE, "--topic", topic, "--owner", "program", *named, *arguments]
+    command = [*program, "--topic", topic, "--owner", "program", *named, *arguments]
     return subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
 
 
@@ -82,11 +86,18 @@ def test_a_missing_java_is_reported(dsn: str, python_environment: Mapping[str, s
 
 
 @pytest.mark.slow
-def test_the_program_drains_in_rounds_and_logs_its_progress(
-    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]
+def test_spark_submit_runs_the_program_which_drains_in_rounds_and_logs_its_progress(
+    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     push(25)
-    done = run({**python_environment, "TASKQ_DSN": dsn}, "--size", "10", "--rounds", "9", "--option", "note=hello")
+    secret = tmp_path / "dsn"
+    secret.write_text(dsn)
+    submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", application_path()]
+    done = run(
+        {**python_environment, "TASKQ_DSN_FILE": str(secret)},
+        *("--size", "10", "--rounds", "9", "--option", "note=hello"),
+        program=submit,
+    )
     assert done.returncode == 0, done.stderr
     assert states(queue) == {"SUCCEEDED": 25}
     assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello"}
@@ -123,35 +134,6 @@ def test_an_error_of_the_transform_is_reported_in_one_line(
         "drain of topic work failed: RuntimeError: stumbled over 0 options and 10 columns"
     )
     assert states(queue) == {"READY": 5}
-
-
-@pytest.mark.slow
-def test_spark_submit_runs_the_application_file(
-    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
-) -> None:
-    push(5)
-    submit = Path(sys.executable).with_name("spark-submit")
-    secret = tmp_path / "dsn"
-    secret.write_text(dsn)
-    command: list[str] = [
-        str(submit),
-        "--master",
-        "local[2]",
-        application_path(),
-        "--topic",
-        "work",
-        "--owner",
-        "submitted",
-    ]
-    done = subprocess.run(
-        [*command, "--transform", "transforms:succeed"],
-        env={**python_environment, "TASKQ_DSN_FILE": str(secret)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert states(queue) == {"SUCCEEDED": 5}
 
 
 def until_staged(conn: psycopg.Connection[Any], process: subprocess.Popen[bytes]) -> None:
