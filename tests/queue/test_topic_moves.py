@@ -224,8 +224,10 @@ def test_two_concurrent_moves_succeed_or_are_refused_with_a_reason(
 
         calls = [background(partial(move, *pair)) for pair in zip(topics, (first, second), strict=True)]
         said = [call.result(120) for call in calls]
-        assert "True" in said
-        assert all(one in ("True", "False") or "is being moved to its own tables by session" in one for one in said)
+        assert "True" in said, said
+        assert all(one in ("True", "False") or "is being moved to its own tables by session" in one for one in said), (
+            said
+        )
         if topics[0] != topics[1]:
             assert said == ["True", "True"]
         assert (constraints(queue), is_paused(queue), image(queue)) == (0, False, before)
