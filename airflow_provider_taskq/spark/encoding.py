@@ -22,7 +22,7 @@ COPY_TASKS = (
 MAX_ERROR = 10_000  # characters
 MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
 
-RESULT_NAMES = [result.name for result in sorted(Result)]
+RESULT_NAMES = [result.name for result in sorted(Result)]  # no Arrow array: to make one, PyArrow imports pandas
 _ALL_RESULTS = ", ".join(result.name for result in sorted(Result))
 _WHOLE = ("bigint", "int", "smallint", "tinyint")
 _DURATION = (*_WHOLE, "double", "float", "interval day to second")
