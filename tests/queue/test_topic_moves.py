@@ -237,6 +237,36 @@ def test_two_concurrent_moves_succeed_or_are_refused_with_a_reason(
     assert deadlocks(queue.conn) == ended
 
 
+def test_a_session_that_used_a_table_in_its_last_transaction_does_not_block_a_move(
+    queue: TaskQueue, dsn: str, background: InBackground[Any]
+) -> None:
+    """A query on the locks of all sessions sees different moments, and a session can look like both."""
+
+    def use_then_wait() -> None:
+        with connect(dsn, autocommit=True) as conn:
+            conn.execute("SET lock_timeout = '1ms'")
+            conn.execute(
+                """DO $$ BEGIN FOR i IN 1..300 LOOP
+                    PERFORM pg_sleep(0.0005) FROM (SELECT count(*) FROM taskq_internal.live) used;
+                    COMMIT;
+                    BEGIN
+                        LOCK TABLE taskq_internal.topic_move IN SHARE UPDATE EXCLUSIVE MODE;
+                        RAISE 'the move holds this lock';
+                    EXCEPTION WHEN lock_not_available THEN NULL;
+                    END;
+                    COMMIT;
+                END LOOP; END $$"""
+            )
+
+    with queue.conn.transaction():
+        queue.conn.execute("SELECT taskq_internal.lock_moves('1 second')")
+        sessions = [background(use_then_wait) for _ in range(3)]
+        while not all(session.done() for session in sessions):
+            assert queue.conn.execute("SELECT taskq_internal.blocks_session_using('{live}')").fetchone() == (False,)
+    for session in sessions:
+        session.result(60)
+
+
 def test_a_move_that_another_session_has_taken_over_changes_nothing_more(queue: TaskQueue, mover: TaskQueue) -> None:
     first = mover.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')").fetchone()
     assert first is not None

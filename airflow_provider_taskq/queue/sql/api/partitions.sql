@@ -429,25 +429,28 @@ BEGIN
     END LOOP;
 END $$;
 
--- Returns whether a session that uses any of these tables waits for this session.
+-- Returns whether a transaction that uses any of these tables waits for this session.
 CREATE FUNCTION taskq_internal.blocks_session_using(p_tables text[]) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
-        SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid
+        SELECT FROM taskq_internal.transactions_blocked_by_this() w JOIN pg_locks l USING (pid, virtualtransaction)
         WHERE l.relation = ANY (ARRAY(SELECT ('taskq_internal.' || quote_ident(t))::regclass::oid FROM unnest(p_tables)
                                       AS t)) AND l.granted
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
 $$;
 
--- Returns the sessions that wait for this session, directly or through another session, and since when.
-CREATE FUNCTION taskq_internal.sessions_blocked_by_this() RETURNS TABLE (pid int, since timestamptz) LANGUAGE sql AS $$
+-- Returns the transactions that wait for this session, directly or through another session, and since when. A caller
+-- joins them with pg_locks by transaction. The session alone is not enough: two reads of pg_locks in a query see
+-- different moments, and the session may have used a table in one transaction and wait in the next.
+CREATE FUNCTION taskq_internal.transactions_blocked_by_this()
+RETURNS TABLE (pid int, virtualtransaction text, since timestamptz) LANGUAGE sql AS $$
     WITH RECURSIVE blocked AS MATERIALIZED (
-        SELECT l.pid, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers FROM pg_locks l WHERE NOT l.granted
-            GROUP BY l.pid
+        SELECT l.pid, l.virtualtransaction, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers
+        FROM pg_locks l WHERE NOT l.granted GROUP BY l.pid, l.virtualtransaction
     ), waiting AS (
-        SELECT b.pid, b.since FROM blocked b WHERE pg_backend_pid() = ANY (b.blockers)
+        SELECT b.* FROM blocked b WHERE pg_backend_pid() = ANY (b.blockers)
         UNION
-        SELECT b.pid, b.since FROM waiting w JOIN blocked b ON w.pid = ANY (b.blockers))
-    SELECT * FROM waiting
+        SELECT b.* FROM waiting w JOIN blocked b ON w.pid = ANY (b.blockers))
+    SELECT w.pid, w.virtualtransaction, w.since FROM waiting w
 $$;
 
 -- Returns the pid of the session that uses any of these tables and has the oldest transaction.

@@ -232,8 +232,8 @@ END $$;
 -- of the queue or locked rows.
 CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
     SELECT EXISTS (
-        SELECT FROM taskq_internal.sessions_blocked_by_this() w JOIN pg_locks l ON l.pid = w.pid JOIN pg_class c
-            ON c.oid = l.relation
+        SELECT FROM taskq_internal.transactions_blocked_by_this() w JOIN pg_locks l USING (pid, virtualtransaction)
+            JOIN pg_class c ON c.oid = l.relation
         WHERE w.since < clock_timestamp() - p_for AND l.granted AND l.mode <> 'AccessShareLock'
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
