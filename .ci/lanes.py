@@ -1,9 +1,9 @@
-"""Run the tests in three parallel lanes: the queue and what users see; Airflow and hostile input; all others.
+"""Run the tests in parts, three at once: the longest parts begin first, and each lane takes the next one that waits.
 
-Airflow's tests mostly wait for processes, the queue's mostly compute. Each lane has its own servers. The output of the
-first lane appears at once, the output of each other lane after the lane before it has ended. All failures are repeated
-at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. A signal to this program
-interrupts each pytest, so that it stops its servers. A second signal kills them.
+Airflow's tests mostly wait for processes, the queue's mostly compute. Each part is one pytest with its own servers. The
+output of the first part appears at once, the output of each other part after the parts before it have ended. All
+failures are repeated at the end. `--fast` leaves out the tests marked slow, which start Airflow, Spark or a browser. A
+signal to this program interrupts each pytest, so that it stops its servers. A second signal kills them.
 """
 
 from __future__ import annotations
@@ -17,40 +17,43 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
-OF_QUEUE = "tests/queue"
-OF_FUZZ, OF_AIRFLOW = "tests/fuzz", "tests/airflow"
+LANES = 3
+OF_QUEUE, OF_AIRFLOW = "tests/queue", "tests/airflow"
+# The longest first. Some tests of workers use Spark, too: in one part, they share its session.
+LONG = [["tests/spark", "tests/worker"], [OF_QUEUE], [OF_AIRFLOW], ["tests/plugin"]]
+SHORT = [["tests/demo", "tests/docs", "tests/packaging"], ["tests/fuzz"]]
 # These kill the processes of an Airflow of their own, which would idle during the other tests.
-OF_KILLS = ("claim_recovery", "claims_of_durable_tasks", "many_waits")
-OF_USERS = ("tests/demo", "tests/plugin", "tests/docs", "tests/packaging")  # what users see and install
+KILLS = ["%s/test_%s.py" % (OF_AIRFLOW, name) for name in ("claim_recovery", "claims_of_durable_tasks", "many_waits")]
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
 SUMMARY = re.compile(r"^=+ .* in [0-9.]+s.*$|^(?:FAILED|ERROR) .*$", re.MULTILINE)
 
 
-class Lane(threading.Thread):
-    """Runs one pytest after the other, also after a failure; `passed` is true if all have run and passed."""
+class Part:
+    """One pytest."""
 
-    def __init__(self, runs: list[list[str]]) -> None:
-        """Prepare to run pytest with each of these arguments, in this order."""
-        super().__init__(daemon=True)
+    def __init__(self, options: list[str]) -> None:
+        """Prepare to run pytest with these arguments."""
         self.passed = False
+        self.ended = threading.Event()
         self.shown = 0  # bytes of the output
-        self._runs = runs
+        self._options = options
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- goes with the process
         self._child: subprocess.Popen[bytes] | None = None
         self._interrupted = False
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Run the pytests; called by the thread."""
-        codes = []
-        for options in self._runs:
-            child = self._begin(options)
-            codes.append(-1 if child is None else child.wait())
-        self.passed = not any(codes)
+        """Run pytest, unless it was interrupted before."""
+        try:
+            child = self._begin()
+            self.passed = child is not None and child.wait() == 0
+        finally:
+            self.ended.set()
 
     def end(self) -> None:
         """Interrupt the running pytest as Ctrl-C does, and start no other."""
@@ -77,11 +80,11 @@ class Lane(threading.Thread):
         sys.stdout.buffer.write(new)
         sys.stdout.flush()
 
-    def _begin(self, options: list[str]) -> subprocess.Popen[bytes] | None:
+    def _begin(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
             if self._interrupted:
                 return None
-            command = [sys.executable, "-m", "pytest", *options]
+            command = [sys.executable, "-m", "pytest", *self._options]
             # In its own session: otherwise a terminal's Ctrl-C would interrupt it a second time, while it cleans up.
             self._child = subprocess.Popen(
                 command, cwd=ROOT, stdout=self._output, stderr=self._output, start_new_session=True
@@ -94,29 +97,34 @@ def say(text: str) -> None:
     print("test: " + text, flush=True)
 
 
-def make_lanes(*, fast: bool) -> list[Lane]:
-    """Make the lanes; the first one is expected to take the longest."""
+def make_parts(*, fast: bool) -> list[Part]:
+    """Make the parts, in the order in which they begin."""
     choice = ["-m", "not slow"] if fast else []
-    queue, users, fuzz = [*choice, OF_QUEUE], [*choice, *OF_USERS], [*choice, OF_FUZZ]
-    kills = ["%s/test_%s.py" % (OF_AIRFLOW, name) for name in OF_KILLS]
-    airflow = [*choice, *("--ignore=" + file for file in kills), OF_AIRFLOW]
-    others = [*choice, *("--ignore=" + folder for folder in (OF_QUEUE, OF_FUZZ, OF_AIRFLOW, *OF_USERS))]
-    last = [] if fast else [kills]
-    if os.environ.get("TASKQ_TEST_DSN"):  # one server: tests of one lane would meet transactions of another
-        return [Lane([queue, users, others, fuzz, airflow, *last])]
-    return [Lane([others]), Lane([queue, users]), Lane([airflow, fuzz, *last])]
+    others = ["--ignore=" + folder for part in LONG + SHORT for folder in part]
+    parts = [*LONG, others, *SHORT]
+    made = [Part([*choice, *("--ignore=" + file for file in KILLS), *part]) for part in parts]
+    return made if fast else [*made, Part(KILLS)]
 
 
-def follow(lane: Lane) -> None:
-    """Print the output of a lane until it has ended."""
-    while lane.is_alive():
-        lane.join(0.5)
-        lane.show()
-    lane.show()
+def run_parts(waiting: deque[Part]) -> None:
+    """Run the parts that wait, one after the other; called by the thread of each lane."""
+    while True:
+        try:
+            part = waiting.popleft()
+        except IndexError:  # another lane has taken the last one
+            return
+        part.run()
 
 
-def finish(lanes: list[Lane]) -> None:
-    """Wait for all lanes; after a signal or an error, interrupt them, and wait until they have cleaned up."""
+def follow(part: Part) -> None:
+    """Print the output of a part until it has ended."""
+    while not part.ended.wait(0.5):
+        part.show()
+    part.show()
+
+
+def finish(parts: list[Part]) -> None:
+    """Run all parts; after a signal or an error, interrupt them, and wait until they have cleaned up."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -126,38 +134,42 @@ def finish(lanes: list[Lane]) -> None:
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, interrupt)
+    # On one server, tests of one lane would meet transactions of another.
+    count = 1 if os.environ.get("TASKQ_TEST_DSN") else LANES
+    waiting = deque(parts)
+    lanes = [threading.Thread(target=run_parts, args=(waiting,), daemon=True) for _ in range(count)]
     try:
         for lane in lanes:
             lane.start()
-        for lane in lanes:
-            follow(lane)
+        for part in parts:
+            follow(part)
     finally:
         try:
-            for lane in lanes:
-                lane.end()
+            for part in parts:
+                part.end()
             for lane in lanes:
                 if lane.ident is not None:
                     lane.join(PATIENCE)
         finally:  # also after a second signal; the guardians (demo/guardian.py) then end the servers
-            for lane in lanes:
-                lane.kill()
+            for part in parts:
+                part.kill()
 
 
 def main() -> int:
-    """Run all lanes; return 0 if all passed."""
+    """Run all parts; return 0 if all passed."""
     began = time.monotonic()
-    lanes = make_lanes(fast="--fast" in sys.argv[1:])
+    parts = make_parts(fast="--fast" in sys.argv[1:])
     try:
-        finish(lanes)
+        finish(parts)
     except KeyboardInterrupt:
-        say("interrupted; the rest of the output of the lanes:")
-        for lane in lanes:
-            lane.show()
+        say("interrupted; the rest of the output:")
+        for part in parts:
+            part.show()
         return 130
-    for lane in lanes:
-        for line in SUMMARY.findall(lane.printed().decode(errors="replace")):
+    for part in parts:
+        for line in SUMMARY.findall(part.printed().decode(errors="replace")):
             say(line.strip("= "))
-    passed = all(lane.passed for lane in lanes)
+    passed = all(part.passed for part in parts)
     say("%s after %d s" % ("passed" if passed else "FAILED", time.monotonic() - began))
     return 0 if passed else 1
 
