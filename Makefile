@@ -34,8 +34,8 @@ test: setup-test  ## check, then run all tests; ARGS='-k lease' goes to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py)
 
 archive:
-	@echo 'test: archiving the classes that Spark loads, once for .venv, so that its JVMs start faster'
-	@$(RUN) -m tests.spark.class_archive
+	@echo 'test: archiving what Spark loads at its start, once for .venv, so that it starts faster'
+	@$(RUN) -m tests.spark.archives
 
 test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a few minutes; ARGS go to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest -m 'not slow' $(ARGS),.ci/lanes.py --fast)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.class_archive import java_options
+from tests.spark.archives import java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
