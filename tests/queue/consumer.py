@@ -57,9 +57,9 @@ def consume(conn: psycopg.Connection, name: str) -> None:
 
 
 def stream(conn: psycopg.Connection, _: str) -> None:
-    """Pushes a million tasks in one call, and prints the size of this program before, and its maximum, in KiB."""
+    """Pushes 200,000 tasks in one call, and prints the size of this program before, and its maximum, in KiB."""
     before = _greatest_size()
-    tasks = (NewTask(f"task-{number}", {"number": number, "text": "x" * 100}) for number in range(1_000_000))
+    tasks = (NewTask(f"task-{number}", {"number": number, "text": "x" * 100}) for number in range(200_000))
     pushed = TaskQueue(conn).push_stream("work", tasks)
     conn.commit()
     sys.stdout.write(f"{pushed.count} {before} {_greatest_size()}\n")

@@ -174,7 +174,7 @@ def test_a_poll_that_the_restart_cut_off_took_nothing() -> None:
             queue.complete(owner, dict.fromkeys(held, Result.SUCCESS))
 
 
-def test_a_million_tasks_stream_through_one_call_in_under_200_mb(own_dsn: str, own_queue: TaskQueue) -> None:
+def test_a_push_of_200_000_tasks_in_one_call_adds_less_than_50_mb(own_dsn: str, own_queue: TaskQueue) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.queue.consumer", "stream", "producer"],
         env={**os.environ, "TASKQ_DSN": own_dsn, "PYTHONPATH": str(Path.cwd())},
@@ -183,9 +183,9 @@ def test_a_million_tasks_stream_through_one_call_in_under_200_mb(own_dsn: str, o
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    count, _, greatest = (int(word) for word in done.stdout.split())
-    assert count == 1_000_000
-    assert greatest * 1024 < 200_000_000, f"{greatest} KiB"
+    count, before, greatest = (int(word) for word in done.stdout.split())
+    assert count == 200_000
+    assert greatest - before < 50_000, f"{before} to {greatest} KiB"  # a list of the tasks alone takes more
     [ready] = own_queue.conn.execute("SELECT count(*) FROM taskq_internal.live").fetchone() or (0,)
-    assert ready == 1_000_000
+    assert ready == 200_000
     assert own_queue.ready("work", 5) == 5

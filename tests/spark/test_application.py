@@ -12,9 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import TaskQueue
-from airflow_provider_taskq.spark import application_path
+from airflow_provider_taskq.spark import application_path, drain
+from tests.spark.programs.transforms import wait_for_gate
 
 Push = Callable[[int], list[int]]
 
@@ -93,34 +95,18 @@ def test_spark_submit_runs_the_program_which_drains_in_rounds_and_logs_its_progr
     secret = tmp_path / "dsn"
     secret.write_text(dsn)
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", application_path()]
-    done = run(
-        {**python_environment, "TASKQ_DSN_FILE": str(secret)},
-        *("--size", "10", "--rounds", "9", "--option", "note=hello"),
-        program=submit,
-    )
-    assert done.returncode == 0, done.stderr
-    assert states(queue) == {"SUCCEEDED": 25}
-    assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello"}
-    for line in (
-        "tasks claimed: topic=work claimed=10 resumed=0",
-        "round=3 done=25 claimed=25",
-        '"rounds": 3, "stop_reason": "EMPTY"',
-    ):
-        assert line in done.stdout
-
-
-@pytest.mark.slow
-def test_a_function_of_one_task_drains_a_topic_to_its_end(
-    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]
-) -> None:
-    push(25)
-    arguments = ["--each", "transforms:count_letters", "--option", "note=hello", "--rounds", "all", "--size", "20"]
+    arguments = ["--each", "transforms:count_letters", "--option", "note=hello", "--rounds", "9", "--size", "10"]
     arguments += ["--condition", "SINGULAR_BY_IDENTIFIER", "--budget", "23", "--deadline", "600"]
-    done = run({**python_environment, "TASKQ_DSN": dsn}, *arguments, transform="")
+    done = run({**python_environment, "TASKQ_DSN_FILE": str(secret)}, *arguments, transform="", program=submit)
     assert done.returncode == 0, done.stderr
     assert states(queue) == {"READY": 2, "SUCCEEDED": 23}
     assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello", "letters": 6}
-    assert '"rounds": 2, "stop_reason": "BUDGET"' in done.stdout
+    for line in (
+        "tasks claimed: topic=work claimed=10 resumed=0",
+        "round=3 done=23 claimed=23",
+        '"rounds": 3, "stop_reason": "BUDGET"',
+    ):
+        assert line in done.stdout
 
 
 @pytest.mark.slow
@@ -146,7 +132,8 @@ def until_staged(conn: psycopg.Connection[Any], process: subprocess.Popen[bytes]
 
 
 @pytest.mark.slow
-def test_the_next_driver_continues_the_work_of_a_terminated_one(
+def test_the_next_drain_continues_the_work_of_a_terminated_driver(
+    spark: SparkSession,
     dsn: str,
     queue: TaskQueue,
     conn: psycopg.Connection[Any],
@@ -169,9 +156,8 @@ def test_the_next_driver_continues_the_work_of_a_terminated_one(
         assert first.wait(600) != 0
     gate.touch()
     assert states(queue) == {"READY": 100}
-    second = run(environment, "--option", f"gate={gate}", transform="transforms:wait_for_gate")
-    assert second.returncode == 0, second.stderr
-    assert "resumed=100" not in second.stdout
+    second = drain(spark, "work", "program", lambda tasks: wait_for_gate(tasks, {"gate": str(gate)}), dsn=dsn)
+    assert (second.resumed, second.done) == (0, 100)
     assert states(queue) == {"SUCCEEDED": 100}
     assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]

@@ -211,7 +211,9 @@ def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -
         yield
 
 
-@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("before", marks=pytest.mark.chaos), "during", pytest.param("after", marks=pytest.mark.chaos)]
+)
 def test_a_driver_killed_around_its_commit_commits_all_decisions_or_none(
     spark: SparkSession,
     dsn: str,
