@@ -34,7 +34,7 @@ test: setup-test  ## check, then run all tests; ARGS='-k lease' goes to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py)
 
 archive:
-	@echo 'test: archiving what Spark loads at its start, once for .venv, so that it starts faster'
+	@echo 'setup: archiving what Spark loads at its start, once for .venv, so that it starts faster'
 	@$(RUN) -m tests.spark.archives
 
 test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a few minutes; ARGS go to pytest
@@ -43,7 +43,7 @@ test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a br
 test-matrix: setup  ## run tests on Airflow 3.1 to 3.3 and FAB, on Spark 4.1, and on PostgreSQL 14 to 17; ARGS go to pytest
 	@$(RUN) .ci/matrix.py $(ARGS)
 
-chaos: setup-test  ## kill, cut and fill what the queue needs, and judge the histories, in an hour; ARGS='--only crash'
+chaos: setup-test archive  ## kill, cut and fill what the queue needs, and judge the histories, in an hour; ARGS='--only crash'
 	@$(RUN) -m tests.chaos $(ARGS)
 
 fuzz: setup-test  ## give the queue hostile input that differs each time; TASKQ_FUZZ=fixed for that of CI; ARGS go to pytest

@@ -21,6 +21,7 @@ from tests.faults.servers import ServerPair
 from tests.faults.small_disk import can_mount, small_disk
 from tests.faults.tcp_proxy import TcpProxy
 from tests.faults.wrong_clock import wrong_clock
+from tests.spark.session import SHORT_LIVED
 
 
 class Way(StrEnum):
@@ -100,7 +101,7 @@ class Scenario:
 ON_SPARK = Where(
     roles=SPARK,
     options=Options(hot=0),  # one Spark task decides on all tasks of an identifier, one after the other
-    environment={"": {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}},
+    environment={"": {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **SHORT_LIVED}},
 )
 SCENARIOS = {
     "quiet": Scenario("no fault", faults.wait),
