@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LANES = 3
 OF_QUEUE, OF_AIRFLOW = "tests/queue", "tests/airflow"
 # The longest first. Some tests of workers use Spark, too: in one part, they share its session.
-LONG = [["tests/spark", "tests/worker"], [OF_QUEUE], [OF_AIRFLOW], ["tests/plugin"]]
-SHORT = [["tests/demo", "tests/docs", "tests/packaging"], ["tests/fuzz"]]
+LONG = [["tests/spark", "tests/worker"], [OF_QUEUE], [OF_AIRFLOW], ["tests/demo", "tests/docs", "tests/packaging"]]
+SHORT = [["tests/plugin"], ["tests/fuzz"]]
 # These kill the processes of an Airflow of their own, which would idle during the other tests.
 KILLS = ["%s/test_%s.py" % (OF_AIRFLOW, name) for name in ("claim_recovery", "claims_of_durable_tasks", "many_waits")]
 PATIENCE = 120  # seconds for interrupted tests to stop their servers
