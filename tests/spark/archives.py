@@ -1,6 +1,6 @@
-"""Archives with which Spark starts in half the CPU time: of the classes of its JVM, and of its workers' bytecode.
+"""Archives with which Spark starts in less CPU time: of the classes of its JVM, and of its workers' bytecode.
 
-`python -m tests.spark.archives` makes them in .venv, once, and needs half a minute. A JVM ignores an archive of another
+`python -m tests.spark.archives` makes them in .venv, once, and needs a minute. A JVM ignores an archive of another
 Java or of other jars, so the archive is never wrong, only useless. Spark's Python workers import PySpark from a zip
 without bytecode, and compile each module that they import, in each process.
 """
