@@ -1,10 +1,11 @@
 """`.ci/lanes.py`: the result of a part of the tests."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import load
 
 SLOW = """
 import pytest
@@ -19,12 +20,7 @@ def test_that_is_slow():
 @pytest.fixture
 def lanes(repository: Path) -> Any:
     """The program as a module."""
-    spec = importlib.util.spec_from_file_location("lanes_of_test", repository / ".ci" / "lanes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(repository / ".ci" / "lanes.py")
 
 
 @pytest.mark.parametrize("may_be_empty", [True, False])

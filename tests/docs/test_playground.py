@@ -1,7 +1,6 @@
 """The playground of the site, played in a browser on the built files, which a server on the loopback address serves."""
 
 import functools
-import importlib.util
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.plugin.browser import PATIENCE, QUIET, chromium
+from tests.programs import load
 
 __all__ = ["chromium"]  # a fixture that pytest finds here
 
@@ -48,12 +48,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def builder(repository: Path) -> ModuleType:
     """The module `.ci/playground.py`."""
-    spec = importlib.util.spec_from_file_location("playground_build", repository / ".ci" / "playground.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(repository / ".ci" / "playground.py")
 
 
 @pytest.fixture(scope="module")

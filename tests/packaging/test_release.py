@@ -1,6 +1,5 @@
 """`.ci/dist.py --release` refuses a tag, a changelog or an address that does not belong to the release."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -9,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.programs import load
 
 HOME = "https://github.com/home/queue"
 CHANGELOG = (
@@ -33,12 +34,7 @@ def tree(repository: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def script(tree: Path) -> ModuleType:
     """The script in that repository."""
-    spec = importlib.util.spec_from_file_location("dist_of_test", tree / ".ci" / "dist.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(tree / ".ci" / "dist.py")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-import importlib.util
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.packaging.conftest import FULL
+from tests.programs import load
 
 # Modules that make objects of any class from bytes or text, and the module that has eval() by another name.
 MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "joblib", "yaml", "builtins"}
@@ -26,12 +26,7 @@ DOCUMENTED = {("spark/composite.py", "cloudpickle"), ("spark/driver_commit.py", 
 @pytest.fixture
 def setup(repository: Path) -> ModuleType:
     """`.ci/setup.py`, which `make setup` runs."""
-    spec = importlib.util.spec_from_file_location("taskq_setup", repository / ".ci" / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(repository / ".ci" / "setup.py")
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
