@@ -20,7 +20,7 @@ from zipfile import ZipFile
 PROGRAM = Path(__file__).parent / "programs" / "load_classes.py"
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 PATIENCE = 900  # seconds
-NOT_OF_WORKERS = re.compile(r"/pyspark/(pandas|ml|mllib|streaming|resource|examples)/|/tests/")
+NOT_OF_WORKERS = re.compile(r"/pyspark/(pandas|ml|mllib|streaming|resource|examples|.*/tests)/")
 
 # The JVMs of tests live for seconds or minutes: the optimizing compiler and a parallel collector cost more CPU time
 # than they save.
@@ -55,7 +55,7 @@ def archive_classes(home: Path) -> None:
 
 
 def add_bytecode(modules: Path) -> None:
-    """Add the bytecode of all modules to this zip, unless it has some."""
+    """Add the bytecode of the modules that workers import to this zip, unless it has some."""
     with tempfile.TemporaryDirectory(dir=modules.parent) as folder:
         with ZipFile(modules) as zipped:
             if any(name.endswith(".pyc") for name in zipped.namelist()):
