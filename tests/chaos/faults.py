@@ -34,7 +34,7 @@ END_OTHERS = """SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_a
 READERS = 4
 SECONDS = 600.0  # for a backlog
 BACKLOG = 5_000  # tasks, which show for 20 seconds how much the workers can handle
-MARGIN = 1.08  # for the rate of an overload: the rate that was measured before it is not exact
+MARGIN = 1.03  # for the rate of an overload: the rate that was measured before it is not exact
 
 
 def times(seconds: float, every: float, least: int = 1) -> Iterator[int]:

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 from tests.chaos.checker import History, Promises, Violation, judge
@@ -26,6 +27,7 @@ class Outcome:
     :param behind: tasks that were pushed while an earlier one of their identifier had not ended.
     :param offered: the tasks that the producer pushes in a second.
     :param before: decisions a second before the fault; `during`: in the fault; `after`: when the backlog is gone.
+    :param recovery: of the tasks that were pushed in that last phase, the share that ended within it or soon after.
     :param pause: the longest time without a decision, in seconds, from the begin of the fault on.
     :param recovered: seconds from the end of the fault until all programs go on and there is no backlog.
     :param waited: the longest time from a push to the end of its task, in seconds; `read` to the read of its event.
@@ -42,6 +44,7 @@ class Outcome:
     before: float
     during: float
     after: float
+    recovery: float
     pause: float
     recovered: float
     waited: float
@@ -50,10 +53,11 @@ class Outcome:
     unfinished: list[str]
 
     @property
-    def recovery(self) -> float:
+    def rate(self) -> float:
         """The rate after the fault, as a share of the rate before it or of the pushes, whichever is lower.
 
-        Spark's drain may have committed no round in a short phase before the fault: then of the pushes.
+        It depends on how many pushes or rounds fall into the phase. Spark's drain may have committed no round in a
+        short phase before the fault: then it is a share of the pushes.
         """
         return self.after / min(self.before or self.offered, self.offered)
 
@@ -89,7 +93,8 @@ def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
         in_order=not scenario.options.fails,
         groups=GROUPS,
     )
-    return outcome(name, scenario.options.rate, promises, list(read(folder / "history")), marks, notes, unfinished)
+    events = list(read(folder / "history"))
+    return outcome(name, scenario.options.rate, promises, events, marks, site.soon, notes, unfinished)
 
 
 def outcome(
@@ -98,10 +103,11 @@ def outcome(
     promises: Promises,
     events: Sequence[Event],
     marks: Sequence[float],
+    soon: float,
     notes: list[str],
     unfinished: list[str],
 ) -> Outcome:
-    """Judges a history. `marks` are the moments between the phases."""
+    """Judges a history. `marks` are the moments between the phases. A task is to end within `soon` seconds."""
     history = History.of(events)
     claimants = [{(claim["owner"], claim["fence"]) for claim in each} for each in history.claims.values()]
     ends = {key: event["completed"] for key, event in history.tasks.items() if event["completed"] is not None}
@@ -124,6 +130,7 @@ def outcome(
         before=rates[0],
         during=rates[1],
         after=rates[3],
+        recovery=handled(history, ends, marks[3], marks[4], soon),
         pause=max((second - first for first, second in pairwise(following)), default=0.0),
         recovered=marks[3] - marks[2],
         waited=longest(history, ends),
@@ -142,6 +149,14 @@ def behind(history: History, ends: Mapping[object, float]) -> int:
             count += push["ended"] < busy.get(push["identifier"], 0.0)
             busy[push["identifier"]] = max(busy.get(push["identifier"], 0.0), ends.get(push["task"], 0.0))
     return count
+
+
+def handled(history: History, ends: Mapping[object, float], since: float, until: float, soon: float) -> float:
+    """Of the tasks that were pushed in a phase, the share that ended within it, or `soon` seconds after it."""
+    answered = (push for push in history.pushes.values() if push["ended"] is not None)
+    pushed = [push["task"] for push in answered if since <= push["began"] < until]
+    ended = sum(ends.get(task, inf) <= until + soon for task in pushed)
+    return ended / len(pushed) if pushed else 0.0
 
 
 def longest(history: History, ends: Mapping[object, float]) -> float:

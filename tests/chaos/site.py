@@ -100,6 +100,11 @@ class Site:
         return self.options.rate * (8.0 if "drain" in self.roles.values() else 1.0)
 
     @property
+    def soon(self) -> float:
+        """Seconds in which a task ends without a backlog. Spark's tasks wait for the round at work, and their own."""
+        return 16.0 if "drain" in self.roles.values() else 1.0
+
+    @property
     def workers(self) -> list[str]:
         """The names of the processes that decide and record it."""
         return [name for name, role in self.roles.items() if role in ("loop", "work")]
