@@ -8,7 +8,8 @@ KEEP ?=
 ARGS ?=
 BIN := .venv/bin
 # Spark starts its workers with the `python3` of the PATH and the jars of SPARK_HOME: both have to be those of .venv.
-RUN = env -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON PATH="$(CURDIR)/.venv/bin:$$PATH" python
+# Airflow and Spark start many Python processes. Without bytecode, each compiles all that it imports of this folder.
+RUN = env -u PYTHONDONTWRITEBYTECODE -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON PATH="$(CURDIR)/.venv/bin:$$PATH" python
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs
 SETUP = command -v "$(PYTHON)" >/dev/null || { \
 	echo 'setup: TaskQ needs Python 3.11 or newer, and there is no "$(PYTHON)" on the PATH.' >&2; exit 1; }; \

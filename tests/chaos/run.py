@@ -13,7 +13,7 @@ from tests.chaos.history import Event, read
 from tests.chaos.programs import GROUP
 from tests.chaos.scenarios import Scenario
 
-AROUND = 20.0  # seconds
+LAST = 20.0  # seconds of the last phase, at most
 LOST = {"lost", "skipped"}
 GROUPS = frozenset({GROUP})
 
@@ -54,12 +54,11 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """The rate after the fault, as a share of the rate before it or of the pushes, whichever is lower.
+        """The decisions a second in the last phase, as a share of the pushes.
 
-        It depends on how many pushes or rounds fall into the phase. Spark's drain may have committed no round in a
-        short phase before the fault: then it is a share of the pushes.
+        It depends on how many pushes or rounds of a drain fall into the phase.
         """
-        return self.after / min(self.before or self.offered, self.offered)
+        return self.after / self.offered
 
     @property
     def lost(self) -> int:
@@ -73,17 +72,20 @@ class Outcome:
 
 
 def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
-    """Runs a scenario whose fault lasts for `seconds`, with half of that before and after it, at most `AROUND`."""
-    around = min(seconds / 2, AROUND)
+    """Runs a scenario whose fault lasts for `seconds`, with half of that after it, at most `LAST`.
+
+    The phase before the fault has half the length of the last one.
+    """
+    last = min(seconds / 2, LAST)
     with scenario.site(folder) as site:
         marks = [time.monotonic()]
-        time.sleep(around)  # the length of the phase
+        time.sleep(last / 2)  # the length of the phase
         marks.append(time.monotonic())
         note = scenario.fault(site, seconds)
         marks.append(time.monotonic())
         settled = site.settle(marks[2], scenario.settle)
         marks.append(time.monotonic())
-        time.sleep(around)  # the length of the phase
+        time.sleep(last)  # the length of the phase
         marks.append(time.monotonic())
         unfinished = [*settled, *site.finish()]
     notes = [note] if note else []
