@@ -80,7 +80,7 @@ def terminate_sessions(rate: float) -> Fault:
 
 
 def kill_with_tasks(every: float, name: str) -> Fault:
-    """A worker is killed by SIGKILL while it has tasks that it has claimed since its start, and started again."""
+    """A process is killed by SIGKILL while it has tasks that it has claimed since its start, and started again."""
 
     def fault(site: Site, seconds: float) -> str:
         since, kills = 0.0, 0
@@ -90,7 +90,7 @@ def kill_with_tasks(every: float, name: str) -> Fault:
             site.kill(name)
             since, kills = time.monotonic(), kills + 1
             site.start(name)
-        return f"the worker was killed {kills} times"
+        return f"{kills} kills, each while it had tasks"
 
     return fault
 

@@ -167,8 +167,8 @@ SCENARIOS = {
         settle=1_800.0,
     ),
     "spark-driver": Scenario(
-        "Spark: driver killed by SIGKILL, every 25 s, for 75 s",
-        faults.kill_processes(25.0, "driver"),
+        "Spark: driver killed by SIGKILL while it has tasks, every 25 s, for 75 s",
+        faults.kill_with_tasks(25.0, "driver"),
         seconds=75.0,
         **ON_SPARK,
     ),
