@@ -38,7 +38,7 @@ archive:
 	@echo 'setup: archiving what Spark loads at its start, once for .venv, so that it starts faster'
 	@$(RUN) -m tests.spark.archives
 
-test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a few minutes; ARGS go to pytest
+test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a quarter of an hour; ARGS go to pytest
 	@$(RUN) $(if $(strip $(ARGS)),-m pytest -m 'not slow' $(ARGS),.ci/lanes.py --fast)
 
 test-matrix: setup  ## run tests on Airflow 3.1 to 3.3 and FAB, on Spark 4.1, and on PostgreSQL 14 to 17; ARGS go to pytest

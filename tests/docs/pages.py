@@ -25,8 +25,7 @@ from psycopg.pq import ExecStatus
 from tests.docs.blocks import Block, BlockError, check_output, read_commands, split_statements
 
 HERE = Path(__file__).parent
-PATIENCE = 300  # seconds for a block
-CONDITION_PATIENCE = 300  # seconds until a condition holds
+PATIENCE = 900  # seconds for a block, and until a condition holds
 
 # `taskq` is that of this checkout. `pip` installs nothing: pip_check.py says what a page may install.
 TASKQ = '#!/bin/sh\nexec "{python}" -m airflow_provider_taskq.cli "$@"\n'
@@ -134,7 +133,7 @@ class Page:
 
     def _await(self, condition: str, ended: Callable[[], bool]) -> bool:
         """Wait until a condition holds. Return False if the block ends first or the condition never becomes true."""
-        deadline = time.monotonic() + CONDITION_PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while not self._holds(condition):
             if ended() or time.monotonic() > deadline:
                 return False

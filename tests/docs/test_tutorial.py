@@ -17,7 +17,7 @@ from tests.docs.pages import Page
 from tests.docs.test_pages import ROOT
 from tests.spark.session import SHORT_LIVED
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
@@ -30,7 +30,7 @@ exec "{program}" "$@"
 # Instead of a reader's patience: waits until a query of Airflow's own database has a row.
 WAIT_FOR = """#!{python}
 import sqlite3, sys, time
-deadline = time.monotonic() + 250
+deadline = time.monotonic() + 850
 while sqlite3.connect("airflow/airflow.db", timeout=60).execute(sys.argv[1]).fetchone() is None:
     if time.monotonic() > deadline:
         sys.exit("no row: " + sys.argv[1])
