@@ -97,10 +97,16 @@ def shown(name: str, scenario: Scenario, options: Namespace) -> bool:
         print(f"    {name}: {note}", flush=True)
     for violation in found.violations[:SHOWN]:
         print(f"    {violation.rule}: {violation.detail}", flush=True)
-    slow = found.recovery < 1.0 or found.rate < (RATE if scenario.roles is WORKERS else RATE_OF_ROUNDS)
-    if slow:
-        print(f"    {name}: the rate has not recovered", flush=True)
-    return bool(found.violations or found.unfinished or slow)
+    behind = falls_behind(scenario, found)
+    if behind:
+        ended = f"{found.recovery:.1%} of the last tasks ended in time, at {found.rate:.0%} of the pace of the pushes"
+        print(f"    {name}: the work has not recovered: {ended}", flush=True)
+    return bool(found.violations or found.unfinished or behind)
+
+
+def falls_behind(scenario: Scenario, found: Outcome) -> bool:
+    """Whether the tasks that are pushed after the fault do not all end in time, or too slowly."""
+    return found.recovery < 1.0 or found.rate < (RATE if scenario.roles is WORKERS else RATE_OF_ROUNDS)
 
 
 def row(title: str, found: Outcome) -> str:

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.chaos.__main__ import falls_behind
 from tests.chaos.checker import Promises
 from tests.chaos.history import Event
 from tests.chaos.run import Outcome, outcome
+from tests.chaos.scenarios import SCENARIOS
 
 MARKS = [0.0, 10.0, 19.0, 20.0, 30.0]  # the phases before, in and right after a fault, and the last one
 SOON = 1.0
@@ -43,3 +45,10 @@ def test_workers_that_fall_behind_have_recovered_in_part() -> None:
 def test_workers_that_end_nothing_have_not_recovered() -> None:
     events = [each for each in steady(0.5, 0.0) if each["kind"] == "push" or each["completed"] < 20.0]
     assert outcome("steady", 10.0, Promises(), events, MARKS, SOON, [], []).recovery == 0.0
+
+
+@pytest.mark.parametrize(("wait", "late", "behind"), [(0.5, 0.0, False), (0.5, 0.1, True), (1.5, 0.0, True)])
+def test_a_scenario_fails_unless_every_task_after_the_fault_ends_in_time(
+    wait: float, late: float, behind: bool
+) -> None:
+    assert falls_behind(SCENARIOS["quiet"], judged(wait, late)) is behind
