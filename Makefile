@@ -13,7 +13,7 @@ RUN = env -u PYTHONDONTWRITEBYTECODE -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs
 SETUP = command -v "$(PYTHON)" >/dev/null || { \
 	echo 'setup: TaskQ needs Python 3.11 or newer, and there is no "$(PYTHON)" on the PATH.' >&2; exit 1; }; \
-	"$(PYTHON)" .ci/setup.py
+	"$(PYTHON)" tools/setup.py
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,17 +32,17 @@ demo: setup-spark  ## drain real flights with Airflow and Spark; FLIGHTS=20000 l
 
 test: setup-test  ## check, then run all tests; ARGS='-k lease' goes to pytest
 	@$(MAKE) -j2 check $(if $(strip $(ARGS)),,archive)
-	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),.ci/lanes.py)
+	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),tools/lanes.py)
 
 archive:
 	@echo 'setup: archiving what Spark loads at its start, once for .venv, so that it starts faster'
 	@$(RUN) -m tests.spark.archives
 
 test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a quarter of an hour; ARGS go to pytest
-	@$(RUN) $(if $(strip $(ARGS)),-m pytest -m 'not slow' $(ARGS),.ci/lanes.py --fast)
+	@$(RUN) $(if $(strip $(ARGS)),-m pytest -m 'not slow' $(ARGS),tools/lanes.py --fast)
 
 test-matrix: setup  ## run tests on Airflow 3.1 to 3.3 and FAB, on Spark 4.1, and on PostgreSQL 14 to 17; ARGS go to pytest
-	@$(RUN) .ci/matrix.py $(ARGS)
+	@$(RUN) tools/matrix.py $(ARGS)
 
 chaos: setup-test archive  ## kill, cut and fill what the queue needs, and judge the histories, in an hour; ARGS='--only crash'
 	@$(RUN) -m tests.chaos $(ARGS)
@@ -58,12 +58,12 @@ check: setup  ## check format, lint, types, layers, words, and build the site
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
-	@$(BIN)/python .ci/words.py
-	@$(MKDOCS) build -f .ci/mkdocs.yml >.venv/mkdocs.log 2>&1 || { cat .venv/mkdocs.log >&2; exit 1; }
+	@$(BIN)/python tools/words.py
+	@$(MKDOCS) build -f tools/mkdocs.yml >.venv/mkdocs.log 2>&1 || { cat .venv/mkdocs.log >&2; exit 1; }
 	@echo 'check: format, lint, types, layers, words and the site are in order'
 
 docs: setup  ## build the site into build/site and check its links; ARGS=serve serves it on the loopback address
-	@$(MKDOCS) $(or $(ARGS),build) -f .ci/mkdocs.yml
+	@$(MKDOCS) $(or $(ARGS),build) -f tools/mkdocs.yml
 
 pictures: setup-test  ## take the screenshots of the page in docs/pictures again
 	@TASKQ_PICTURES=docs/pictures $(RUN) -m pytest -q tests/plugin/test_page_pictures.py
@@ -76,14 +76,14 @@ bench: setup-spark  ## measure push, claim and drain, compared with raw SQL; ARG
 	@$(RUN) -m bench $(ARGS)
 
 dist: setup  ## build both distributions into dist/, check and install them; ARGS='--release v1.2.3' checks a release
-	@$(RUN) .ci/dist.py $(ARGS)
+	@$(RUN) tools/dist.py $(ARGS)
 
-constraints: setup  ## resolve constraints/*.txt and .ci/hashes.txt again from pyproject.toml and the pins of .ci
-	@$(BIN)/python .ci/constraints.py
-	@$(BIN)/python .ci/matrix.py --resolve
+constraints: setup  ## resolve constraints/*.txt and tools/pins/hashes.txt again from pyproject.toml and the pins of tools/pins
+	@$(BIN)/python tools/constraints.py
+	@$(BIN)/python tools/matrix.py --resolve
 
 audit: setup  ## ask the advisory database of Python about every pinned package; needs the internet
-	@for pins in constraints/*.txt .ci/spark-*.txt bench/peers/pins.txt; do \
+	@for pins in constraints/*.txt tools/pins/spark-*.txt bench/peers/pins.txt; do \
 		grep == "$$pins" | $(BIN)/uv tool run --quiet pip-audit==2.10.1 --requirement /dev/stdin --no-deps --disable-pip \
 			--strict --progress-spinner off || { echo "audit: $$pins" >&2; exit 1; }; \
 	done

@@ -30,7 +30,7 @@ def test_the_pages_of_evidence_name_tests(repository: Path, page: str, least: in
 
 
 def test_every_document_that_a_source_names_exists(repository: Path) -> None:
-    folders = ("airflow_provider_taskq", "bench", "demo", "example_dags", "tests", ".ci")
+    folders = ("airflow_provider_taskq", "bench", "demo", "example_dags", "tests", "tools")
     for folder in folders:
         for source in (
             path for path in (repository / folder).rglob("*") if path.suffix in {".py", ".sql", ".js", ".txt"}

@@ -1,4 +1,4 @@
-"""`.ci/lanes.py`: the result of a part of the tests."""
+"""`tools/lanes.py`: the result of a part of the tests."""
 
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_that_is_slow():
 @pytest.fixture
 def lanes(repository: Path) -> Any:
     """The program as a module."""
-    return load(repository / ".ci" / "lanes.py")
+    return load(repository / "tools" / "lanes.py")
 
 
 @pytest.mark.parametrize("may_be_empty", [True, False])

@@ -1,4 +1,4 @@
-"""The word check of `make check`: .ci/words.py."""
+"""The word check of `make check`: tools/words.py."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_the_check_reports_words_but_no_quotations_and_no_account(
     file = tmp_path / name
     file.write_text(f"The first line.\n{line}\n", encoding="utf-8")
     expected = [[f"{file}:2", repr(word)] for word in found]
-    command = [sys.executable, str(repository / ".ci" / "words.py"), str(file)]
+    command = [sys.executable, str(repository / "tools" / "words.py"), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert [report.split(": ")[:2] for report in done.stdout.splitlines()] == expected, done.stderr
     assert done.returncode == bool(found)

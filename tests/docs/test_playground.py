@@ -47,8 +47,8 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def builder(repository: Path) -> ModuleType:
-    """The module `.ci/playground.py`."""
-    return load(repository / ".ci" / "playground.py")
+    """The module `tools/playground.py`."""
+    return load(repository / "tools" / "playground.py")
 
 
 @pytest.fixture(scope="module")
@@ -320,6 +320,6 @@ def test_a_database_that_cannot_start_is_reported_and_nothing_is_faked(visit: Vi
 def test_another_package_than_the_pinned_one_is_refused(builder: ModuleType, tmp_path: Path) -> None:
     package = tmp_path / "electric-sql-pglite-0.5.16.tgz"
     package.write_bytes(b"something else")
-    with pytest.raises(builder.PlaygroundError, match=r"not that of its pin in \.ci"):
+    with pytest.raises(builder.PlaygroundError, match=r"not that of its pin in tools/pins"):
         builder.check_integrity(package, "sha512-AAAA")
     assert not package.exists()

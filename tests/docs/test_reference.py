@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def parts() -> dict[str, Callable[[], str]]:
     """The functions that make the parts of the reference, by the names that pages use."""
-    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / ".ci" / "docs_reference.py")
+    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "tools" / "docs_reference.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -18,7 +18,7 @@ from tests.packaging.conftest import CORE, FULL, Distribution
 
 DOCUMENTS = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
-    *("constraints/README.md", ".ci/core/README.md"),
+    *("constraints/README.md", "core/README.md"),
 )
 
 
@@ -40,11 +40,11 @@ def texts(repository: Path) -> dict[str, str]:
 
 
 def test_both_distributions_read_their_version_from_the_package(repository: Path) -> None:
-    for folder in ("", ".ci/core"):
+    for folder in ("", "core"):
         settings = tomllib.loads((repository / folder / "pyproject.toml").read_text(encoding="utf-8"))
         assert "version" in settings["project"]["dynamic"]
         assert settings["tool"]["hatch"]["version"]["path"] == "airflow_provider_taskq/__init__.py"
-    assert (repository / ".ci" / "core" / "airflow_provider_taskq").resolve() == repository / "airflow_provider_taskq"
+    assert (repository / "core" / "airflow_provider_taskq").resolve() == repository / "airflow_provider_taskq"
 
 
 def test_airflow_knows_the_provider_by_the_name_of_the_distribution(repository: Path) -> None:
@@ -67,7 +67,7 @@ def test_documents_name_only_versions_that_the_changelog_has(repository: Path) -
 
 def test_every_address_of_the_project_is_that_of_pyproject(repository: Path) -> None:
     urls = project(repository)["urls"]
-    assert urls == project(repository, ".ci/core")["urls"]
+    assert urls == project(repository, "core")["urls"]
     assert all(url == urls["Source"] or url.startswith(urls["Source"] + "/") for url in urls.values())
     address = re.compile(r"https://github\.com/[\w.-]+/airflow-provider-taskq\b(?!-)")
     for path, text in texts(repository).items():
@@ -75,10 +75,10 @@ def test_every_address_of_the_project_is_that_of_pyproject(repository: Path) -> 
 
 
 def test_the_core_has_the_metadata_of_the_other_distribution_where_they_are_the_same(repository: Path) -> None:
-    full, core = project(repository), project(repository, ".ci/core")
+    full, core = project(repository), project(repository, "core")
     for field in ("license", "license-files", "requires-python"):
         assert core[field] == full[field], field
-    assert (repository / ".ci" / "core" / "LICENSE").read_bytes() == (repository / "LICENSE").read_bytes()
+    assert (repository / "core" / "LICENSE").read_bytes() == (repository / "LICENSE").read_bytes()
     of_airflow = {each for each in full["classifiers"] if "Airflow" in each}
     of_airflow |= {"Environment :: Web Environment", "Topic :: System :: Monitoring"}  # the page
     assert set(core["classifiers"]) == set(full["classifiers"]) - of_airflow

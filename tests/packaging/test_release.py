@@ -1,4 +1,4 @@
-"""`.ci/dist.py --release` refuses a tag, a changelog or an address that does not belong to the release."""
+"""`tools/dist.py --release` refuses a tag, a changelog or an address that does not belong to the release."""
 
 import re
 import shutil
@@ -21,12 +21,12 @@ Check = Callable[[str, str | None], None]
 @pytest.fixture
 def tree(repository: Path, tmp_path: Path) -> Path:
     """A small repository at version 1.2.3, with the script."""
-    for folder in ("airflow_provider_taskq", ".ci/core"):
+    for folder in ("airflow_provider_taskq", "core", "tools"):
         (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(repository / ".ci" / "dist.py", tmp_path / ".ci")
+    shutil.copy(repository / "tools" / "dist.py", tmp_path / "tools")
     (tmp_path / "airflow_provider_taskq" / "__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
-    for folder in ("", ".ci/core"):
+    for folder in ("", "core"):
         (tmp_path / folder / "pyproject.toml").write_text(f'[project.urls]\nSource = "{HOME}"\n')
     return tmp_path
 
@@ -34,7 +34,7 @@ def tree(repository: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def script(tree: Path) -> ModuleType:
     """The script in that repository."""
-    return load(tree / ".ci" / "dist.py")
+    return load(tree / "tools" / "dist.py")
 
 
 @pytest.fixture

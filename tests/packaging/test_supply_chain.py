@@ -25,8 +25,8 @@ DOCUMENTED = {("spark/composite.py", "cloudpickle"), ("spark/driver_commit.py", 
 
 @pytest.fixture
 def setup(repository: Path) -> ModuleType:
-    """`.ci/setup.py`, which `make setup` runs."""
-    return load(repository / ".ci" / "setup.py")
+    """`tools/setup.py`, which `make setup` runs."""
+    return load(repository / "tools" / "setup.py")
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])

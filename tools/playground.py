@@ -1,8 +1,8 @@
 """Build what the playground of the site loads: PGlite, and the script of the schema. Also a hook of MkDocs.
 
 PGlite is PostgreSQL for a browser. Its npm package is fetched with npm, from the registry that npm is configured for,
-and must have the integrity hash of `.ci/pglite.json`. Large files are compressed, and the page decompresses them, so
-the size of the download does not depend on the server of the site. Nothing else is changed.
+and must have the integrity hash of `tools/pins/pglite.json`. Large files are compressed, and the page decompresses
+them, so the size of the download does not depend on the server of the site. Nothing else is changed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PlaygroundError(Exception):
 
 def build() -> Path:
     """Write all files, those of PGlite only if they are missing. Return their folder."""
-    pin = json.loads((ROOT / ".ci" / "pglite.json").read_text(encoding="utf-8"))
+    pin = json.loads((ROOT / "tools" / "pins" / "pglite.json").read_text(encoding="utf-8"))
     FILES.mkdir(parents=True, exist_ok=True)
     with one_at_a_time():
         folder = FILES / ("pglite-" + pin["version"])
@@ -85,12 +85,14 @@ def fetch(pin: dict[str, str], folder: Path) -> Path:
 
 
 def check_integrity(package: Path, integrity: str) -> None:
-    """Raise PlaygroundError, and remove the package, if it is another one than that of the pin in .ci."""
+    """Raise PlaygroundError, and remove the package, if it is another one than that of the pin in tools/pins."""
     algorithm, _, expected = integrity.partition("-")
     found = base64.b64encode(hashlib.new(algorithm, package.read_bytes()).digest()).decode()
     if found != expected:
         package.unlink()
-        raise PlaygroundError("%s has the hash %s-%s, not that of its pin in .ci" % (package.name, algorithm, found))
+        raise PlaygroundError(
+            "%s has the hash %s-%s, not that of its pin in tools/pins" % (package.name, algorithm, found)
+        )
 
 
 def unpack(package: Path, folder: Path) -> None:

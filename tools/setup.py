@@ -24,7 +24,8 @@ VENV = ROOT / ".venv"
 MARK = VENV / "made-by-taskq-setup"  # written first: this script made the venv, and may replace it
 STAMP = VENV / "taskq-setup-complete"  # written last: the venv is complete
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-HASHES = ROOT / ".ci" / "hashes.txt"  # a line for each pinned release, with the hashes of all its files
+PINS = ROOT / "tools" / "pins"
+HASHES = PINS / "hashes.txt"  # a line for each pinned release, with the hashes of all its files
 REQUIREMENTS = VENV / "requirements.txt"
 PIP_INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input")
 CANDIDATES = ("python3.13", "python3.12", "python3.11", "python3")
@@ -211,7 +212,7 @@ def main() -> None:
         ensure_java()
     if wants.browser:
         offer_browser()
-    folder = os.open(ROOT / ".ci", os.O_RDONLY)
+    folder = os.open(ROOT / "tools", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)  # a second make waits, and then finds the stamp
     pins = constraints()
     stamp = fingerprint(pins)

@@ -10,7 +10,7 @@ import argparse
 import subprocess
 import sys
 
-from setup import HASHES, ROOT, SetupError
+from setup import HASHES, PINS, ROOT, SetupError
 
 PYTHONS = ("3.11", "3.12", "3.13")
 COMPILE = (str(ROOT / ".venv" / "bin" / "uv"), "pip", "compile", "--quiet", "--all-extras", "--generate-hashes")
@@ -19,7 +19,7 @@ COMPILE = (str(ROOT / ".venv" / "bin" / "uv"), "pip", "compile", "--quiet", "--a
 def resolve(python: str, *options: str) -> list[str]:
     """Write the constraints of a Python; return its pins, each in a line with its hashes."""
     target = ROOT / "constraints" / ("constraints-%s.txt" % python)
-    command = [*COMPILE, "--python-version", python, "--constraint", ".ci/pins.txt", *options]
+    command = [*COMPILE, "--python-version", python, "--constraint", str(PINS / "constraints.txt"), *options]
     command += ["--no-annotate", "--no-header", "-o", str(target), "pyproject.toml"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd=ROOT)
     if done.returncode:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (ROOT, ROOT / ".ci" / "core")  # each with a pyproject.toml
+SOURCES = (ROOT, ROOT / "core")  # each with a pyproject.toml
 FOLDER = ROOT / "dist"
 QUEUE = "airflow_provider_taskq/queue"
 
@@ -140,7 +140,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 def build(folder: Path) -> list[Path]:
     """Build sdist and wheel of each distribution, the wheel from the sdist.
 
-    The build backend is the one of .venv, whose files have the hashes of .ci/hashes.txt. An isolated build would
+    The build backend is the one of .venv, whose files have the hashes of tools/pins/hashes.txt. An isolated build would
     install the newest one, without hashes.
     """
     for source in SOURCES:
