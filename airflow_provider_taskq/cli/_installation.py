@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row, tuple_row
 
 from airflow_provider_taskq import __version__
-from airflow_provider_taskq.cli._distributions import CORE, FULL, installed_distributions, mixed_installation
+from airflow_provider_taskq.cli._distributions import CORE, FULL, installed_distributions, mixed_installation, origin
 from airflow_provider_taskq.queue import HealthFinding, SchemaMismatch, Severity
 from airflow_provider_taskq.queue import verify as verify_schema
 from airflow_provider_taskq.queue.schema import RELEASE, functions, has_views, migrations, views
@@ -50,7 +51,7 @@ def check_packages() -> Iterator[HealthFinding]:
     """Yield findings about the distributions of TaskQ and the version of psycopg."""
     found = installed_distributions()
     if problem := mixed_installation():
-        keep = f"pip uninstall -y {CORE} && pip install --force-reinstall --no-deps {FULL}=={found[FULL]}"
+        keep = f"pip uninstall -y {CORE} && pip install --force-reinstall --no-deps {origin(FULL, found[FULL])}"
         yield _finding(Severity.WARNING, "packages", problem.partition(": ")[0], keep)
     for name, installed in found.items():
         if installed != __version__:
@@ -58,7 +59,7 @@ def check_packages() -> Iterator[HealthFinding]:
                 Severity.WARNING,
                 "packages",
                 f"{name} {installed} is installed, but the imported package is {__version__}",
-                f"pip install --force-reinstall --no-deps {name}=={__version__}",
+                f"pip install --force-reinstall --no-deps {origin(name, __version__)}",
             )
     needed = next((least for name in found if (least := _least_psycopg(name))), None)
     if needed and _numbers(psycopg.__version__) < _numbers(needed):
@@ -263,7 +264,11 @@ def _upgrade_command(conn: psycopg.Connection[Any]) -> str:
     other = any(number > 0 and known.get(number) != checksum for number, _, checksum in ledger)
     if not other and release <= RELEASE:
         return "taskq upgrade"
-    return f"pip install --upgrade {next(iter(installed_distributions()), FULL)}"
+    name = next(iter(installed_distributions()), None)
+    if name is None:
+        return f"git -C {shlex.quote(str(Path(__file__).parent))} pull  # TaskQ runs from its sources there"
+    arguments = origin(name)
+    return f"pip install --upgrade {arguments}" + ("  # after an update of that folder" if "file:" in arguments else "")
 
 
 def _missing_objects(conn: psycopg.Connection[Any]) -> list[str]:

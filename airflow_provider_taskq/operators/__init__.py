@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # This operator needs the Spark provider, which takes seconds to import and may not be installed.
+    # This operator imports the Spark provider, which takes seconds.
     if name != "TaskQSparkSubmitOperator":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from airflow_provider_taskq.operators.spark_submit import TaskQSparkSubmitOperator

@@ -10,7 +10,7 @@ try:
 except ImportError as error:
     raise AirflowOptionalProviderFeatureException(
         "MessageQueueTrigger needs apache-airflow-providers-common-messaging:"
-        " pip install 'airflow-provider-taskq[messaging]'"
+        " pip install 'apache-airflow-providers-common-messaging>=2'"
     ) from error
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").partition(".")[0] not in ("pyspark", "py4j", "pyarrow"):
             raise
         raise ImportError(
-            f"airflow_provider_taskq.spark needs {error.name}: pip install 'airflow-provider-taskq[spark]'"
+            f"airflow_provider_taskq.spark needs {error.name}: install airflow-provider-taskq with its extra spark"
         ) from None
     # The import of the module `drain` has just bound the name `drain` of this package to the module.
     globals()[name] = value

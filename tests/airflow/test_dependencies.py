@@ -1,4 +1,4 @@
-"""The declared dependencies. Airflow requires every other imported distribution, also in older releases."""
+"""The declared dependencies: every provider that is imported, and what Airflow does not bring in each release."""
 
 import ast
 import re
@@ -13,6 +13,7 @@ import pytest
 DECLARED = {
     "apache-airflow",
     "apache-airflow-providers-apache-spark",
+    "apache-airflow-providers-common-compat",
     "apache-airflow-providers-postgres",
     "pendulum",
     "psycopg",
@@ -21,7 +22,6 @@ DECLARED = {
 BROUGHT_BY = {
     "apache-airflow-core": "apache-airflow",
     "apache-airflow-task-sdk": "apache-airflow",
-    "apache-airflow-providers-common-compat": "apache-airflow-providers-apache-spark",
     "croniter": "apache-airflow-core",
     "fastapi": "apache-airflow-core",
     "jinja2": "apache-airflow-core",
@@ -73,7 +73,7 @@ def project(repository: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_package_has_five_dependencies(repository: Path) -> None:
+def test_the_package_has_six_dependencies(repository: Path) -> None:
     assert {named(each) for each in project(repository)["dependencies"]} == DECLARED
 
 
@@ -88,9 +88,18 @@ def test_every_other_import_is_of_a_distribution_that_airflow_requires(repositor
     } - DECLARED
     assert undeclared - {"psycopg-binary"} <= {*BROUGHT_BY, *OF_EXTRAS}
     assert {"click", "croniter", "fastapi", "pydantic", "rich", "starlette"} <= undeclared
+
+
+def test_the_declared_providers_are_those_that_are_imported(repository: Path) -> None:
     provider = re.compile(r"airflow\.providers\.((?:apache\.|common\.)?\w+)")
-    providers = {match[1] for each in modules if (match := provider.match(each))}
-    assert providers == {"apache.spark", "common.compat", "common.messaging", "postgres"}  # messaging is an extra
+    matches = map(provider.match, imported(repository / "airflow_provider_taskq"))
+    found = project(repository)
+    declared = {named(each) for each in found["dependencies"]} | {
+        named(each) for extra in found["optional-dependencies"].values() for each in extra
+    }
+    assert {normalized(f"apache-airflow-providers-{match[1]}") for match in matches if match} == {
+        each for each in declared if each.startswith("apache-airflow-providers-")
+    }
 
 
 def test_the_extras_declare_what_is_imported_where_they_are_used(repository: Path) -> None:

@@ -52,7 +52,7 @@ def test_uris_of_other_schemes_do_not_match() -> None:
     assert not provider.scheme_matches("kafka")
 
 
-def test_without_the_messaging_provider_the_error_names_the_extra(repository: Path) -> None:
+def test_without_the_messaging_provider_the_error_says_what_to_install(repository: Path) -> None:
     program = (
         "import sys; sys.modules['airflow.providers.common.messaging.providers.base_provider'] = None\n"
         "try:\n    import airflow_provider_taskq.queues.taskq\n"
@@ -60,4 +60,4 @@ def test_without_the_messaging_provider_the_error_names_the_extra(repository: Pa
     )
     result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repository)
     assert "AirflowOptionalProviderFeatureException" in result.stdout
-    assert "pip install 'airflow-provider-taskq[messaging]'" in result.stdout
+    assert "pip install 'apache-airflow-providers-common-messaging>=2'" in result.stdout

@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq import __version__
 from airflow_provider_taskq.cli._distributions import CORE, FULL
+from airflow_provider_taskq.cli._installation import check_packages
 from airflow_provider_taskq.queue import Decision, Owner, Result, TaskQueue, connect
 from tests.cli.conftest import Run
 from tests.queue.conftest import flush_statistics, lapse, pass_time
@@ -73,7 +74,7 @@ def make_role(own_dsn: str) -> Iterator[MakeRole]:
 
 
 def install_fake(monkeypatch: pytest.MonkeyPatch, folder: Path, *packages: tuple[str, str, str]) -> None:
-    """Add the metadata of distributions to the path: name, version and requirement."""
+    """Add the metadata of distributions to the path: name, version and requirement. They came from a package index."""
     for name, version, needs in packages:
         made = folder / f"{name.replace('-', '_')}-{version}.dist-info"
         made.mkdir(parents=True)
@@ -125,13 +126,13 @@ class TestInstallation:
         ids=["a later step", "later functions", "another text"],
     )
     def test_a_schema_of_another_release_asks_for_another_package(
-        self, doctor: Doctor, own_dsn: str, change: str
+        self, doctor: Doctor, own_dsn: str, change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         with connect(own_dsn, autocommit=True) as conn:
             conn.execute(change.encode())
+        install_fake(monkeypatch, tmp_path, (CORE, __version__, ""), (FULL, __version__, ""))
         found = doctor(on=own_dsn, code=1)["schema"]
-        assert found["severity"] == "CRITICAL"
-        assert found["remedy"].startswith("pip install --upgrade airflow-provider-taskq")
+        assert (found["severity"], found["remedy"]) == ("CRITICAL", f"pip install --upgrade {FULL}")
 
     @pytest.mark.parametrize(
         ("lost", "name"),
@@ -197,7 +198,29 @@ class TestPackages:
         install_fake(monkeypatch, tmp_path, (FULL, __version__, ""), (CORE, __version__, ""))
         found = doctor(on=dsn, code=1)["packages"]
         assert found["severity"] == "WARNING"
-        assert found["remedy"].startswith(f"pip uninstall -y {CORE} && pip install --force-reinstall")
+        again = f"pip install --force-reinstall --no-deps {FULL}=={__version__}"
+        assert found["remedy"] == f"pip uninstall -y {CORE} && {again}"
+
+    @pytest.mark.parametrize(
+        ("recorded", "arguments"),
+        [
+            ({"url": "file:///srv/a%20clone", "dir_info": {}}, "file:///srv/a%20clone"),
+            ({"url": "file:///srv/clone", "dir_info": {"editable": True}}, "--editable file:///srv/clone"),
+            ({"url": "file:///srv/core.whl", "archive_info": {}}, "file:///srv/core.whl"),
+            (
+                {"url": "https://host/repo", "vcs_info": {"vcs": "git", "commit_id": "1"}, "subdirectory": "core"},
+                "'git+https://host/repo#subdirectory=core'",
+            ),
+        ],
+    )
+    def test_a_remedy_installs_again_from_where_the_distribution_came(
+        self, recorded: dict[str, Any], arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        install_fake(monkeypatch, tmp_path, (FULL, "0.0.1", ""))
+        (info,) = tmp_path.glob("*.dist-info")
+        (info / "direct_url.json").write_text(json.dumps(recorded))
+        remedies = [found.remedy for found in check_packages()]
+        assert f"pip install --force-reinstall --no-deps {arguments}" in remedies
 
     def test_a_distribution_of_another_version_than_the_imported_package_is_a_warning(
         self, doctor: Doctor, dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

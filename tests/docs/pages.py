@@ -23,13 +23,14 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ExecStatus
 
 from tests.docs.blocks import Block, BlockError, check_output, read_commands, split_statements
+from tests.docs.installs import INSTALL
 
 HERE = Path(__file__).parent
 PATIENCE = 900  # seconds for a block, and until a condition holds
 
-# `taskq` is that of this checkout. `pip` installs nothing: pip_check.py says what a page may install.
+# `taskq` is that of this checkout. `pip` installs nothing: test_installs.py runs the install commands of all pages.
 TASKQ = '#!/bin/sh\nexec "{python}" -m airflow_provider_taskq.cli "$@"\n'
-PIP = '#!/bin/sh\nexec "{python}" "{pip}" "$@"\n'
+PIP = "#!/bin/sh\necho 'pip: a page installs in lines that start with pip install' >&2\nexit 1\n"
 
 # A page writes its database like this.
 PLACEHOLDER = re.compile(r"\b(postgres|postgresql|taskq)://user(?::password)?@host(?::5432)?/database\b")
@@ -53,7 +54,7 @@ class Page:
         programs = self._folder / "bin"
         programs.mkdir()
         for name, text in {"taskq": TASKQ, "pip": PIP}.items():
-            (programs / name).write_text(text.format(python=sys.executable, pip=HERE / "pip_check.py"))
+            (programs / name).write_text(text.format(python=sys.executable))
             (programs / name).chmod(0o755)
         return self
 
@@ -180,7 +181,7 @@ class Page:
             f'[ ! -f {state}/exports ] || . {state}/exports; [ ! -f {state}/folder ] || cd "$(cat {state}/folder)"\n'
             f"trap 'export -p >{state}/exports; pwd >{state}/folder' EXIT\nset -e -o pipefail\n"
         )
-        return ["bash", "-c", before + self._named(text)]
+        return ["bash", "-c", before + self._named(INSTALL.sub("", text))]
 
     def _named(self, text: str) -> str:
         """Return the text with the database of the page in the place of the one that pages name."""

@@ -43,8 +43,8 @@ def test_both_distributions_read_their_version_from_the_package(repository: Path
     for folder in ("", "core"):
         settings = tomllib.loads((repository / folder / "pyproject.toml").read_text(encoding="utf-8"))
         assert "version" in settings["project"]["dynamic"]
-        assert settings["tool"]["hatch"]["version"]["path"] == "airflow_provider_taskq/__init__.py"
-    assert (repository / "core" / "airflow_provider_taskq").resolve() == repository / "airflow_provider_taskq"
+        path = repository / folder / settings["tool"]["hatch"]["version"]["path"]
+        assert path.resolve() == repository / "airflow_provider_taskq" / "__init__.py"
 
 
 def test_airflow_knows_the_provider_by_the_name_of_the_distribution(repository: Path) -> None:

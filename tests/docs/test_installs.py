@@ -1,0 +1,102 @@
+"""Each install command of the pages works today: it runs in a new virtual environment, in this clone."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_taskq import __version__
+from tests.docs.installs import NAMES, PAGES, RELEASED, ROOT, correction, install_commands
+
+BY_PAGE = {str(page.relative_to(ROOT)): tuple(install_commands(page.read_text(encoding="utf-8"))) for page in PAGES}
+# This keeps the version of an Airflow that is there: it runs after the command without it.
+KEEPS_AIRFLOW = ' "apache-airflow==$(airflow version)"'
+COMMANDS = sorted({command for commands in BY_PAGE.values() for command in commands})
+FRESH = [command for command in COMMANDS if KEEPS_AIRFLOW not in command]
+
+
+@pytest.fixture(scope="session")
+def index(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings of pip. The release that a commit is to become is not on the index yet: its wheels are built here."""
+    if not RELEASED:
+        return {}
+    folder = tmp_path_factory.mktemp("index")
+    for source in NAMES:
+        command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), source]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return {"PIP_FIND_LINKS": f"{folder} {os.environ.get('PIP_FIND_LINKS', '')}"}
+
+
+def test_every_page_installs_what_exists() -> None:
+    """Until a release exists, no index has our distributions."""
+    wrong = {
+        (page, command): correction(command)
+        for page, commands in BY_PAGE.items()
+        for command in commands
+        if command != correction(command)
+    }
+    assert wrong == {}, "write the right side"
+    assert {"README.md", "docs/tutorial.md", "core/README.md", "constraints/README.md"} <= {
+        page for page, commands in BY_PAGE.items() if commands
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("command", FRESH)
+def test_an_install_command_of_a_page_works_in_a_new_environment(
+    command: str, index: dict[str, str], tmp_path: Path
+) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    unwanted = ("PYTHON", "VIRTUAL_ENV", "AIRFLOW", "TASKQ_", "SPARK_")
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(unwanted)},
+        **index,
+        "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "PIP_COMPILE": "0",  # half of the time, and what is not imported needs no bytecode
+    }
+
+    def shell(text: str) -> str:
+        command = ["/bin/bash", "-ec", text]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{text}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    for each in (command, command + KEEPS_AIRFLOW):
+        if each in COMMANDS:
+            # A page that names a file of one Python stands for the files of all.
+            shell(re.sub(r"constraints-3\.\d+", "constraints-{}.{}".format(*sys.version_info[:2]), each))
+    if re.search(r" '?(?:\.|airflow-provider-taskq)", command):
+        probe = "python -c 'import airflow_provider_taskq.queue as queue; print(queue.__file__)'"
+        assert shell(f"cd {tmp_path} && {probe}").startswith(str(venv))
+        assert "--no-deps" in command or shell("taskq --version") == f"taskq {__version__}\n"
+    if "[spark]" in command:
+        shell("python -c 'import pyspark, airflow_provider_taskq.spark as spark; spark.drain'")
+
+
+@pytest.mark.parametrize(
+    ("text", "commands"),
+    [
+        ("```bash\npip install '.[spark]'    # from a clone\n```", ["pip install '.[spark]'"]),
+        ("```\npip install ./core\ntaskq install\n```", ["pip install ./core"]),
+        ("Use `pip install a && pip install --no-deps\n.`, then:", ["pip install a && pip install --no-deps ."]),
+        ("A plain `pip install`, or `pip install --no-deps`", []),
+    ],
+)
+def test_the_commands_of_a_page_are_found_in_its_blocks_and_sentences(text: str, commands: list[str]) -> None:
+    assert list(install_commands(text)) == commands
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_release_changes_the_commands(released: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.docs.installs.RELEASED", released)
+    in_clone = "pip install './core[prometheus]' 'psycopg[binary]' -c constraints/constraints-3.12.txt"
+    by_name = in_clone.replace("./core", "airflow-provider-taskq-core")
+    wanted = by_name if released else in_clone
+    assert (correction(in_clone), correction(by_name)) == (wanted, wanted)
+    assert correction("pip install --no-deps .") == "pip install --no-deps " + (NAMES["."] if released else ".")
