@@ -16,16 +16,17 @@ RELEASED = bool(re.search(r"^## \[[^\]]+\] - \d", (ROOT / "CHANGELOG.md").read_t
 NAMES = {".": "airflow-provider-taskq", "./core": "airflow-provider-taskq-core"}  # by the folder in a clone
 INSTALL = re.compile(r"^ *(pip install .+?)(?: +#.*)?$\n?", re.MULTILINE)  # of a block
 _FENCE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(r"`([^`]*\bpip install [^`]+)`")
+_INLINE = re.compile(r"`([^`]+)`")
 _WORD = re.compile(r"""(?<!\S)(['"]?)([^\s'"]+)\1(?!\S)""")
 
 
 def install_commands(text: str) -> Iterator[str]:
-    """Yield each command of a page that installs something, in blocks and in its sentences."""
+    """Yield each command of a page that installs something, in its blocks and its sentences."""
     blocks = "\n".join(block[0] for block in _FENCE.finditer(text))
     for found in (*INSTALL.finditer(blocks), *_INLINE.finditer(_FENCE.sub("", text))):
         command = " ".join(found[1].split())
-        if any(not word.startswith("-") for word in shlex.split(command.partition("pip install ")[2])):
+        words = shlex.split(command) if command.startswith("pip install ") else []
+        if any(not word.startswith("-") for word in words[2:]):
             yield command
 
 
