@@ -7,13 +7,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from airflow_provider_taskq.queue import TaskQueueError
 from demo.airflow_site import AirflowError, AirflowSite
-from demo.flights import data_folder
+from demo.flights import TOPIC, data_folder
 from demo.postgres import EmbeddedPostgres
+from demo.report import next_commands
 from demo.tour import DAGS, Tour, environment, prepare
 
 
@@ -55,7 +56,9 @@ def _run(stack: ExitStack, limit: int | None, keep: bool) -> None:
     Tour(site, dsn, limit, _say).run()
     if keep:
         _say(f"\nStill running at {site.url} (user {site.username}, password {site.password}). Ctrl-C stops it.")
-        signal.pause()
+        _say(f"To try next, in another terminal:\n{next_commands(_program(), dsn, TOPIC)}")
+        with suppress(KeyboardInterrupt):  # the usual end, after which the folder of Airflow is removed
+            signal.pause()
 
 
 @contextmanager
@@ -67,6 +70,12 @@ def _home() -> Iterator[Path]:
     home = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
     yield home
     shutil.rmtree(home)
+
+
+def _program() -> Path:
+    """Return the path of the command `taskq`, relative to this folder if it is below it."""
+    found = Path(sys.executable).with_name("taskq")
+    return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
 
 
 def _check_requirements() -> None:

@@ -74,9 +74,12 @@ class AirflowApi:
         return str(self.get(f"dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str]:
-        """Return the state of each task of a run; an instance of a mapped task is named `name[index]`."""
+        """Return the state of each task of a run; an instance of a mapped task is named `name[index]`.
+
+        A task that Airflow has not scheduled yet has no state. It is returned as `queued`.
+        """
         found = self.get(f"dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=100)["task_instances"]
-        return {_name(each): str(each["state"]) for each in found}
+        return {_name(each): each["state"] or "queued" for each in found}
 
     def wait_run(self, dag_id: str, run_id: str, states: Collection[str], timeout: float) -> str:
         """Wait until a run is in one of the states; return that state.

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
+from shlex import quote
 
 from airflow_provider_taskq.queue import Count, State, TaskInfo
 
@@ -45,6 +47,18 @@ def history(task: TaskInfo) -> str:
             f"    {_clock(task.created)}  pushed",
             f"    {_clock(task.completed)}  {task.state.name} at attempt {task.attempt}, held by {task.owner}",
             f"    {said}",
+        )
+    )
+
+
+def next_commands(program: Path, dsn: str, topic: str) -> str:
+    """Format three commands to try while the servers run, with the setting that they need."""
+    return "\n".join(
+        (
+            f"  export TASKQ_DSN={quote(dsn)}",
+            f"  {program} errors {topic}                           # why tasks failed, by error",
+            f"  {program} ls {topic} --state failed --size 5       # some of them; `show` prints one",
+            f"  {program} retry {topic} --state failed --dry-run   # what a retry would change",
         )
     )
 

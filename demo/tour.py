@@ -56,9 +56,7 @@ class Tour:
             raise AirflowError(f"the run of {dag_id} ended as {state}; its logs: {self._site.home / 'logs'}")
 
     def _note_progress(self, dag_id: str, run_id: str) -> None:
-        tasks = "  ".join(
-            f"{name} {state or 'waiting'}" for name, state in self._site.task_states(dag_id, run_id).items()
-        )
+        tasks = "  ".join(f"{name} {state}" for name, state in self._site.task_states(dag_id, run_id).items())
         counts = "  ".join(f"{state.name} {count.count:,}" for state, count in sorted(self._counts().items()))
         line = f"{tasks}  |  {counts or 'no task yet'}"
         if line != self._last:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -45,6 +46,7 @@ class Demo:
 
     code: int
     output: str
+    answers: str  # of the commands that it proposed
     dsn: str
     temporary: Path
 
@@ -61,7 +63,7 @@ def demo(server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactor
 
 def _killed_once(dsn: str, temporary: Path) -> Demo:
     environ = {**os.environ, "TASKQ_DSN": dsn, "TMPDIR": str(temporary), **SHORT_LIVED}
-    command = [sys.executable, "-m", "demo", "--flights", str(SLICE)]
+    command = [sys.executable, "-m", "demo", "--flights", str(SLICE), "--keep"]
     with (
         (temporary / "output").open("w+") as output,
         subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT) as running,
@@ -72,11 +74,26 @@ def _killed_once(dsn: str, temporary: Path) -> Demo:
             for process in [*driver.children(recursive=True), driver]:
                 with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself after its children
                     process.kill()
-            code = running.wait(1700)
+            answers = _try_proposed(temporary / "output", running)
+            running.send_signal(signal.SIGINT)
+            code = running.wait(300)
         finally:
             running.terminate()
         output.seek(0)
-        return Demo(code, output.read(), dsn, temporary)
+        return Demo(code, output.read(), answers, dsn, temporary)
+
+
+def _try_proposed(output: Path, running: subprocess.Popen[bytes]) -> str:
+    """Wait until the demo proposes commands. Run them, and return their output. Return "" if the demo ends instead."""
+    deadline = time.monotonic() + 1700
+    while "To try next" not in (text := output.read_text()):
+        assert time.monotonic() < deadline, text
+        if running.poll() is not None:
+            return ""
+        time.sleep(0.5)  # between two reads of the file
+    commands = [line for line in text.partition("To try next")[2].splitlines() if line.startswith("  ")]
+    done = subprocess.run(["/bin/sh", "-e", "-c", "\n".join(commands)], capture_output=True, text=True, check=False)
+    return f"{done.stdout}{done.stderr}exit code {done.returncode}"
 
 
 def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(demo: Demo) -> None:
@@ -85,6 +102,17 @@ def test_the_demo_decides_every_flight_as_a_plain_count_of_the_files_does(demo: 
     assert "the gate is deferred" in demo.output
     assert "SUCCEEDED at attempt 1, held by flights_drain/" in demo.output
     assert list(demo.temporary.glob("taskq-demo-*")) == [], "the home of a successful demo is removed"
+
+
+def test_a_task_without_a_state_is_shown_as_queued(demo: Demo) -> None:
+    assert "push queued" in demo.output
+    assert "None" not in demo.output
+
+
+def test_a_demo_that_keeps_running_proposes_commands_that_work(demo: Demo) -> None:
+    assert demo.answers.endswith("exit code 0"), demo.answers
+    assert "is not a known aircraft" in demo.answers
+    assert "Would" in demo.answers, "the retry only says what it would do"
 
 
 def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_done_twice(demo: Demo) -> None:
