@@ -1,0 +1,39 @@
+"""The first screen of the README: what a newcomer types first."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST_SCREEN = "\n".join(README.splitlines()[:45])
+_BLOCK = re.compile(r"^```(?:text|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_first_screen_has_both_commands_and_a_picture() -> None:
+    assert "make demo" in FIRST_SCREEN
+    assert "make test" in FIRST_SCREEN
+    assert re.search(r"!\[.+\]\(docs/pictures/.+\.png\)", FIRST_SCREEN)
+
+
+@pytest.mark.slow
+def test_the_queue_alone_works_as_the_first_screen_says(tmp_path: Path) -> None:
+    """The lines are typed as they stand there, but the environment is in a folder of the test."""
+    _, alone, in_that_shell, shown = _BLOCK.findall(FIRST_SCREEN)
+    folder = tmp_path / "light"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TASKQ_", "PYTHON"))}
+    done = subprocess.run(
+        ["/bin/bash", "-ec", alone.replace(".venv-light", str(folder))],
+        input=in_that_shell,
+        cwd=ROOT,
+        env={**environment, "SHELL": "/bin/sh"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert shown.splitlines()[-1].removesuffix("…") in done.stdout
+    assert not list(folder.glob("lib/*/site-packages/*airflow_core*"))
