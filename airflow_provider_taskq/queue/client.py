@@ -248,10 +248,10 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         )
 
     def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
-        """Claim whole groups: the due READY tasks of up to `identifiers` identifiers, each group in order.
+        """Claim whole groups: the due READY tasks of up to `identifiers` identifiers, each group in polled order.
 
-        The poll leaves out an identifier with an ACTIVE task, with a task whose retry is not due, or with a FAILED
-        task.
+        In a group, retries come first, by sequence, so that no task overtakes one. The poll leaves out an identifier
+        with an ACTIVE task, with a task whose retry is not due, or with a FAILED task.
 
         :param size: the most tasks of each group; -1 for all.
         :raises InvalidArgument: for a `size` below -1.

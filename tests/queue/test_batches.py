@@ -65,6 +65,19 @@ def test_a_group_with_a_retry_that_is_not_due_is_handed_out_whole_once_it_is_due
     assert sizes(queue, owner) == {"a": 2}
 
 
+def test_no_task_of_a_group_overtakes_its_retries(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", retrying)
+    tasks = queue.push("work", ["a"] * 3)
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
+    queue.push("work", [NewTask("a", priority=1)])
+    pass_time(queue, timedelta(minutes=2))
+    assert queue.poll_batch("work", owner, size=2) == {"a": tasks[:2]}
+    queue.release(owner)
+    [group] = queue.poll_batch("work", queue.register(owner.name)).values()
+    assert [task.attempt for task in group] == [2, 2, 1, 1]
+    assert group[:2] == tasks[:2]
+
+
 def test_a_group_with_a_failed_task_is_held_back_until_the_task_is_revived(queue: TaskQueue, owner: Owner) -> None:
     failed = task_in(queue, owner, State.FAILED, "a")
     queue.push("work", ["a"])

@@ -59,7 +59,12 @@ class Polling(Holdings):
         kept_back = {task.identifier for task in self.of_topic(topic, State.ACTIVE, State.FAILED)}
         kept_back |= {task.identifier for task in ready if task.attempt and not self._is_due(task)}
         kept_back |= set(self._other_retries(topic, [name for name in groups if name not in kept_back], ready))
-        return {name: group for name, group in groups.items() if name not in kept_back}
+        return {
+            name: sorted([task for task in group if task.attempt], key=lambda task: task.sequence)
+            + [task for task in group if not task.attempt]
+            for name, group in groups.items()
+            if name not in kept_back
+        }
 
     def _other_retries(self, topic: str, names: list[str], ready: list[ModelTask]) -> list[str]:
         """While retries fail, a group with retries is one probe: these are the retries of other groups."""

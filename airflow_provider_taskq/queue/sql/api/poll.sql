@@ -113,8 +113,9 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.poll_batch IS
 'Claims the due tasks of up to p_identifiers identifiers, in polled order, and returns them. It claims at most p_size
-tasks of each identifier. With p_size -1 it claims all of them. The groups come in the order of their first tasks. It
-leaves out an identifier with an ACTIVE or a FAILED task, or with a retry that is not due. Never waits. Raises TQ001 for
+tasks of each identifier. With p_size -1 it claims all of them. The groups come in the order of their first tasks. In a
+group, retries come first, by sequence. It leaves out an identifier with an ACTIVE or a FAILED task, or with a retry
+that is not due. Never waits. Raises TQ001 for
 an unknown topic, TQ005 if the lease has lapsed or no longer exists, TQ008 for an invalid size, and TQ000 above READ
 COMMITTED.';
 
@@ -400,8 +401,10 @@ BEGIN
 END $$;
 
 -- Locks the due tasks of identifiers that this transaction has locked, at most p_each of each identifier. With p_each
--- NULL it locks all of them. Returns them in the order of the identifiers. It checks each identifier again, and leaves
--- out a blocked identifier and an identifier with a task that another transaction holds.
+-- NULL it locks all of them. Returns them in the order of the identifiers. The attempted tasks of an identifier come
+-- first, by sequence, as they have its turn: otherwise a bounded poll would let another task overtake a retry. It checks
+-- each identifier again, and leaves out a blocked identifier and an identifier with a task that another transaction
+-- holds.
 CREATE FUNCTION taskq_internal.lock_groups(p_topic_id int, p_now timestamptz, p_identifiers text[], p_each int)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
@@ -414,26 +417,32 @@ BEGIN
         SELECT l.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
         LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, u.identifier, true) i ON true
         CROSS JOIN LATERAL (
-            (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
+            (SELECT b.sequence, b.priority, b.available_at, b.sequence AS attempted FROM taskq_internal.live b
+             WHERE b.identifier = u.identifier AND b.topic_id = p_topic_id AND b.attempt > 0
+               AND coalesce(b.polled, 'infinity') = 'infinity' AND b.holder IS NULL
+               AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
+             ORDER BY b.sequence LIMIT p_each)
+            UNION ALL
+            (SELECT b.sequence, b.priority, b.available_at, NULL FROM taskq_internal.live b
              WHERE (i.claimed_at IS NULL OR v_front.number IS NULL)
                AND b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = u.identifier
-               AND b.holder IS NULL
+               AND b.holder IS NULL AND b.attempt = 0
                -- + 0 keeps the planner from the index live_ready, which has the tasks of all identifiers.
                AND b.waits + 0 <= :WAITS_NOTHING AND b.available_at <= p_now
              ORDER BY b.priority DESC, b.available_at, b.sequence LIMIT p_each)
             UNION ALL
-            (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
+            (SELECT b.sequence, b.priority, b.available_at, NULL FROM taskq_internal.live b
              WHERE i.claimed_at IS NOT NULL AND v_front.number IS NOT NULL
                AND b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = u.identifier
-               AND b.holder IS NULL
+               AND b.holder IS NULL AND b.attempt = 0
                AND b.late AND b.waits <= :WAITS_NOTHING AND b.priority::int = v_front.priority
                AND b.available_at <= p_now AND (b.available_at, b.sequence) < (i.available_at, i.sequence)
              ORDER BY b.available_at, b.sequence LIMIT p_each)
             UNION ALL
-            (SELECT b.sequence, b.priority, b.available_at FROM taskq_internal.live b
+            (SELECT b.sequence, b.priority, b.available_at, NULL FROM taskq_internal.live b
              WHERE i.claimed_at IS NOT NULL AND v_front.number IS NOT NULL
                AND b.topic_id::bigint = p_topic_id AND b.topic_id = p_topic_id AND b.identifier = u.identifier
-               AND b.holder IS NULL
+               AND b.holder IS NULL AND b.attempt = 0
                AND b.waits + 0 <= :WAITS_NOTHING AND b.priority = v_front.priority
                AND b.available_at <= p_now AND (b.available_at, b.sequence) >= (i.available_at, i.sequence)
              ORDER BY b.available_at, b.sequence LIMIT p_each)
@@ -443,7 +452,7 @@ BEGIN
                AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED) AND e.state = :FAILED
                ORDER BY e.state, e.sequence LIMIT 1) IS NULL
           AND NOT taskq_internal.has_undue_retry(p_topic_id, u.identifier, p_now)
-        ORDER BY u.place, l.priority DESC, l.available_at, l.sequence);
+        ORDER BY u.place, l.attempted, l.priority DESC, l.available_at, l.sequence);
     v_locked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                       WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found) AND l.holder IS NULL
                           FOR UPDATE SKIP LOCKED);
