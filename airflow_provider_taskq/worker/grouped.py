@@ -3,10 +3,11 @@
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -24,9 +25,11 @@ from airflow_provider_taskq.queue import (
     Result,
     Task,
     TaskQueue,
+    TaskQueueError,
     UnreadablePayload,
 )
 from airflow_provider_taskq.queue.backoff import Backoff
+from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_transient
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
@@ -43,7 +46,7 @@ from airflow_provider_taskq.worker.handlers import (
     decision_on,
     requires_two_arguments,
 )
-from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper
+from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper, UpkeepThread
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
@@ -83,19 +86,21 @@ class GroupedWorker(PeriodicService):
 
     The handler takes a task, or a task and the queue of the transaction that completes it. It decides as the handler of
     a `Worker` does. It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop`
-    waits for it. A run skips a group while one of its tasks waits for a retry or has no attempts left.
+    waits for it. A run skips a group while one of its tasks waits for a retry or has no attempts left. While the worker
+    runs, it carries out upkeep, as a `Worker` does.
 
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
 
     :param dsn: see `Worker`.
     :param mode: what a run does with the later tasks of a group after an error.
-    :param size: tasks of each group that a run handles; -1 for all.
+    :param size: tasks of each group that a run handles, the first ones in polled order; -1 for all.
     :param groups: groups that a run handles.
     :param pause: time between two runs. After a run with the full number of groups, the next one starts at once if
         `size` is -1. With another size there is always a pause, so that a task sees the effects of the one before it.
     :param initial_delay: time from the start to the first run.
     :param lease: see `Worker`.
-    :param sorter: a function of a task that returns its sort key within the group.
+    :param sorter: a function of a task that returns its sort key within the group; by default the sequence. To sort by
+        another key, a run with a `size` claims whole groups, and releases the tasks beyond `size`.
     :param rules: decisions by type of error; the first match wins. Other errors are FAILURE, which the topic's policy
         may retry. After an error with the decision SUCCESS the group goes on.
     :param success_on: types of errors that mean SUCCESS, unless a rule matches.
@@ -141,12 +146,14 @@ class GroupedWorker(PeriodicService):
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
         self._cleanup, self._cluster_lock = to_timedelta(cleanup), to_timedelta(cluster_lock)
         self._run_due = self._cleanup_due = 0.0  # by time.monotonic(); start() sets both
-        self._connect = connection_factory(dsn, self._lease)
         self._seconds: list[float] = []  # of each handled task
         self._unsortable: dict[Task, Exception] = {}
         self._timeouts: dict[Task, tuple[int, BaseException | None]] = {}
-        limit = lease_call_limit(self._lease, to_timedelta(call_timeout), to_timedelta(handler_statement_timeout))
-        super().__init__(f"grouped worker {topic}", self._connect, self._pause, limit)
+        self._call_timeouts = to_timedelta(call_timeout), to_timedelta(handler_statement_timeout)
+        self._running = threading.Lock()
+        self._runner: threading.Thread | None = None  # the thread that holds the lock
+        connect = connection_factory(dsn, self._lease)
+        super().__init__(f"grouped worker {topic}", connect, self._pause, self._call_limit())
 
     def start(self) -> None:
         """Start the thread; the first run follows after `initial_delay`. Raises TaskQueueError if it runs already."""
@@ -156,9 +163,15 @@ class GroupedWorker(PeriodicService):
         super().start()
 
     def run_once(self) -> GroupedRun:
-        """Handle the groups that are due now. Do nothing if another program holds the cluster lock."""
+        """Handle the groups that are due now. Do nothing if another program holds the cluster lock.
+
+        A worker has one run at a time: a call from another thread than the worker's waits for the current run.
+
+        :raises TaskQueueError: if a handler of this worker makes the call.
+        """
         result = GroupedRun()
-        with self._queue_for_once() as queue, self._locked(queue) as may_run:
+        upkeep = nullcontext() if self.is_running else self._upkeep()
+        with self._exclusive(), upkeep, self._queue_for_once() as queue, self._locked(queue) as may_run:
             if not may_run:
                 return result
             owner = queue.register(self.name, self._lease)
@@ -178,6 +191,10 @@ class GroupedWorker(PeriodicService):
                 queue.record_handling_times(self.topic, seconds)
         return result
 
+    def _run(self) -> None:
+        with self._upkeep():
+            super()._run()
+
     def _run_once(self) -> float:
         if self._cleanup is not None and self._cleanup_due <= time.monotonic():
             self._cleanup_due = time.monotonic() + self._cleanup.total_seconds()
@@ -192,6 +209,31 @@ class GroupedWorker(PeriodicService):
 
     def _on_lease_lost(self, error: LeaseLost) -> None:
         log.warning("lease lost: topic=%s owner=%s error=%s", self.topic, self.name, error)
+
+    def _call_limit(self) -> CallLimit:
+        return lease_call_limit(self._lease, *self._call_timeouts)
+
+    @contextmanager
+    def _upkeep(self) -> Iterator[None]:
+        """Carry out upkeep in the block, in a thread."""
+        upkeep = UpkeepThread(lambda: [self.name], self._connect, self._lease, self._call_limit())
+        upkeep.start()
+        try:
+            yield
+        finally:
+            upkeep.stop()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Wait for the run of another thread: a second registration of the owner would end the lease of the first."""
+        if self._runner is threading.current_thread():
+            raise TaskQueueError(f"{self._service_name}: a handler cannot start another run of its worker")
+        with self._running:
+            self._runner = threading.current_thread()
+            try:
+                yield
+            finally:
+                self._runner = None
 
     @contextmanager
     def _locked(self, queue: TaskQueue) -> Iterator[bool]:
@@ -210,10 +252,11 @@ class GroupedWorker(PeriodicService):
     def _poll_groups(self, queue: TaskQueue, owner: Owner) -> list[list[Task]]:
         """Poll groups and sort their tasks. Release the tasks beyond `size` in the same transaction."""
         self._unsortable = {}
+        claims_whole = self.size > 0 and self._sorter is not by_sequence  # the sorter has to see all tasks of a group
         with queue.conn.transaction():
-            polled = queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
+            polled = queue.poll_batch(self.topic, owner, self._groups, -1 if claims_whole else self.size)
             groups = [self._sorted(group) for group in polled.values()]
-            if self.size >= 0:
+            if claims_whole:
                 queue.release_tasks(owner, [task for group in groups for task in group[self.size :]])
                 groups = [group[: self.size] for group in groups]
         return groups

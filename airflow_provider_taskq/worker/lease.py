@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -166,9 +166,8 @@ class LeaseKeeper(ServiceThread):
         with self._lock:
             return list(self._leases.values())
 
-    @property
     def owner_names(self) -> list[str]:
-        """The owners of the leases that the keeper extends.
+        """Return the owners of the leases that the keeper extends.
 
         These include owners whose lease was lost because the database could not be reached.
         """
@@ -265,14 +264,17 @@ class UpkeepThread(ServiceThread):
     """Carries out upkeep (`TaskQueue.maintain`) every third of a lease, at least every minute, in a thread of its own.
 
     An expiry may be slow, because leases may hold many tasks. Heartbeats have another thread and do not wait for it. It
-    leaves out the leases of `keeper`: a worker must not expire its own leases after the database could not be reached.
-    A stop does not wait for a call that is stuck.
+    leaves out the program's own leases: a worker must not expire them after the database could not be reached. A stop
+    does not wait for a call that is stuck.
 
+    :param own_names: returns the names of the program's own owners.
     :param length: length of the leases.
     """
 
-    def __init__(self, keeper: LeaseKeeper, connect: Connect, length: timedelta, limit: CallLimit) -> None:
-        self._keeper = keeper
+    def __init__(
+        self, own_names: Callable[[], Sequence[str]], connect: Connect, length: timedelta, limit: CallLimit
+    ) -> None:
+        self._own_names = own_names
         self._session = DatabaseSession(connect, limit)
         self._interval = min(length.total_seconds() / 3, _LONGEST_UPKEEP_INTERVAL)
         super().__init__("taskq upkeep")
@@ -284,7 +286,7 @@ class UpkeepThread(ServiceThread):
             began = time.monotonic()
             try:
                 with self._session.queue() as queue:
-                    has_more = queue.maintain(except_owners=self._keeper.owner_names).more
+                    has_more = queue.maintain(except_owners=self._own_names()).more
             except Exception as error:  # noqa: BLE001 -- the next call may succeed
                 log.warning("upkeep failed, will retry: error=%s", error)
             else:

@@ -4,7 +4,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Self
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class PeriodicService(ABC):
-    """Base class of services with a session and a thread. Use `start` and `stop`, or a `with` block.
+    """Base class of services with a thread and its session. Use `start` and `stop`, or a `with` block.
 
     A subclass implements `_run_once`.
 
@@ -24,7 +24,9 @@ class PeriodicService(ABC):
     """
 
     def __init__(self, name: str, connect: Connect, pause: float, limit: CallLimit | None = None) -> None:
-        self._session = DatabaseSession(connect, limit)
+        self._connect = connect
+        self._limit = limit
+        self._session = DatabaseSession(connect, limit)  # of the thread
         self._service_name = name
         self._error_pause = pause
         self._stopped = threading.Event()
@@ -56,10 +58,7 @@ class PeriodicService(ABC):
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
-        if self.is_running:
-            return False
-        self._session.close()
-        return True
+        return not self.is_running
 
     def __enter__(self) -> Self:
         self.start()
@@ -78,20 +77,28 @@ class PeriodicService(ABC):
 
     @contextmanager
     def _queue_for_once(self) -> Iterator[TaskQueue]:
-        """Yield the queue, for a call from any thread. Close the connection unless the service runs."""
-        try:
+        """Yield the queue, for a call from any thread.
+
+        A call from another thread than the service's has a connection of its own: a transaction belongs to one thread.
+        """
+        if threading.current_thread() is self._thread:
             with self._session.queue() as queue:
                 yield queue
-        finally:
-            if not self.is_running:
-                self._session.close()
+        else:
+            with closing(DatabaseSession(self._connect, self._limit)) as session, session.queue() as queue:
+                yield queue
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                seconds = self._run_once()
-            except Exception as error:  # must not end the thread
-                kind = type(error).__name__
-                log.warning("service failed, will retry: service=%s error=%s", self._service_name, kind, exc_info=error)
-                seconds = self._error_pause
-            self._stopped.wait(seconds)
+        try:
+            while not self._stopped.is_set():
+                self._stopped.wait(self._run_safely())
+        finally:
+            self._session.close()
+
+    def _run_safely(self) -> float:
+        try:
+            return self._run_once()
+        except Exception as error:  # must not end the thread
+            kind = type(error).__name__
+            log.warning("service failed, will retry: service=%s error=%s", self._service_name, kind, exc_info=error)
+            return self._error_pause

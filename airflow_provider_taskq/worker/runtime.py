@@ -168,7 +168,7 @@ class WorkerRuntime:
         self.completes_with_poll = isinstance(limiter, NoLimit)
         self.started: datetime | None = None  # by the database's clock
         self._limiter = limiter
-        self._upkeep = UpkeepThread(self.keeper, connect, config.lease, config.call_limit())
+        self._upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
         self._notifications = (
             NotificationListener(connect, "taskq", self._on_notification, self.idle_wait.wake)
             if config.listen

@@ -72,6 +72,18 @@ def test_a_scheduler_replaces_the_waiting_ticks_of_a_changed_schedule(dsn: str, 
     assert installed(queue) == ["p/21000101T030000.000000Z"]
 
 
+def test_a_program_may_install_while_its_scheduler_runs(
+    dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticker = Scheduler(dsn)
+    ticker.add("work", "p", "h", timedelta(milliseconds=1), lambda _now: far(1, 2))
+    with ticker:
+        for _ in range(100):
+            ticker.install()
+    assert installed(queue) == ["p/21000101T010000.000000Z", "p/21000101T020000.000000Z"]
+    assert caplog.text == ""
+
+
 def payloads(queue: TaskQueue) -> list[object]:
     """The payloads of the waiting ticks, in order of their times."""
     return [info.payload for info in sorted(queue.page("work", state="READY"), key=lambda info: info.available_at)]

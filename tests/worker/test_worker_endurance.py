@@ -223,7 +223,7 @@ def test_a_stop_waits_for_an_upkeep_that_is_under_way() -> None:
 
     length = timedelta(seconds=0.03)
     keeper = LeaseKeeper(connect, length.total_seconds(), lambda _: None)
-    upkeep = UpkeepThread(keeper, connect, length, CallLimit(5))
+    upkeep = UpkeepThread(keeper.owner_names, connect, length, CallLimit(5))
     upkeep.start()
     assert asked.wait(10)
     stopping = threading.Thread(target=upkeep.stop, daemon=True)
