@@ -138,10 +138,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
             listener=DrainListener(self.topic, self.log),
             name=name,
         )
-        try:
-            statistics = worker.drain()
-        finally:
-            worker.stop(timedelta(0))  # Airflow may have interrupted the drain
+        statistics = worker.drain()
         if self._killed:
             raise AirflowException(f"the drain of {self.topic!r} was killed, and released the tasks without a decision")
         if statistics.handled:

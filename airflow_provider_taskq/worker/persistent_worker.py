@@ -110,11 +110,13 @@ class PersistentWorker:
     def run(self, grace: timedelta | None = GRACE) -> None:
         """Follow the stored state until SIGTERM or SIGINT. Start the worker if no state is stored."""
         with StopSignals(self._worker.hurry) as signals:
-            if not self.initialize():
-                self.start()
-            while not signals.received and not self._ended.wait(CHECK_SECONDS):
-                pass
-            self.shutdown(grace)
+            try:
+                if not self.initialize():
+                    self.start()
+                while not signals.received and not self._ended.wait(CHECK_SECONDS):
+                    pass
+            finally:
+                self.shutdown(grace)
 
     def _on_notification(self, name: str) -> None:
         if name == self._worker.name:

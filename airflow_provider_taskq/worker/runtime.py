@@ -167,6 +167,7 @@ class WorkerRuntime:
         # must not wait for the next poll.
         self.completes_with_poll = isinstance(limiter, NoLimit)
         self.started: datetime | None = None  # by the database's clock
+        self.error: BaseException | None = None  # of the limiter, which ended all polls
         self._limiter = limiter
         self._upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
         self._notifications = (
@@ -182,7 +183,7 @@ class WorkerRuntime:
     def start(self, threads: Sequence[WorkerThread], timeout: float | None) -> None:
         """Start all threads, and return when one of them holds a lease.
 
-        Raises TimeoutError, and stops all threads, if none holds a lease after `timeout` seconds.
+        Raises TimeoutError if none holds a lease after `timeout` seconds. Stops all threads if it raises an error.
         """
         with closing(self.session()) as session, session.queue() as queue:
             # Raises the error of a worker that cannot work: no server, another schema, no topic, no such condition.
@@ -194,11 +195,15 @@ class WorkerRuntime:
         self.watchdog.start()
         if self._notifications is not None:
             self._notifications.start()
-        for thread in threads:
-            self.threads.start(thread)
-        if not self.has_lease.wait(timeout):
+        try:
+            for thread in threads:
+                self.threads.start(thread)
+            if not self.has_lease.wait(timeout):
+                message = f"worker {self.config.name!r} got no lease within {timeout} seconds"
+                raise TimeoutError(message)  # noqa: TRY301 -- it stops the threads as any other error
+        except BaseException:
             self.stop(0)
-            raise TimeoutError(f"worker {self.config.name!r} got no lease within {timeout} seconds")
+            raise
 
     def stop(self, timeout: float | None, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Wait `timeout` seconds for the batches in flight, abandon those that are left, and release all leases.
@@ -206,16 +211,18 @@ class WorkerRuntime:
         :param timeout: None for no limit.
         :param is_hurried: ends the wait when it returns True.
         """
-        self.stop_polling()
-        self.threads.wait(None if timeout is None else time.monotonic() + timeout, is_hurried)
-        self.stopped.set()
-        self._release_leases()
-        self.keeper.stop()
-        self._upkeep.stop()
-        if self._notifications is not None:
-            self._notifications.stop()
-        self.watchdog.stop(None)
-        self.handler.close()
+        try:
+            self.stop_polling()
+            self.threads.wait(None if timeout is None else time.monotonic() + timeout, is_hurried)
+        finally:  # also after KeyboardInterrupt
+            self.stopped.set()
+            self._release_leases()
+            self.keeper.stop()
+            self._upkeep.stop()
+            if self._notifications is not None:
+                self._notifications.stop()
+            self.watchdog.stop(None)
+            self.handler.close()
 
     def stop_polling(self) -> None:
         """End all polls, so that no thread starts another batch."""
@@ -237,7 +244,8 @@ class WorkerRuntime:
         """Wait for the limiter's token. Return None if the worker stops. An error of the limiter stops all polls."""
         try:
             return self._limiter.request(self.stopping.is_set)
-        except Exception as error:  # noqa: BLE001 -- whatever a limiter raises
+        except BaseException as error:  # noqa: BLE001 -- whatever a limiter raises
+            self.error = error
             self.listeners.on_fatal(error)
             self.stop_polling()
             return None

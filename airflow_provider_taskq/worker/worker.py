@@ -203,29 +203,44 @@ class Worker:
         return [] if runtime is None else [lease.seconds_left() for lease in runtime.keeper.leases]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until `stop` or an error of the limiter stops the worker. Return False after `timeout` seconds.
+        """Wait until `stop` stops the worker. Return False after `timeout` seconds.
 
         :param timeout: None for no limit.
+        :raises BaseException: the error of the limiter, if that ended the worker.
         """
-        runtime = self._runtime
-        return runtime is None or runtime.stopping.wait(timeout)
+        runtime = self._last_runtime
+        if runtime is None:
+            return True
+        if not runtime.stopping.wait(timeout):
+            return False
+        if runtime.error is not None:
+            raise runtime.error
+        return True
 
     def drain(self, max_failed: MaxFailed = None) -> WorkerStatistics:
         """Run until a poll finds nothing while no task is in flight, then stop and return the statistics.
 
-        The drain leaves tasks that are due later or wait for a retry. A call of `stop` ends the drain earlier.
+        The drain leaves tasks that are due later or wait for a retry. A call of `stop` ends the drain earlier. An
+        exception in this thread, such as KeyboardInterrupt, ends it at once: the worker abandons the batches in flight,
+        and releases all tasks.
 
         :param max_failed: how many tasks may fail for good: a count (int), or a share of the tasks that ended (float),
             see `FailureLimit`. More failures do not stop the drain. Failures that the topic's policy retries do not
             count.
         :raises TooManyFailures: at the end, if more tasks failed. The message has the counts and the first errors.
+        :raises BaseException: the error of the limiter, if that ended the drain.
         """
         limit = FailureLimit.of(max_failed)
-        self.start()
-        runtime = self._runtime
-        while runtime is not None and not runtime.idle.wait(CHECK_SECONDS) and not runtime.stopping.is_set():
-            pass
+        try:
+            self.start()
+            runtime = self._runtime
+            while runtime is not None and not runtime.idle.wait(CHECK_SECONDS) and not runtime.stopping.is_set():
+                pass
+        except BaseException:
+            self.stop(timedelta(0))
+            raise
         self.stop(None)
+        self.wait()
         if limit is not None and (failure := limit.exceeded(self.topic, self.counts())):
             raise failure
         return self.statistics()
@@ -239,9 +254,14 @@ class Worker:
             return TaskQueue(conn).drain_counts(self.topic, runtime.owner_prefix, runtime.started)
 
     def run(self, grace: timedelta | None = GRACE) -> None:
-        """Run until SIGTERM or SIGINT. Then stop within `grace`, or at once after a second signal."""
+        """Run until SIGTERM or SIGINT. Then stop within `grace`, or at once after a second signal.
+
+        :raises BaseException: the error of the limiter, if that ended the worker.
+        """
         with StopSignals(self.hurry) as signals:
             self.start()
-            while not signals.received and not self.wait(CHECK_SECONDS):
-                pass
-            self.stop(grace)
+            try:
+                while not signals.received and not self.wait(CHECK_SECONDS):
+                    pass
+            finally:
+                self.stop(grace)

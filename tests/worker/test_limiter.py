@@ -111,12 +111,15 @@ def test_workers_that_share_a_limiter_share_its_limit(queue: TaskQueue, make_wor
     assert most[0] == 2
 
 
+class Broken:
+    """A limiter with an error."""
+
+    def request(self, _: Callable[[], bool]) -> None:
+        raise ZeroDivisionError
+
+
 def test_an_error_of_the_limiter_is_fatal_and_ends_the_worker(queue: TaskQueue, make_worker: MakeWorker) -> None:
     reported: list[BaseException] = []
-
-    class Broken:
-        def request(self, _: Callable[[], bool]) -> None:
-            raise ZeroDivisionError
 
     class Listener(WorkerListener):
         def on_fatal(self, error: BaseException) -> None:
@@ -125,8 +128,22 @@ def test_an_error_of_the_limiter_is_fatal_and_ends_the_worker(queue: TaskQueue, 
     queue.push("work", ["a"])
     worker: Worker = make_worker(lambda _: None, limiter=Broken(), listener=Listener())
     worker.start()
-    assert worker.wait(10)
+    with pytest.raises(ZeroDivisionError):
+        worker.wait(60)
     assert not worker.is_active
     until(lambda: [type(error) for error in reported] == [ZeroDivisionError])
     assert states(queue) == [("a", State.READY)]
     assert not worker.stop(timedelta(seconds=5))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("call", [lambda worker: worker.drain(max_failed=0), lambda worker: worker.run()])
+def test_a_drain_and_a_run_raise_the_error_of_the_limiter(
+    queue: TaskQueue, make_worker: MakeWorker, call: Callable[[Worker], object], prefetch: int
+) -> None:
+    queue.push("work", ["a"])
+    worker = make_worker(lambda _: None, limiter=Broken(), prefetch=prefetch)
+    with pytest.raises(ZeroDivisionError):
+        call(worker)
+    assert states(queue) == [("a", State.READY)]
+    assert queue.owners() == []

@@ -1,12 +1,13 @@
 """Persistent workers: their stored state, on or off, which several processes follow."""
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import State, TaskQueue
+from airflow_provider_taskq.queue import State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.worker import PersistentWorker
 from tests.queue.conftest import states, until
 from tests.worker.conftest import HOUR, MakeWorker
@@ -63,6 +64,14 @@ def test_a_worker_that_was_off_stays_off_after_a_restart(queue: TaskQueue, make_
     persistent = make_persistent()
     assert persistent.initialize()
     assert not persistent.is_active
+
+
+def test_a_run_that_cannot_start_leaves_no_thread(queue: TaskQueue, make_persistent: MakePersistent) -> None:
+    queue.activate_worker("mailer")
+    before = set(threading.enumerate())
+    with pytest.raises(UnknownTopic):
+        make_persistent(topic="nowhere").run()
+    assert set(threading.enumerate()) == before
 
 
 def test_a_resume_does_not_change_the_stored_state(queue: TaskQueue, make_persistent: MakePersistent) -> None:

@@ -6,9 +6,11 @@ import threading
 import time
 from datetime import timedelta
 
-from airflow_provider_taskq.queue import State, Task, TaskQueue
+import pytest
+
+from airflow_provider_taskq.queue import State, Task, TaskQueue, connect
 from airflow_provider_taskq.worker import PersistentWorker, Worker
-from tests.queue.conftest import states, until
+from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
 
@@ -65,3 +67,52 @@ def test_a_persistent_worker_starts_without_a_stored_state_and_a_signal_leaves_t
     PersistentWorker(make_worker(handle)).run()
     assert states(queue) == [("a", State.SUCCEEDED)]
     assert queue.workers() == {"work": True}
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["drain", "stop"])
+def test_a_drain_or_a_stop_that_is_interrupted_releases_its_tasks(
+    queue: TaskQueue, make_worker: MakeWorker, stops: bool
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def handle(_: Task) -> None:
+        if not inside.is_set():
+            inside.set()
+            until(lambda: worker.is_active is not stops)  # the worker is not active while it stops
+            os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait(60)
+
+    def stop() -> None:
+        worker.start()
+        assert inside.wait(60)
+        worker.stop(None)
+
+    queue.push("work", ["a", "b"])
+    worker = make_worker(handle, size=2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stop() if stops else worker.drain()
+        assert [(info.status, info.attempt) for info in everything(queue)] == [("ready", 0)] * 2
+        assert queue.owners() == []
+        assert not worker.is_active
+    finally:
+        go_on.set()
+
+
+def test_a_start_that_is_interrupted_leaves_no_worker(dsn: str, queue: TaskQueue) -> None:
+    before = set(threading.enumerate())
+    waiting = "SELECT true FROM pg_locks WHERE NOT granted AND relation = 'taskq_internal.owner'::regclass"
+
+    def interrupt() -> None:
+        until(lambda: queue.conn.execute(waiting).fetchone())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with connect(dsn) as blocker:
+        blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            Worker(dsn, "work", lambda _: None).start()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert queue.owners() == []
