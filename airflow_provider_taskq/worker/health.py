@@ -1,13 +1,20 @@
 """Health of a program: old errors, lapsed leases, partitions that an error ended; a signal for lasting errors."""
 
+import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
-from airflow_provider_taskq.queue import HealthFinding, Severity, TopicErrors
-from airflow_provider_taskq.worker.connection import Connect, connection_factory
+import psycopg
+
+from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueueError, TopicErrors
+from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.worker.connection import Connect, Disconnected, connection_factory
 from airflow_provider_taskq.worker.periodic import PeriodicService
+
+log = logging.getLogger(__name__)
 
 ERROR_AGE = timedelta(minutes=15)
 GRACE = timedelta(minutes=10)
@@ -40,27 +47,29 @@ class HealthSignal:
         self._repeat_after = repeat_after.total_seconds()
         self._clock = clock
         self._reported_at = 0.0
+        self._lock = threading.RLock()  # a call of `on_error` may check again
 
     def observe(self, errors: int) -> None:
-        """Evaluate the number of errors that a check found."""
-        self._last.append(errors > 0)
-        if len(self._last) < (self._last.maxlen or 0):
-            return
-        if all(self._last):
-            now = self._clock()
-            if not self.failing or now - self._reported_at > self._repeat_after:
-                self.failing, self._reported_at = True, now
-                self._on_error(errors)
-        elif not any(self._last) and self.failing:
-            self.failing = False
-            self._on_recovery()
+        """Evaluate the number of errors that a check found, 1 if the check failed."""
+        with self._lock:
+            self._last.append(errors > 0)
+            if len(self._last) < (self._last.maxlen or 0):
+                return
+            if all(self._last):
+                now = self._clock()
+                if not self.failing or now - self._reported_at > self._repeat_after:
+                    self.failing, self._reported_at = True, now
+                    self._on_error(errors)
+            elif not any(self._last) and self.failing:
+                self.failing = False
+                self._on_recovery()
 
 
 class HealthMonitor(PeriodicService):
     """Checks the queue periodically, and passes the number of errors to a signal if there is one.
 
-    `findings` has the problems of the last check: old errors, and what `queue.health()` reports about lapsed leases
-    and partitions that an error has ended.
+    `findings` has the problems of the last check: old errors, what `queue.health()` reports about lapsed leases and
+    partitions that an error has ended, or that the database cannot be reached or has refused the check.
 
     :param dsn: see `Worker`.
     :param every: time between two checks.
@@ -94,18 +103,30 @@ class HealthMonitor(PeriodicService):
         return time.monotonic() - self._started_at < self._grace or not self.findings
 
     def check(self) -> list[HealthFinding]:
-        """Check now, and return the problems."""
-        with self._queue_for_once() as queue:
-            errors, findings = queue.topic_errors(), queue.health(self._patience)
-        problems = [each for each in findings if each.subject in SUBJECTS and each.severity >= Severity.WARNING]
-        self.findings = [_old_error(each) for each in errors if each.age >= self._error_age] + problems
+        """Check now, and return the problems. A check that fails is one of them."""
+        try:
+            with self._queue_for_once() as queue:
+                errors, findings = queue.topic_errors(), queue.health(self._patience)
+        except (TaskQueueError, psycopg.Error) as error:
+            log.warning("health check failed, will retry: error=%s: %s", type(error).__name__, first_line(error))
+            count, found = 1, [_failed_check(error)]
+        else:
+            count = sum(each.failed + each.retrying for each in errors)
+            problems = [each for each in findings if each.subject in SUBJECTS and each.severity >= Severity.WARNING]
+            found = [_old_error(each) for each in errors if each.age >= self._error_age] + problems
+        self.findings = found
         if self._signal is not None:
-            self._signal.observe(sum(each.failed + each.retrying for each in errors))
-        return self.findings
+            self._signal.observe(count)
+        return found
 
     def _run_once(self) -> float:
         self.check()
         return self._every
+
+
+def _failed_check(error: Exception) -> HealthFinding:
+    happened = "cannot be reached" if isinstance(error, Disconnected) else "refused the check"
+    return HealthFinding(Severity.CRITICAL, "database", f"the database {happened}: {first_line(error)}", None, None)
 
 
 def _old_error(oldest: TopicErrors) -> HealthFinding:

@@ -4,10 +4,22 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, NonTransient
-from airflow_provider_taskq.queue import Decision, Owner, Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy
+from airflow_provider_taskq.queue import (
+    Decision,
+    Owner,
+    Result,
+    RetryPolicy,
+    Severity,
+    State,
+    Task,
+    TaskQueue,
+    TopicPolicy,
+    connect,
+)
 from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
 from tests.consumer.consumers import Heard, quick
 from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
@@ -142,6 +154,47 @@ def test_a_health_monitor_checks_periodically_and_calls_its_signal(dsn: str, que
     assert recovered.wait(20)
     assert health.is_healthy
     assert health.stop(20)
+
+
+@pytest.mark.usefixtures("queue")
+def test_an_unreachable_database_is_unhealthy_until_it_answers_again(dsn: str) -> None:
+    answers, calls = [True], list[object]()
+    signal = HealthSignal(calls.append, lambda: calls.append("recovered"), polls=1)
+    health = HealthMonitor(
+        lambda: connect(dsn if answers[0] else "host=127.0.0.1 port=1"), signal=signal, grace=SECOND * 0
+    )
+    assert (health.check(), health.is_healthy) == ([], True)
+    answers[0] = False
+    [finding] = health.check()
+    assert (finding.severity, finding.subject) == (Severity.CRITICAL, "database")
+    assert finding.detail.startswith("the database cannot be reached: ")
+    assert (health.findings, health.is_healthy, calls) == ([finding], False, [1])
+    answers[0] = True
+    assert (health.check(), health.is_healthy, calls) == ([], True, [1, "recovered"])
+
+
+def test_a_database_that_refuses_the_check_is_unhealthy(empty_dsn: str) -> None:
+    health = HealthMonitor(empty_dsn, grace=SECOND * 0)
+    [finding] = health.check()
+    assert finding.detail.startswith("the database refused the check: ")
+    assert not health.is_healthy
+
+
+def test_a_check_from_another_thread_does_not_use_the_connection_of_the_service(dsn: str, queue: TaskQueue) -> None:
+    checked = threading.Event()
+    opened: list[psycopg.Connection] = []
+
+    def open_connection() -> psycopg.Connection:
+        opened.append(connect(dsn))
+        return opened[-1]
+
+    task_in(queue, queue.register("someone"), State.FAILED)
+    signal = HealthSignal(lambda _: checked.set(), lambda: None, polls=1)
+    with HealthMonitor(open_connection, signal=signal, every=HOUR) as health:
+        assert checked.wait(60)
+        health.check()
+        assert [conn.closed for conn in opened] == [False, True]
+    assert [conn.closed for conn in opened] == [True, True]
 
 
 def test_a_young_program_counts_as_healthy(dsn: str, queue: TaskQueue, owner: Owner) -> None:
