@@ -131,6 +131,11 @@ class MetricsEndpoint:
         self._thread: threading.Thread | None = None
 
     @property
+    def is_running(self) -> bool:
+        """Whether it listens, or its last query has not ended."""
+        return self._depth.is_running or (self._thread is not None and self._thread.is_alive())
+
+    @property
     def url(self) -> str:
         """Its address, once it was started."""
         host, port = self._server.server_address[:2]
@@ -139,9 +144,11 @@ class MetricsEndpoint:
     def start(self) -> None:
         """Starts to listen.
 
-        :raises TaskQueueError: without the extra `prometheus`.
+        :raises TaskQueueError: if it runs already, or without the extra `prometheus`.
         :raises OSError: if the port is in use, or the host has no address.
         """
+        if self.is_running:
+            raise TaskQueueError("the metrics endpoint runs already")
         try:
             from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
         except ImportError:

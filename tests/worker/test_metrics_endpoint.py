@@ -208,6 +208,20 @@ def test_the_endpoint_listens_on_the_loopback_interface_unless_told_otherwise(
 
 
 @pytest.mark.usefixtures("queue")
+def test_an_endpoint_that_runs_already_is_not_started_again(make_worker: MakeWorker) -> None:
+    endpoint = MetricsEndpoint(make_worker(decide), port=0)
+    with endpoint:
+        first = endpoint.url
+        with pytest.raises(TaskQueueError, match="runs already"):
+            endpoint.start()
+        assert endpoint.url == first
+    with pytest.raises(OSError, match="refused"):
+        scrape(first)
+    with endpoint:
+        assert scrape(endpoint)
+
+
+@pytest.mark.usefixtures("queue")
 def test_a_port_that_is_in_use_is_an_error(make_worker: MakeWorker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
