@@ -93,14 +93,15 @@ class GroupedWorker(PeriodicService):
 
     :param dsn: see `Worker`.
     :param mode: what a run does with the later tasks of a group after an error.
-    :param size: tasks of each group that a run handles, the first ones in polled order; -1 for all.
+    :param size: tasks of each group that a run handles; -1 for all. These are the first ones in polled order, or by
+        `sorter`.
     :param groups: groups that a run handles.
     :param pause: time between two runs. After a run with the full number of groups, the next one starts at once if
         `size` is -1. With another size there is always a pause, so that a task sees the effects of the one before it.
     :param initial_delay: time from the start to the first run.
     :param lease: see `Worker`.
     :param sorter: a function of a task that returns its sort key within the group; by default the sequence. To sort by
-        another key, a run with a `size` claims whole groups, and releases the tasks beyond `size`.
+        another key, a run claims whole groups, and releases the tasks beyond `size`.
     :param rules: decisions by type of error; the first match wins. Other errors are FAILURE, which the topic's policy
         may retry. After an error with the decision SUCCESS the group goes on.
     :param success_on: types of errors that mean SUCCESS, unless a rule matches.
