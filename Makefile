@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test archive test-fast test-matrix chaos fuzz model check docs format bench dist pictures constraints audit clean
+.PHONY: help setup setup-spark setup-test demo test tests archive test-fast test-faults test-docs test-matrix chaos fuzz model check docs format bench dist pictures constraints audit clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -11,6 +11,10 @@ BIN := .venv/bin
 # Airflow and Spark start many Python processes. Without bytecode, each compiles all that it imports of this folder.
 RUN = env -u PYTHONDONTWRITEBYTECODE -u SPARK_HOME -u PYSPARK_PYTHON -u PYSPARK_DRIVER_PYTHON PATH="$(CURDIR)/.venv/bin:$$PATH" python
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs
+PYTEST = $(RUN) -m pytest -q
+# Tests of Airflow and Spark mostly wait, so there are more processes than cores. On a server of yours there is one: tests
+# of two processes would meet each other's transactions.
+PROCESSES = $(if $(TASKQ_TEST_DSN),,-n $(shell expr $$(nproc 2>/dev/null || echo 2) + 1))
 SETUP = command -v "$(PYTHON)" >/dev/null || { \
 	echo 'setup: TaskQ needs Python 3.11 or newer, and there is no "$(PYTHON)" on the PATH.' >&2; exit 1; }; \
 	"$(PYTHON)" tools/setup.py
@@ -30,16 +34,24 @@ setup-test:
 demo: setup-spark  ## drain real flights with Airflow and Spark; FLIGHTS=20000 limits them, KEEP=1 keeps Airflow running
 	@$(RUN) -m demo $(if $(FLIGHTS),--flights "$(FLIGHTS)") $(if $(KEEP),--keep)
 
-test: setup-test  ## check, then run all tests; ARGS='-k lease' goes to pytest
-	@$(MAKE) -j2 check $(if $(strip $(ARGS)),,archive)
-	@$(RUN) $(if $(strip $(ARGS)),-m pytest $(ARGS),tools/lanes.py)
+test: setup-test archive  ## before a commit: check, and prove every promise; ARGS='tests/queue -k lease' goes to pytest instead
+	@$(MAKE) -j2 check $(if $(strip $(ARGS)),,tests)
+	@$(if $(strip $(ARGS)),$(PYTEST) $(ARGS),true)
+
+tests:
+	@$(PYTEST) $(PROCESSES) --durations=20
 
 archive:
-	@echo 'setup: archiving what Spark loads at its start, once for .venv, so that it starts faster'
 	@$(RUN) -m tests.spark.archives
 
-test-fast: setup  ## run the tests that start neither Airflow nor Spark nor a browser, in a quarter of an hour; ARGS go to pytest
-	@$(RUN) $(if $(strip $(ARGS)),-m pytest -m 'not slow' $(ARGS),tools/lanes.py --fast)
+test-fast: setup  ## while you work: the tests that start neither Airflow nor Spark nor a browser; ARGS go to pytest
+	@$(PYTEST) -m 'not slow' $(or $(ARGS),$(PROCESSES))
+
+test-faults: setup-test archive  ## after a change of leases, workers or commits: kills, cuts, load, and the model; ARGS go to pytest
+	@$(PYTEST) -m faults $(PROCESSES) $(ARGS)
+
+test-docs: setup-test archive  ## after a change of a page or the demonstration: all that a newcomer types; ARGS go to pytest
+	@$(PYTEST) -m documents $(PROCESSES) $(ARGS)
 
 test-matrix: setup  ## run tests on Airflow 3.1 to 3.3 and FAB, on Spark 4.1, and on PostgreSQL 14 to 17; ARGS go to pytest
 	@$(RUN) tools/matrix.py $(ARGS)

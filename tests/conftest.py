@@ -18,6 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
 from demo.postgres import EmbeddedPostgres
+from tests.groups import order_by_group
 from tests.queue.conftest import TABLES
 from tests.spark.session import python_environment, spark, spark_log
 
@@ -35,6 +36,13 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", 
 def pytest_configure() -> None:
     """Ends pytest on SIGTERM as on Ctrl-C, so that fixtures stop what they started."""
     signal.signal(signal.SIGTERM, _interrupt)
+    for name in ("COLUMNS", "LINES"):  # readline sets them in the processes of pytest-xdist, which have no terminal
+        os.environ.pop(name, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups the tests for pytest-xdist, also when it does not run: the order is the same."""
+    items[:] = order_by_group(items)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

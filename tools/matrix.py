@@ -28,7 +28,6 @@ from types import FrameType, MappingProxyType
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from lanes import OF_QUEUE
 from playground import PlaygroundError, fetch
 from setup import PINS, ROOT, VENV, SetupError, check_spark, ensure_java, fingerprint, run
 from setup import constraints as constraints_of_venv
@@ -211,7 +210,7 @@ def spark_leg(python: Path) -> Leg:
 def postgres_leg(pin: dict[str, str], programs: Path) -> Leg:
     """The tests of the queue and of upgrades on that server. The package has no pg_dump for those of restores."""
     name = "PostgreSQL " + pin["version"].partition("-")[0].removesuffix(".0")
-    arguments = ["-m", "not slow", OF_QUEUE, "tests/faults/test_upgrades.py"]
+    arguments = ["-m", "not slow", "tests/queue", "tests/faults/test_upgrades.py"]
     return Leg(name, VENV / "bin" / "python", arguments, {"TASKQ_TEST_PROGRAMS": str(programs)})
 
 
