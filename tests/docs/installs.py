@@ -31,7 +31,12 @@ def install_commands(text: str) -> Iterator[str]:
 
 
 def correction(command: str) -> str:
-    """Return a command with our distributions named as they have to be now: by folder, or by name after a release."""
+    """Return a command with our distributions named as they have to be now: by folder, or by name after a release.
+
+    An editable installation always names a folder.
+    """
+    if "--editable" in command:
+        return command
     wanted = NAMES if RELEASED else {name: folder for folder, name in NAMES.items()}
 
     def replace(word: re.Match[str]) -> str:

@@ -101,4 +101,5 @@ def test_a_release_changes_the_commands(released: bool, monkeypatch: pytest.Monk
     by_name = in_clone.replace("./core", "airflow-provider-taskq-core")
     wanted = by_name if released else in_clone
     assert (correction(in_clone), correction(by_name)) == (wanted, wanted)
+    assert correction("pip install --editable ./core") == "pip install --editable ./core"
     assert correction("pip install --no-deps .") == "pip install --no-deps " + (NAMES["."] if released else ".")
