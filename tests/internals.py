@@ -3,14 +3,19 @@
 Each function arranges what no public verb arranges, as a lapse of time or a damaged row, or reads what no verb tells.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any, Literal
 
 import psycopg
+from psycopg import sql
 
 from airflow_provider_taskq.queue import State
 
 SECOND = timedelta(seconds=1)
+
+# For queries on the catalog that mean the whole installation.
+SCHEMAS = ["taskq", "taskq_internal"]
 
 # All tables but those whose rows are created with the schema: migrations and locks.
 _TABLES = (
@@ -52,9 +57,77 @@ _EMPTY = ";".join(
 ).encode()
 
 
+# The whole queue
+
+
 def empty_queue(conn: psycopg.Connection) -> None:
     """Deletes all rows but those of the installation, starts sequences and fences at 1, and forgets all upkeep."""
     conn.execute(_EMPTY)
+
+
+def stored_rows(conn: psycopg.Connection) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of the tables that have rows, with its physical place: to compare before and after a call."""
+    found = {table: conn.execute(f"SELECT ctid, t.* FROM {table} t ORDER BY 1".encode()).fetchall() for table in _TABLES}
+    return {table: rows for table, rows in found.items() if rows}
+
+
+def stop_autovacuum(conn: psycopg.Connection) -> None:
+    """Keeps autovacuum from the tables that tests fill. For a database of the test's own."""
+    for table in ("task_default", "live_default", "ended_default", "dependency", "history"):
+        conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
+
+
+def block_verbs(conn: psycopg.Connection) -> None:
+    """Makes the verbs of other sessions wait until the transaction ends."""
+    conn.execute("LOCK TABLE taskq_internal.topic, taskq_internal.owner, taskq_internal.task, taskq_internal.live")
+
+
+_STEPS = {
+    "a poll before its first read of tasks": ("require_running_lease", "BEGIN\n"),
+    "a reader of the log after its check for open pushes": ("open_pushes", "END"),
+}
+
+
+def hold_up(conn: psycopg.Connection, step: str, lock: int) -> None:
+    """Makes each session wait at a step for an advisory lock. For a database of the test's own."""
+    function, before = _STEPS[step]
+    [(body,)] = conn.execute("SELECT pg_get_functiondef(('taskq_internal.' || %s)::regproc)", (function,)).fetchall()
+    wait = f"PERFORM pg_advisory_xact_lock({lock});"
+    start, mark, end = body.partition(before) if before != "END" else body.rpartition(before)
+    conn.execute(f"{start}{mark} {wait} {end}" if before != "END" else f"{start} {wait} {mark}{end}")
+
+
+def private_rights(conn: psycopg.Connection, role: str) -> list[str]:
+    """The private objects on which a role has any right."""
+    query = """SELECT 'schema' WHERE has_schema_privilege(%(role)s, 'taskq_internal', 'USAGE, CREATE')
+        UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p
+        WHERE p.pronamespace = 'taskq_internal'::regnamespace AND has_function_privilege(%(role)s, p.oid, 'EXECUTE')
+        UNION ALL SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'taskq_internal'::regnamespace
+          AND CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(%(role)s, c.oid, 'USAGE, SELECT, UPDATE')
+                   WHEN c.relkind IN ('r', 'p', 'v', 'm')
+                   THEN has_table_privilege(%(role)s, c.oid,
+                            'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+                     OR has_any_column_privilege(%(role)s, c.oid, 'SELECT, INSERT, UPDATE, REFERENCES') END"""
+    return [name for (name,) in conn.execute(query, {"role": role}).fetchall()]
+
+
+Release = Literal["older", "other functions", "other views", "other migration", "newer functions", "newer"]
+_RELEASES: dict[Release, str] = {
+    "older": "DELETE FROM taskq_internal.migration WHERE number = (SELECT max(number) FROM taskq_internal.migration)",
+    "other functions": "UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 0",
+    "other views": "UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = -1",
+    "other migration": "UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 2",
+    "newer functions": "UPDATE taskq_internal.migration SET name = 'functions 9999', checksum = 'x' WHERE number = 0",
+    "newer": "INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')",
+}
+
+
+def pretend_release(conn: psycopg.Connection, release: Release = "other functions") -> None:
+    """Makes the installation look like one of another release. The migration of `other migration` is number 2."""
+    conn.execute(_RELEASES[release].encode())
+
+
+# Time
 
 
 def lapse_lease(conn: psycopg.Connection, owner: str | None = None, ago: timedelta = SECOND) -> None:
@@ -66,64 +139,171 @@ def lapse_lease(conn: psycopg.Connection, owner: str | None = None, ago: timedel
     )
 
 
-def age_owner(conn: psycopg.Connection, by: timedelta, owner: str | None = None) -> None:
-    """Moves the last sign of life of an owner, or of all owners, back in time."""
-    conn.execute(
-        "UPDATE taskq_internal.owner SET seen = seen - %(by)s::interval WHERE %(owner)s::text IS NULL OR name = %(owner)s",
-        {"by": by, "owner": owner},
-    )
+def _move_back(conn: psycopg.Connection, by: timedelta, columns: Mapping[str, Iterable[str]], chosen: str = "") -> None:
+    for table, names in columns.items():
+        moves = ", ".join(f"{name} = {name} - %(by)s::interval" for name in names)
+        conn.execute(f"UPDATE taskq_internal.{table} SET {moves} {chosen}".encode(), {"by": by})
 
 
-_TIMES = {
-    "task": ("created", "due"),
-    "live": ("available_at", "due_again"),
-    "ended": ("available_at", "completed", "polled"),
-}
-_FRONT_TIMES = {
-    "probe": ("failed_at",),
+_TIMES_OF_FRONTS = {
     "front": ("available_at", "gap_low_at", "gap_high_at"),
     "identifier_front": ("available_at", "claimed_at"),
+}
+_TIMES_OF_TASKS = {
+    "task": ("created", "due"),
+    "live": ("available_at", "due_again"),
+    "ended": ("available_at", "completed"),
 }
 
 
 def age_tasks(conn: psycopg.Connection, by: timedelta, sequences: Sequence[int] | None = None) -> None:
     """Lets time pass for tasks, by moving their stored times back; without sequences, for all tasks and probes."""
-    for table, columns in (_TIMES if sequences is not None else _TIMES | _FRONT_TIMES).items():
-        moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
-        if table == "live" and sequences is not None:
-            moves += ", late = true"  # these tasks may stand before the front now
-        chosen = "sequence = ANY (%(sequences)s)" if sequences is not None else "true"
-        conn.execute(
-            f"UPDATE taskq_internal.{table} SET {moves} WHERE {chosen}".encode(),
-            {"by": by, "sequences": None if sequences is None else list(sequences)},
-        )
+    if sequences is None:
+        _move_back(conn, by, _TIMES_OF_TASKS | _TIMES_OF_FRONTS | {"probe": ("failed_at",)})
+        return
+    chosen = f"WHERE sequence IN ({', '.join(map(str, sequences))})"
+    _move_back(conn, by, _TIMES_OF_TASKS, chosen)
+    conn.execute(f"UPDATE taskq_internal.live SET late = true {chosen}".encode())  # it may be before the front now
 
 
-def make_due(conn: psycopg.Connection, at: datetime | None = None, sequences: Sequence[int] | None = None) -> None:
-    """Moves the due time of waiting tasks, retries and blocked ones too, to a moment: now, unless given."""
+def age_owners(conn: psycopg.Connection, by: timedelta, owner: str | None = None) -> None:
+    """Lets time pass for the leases, the signs of life and the drains of an owner, or of all owners."""
+    chosen = "" if owner is None else sql.SQL("WHERE name = {}").format(owner).as_string(conn).replace("%", "%%")
+    _move_back(conn, by, {"owner": ("lease_until", "seen"), "drain": ("began", "finished")}, chosen)
+
+
+def age_locks(conn: psycopg.Connection, by: timedelta) -> None:
+    """Lets time pass for all locks by name."""
+    _move_back(conn, by, {"lock": ("locked", "at_least", "until")})
+
+
+def age_upkeep(conn: psycopg.Connection, by: timedelta) -> None:
+    """Lets time pass for the installation, the upkeep of the past and the next one that is due."""
+    columns = {"upkeep": ("due", "called", "ended"), "retention_walk": ("restarts",), "migration": ("applied",)}
+    _move_back(conn, by, columns)
+
+
+def make_due(
+    conn: psycopg.Connection,
+    at: datetime | None = None,
+    sequences: Sequence[int] | None = None,
+    *,
+    blocked_only: bool = False,
+) -> None:
+    """Sets when waiting tasks, retries too, are due, and when polls look at blocked ones again: now, unless given."""
     conn.execute(
         "UPDATE taskq_internal.live SET late = true, available_at = coalesce(%(at)s, clock_timestamp())"
-        " WHERE %(sequences)s::bigint[] IS NULL OR sequence = ANY (%(sequences)s)",
-        {"at": at, "sequences": None if sequences is None else list(sequences)},
+        " WHERE (%(all)s OR sequence = ANY (%(sequences)s)) AND (waits = 1 OR NOT %(blocked_only)s)",
+        {"at": at, "all": sequences is None, "sequences": list(sequences or ()), "blocked_only": blocked_only},
     )
 
 
-def damage_payload(conn: psycopg.Connection, sequence: int, text: str) -> None:
-    """Stores JSON that push refuses, as a dump of another database may bring it."""
-    conn.execute("UPDATE taskq_internal.task SET payload = %s::json WHERE sequence = %s", (text, sequence))
+def set_created(conn: psycopg.Connection, moments: Mapping[int, datetime]) -> None:
+    """Sets the times at which tasks were pushed, by sequence."""
+    query = "UPDATE taskq_internal.task SET created = %s WHERE sequence = %s"
+    conn.cursor().executemany(query, [(moment, sequence) for sequence, moment in moments.items()])
 
 
-def damage_output(conn: psycopg.Connection, sequence: int, text: str) -> None:
-    """Stores JSON that complete refuses as the message of an ended task."""
-    conn.execute("UPDATE taskq_internal.ended SET output = %s::json WHERE sequence = %s", (text, sequence))
+def overwrite_times(conn: psycopg.Connection, kind: Literal["timestamptz", "interval"], value: str) -> None:
+    """Writes a value into every column of a type, as a superuser can. For a database of the test's own."""
+    constraints = """SELECT format('ALTER TABLE %%s DROP CONSTRAINT %%I', conrelid::regclass, conname)
+        FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid WHERE c.contype = 'c' AND NOT t.relispartition
+            AND t.relnamespace = ANY (%s::regnamespace[]) AND pg_get_constraintdef(c.oid) LIKE '%%interval%%'"""
+    columns = """SELECT format('UPDATE %%s SET %%I = %%L WHERE %%2$I IS NOT NULL', t.oid::regclass, attname, %s)
+        FROM pg_class t JOIN pg_attribute a ON a.attrelid = t.oid AND NOT a.attisdropped AND a.atttypid = %s::regtype
+        WHERE t.relkind IN ('r', 'p') AND NOT t.relispartition AND t.relnamespace = ANY (%s::regnamespace[])"""
+    statements = conn.execute(constraints, (SCHEMAS,)).fetchall() + conn.execute(columns, (value, kind, SCHEMAS)).fetchall()
+    for (statement,) in statements:
+        conn.execute(statement)
+
+
+# Tasks
+
+
+def store_tasks(
+    conn: psycopg.Connection,
+    first: int,
+    last: int,
+    *,
+    topic: str = "work",
+    states: Sequence[State] = (State.READY,),
+    attempts: Sequence[int] = (0,),
+    name: str = "task-",
+    names: int = 2**31,
+    age: timedelta = timedelta(0),
+    spread: timedelta = timedelta(0),
+    error: str | None = None,
+) -> None:
+    """Stores tasks with these sequences at once, READY or ended. States, attempts and `names` identifiers alternate.
+
+    The youngest was pushed, and has ended, `age` ago, and the oldest that and `spread` ago.
+    """
+    values = {"first": first, "last": last, "topic": topic, "name": name, "names": names, "age": age, "spread": spread}
+    values |= {"states": [int(state) for state in states], "attempts": list(attempts), "error": error}
+    conn.execute(
+        """INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, payload)
+           SELECT n, moment, moment, '1', topic_id, 0, %(name)s || n %% %(names)s, '{}'
+           FROM taskq_internal.topic, generate_series(%(first)s::bigint, %(last)s::bigint) AS n,
+               LATERAL (SELECT now() - %(age)s - %(spread)s * ((%(last)s - n) / (%(last)s - %(first)s + 1.0)::float8)
+                        AS moment) m
+           WHERE name = %(topic)s""",
+        values,
+    )
+    stored = """SELECT t.*, (%(states)s::int[])[1 + sequence %% cardinality(%(states)s::int[])] AS state,
+            (%(attempts)s::int[])[1 + sequence %% cardinality(%(attempts)s::int[])] AS attempt
+        FROM taskq_internal.task t WHERE sequence BETWEEN %(first)s AND %(last)s"""
+    conn.execute(
+        f"""INSERT INTO taskq_internal.live (sequence, available_at, topic_id, attempt, priority, identifier)
+            SELECT sequence, due, topic_id, attempt, 0, identifier FROM ({stored}) s
+            WHERE state = {int(State.READY)}""".encode(),
+        values,
+    )
+    conn.execute(
+        f"""INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, attempt, state, identifier,
+                error)
+            SELECT sequence, created, due, topic_id, attempt, state, identifier, %(error)s FROM ({stored}) s
+            WHERE state <> {int(State.READY)}""".encode(),
+        values,
+    )
+    set_next_sequence(conn, last + 1)
+
+
+def set_next_sequence(conn: psycopg.Connection, sequence: int) -> None:
+    """Makes the next pushed task have this sequence."""
+    conn.execute("SELECT setval('taskq_internal.task_sequence', %s, false)", (sequence,))
+
+
+def set_attempt(conn: psycopg.Connection, sequence: int, attempt: int) -> None:
+    """Sets how often a live task was tried, also of one that is held."""
+    conn.execute("UPDATE taskq_internal.live SET attempt = %s WHERE sequence = %s", (attempt, sequence))
+
+
+def set_ended_state(conn: psycopg.Connection, state: State, *sequences: int) -> None:
+    """Gives ended tasks a state that no verb gives to a task alone: RECREATED or REDUNDANT."""
+    conn.execute(
+        "UPDATE taskq_internal.ended SET descent = state, state = %s WHERE sequence = ANY (%s)",
+        (int(state), list(sequences)),
+    )
+
+
+def damage_task(conn: psycopg.Connection, sequence: int, *, payload: str | None = None, output: str | None = None) -> None:
+    """Stores a payload or an output that no verb takes, as a dump of another database may bring it."""
+    if payload is not None:
+        conn.execute("UPDATE taskq_internal.task SET payload = %s::json WHERE sequence = %s", (payload, sequence))
+    if output is not None:
+        conn.execute("UPDATE taskq_internal.ended SET output = %s::json WHERE sequence = %s", (output, sequence))
+
+
+# What polls see
 
 
 def hold_tasks(conn: psycopg.Connection, *sequences: int) -> None:
-    """Locks live tasks, or all of them, until the transaction ends, as a poll does that is about to claim them."""
-    conn.execute(
-        "SELECT FROM taskq_internal.live WHERE %(all)s OR sequence = ANY (%(sequences)s) FOR UPDATE",
-        {"all": not sequences, "sequences": list(sequences)},
-    )
+    """Locks tasks, or all of them, until the transaction ends, as a verb does that is about to change them."""
+    for table in ("live", "ended"):
+        conn.execute(
+            f"SELECT FROM taskq_internal.{table} WHERE %s OR sequence = ANY (%s) FOR UPDATE".encode(),
+            (not sequences, list(sequences)),
+        )
 
 
 def hold_turns(conn: psycopg.Connection) -> None:
@@ -131,27 +311,64 @@ def hold_turns(conn: psycopg.Connection) -> None:
     conn.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
 
 
-def end_as(conn: psycopg.Connection, sequence: int, state: State, descent: State | None = None) -> None:
-    """Gives an ended task a state that no verb gives to a task alone, as RECREATED."""
+def advance_fronts(conn: psycopg.Connection, topic: str = "work", backwards: bool = False) -> None:
+    """Advances the fronts of a topic as far as possible. A poll does this for some priorities, at random."""
     conn.execute(
-        "UPDATE taskq_internal.ended SET state = %s, descent = %s WHERE sequence = %s",
-        (int(state), None if descent is None else int(descent), sequence),
+        """SELECT taskq_internal.advance_fronts(p.topic_id, -100, 100, %s, b.placed) FROM taskq_internal.topic p
+           CROSS JOIN taskq_internal.front_bounds(p.topic_id) b WHERE p.name = %s""",
+        (backwards, topic),
     )
 
 
-def pretend_migration(conn: psycopg.Connection, number: int = 0, checksum: str = "of another release") -> None:
-    """Makes a migration, and those before it, look like those of another release. 0 stands for all functions."""
-    conn.execute("UPDATE taskq_internal.migration SET checksum = %s WHERE number = %s", (checksum, number))
+def advance_identifier_fronts(conn: psycopg.Connection, claimed: Iterable[int], topic: str = "work") -> None:
+    """Advances the fronts of the identifiers of tasks, in the transaction that has polled them.
 
-
-def make_upkeep_due(conn: psycopg.Connection, called_ago: timedelta | None = None) -> None:
-    """Makes the next call of `maintain` do its work, and the last call lie the given time ago."""
+    A poll does this at random, and only for identifiers with many tasks.
+    """
     conn.execute(
-        "UPDATE taskq_internal.upkeep SET due = '-infinity', called = coalesce(clock_timestamp() - %s::interval, called)",
-        (called_ago,),
+        """SELECT taskq_internal.advance_identifier_fronts(p.topic_id, %s::bigint[], b.placed, b.claimed, 1)
+           FROM taskq_internal.topic p CROSS JOIN taskq_internal.front_bounds(p.topic_id) b WHERE p.name = %s""",
+        (list(claimed), topic),
     )
 
 
-def set_next_sequence(conn: psycopg.Connection, sequence: int) -> None:
-    """Makes the next pushed task have this sequence."""
-    conn.execute("SELECT setval('taskq_internal.task_sequence', %s, false)", (sequence,))
+def set_fronts_ahead(conn: psycopg.Connection, by: timedelta) -> None:
+    """Moves all fronts to where polls leave them that much later, as if the server's clock was set back since."""
+    _move_back(conn, -by, _TIMES_OF_FRONTS)
+
+
+def fronts(conn: psycopg.Connection) -> list[tuple[int, datetime, int]]:
+    """Priority, due time and sequence of each front, the newest last. Only the newest of a priority counts."""
+    query = "SELECT priority, available_at, sequence FROM taskq_internal.front ORDER BY number"
+    return conn.execute(query).fetchall()
+
+
+def identifier_fronts(conn: psycopg.Connection) -> list[tuple[str, datetime]]:
+    """Identifier and time of the latest claim of each front of an identifier, the newest last."""
+    return conn.execute("SELECT identifier, claimed_at FROM taskq_internal.identifier_front ORDER BY number").fetchall()
+
+
+def passed_tasks(conn: psycopg.Connection) -> list[int]:
+    """The tasks that polls would miss: READY, not late, and before a front or in a gap, or ACTIVE before a front."""
+    rows = conn.execute(
+        """SELECT l.sequence FROM taskq_internal.live l
+           LEFT JOIN LATERAL (SELECT * FROM taskq_internal.front f WHERE f.topic_id = l.topic_id
+                AND f.priority = l.priority ORDER BY f.number DESC LIMIT 1) f ON true
+           WHERE l.holder IS NULL AND l.waits <= 0 AND (f.number IS NULL OR NOT l.late AND (
+               (l.available_at, l.sequence) < (f.available_at, f.sequence)
+               OR (l.available_at, l.sequence) > (f.gap_low_at, f.gap_low_sequence)
+                   AND (l.available_at, l.sequence) < (f.gap_high_at, f.gap_high_sequence)))
+           UNION ALL
+           SELECT l.sequence FROM taskq_internal.live l CROSS JOIN LATERAL (
+               SELECT * FROM taskq_internal.identifier_front i
+               WHERE i.topic_id = l.topic_id AND i.identifier = l.identifier AND i.priority = l.priority
+               ORDER BY i.number DESC LIMIT 1) i
+           WHERE l.holder IS NULL AND l.waits <= 0 AND NOT l.late
+             AND (l.available_at, l.sequence) < (i.available_at, i.sequence)
+           UNION ALL
+           SELECT l.sequence FROM taskq_internal.live l CROSS JOIN LATERAL (
+               SELECT * FROM taskq_internal.identifier_front i
+               WHERE i.topic_id = l.topic_id AND i.identifier = l.identifier ORDER BY i.number DESC LIMIT 1) i
+           WHERE l.holder IS NOT NULL AND l.polled < i.claimed_at"""
+    ).fetchall()
+    return [sequence for (sequence,) in rows]
