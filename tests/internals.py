@@ -442,6 +442,11 @@ def is_holding(conn: psycopg.Connection, topic: str, owner: str) -> bool:
     return held.rowcount > 0
 
 
+def ttls(conn: psycopg.Connection) -> list[timedelta | None]:
+    """The times to live of all tasks, in order of sequence."""
+    return [ttl for (ttl,) in conn.execute("SELECT ttl FROM taskq_internal.task ORDER BY sequence").fetchall()]
+
+
 def space_ends(conn: psycopg.Connection, ago: str = "'0'", ran: str = "'0'", waited: str = "'0'") -> None:
     """Spreads the ends of ended tasks over the past, each after an attempt that waited and ran.
 
