@@ -6,7 +6,7 @@ Each function arranges what no public verb arranges, as a lapse of time or a dam
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 import psycopg
 from psycopg import sql
@@ -49,11 +49,11 @@ _EMPTY = ";".join(
     [
         *(f"DELETE FROM {table}" for table in _TABLES),
         "SELECT setval('taskq_internal.task_sequence', 1, false), setval('taskq_internal.fence', 1, false)",
-        "UPDATE taskq_internal.upkeep SET due = DEFAULT, called = DEFAULT, ended = DEFAULT, topic_id = DEFAULT,"
-        " unfinished_only = DEFAULT WHERE called IS NOT NULL",
+        """UPDATE taskq_internal.upkeep SET due = DEFAULT, called = DEFAULT, ended = DEFAULT, topic_id = DEFAULT,
+           unfinished_only = DEFAULT WHERE called IS NOT NULL""",
         # health counts the time without upkeep from the installation on
-        "UPDATE taskq_internal.migration SET applied = clock_timestamp()"
-        " WHERE applied < clock_timestamp() - interval '1 minute'",
+        """UPDATE taskq_internal.migration SET applied = clock_timestamp()
+           WHERE applied < clock_timestamp() - interval '1 minute'""",
     ]
 ).encode()
 
@@ -66,12 +66,11 @@ def empty_queue(conn: psycopg.Connection) -> None:
     conn.execute(_EMPTY)
 
 
-def stored_rows(conn: psycopg.Connection) -> dict[str, list[tuple[Any, ...]]]:
+def stored_rows(conn: psycopg.Connection) -> dict[str, list[str]]:
     """Every row of the tables that have rows, with its physical place: to compare before and after a call."""
-    found = {
-        table: conn.execute(f"SELECT ctid, t.* FROM {table} t ORDER BY 1".encode()).fetchall() for table in _TABLES
-    }
-    return {table: rows for table, rows in found.items() if rows}
+    query = "SELECT format('%%s %%s', t.ctid, t) FROM {} t ORDER BY t.ctid"
+    found = {table: conn.execute(query.format(table).encode(), ()).fetchall() for table in _TABLES}
+    return {table: [row for (row,) in rows] for table, rows in found.items() if rows}
 
 
 def stop_autovacuum(conn: psycopg.Connection) -> None:
@@ -83,21 +82,6 @@ def stop_autovacuum(conn: psycopg.Connection) -> None:
 def block_verbs(conn: psycopg.Connection) -> None:
     """Makes the verbs of other sessions wait until the transaction ends."""
     conn.execute("LOCK TABLE taskq_internal.topic, taskq_internal.owner, taskq_internal.task, taskq_internal.live")
-
-
-_STEPS = {
-    "a poll before its first read of tasks": ("require_running_lease", "BEGIN\n"),
-    "a reader of the log after its check for open pushes": ("open_pushes", "END"),
-}
-
-
-def hold_up(conn: psycopg.Connection, step: str, lock: int) -> None:
-    """Makes each session wait at a step for an advisory lock. For a database of the test's own."""
-    function, before = _STEPS[step]
-    [(body,)] = conn.execute("SELECT pg_get_functiondef(('taskq_internal.' || %s)::regproc)", (function,)).fetchall()
-    wait = f"PERFORM pg_advisory_xact_lock({lock});"
-    start, mark, end = body.partition(before) if before != "END" else body.rpartition(before)
-    conn.execute(f"{start}{mark} {wait} {end}" if before != "END" else f"{start} {wait} {mark}{end}")
 
 
 def private_rights(conn: psycopg.Connection, role: str) -> list[str]:
@@ -358,9 +342,10 @@ def fronts(conn: psycopg.Connection) -> list[tuple[int, datetime, int]]:
     return conn.execute(query).fetchall()
 
 
-def identifier_fronts(conn: psycopg.Connection) -> list[tuple[str, datetime]]:
-    """Identifier and time of the latest claim of each front of an identifier, the newest last."""
-    return conn.execute("SELECT identifier, claimed_at FROM taskq_internal.identifier_front ORDER BY number").fetchall()
+def identifier_fronts(conn: psycopg.Connection) -> list[str]:
+    """The identifier of each front of an identifier, the newest last. Those of a topic as a whole have none."""
+    rows = conn.execute("SELECT identifier FROM taskq_internal.identifier_front ORDER BY number").fetchall()
+    return [identifier for (identifier,) in rows]
 
 
 def passed_tasks(conn: psycopg.Connection) -> list[int]:
@@ -416,15 +401,39 @@ def interrupted(
         conn.execute("DROP FUNCTION public.interrupt CASCADE")
 
 
-Change = Literal["decisions ignore fences", "health judges young transactions"]
+Change = Literal[
+    "decisions ignore fences",
+    "health judges young transactions",
+    "health judges young pushes",
+    "polls stop before their first read of tasks",
+    "polls by identifier stop between their two checks",
+    "readers of the log stop after their check for open pushes",
+]
+_STOP = "pg_advisory_xact_lock(nullif(current_setting('tests.stop', true), '')::bigint)"
+_HORIZON = "least(v_next, (SELECT min(o.floor) FROM taskq_internal.open_pushes(p_topic_id) o))"
 _CHANGES: dict[Change, tuple[str, str, str]] = {
     "decisions ignore fences": ("require_lease", " AND fence = p_fence", ""),
     "health judges young transactions": ("health_of_horizon", "60, 600, 3600", "-1, -1, 3600"),
+    "health judges young pushes": ("health_of_logs", "interval '1 minute'", "interval '-1 minute'"),
+    "polls stop before their first read of tasks": ("require_running_lease", "BEGIN\n", f"BEGIN PERFORM {_STOP};\n"),
+    "polls by identifier stop between their two checks": (
+        "claim_identifiers",
+        "DECLARE\n",
+        f"DECLARE v_stop text := {_STOP}::text;\n",
+    ),
+    "readers of the log stop after their check for open pushes": (
+        "log_horizon",
+        f"RETURN {_HORIZON};",
+        f"v_next := {_HORIZON}; PERFORM {_STOP}; RETURN v_next;",
+    ),
 }
 
 
 def plant_change(conn: psycopg.Connection, change: Change) -> None:
-    """Changes what the functions do: an error that a test has to find, or a patience that a test cannot wait for."""
+    """Changes what the functions do: an error that a test has to find, or a patience that a test cannot wait for.
+
+    A session stops until it gets the advisory lock whose number is its setting `tests.stop`, and goes on without one.
+    """
     function, old, new = _CHANGES[change]
     [(body,)] = conn.execute("SELECT pg_get_functiondef(%s::regproc)", (f"taskq_internal.{function}",)).fetchall()
     assert old in body
