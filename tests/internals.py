@@ -79,9 +79,10 @@ def stop_autovacuum(conn: psycopg.Connection) -> None:
         conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
 
 
-def block_verbs(conn: psycopg.Connection) -> None:
-    """Makes the verbs of other sessions wait until the transaction ends."""
-    conn.execute("LOCK TABLE taskq_internal.topic, taskq_internal.owner, taskq_internal.task, taskq_internal.live")
+def block_verbs(conn: psycopg.Connection, *, owners_only: bool = False) -> None:
+    """Makes the verbs of other sessions, or the registrations and heartbeats of owners, wait for this transaction."""
+    others = "" if owners_only else ", taskq_internal.topic, taskq_internal.task, taskq_internal.live"
+    conn.execute(f"LOCK TABLE taskq_internal.owner{others}".encode())
 
 
 def private_rights(conn: psycopg.Connection, role: str) -> list[str]:
