@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     UnknownTopic,
 )
-from tests.queue.conftest import TABLES
+from tests.internals import age_owners
 
 NOTHING = DrainCounts(0, 0)
 
@@ -187,7 +187,7 @@ def test_a_drain_of_an_unknown_topic_and_an_endless_report_are_refused(queue: Ta
 def test_old_reports_are_purged_with_the_owners(queue: TaskQueue, conn: psycopg.Connection) -> None:
     for name in ("old", "new"):
         queue.begin_drain(name, "work")
-    conn.execute("UPDATE taskq_internal.drain SET began = began - interval '2 days' WHERE name = 'old'")
+    age_owners(conn, timedelta(days=2), "old")
     queue.purge_owners(timedelta(days=1))
     assert queue.drain_report("old") is None
     assert queue.drain_report("new") is not None
@@ -197,7 +197,6 @@ def test_the_counts_of_a_drain_do_not_read_the_history_of_its_topic(
     queue: TaskQueue, conn: psycopg.Connection, owner: Owner
 ) -> None:
     """The plan is the same on a table that was never analyzed."""
-    assert "taskq_internal.drain" in TABLES
     began = queue.begin_drain("owner", "work", owner)
     end(queue, owner, Result.FAILURE)
     conn.execute("LOAD 'auto_explain'")

@@ -19,7 +19,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TopicPolicy,
 )
-from tests.queue.conftest import advance_fronts, advance_identifiers, passed
+from tests.internals import advance_fronts, advance_identifiers, passed_tasks
 
 MILLISECOND = timedelta(milliseconds=1)
 SEEDS, STEPS = 8, 120
@@ -160,7 +160,7 @@ class Steps:
     def check(self) -> None:
         """A poll would find exactly the due tasks that no other session holds, in its order, each once."""
         conn = self.queue.conn
-        assert passed(conn) == [], self.trace
+        assert passed_tasks(conn) == [], self.trace
         for lifo, direction in ((False, ""), (True, "DESC")):
             with conn.transaction(force_rollback=True):
                 due = [sequence for (sequence,) in conn.execute(DUE.format(direction).encode()).fetchall()]

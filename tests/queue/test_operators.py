@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskq.queue import Junction, NewTask, Owner, Result, Revival, State, Task, TaskQueue, connect
-from tests.queue.test_sessions import LEFT, Verb, snapshot
+from tests.internals import stored_rows
+from tests.queue.test_sessions import LEFT, Verb
 
 HOUR = timedelta(hours=1)
 
@@ -74,8 +75,7 @@ def test_an_operators_verb_is_undone_by_the_callers_rollback(
     if name == "unlock":
         queue.lock("job", "a", HOUR)
     queue.reassign("work", Result.FILTER, sequences=[ended.sequence])
-    locks = "SELECT k.ctid, k.* FROM taskq_internal.lock k ORDER BY 1"
-    before = snapshot(queue.conn), queue.conn.execute(locks.encode()).fetchall()
+    before = stored_rows(queue.conn)
     assert VERBS[name](session, owner, ended)
     session.conn.rollback()
-    assert (snapshot(queue.conn), queue.conn.execute(locks.encode()).fetchall()) == before
+    assert stored_rows(queue.conn) == before

@@ -21,6 +21,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
+from tests.internals import SCHEMAS, stored_rows
 from tests.queue.conftest import flush_statistics, numbered
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -119,17 +120,10 @@ def test_a_verb_is_undone_by_the_callers_rollback(
 ) -> None:
     queue.push("work", ["a", "b", "c"])
     [task] = queue.poll("work", owner)
-    before = snapshot(queue.conn)
+    before = stored_rows(queue.conn)
     verb(session, owner, task)
     session.conn.rollback()
-    assert snapshot(queue.conn) == before
-
-
-def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
-    """Every row of every table of the schema, with its physical place."""
-    names = ("topic", "owner", "task", "live", "ended", "stage", "progress", "group_release", "history")
-    tables = (*(f"taskq_internal.{name}" for name in names), "taskq.staged")
-    return [conn.execute(f"SELECT ctid, t.* FROM {name} t ORDER BY 1".encode()).fetchall() for name in tables]
+    assert stored_rows(queue.conn) == before
 
 
 def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
@@ -146,7 +140,8 @@ def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
 def _touched(queue: TaskQueue) -> int:
     row = queue.conn.execute(
         "SELECT pg_stat_clear_snapshot(), (SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)"
-        " FROM pg_statio_user_tables WHERE schemaname IN ('taskq', 'taskq_internal'))"
+        " FROM pg_statio_user_tables WHERE schemaname = ANY (%s))",
+        (SCHEMAS,),
     ).fetchone()
     assert row is not None
     return int(row[1])
