@@ -4,6 +4,7 @@ import pytest
 
 from airflow_provider_taskq.queue import TaskQueue
 from tests.cli.conftest import Run
+from tests.internals import store_moments
 from tests.queue.test_bounds import look, make_world, spoil, stored
 
 DURATIONS = ("99999999d", "9" * 400 + "d", "1e999", "-5m", "nan", "inf", "", "\x00", "\udc80", "365001d")
@@ -93,10 +94,7 @@ def test_ls_lists_rows_with_moments_out_of_range(run: Run, queue: TaskQueue, val
     with queue.conn.transaction(force_rollback=True):  # other sessions do not see it
         spoil(queue, "timestamp with time zone", value)
         look(queue)
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = %s, seen = %s", (value, value))
-    queue.conn.execute("UPDATE taskq_internal.task SET created = %s, due = %s", (value, value))
-    queue.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = %s WHERE waits <> 1", (value,))
-    queue.conn.execute("UPDATE taskq_internal.ended SET available_at = %s, completed = %s", (value, value))
+    store_moments(queue.conn, value)
     for words in (
         ("owners",),
         ("owners", "show", "owner"),
