@@ -154,15 +154,12 @@ def age_tasks(conn: psycopg.Connection, by: timedelta, sequences: Sequence[int] 
     conn.execute(f"UPDATE taskq_internal.live SET late = true {chosen}".encode())  # it may be before the front now
 
 
-def age_owners(conn: psycopg.Connection, by: timedelta, owner: str | None = None) -> None:
-    """Lets time pass for the leases, the signs of life and the drains of an owner, or of all owners."""
+def age_leases(conn: psycopg.Connection, by: timedelta, owner: str | None = None) -> None:
+    """Lets time pass for the lease, the signs of life and the drain of an owner; without one, for all, and all locks."""
+    if owner is None:
+        _move_back(conn, by, {"lock": ("locked", "at_least", "until")})
     chosen = "" if owner is None else sql.SQL("WHERE name = {}").format(owner).as_string(conn).replace("%", "%%")
     _move_back(conn, by, {"owner": ("lease_until", "seen"), "drain": ("began", "finished")}, chosen)
-
-
-def age_locks(conn: psycopg.Connection, by: timedelta) -> None:
-    """Lets time pass for all locks by name."""
-    _move_back(conn, by, {"lock": ("locked", "at_least", "until")})
 
 
 def age_upkeep(conn: psycopg.Connection, by: timedelta) -> None:
@@ -309,6 +306,18 @@ def hold_tasks(conn: psycopg.Connection, *sequences: int) -> None:
 def hold_turns(conn: psycopg.Connection) -> None:
     """Locks the turns of all identifiers until the transaction ends, as a poll by identifier does before it claims."""
     conn.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
+
+
+def unlocked_tasks(conn: psycopg.Connection, owner: str | None = None, *, due_only: bool = False) -> list[int]:
+    """The READY tasks, or those that an owner holds, that no other transaction has locked, in the order of a poll."""
+    rows = conn.execute(
+        """SELECT l.sequence FROM taskq_internal.live l
+           WHERE l.holder IS NOT DISTINCT FROM (SELECT owner_id FROM taskq_internal.owner WHERE name = %(owner)s)
+             AND NOT (%(due_only)s AND (l.waits > 0 OR l.available_at > clock_timestamp()))
+           ORDER BY l.priority DESC, l.available_at, l.sequence FOR UPDATE SKIP LOCKED""",
+        {"owner": owner, "due_only": due_only},
+    ).fetchall()
+    return [sequence for (sequence,) in rows]
 
 
 def advance_fronts(conn: psycopg.Connection, topic: str = "work", backwards: bool = False) -> None:
