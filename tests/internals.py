@@ -155,7 +155,7 @@ def age_tasks(conn: psycopg.Connection, by: timedelta, sequences: Sequence[int] 
 
 
 def age_leases(conn: psycopg.Connection, by: timedelta, owner: str | None = None) -> None:
-    """Lets time pass for the lease, the signs of life and the drain of an owner; without one, for all, and all locks."""
+    """Lets time pass for the lease, the last sign of life and the drain of an owner, or for all and all locks."""
     if owner is None:
         _move_back(conn, by, {"lock": ("locked", "at_least", "until")})
     chosen = "" if owner is None else sql.SQL("WHERE name = {}").format(owner).as_string(conn).replace("%", "%%")
@@ -171,7 +171,8 @@ def age_upkeep(conn: psycopg.Connection, by: timedelta) -> None:
 def make_upkeep_due(conn: psycopg.Connection, called_ago: timedelta | None = None) -> None:
     """Makes the next call of `maintain` do its work, and the last call lie the given time ago."""
     conn.execute(
-        "UPDATE taskq_internal.upkeep SET due = '-infinity', called = coalesce(clock_timestamp() - %s::interval, called)",
+        "UPDATE taskq_internal.upkeep SET due = '-infinity',"
+        " called = coalesce(clock_timestamp() - %s::interval, called)",
         (called_ago,),
     )
 
