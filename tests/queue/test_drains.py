@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     UnknownTopic,
 )
-from tests.internals import age_owners
+from tests.internals import age_leases
 
 NOTHING = DrainCounts(0, 0)
 
@@ -187,7 +187,7 @@ def test_a_drain_of_an_unknown_topic_and_an_endless_report_are_refused(queue: Ta
 def test_old_reports_are_purged_with_the_owners(queue: TaskQueue, conn: psycopg.Connection) -> None:
     for name in ("old", "new"):
         queue.begin_drain(name, "work")
-    age_owners(conn, timedelta(days=2), "old")
+    age_leases(conn, timedelta(days=2), "old")
     queue.purge_owners(timedelta(days=1))
     assert queue.drain_report("old") is None
     assert queue.drain_report("new") is not None

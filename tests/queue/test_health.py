@@ -19,12 +19,22 @@ from airflow_provider_taskq.queue import (
     Owner,
     Result,
     Severity,
+    State,
     TaskQueue,
     connect,
     install,
 )
 from tests.internals import SCHEMAS, plant_change, set_next_sequence, store_tasks
-from tests.queue.conftest import InBackground, flush_statistics, keeps_expired, lapse, numbered, pass_time, until
+from tests.queue.conftest import (
+    InBackground,
+    flush_statistics,
+    keeps_expired,
+    lapse,
+    numbered,
+    pass_time,
+    task_in,
+    until,
+)
 
 SUBJECTS = {
     "bloated indexes",

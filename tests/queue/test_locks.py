@@ -8,7 +8,7 @@ from threading import Barrier
 import pytest
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
-from tests.internals import age_locks
+from tests.internals import age_leases
 from tests.queue.conftest import hurry, until
 
 HOUR = timedelta(hours=1)
@@ -17,7 +17,7 @@ MINUTE = timedelta(minutes=1)
 
 def pass_lock_time(queue: TaskQueue, duration: timedelta) -> None:
     """Lets time pass for all locks, by moving their stored times back."""
-    age_locks(queue.conn, duration)
+    age_leases(queue.conn, duration)
 
 
 def left(queue: TaskQueue, name: str = "job") -> timedelta:

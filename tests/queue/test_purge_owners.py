@@ -15,7 +15,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     connect,
 )
-from tests.internals import age_owners, lapse_lease
+from tests.internals import age_leases, lapse_lease
 from tests.queue.conftest import hurry, known, lapse, task_in
 
 HOUR = timedelta(hours=1)
@@ -24,7 +24,7 @@ NOTHING = timedelta(0)
 
 def unseen(queue: TaskQueue, owner: Owner, duration: timedelta = 2 * HOUR) -> None:
     """Makes an owner's last sign of life that old, and its lease lapsed."""
-    age_owners(queue.conn, duration, owner.name)
+    age_leases(queue.conn, duration, owner.name)
     lapse(queue, owner, duration)
 
 
@@ -45,7 +45,7 @@ def test_owners_without_a_sign_of_life_for_that_long_are_removed(queue: TaskQueu
 
 def test_a_lease_that_has_not_lapsed_is_never_touched(queue: TaskQueue) -> None:
     owner = queue.register("owner", lease=timedelta(days=7))
-    age_owners(queue.conn, timedelta(days=5))
+    age_leases(queue.conn, timedelta(days=5))
     assert queue.purge_owners(HOUR) == 0
     assert queue.purge_owners(-HOUR) == 0
     assert queue.heartbeat(owner).fence == owner.fence
@@ -66,7 +66,7 @@ def test_an_owner_that_a_stored_task_names_is_kept(queue: TaskQueue, owner: Owne
     name = known(queue, task).owner
     assert name is not None
     lapse_lease(queue.conn)
-    age_owners(queue.conn, HOUR)
+    age_leases(queue.conn, HOUR)
     queue.purge_owners(NOTHING)
     assert known(queue, task).owner == name
     queue.purge_all("work")

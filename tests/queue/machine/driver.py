@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from tests.internals import age_locks, age_owners, age_tasks, empty_queue, passed_tasks, set_next_sequence
+from tests.internals import age_leases, age_tasks, empty_queue, passed_tasks, set_next_sequence
 from tests.queue.model.pushing import Draft
 from tests.queue.model.tasks import HOUR, ModelTask, Moment
 from tests.queue.model.whole import Model
@@ -162,7 +162,7 @@ class Driver(RuleBasedStateMachine):
 
     def pass_time(self, hours: int) -> None:
         """Moves all stored times back, instead of waiting."""
-        for age in (age_tasks, age_owners, age_locks):
+        for age in (age_tasks, age_leases):
             age(self.conn, hours * HOUR)
         self.model.pass_time(hours)
 
