@@ -203,7 +203,7 @@ def overwrite_times(conn: psycopg.Connection, kind: Literal["timestamptz", "inte
     constraints = """SELECT format('ALTER TABLE %%s DROP CONSTRAINT %%I', conrelid::regclass, conname)
         FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid WHERE c.contype = 'c' AND NOT t.relispartition
             AND t.relnamespace = ANY (%s::regnamespace[]) AND pg_get_constraintdef(c.oid) LIKE '%%interval%%'"""
-    columns = """SELECT format('UPDATE %%s SET %%I = %%L WHERE %%2$I IS NOT NULL', t.oid::regclass, attname, %s)
+    columns = """SELECT format('UPDATE %%s SET %%I = %%L WHERE %%2$I IS NOT NULL', t.oid::regclass, attname, %s::text)
         FROM pg_class t JOIN pg_attribute a ON a.attrelid = t.oid AND NOT a.attisdropped AND a.atttypid = %s::regtype
         WHERE t.relkind IN ('r', 'p') AND NOT t.relispartition AND t.relnamespace = ANY (%s::regnamespace[])"""
     statements = (
@@ -266,7 +266,8 @@ def store_tasks(
 
 def set_next_sequence(conn: psycopg.Connection, sequence: int) -> None:
     """Makes the next pushed task have this sequence."""
-    conn.execute("SELECT setval('taskq_internal.task_sequence', %s, false)", (sequence,))
+    last = max(sequence - 1, 1)
+    conn.execute("SELECT setval('taskq_internal.task_sequence', %s, %s)", (last, sequence > 1))
 
 
 def set_attempt(conn: psycopg.Connection, sequence: int, attempt: int) -> None:
