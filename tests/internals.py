@@ -343,9 +343,12 @@ def advance_identifiers(conn: psycopg.Connection, claimed: Iterable[Task], topic
     )
 
 
-def set_fronts_ahead(conn: psycopg.Connection, by: timedelta) -> None:
-    """Moves all fronts to where polls leave them that much later, as if the server's clock was set back since."""
-    _move_back(conn, -by, _TIMES_OF_FRONTS)
+def set_fronts_ahead(conn: psycopg.Connection, by: timedelta, *, claims_only: bool = False) -> None:
+    """Moves all fronts, or the times of the latest claims, to where polls leave them that much later.
+
+    So they are after the server's clock was set back.
+    """
+    _move_back(conn, -by, {"identifier_front": ("claimed_at",)} if claims_only else _TIMES_OF_FRONTS)
 
 
 def fronts(conn: psycopg.Connection) -> list[tuple[int, datetime, int]]:
