@@ -160,7 +160,8 @@ class Steps:
                 due = unlocked_tasks(conn, due_only=True)
                 priorities = {info.sequence: info.priority for info in self.queue.page("work", size=10_000)}
                 if order is Order.LAST_IN_FIRST_OUT:
-                    due = sorted(due[::-1], key=lambda sequence: -priorities[sequence])
+                    places = {sequence: place for place, sequence in enumerate(due)}
+                    due.sort(key=lambda sequence: (-priorities[sequence], -places[sequence]))
                 found = [task.sequence for task in self.queue.poll("work", self.checker, 10_000, order)]
             assert len(found) == len(set(found)), self.trace
             assert [sequence for sequence in found if sequence in set(due)] == due, (

@@ -466,10 +466,6 @@ def watching(queue: TaskQueue, _owner: Owner) -> object:
     return row
 
 
-def counting_by_reason(queue: TaskQueue, _owner: Owner) -> object:
-    return queue.topic_status("work")
-
-
 def prepare_drain(queue: TaskQueue, count: int, kind: str, number: int) -> None:
     names = (NewTask(f"{number}-{each}", priority=each % 3 if kind == "priorities" else 0) for each in range(count))
     queue.push("work", list(names))
@@ -478,7 +474,7 @@ def prepare_drain(queue: TaskQueue, count: int, kind: str, number: int) -> None:
 @pytest.mark.parametrize("kind", ["one priority", "priorities", "retries"])
 @pytest.mark.parametrize(
     "call",
-    [by_one, by_hundred, last_first, one_per_identifier, counting, watching, counting_by_reason],
+    [by_one, by_hundred, last_first, one_per_identifier, counting, watching],
     ids=lambda call: call.__name__,
 )
 def test_a_call_reads_no_more_pages_while_a_long_transaction_keeps_the_entries_of_claimed_tasks(
