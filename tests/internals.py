@@ -501,11 +501,12 @@ def store_moments(conn: psycopg.Connection, value: str) -> None:
 
 _MILLION = """
 INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, payload)
-SELECT n, clock_timestamp() - (1000000 - n) * interval '0.1 second', clock_timestamp() - (1000000 - n) * interval '0.1 s',
+SELECT n, clock_timestamp() - (1000000 - n) * interval '0.1 s', clock_timestamp() - (1000000 - n) * interval '0.1 s',
        '3', (SELECT topic_id FROM taskq_internal.topic WHERE name = 'work'), 0, 'task-' || n % 300000,
        'batch-' || n / 1000, '{"number": 1}'
 FROM generate_series(1, 1000000) n;
-INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, topic_id, attempt, state, identifier, error)
+INSERT INTO taskq_internal.ended
+    (sequence, completed, available_at, holder, topic_id, attempt, state, identifier, error)
 SELECT n, clock_timestamp() - (1000000 - n) * interval '0.1 second', clock_timestamp(), 1 + n % 20,
        (SELECT topic_id FROM taskq_internal.topic WHERE name = 'work'), 1, CASE WHEN n % 7 = 0 THEN 3 ELSE 6 END,
        'task-' || n % 300000, CASE WHEN n % 7 = 0 THEN 'error number ' || n END
