@@ -1,5 +1,7 @@
-"""What every sensor does in every mode: each kind of gate with what opens it."""
+"""What every sensor does in every mode, and its trigger: each kind of gate with what opens it."""
 
+import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,6 +17,7 @@ from airflow.providers.common.compat.sdk import (
 )
 from airflow.sdk import DAG, Asset
 from airflow.sdk.bases.sensor import TaskDeferralTimeout  # type: ignore[attr-defined]  # 3.1 has it elsewhere
+from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskq.queue import NewTask, Owner, Result, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
@@ -43,6 +46,17 @@ class Kind:
         """Return a gate."""
         given = {"task_id": "gate", "topic": "work", "poke_interval": 0.05, "timeout": 60}
         return self.sensor(**{**given, **self.arguments, **arguments})
+
+    def fires(self, **arguments: Any) -> TriggerEvent:
+        """Run the trigger of a gate in an event loop of its own, and return its only event."""
+
+        async def fired() -> TriggerEvent:
+            given = {"topic": "work", "poke_interval": 0.05, **self.gives, **arguments}
+            async with asyncio.timeout(60):
+                (event,) = [event async for event in self.trigger(**given).run()]
+                return event
+
+        return asyncio.run(fired())
 
     def open(self, queue: TaskQueue, owner: Owner) -> None:
         """Make the tasks that open the gate."""
@@ -213,3 +227,29 @@ def test_a_mapped_gate_can_be_stored(kind: Kind) -> None:
         kind.sensor.partial(task_id="gate", topic="work", **dict(others)).expand(**{name: [value, value]})
     assert isinstance(dag.owner, str)
     assert restored(dag).task_ids == ["gate"]
+
+
+class TestTrigger:
+    def test_can_be_serialized_and_restored(self, kind: Kind) -> None:
+        path, arguments = kind.trigger(topic="work", ends_task=True, resume_after=10, **kind.gives).serialize()
+        assert path == f"{kind.trigger.__module__}.{kind.trigger.__name__}"
+        assert kind.trigger(**arguments).serialize() == (path, arguments)
+
+    def test_ends_the_task_with_success_at_once(self, queue: TaskQueue, owner: Owner, kind: Kind) -> None:
+        kind.open(queue, owner)
+        assert isinstance(kind.fires(ends_task=True, resume_after=3600), TaskSuccessEvent)
+
+    def test_resumes_the_task_no_sooner_than_resume_after(self, queue: TaskQueue, owner: Owner, kind: Kind) -> None:
+        kind.open(queue, owner)
+        began = time.monotonic()
+        event = kind.fires(resume_after=0.5)
+        assert time.monotonic() - began >= 0.5
+        assert event.payload["status"] == "ready"
+
+    def test_an_unknown_topic_or_a_missing_connection_ends_the_wait(self, kind: Kind) -> None:
+        unknown = kind.fires(topic="nowhere", ends_task=True).payload
+        assert unknown["status"] == "error"
+        assert "'nowhere' does not exist; create it" in unknown["message"]
+        missing = kind.fires(taskq_conn_id="missing_connection", ends_task=True).payload
+        assert missing["status"] == "error"
+        assert "missing_connection" in missing["message"]
