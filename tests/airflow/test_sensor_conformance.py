@@ -53,8 +53,9 @@ class Kind:
         async def fired() -> TriggerEvent:
             given = {"topic": "work", "poke_interval": 0.05, **self.gives, **arguments}
             async with asyncio.timeout(60):
-                (event,) = [event async for event in self.trigger(**given).run()]
-                return event
+                events: list[TriggerEvent] = [event async for event in self.trigger(**given).run()]
+                assert len(events) == 1
+                return events[0]
 
         return asyncio.run(fired())
 
