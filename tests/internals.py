@@ -389,7 +389,7 @@ def passed_tasks(conn: psycopg.Connection) -> list[int]:
     return [sequence for (sequence,) in rows]
 
 
-# What tests of other folders arrange and read
+# Programs, pages, consumers and releases
 
 
 _INTERRUPTED = {
