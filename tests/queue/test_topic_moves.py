@@ -92,7 +92,7 @@ def unfinished(queue: TaskQueue) -> tuple[Severity, str]:
 
 
 def is_moving(queue: TaskQueue) -> bool:
-    """Whether health knows of a move that has begun."""
+    """Whether health knows of a move that has started."""
     return unfinished(queue)[1] != "no topic is on its way to its own tables"
 
 
