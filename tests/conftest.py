@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
 from demo.postgres import EmbeddedPostgres
 from tests.groups import order_by_group
-from tests.queue.conftest import TABLES
+from tests.internals import SCHEMAS, empty_queue
 from tests.spark.session import python_environment, spark, spark_log
 
 __all__ = ["python_environment", "spark", "spark_log"]  # fixtures that pytest finds here
@@ -169,12 +169,9 @@ class SharedDatabase:
             self._conn.execute(
                 "DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO public"
             )
-        self._conn.execute(_DELETE_ALL)
-        for names in self._conn.execute(_BLOATED).fetchall():  # the queue estimates figures of large tables
+        empty_queue(self._conn)
+        for names in self._conn.execute(_BLOATED, (SCHEMAS,)).fetchall():  # the queue estimates figures of large tables
             self._conn.execute(sql.SQL("VACUUM {}").format(sql.Identifier(*names)))
-        self._conn.execute(
-            "SELECT setval('taskq_internal.task_sequence', 1, false), setval('taskq_internal.fence', 1, false)"
-        )
 
     def connection(self) -> psycopg.Connection:
         """The session as a new object of psycopg: handlers, factories and adapters of other tests are gone."""
@@ -212,18 +209,9 @@ _CREATED_BY_TESTS = (
 )
 _BLOATED = (
     "SELECT relnamespace::regnamespace::text, relname FROM pg_class"
-    " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind = 'r'"
-    " AND relname NOT IN ('identifier_lock', 'offer_lock') AND pg_relation_size(oid) > 1000000"  # made with the schema
+    " WHERE relnamespace = ANY (%s::regnamespace[]) AND relkind = 'r' AND pg_relation_size(oid) > 1000000"
+    " AND NOT coalesce('fillfactor=100' = ANY (reloptions), false)"  # made with the schema, to be locked only
 )
-_NO_UPKEEP_YET = (
-    "UPDATE taskq_internal.upkeep SET due = DEFAULT, called = DEFAULT, ended = DEFAULT, topic_id = DEFAULT,"
-    " unfinished_only = DEFAULT WHERE called IS NOT NULL"
-)
-_INSTALLED_NOW = (  # health counts the time without upkeep from the installation on
-    "UPDATE taskq_internal.migration SET applied = clock_timestamp()"
-    " WHERE applied < clock_timestamp() - interval '1 minute'"
-)
-_DELETE_ALL = ";".join([*(f"DELETE FROM {table}" for table in TABLES), _NO_UPKEEP_YET, _INSTALLED_NOW]).encode()
 
 
 def _hash_password_cheaply(dsn: str) -> None:

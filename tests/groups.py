@@ -24,6 +24,6 @@ def order_by_group(items: Sequence[pytest.Item]) -> list[pytest.Item]:
             if name in fixtures:
                 shared[item.path] = min(place, shared.get(item.path, place))
     for item in items:
-        place = shared.get(item.path)
-        item.add_marker(pytest.mark.xdist_group(os.fspath(item.path) if place is None else SHARED[place]))
+        name = SHARED[shared[item.path]] if item.path in shared else os.fspath(item.path)
+        item.add_marker(pytest.mark.xdist_group(name))
     return sorted(items, key=lambda item: (shared.get(item.path, len(SHARED)), item.path not in slow))

@@ -8,6 +8,7 @@ import pytest
 
 WORD = "an" + "ew"  # in two parts, as the check reads this file, too
 ACCOUNT = "no" + "body"
+PRIVATE = "taskq_" + "internal"
 
 
 @pytest.mark.parametrize(
@@ -20,12 +21,16 @@ ACCOUNT = "no" + "body"
         ("module.py", f"def test_a_worker_polls_{WORD}() -> None:", [WORD]),
         ("module.py", f"{WORD.title()}, and so {'ma' + 'ny'} times", [WORD, "so " + "many"]),
         ("module.py", "The renewed lease", []),
+        ("module.py", f"SELECT FROM {PRIVATE}.live", []),
+        ("tests/module.py", f"SELECT FROM {PRIVATE}.live", [PRIVATE]),
+        ("tests/internals.py", f"SELECT FROM {PRIVATE}.live", []),
     ],
 )
 def test_the_check_reports_words_but_no_quotations_and_no_account(
     repository: Path, tmp_path: Path, name: str, line: str, found: list[str]
 ) -> None:
     file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
     file.write_text(f"The first line.\n{line}\n", encoding="utf-8")
     expected = [[f"{file}:2", repr(word)] for word in found]
     command = [sys.executable, str(repository / "tools" / "words.py"), str(file)]

@@ -6,6 +6,7 @@ from typing import Any
 from airflow_provider_taskq.queue import State, TaskQueue
 from demo.airflow_api import until
 from tests.airflow.chaos_site import Installation
+from tests.internals import lapse_lease
 
 SECONDS = 150
 
@@ -84,9 +85,7 @@ class Run:
 
     def lapse(self) -> int:
         """Let the lease lapse, and expire it as the maintenance DAG does."""
-        self.queue.conn.execute(
-            "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() WHERE name = %s", (self.owner,)
-        )
+        lapse_lease(self.queue.conn, self.owner)
         return self.queue.expire()
 
     def held_by_it(self) -> None:

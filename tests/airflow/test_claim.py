@@ -8,6 +8,7 @@ import pytest
 
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, TaskQueue
 from airflow_provider_taskq.queue.claims import Claim
+from tests.internals import lapse_lease
 
 GIVEN: dict[str, Any] = {"topic": "work", "owner": "dag/run/gate/-1", "fence": 7, "claimed": 2}
 
@@ -83,7 +84,7 @@ def test_a_claim_whose_lease_was_released_or_expired_is_gone(
     queue: TaskQueue, claim: Claim, conn: psycopg.Connection[Any]
 ) -> None:
     queue.take_over("gate", claim.fence)
-    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
+    lapse_lease(conn)
     assert claim.holder(queue).name == "gate"  # lapsed is not gone
     assert queue.expire() == 1
     with pytest.raises(LeaseLost, match="its lease was released, or it lapsed and expired"):

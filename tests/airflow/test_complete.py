@@ -17,6 +17,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.sensors import TaskQSensor
 from tests.airflow.conftest import claim_of, context_of
+from tests.internals import lapse_lease
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -87,7 +88,7 @@ def test_a_failure_keeps_its_message_as_error(queue: TaskQueue) -> None:
 
 def test_a_lapsed_lease_still_completes(queue: TaskQueue, conn: psycopg.Connection) -> None:
     claim = claim_of(queue, "a")
-    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
+    lapse_lease(conn)
     assert queue.owners() == []
     assert complete(claim)["completed"] == 1
 

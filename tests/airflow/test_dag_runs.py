@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import Result, State, Task, TaskQueue, connect, ticks_daily
 from tests.airflow.dag_runner import run_dags
+from tests.internals import age_tasks, lapse_lease
 
 pytestmark = pytest.mark.slow
 
@@ -109,11 +110,9 @@ def neglect(queue: TaskQueue) -> Task:
     done, stuck = queue.push("neglected", ["done", "stuck"])
     worker = queue.register("worker")
     queue.complete(worker, dict.fromkeys(queue.poll("neglected", worker), Result.SUCCESS))
-    queue.conn.execute(
-        "UPDATE taskq_internal.task SET created = created - interval '31 days' WHERE sequence = %s", (done.sequence,)
-    )
+    age_tasks(queue.conn, timedelta(days=31), [done.sequence])
     queue.claim("neglected", worker, 1)
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    lapse_lease(queue.conn, ago=timedelta(minutes=1))
     return stuck
 
 

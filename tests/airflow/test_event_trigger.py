@@ -19,6 +19,7 @@ from airflow_provider_taskq.triggers.wait_queries import QueryBatch
 from airflow_provider_taskq.triggers.waits import QueryResult
 from tests.airflow.release_marks import CLAIMING
 from tests.airflow.test_trigger import until
+from tests.internals import block_verbs
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
@@ -125,7 +126,7 @@ def test_a_task_pushed_during_a_check_is_found_by_the_next_check(
         queue.push("work", ["b"])
         age = time.monotonic() - answered_at
         blocking = open_queue()
-        blocking.conn.execute("LOCK TABLE taskq_internal.live IN ACCESS EXCLUSIVE MODE")
+        block_verbs(blocking.conn)
         event = asyncio.create_task(peeking.event())
         await until(lambda: queue.conn.execute(BLOCKED).fetchall() != [])
         await asyncio.sleep(age)

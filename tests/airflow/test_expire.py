@@ -7,6 +7,7 @@ import pytest
 from airflow_provider_taskq.operators import TaskQExpireOperator
 from airflow_provider_taskq.queue import State, TaskQueue, TopicPolicy
 from tests.airflow.conftest import context_of
+from tests.internals import lapse_lease
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -15,11 +16,6 @@ def held(queue: TaskQueue, topic: str = "work", owner: str = "worker") -> None:
     """Push a task, and let an owner hold it."""
     queue.push(topic, ["a"])
     queue.claim(topic, queue.register(owner), 1)
-
-
-def lapse(conn: psycopg.Connection, ago: timedelta = timedelta(seconds=1)) -> None:
-    """Let all leases lapse."""
-    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - %s", (ago,))
 
 
 def expire(**arguments: Any) -> dict[str, Any]:
@@ -32,7 +28,7 @@ def test_expires_lapsed_leases_of_all_topics_by_policy(queue: TaskQueue, conn: p
     queue.create_topic("strict", TopicPolicy(on_expiry="expire"))
     held(queue)
     held(queue, "strict", "other")
-    lapse(conn)
+    lapse_lease(conn)
     assert expire() == {"expired": 2}
     assert [queue.page(topic)[0].state for topic in ("work", "strict")] == [State.READY, State.EXPIRED]
 
@@ -46,7 +42,7 @@ def test_does_not_expire_a_running_lease(queue: TaskQueue) -> None:
 @pytest.mark.parametrize("grace", [timedelta(minutes=2), 120, "{{ 60 * 2 }}"])
 def test_waits_for_the_grace(queue: TaskQueue, conn: psycopg.Connection, grace: Any) -> None:
     held(queue)
-    lapse(conn, timedelta(minutes=1))
+    lapse_lease(conn, ago=timedelta(minutes=1))
     assert expire(grace=grace) == {"expired": 0}
-    lapse(conn, timedelta(minutes=3))
+    lapse_lease(conn, ago=timedelta(minutes=3))
     assert expire(grace=grace) == {"expired": 1}

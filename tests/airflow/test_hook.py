@@ -16,6 +16,7 @@ from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 from airflow_provider_taskq.queue import TaskQueue, UnknownTopic
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
+from tests.internals import pretend_release
 
 
 def test_opens_a_psycopg_3_connection_that_works_behind_a_pooler(airflow_connection: str) -> None:
@@ -165,7 +166,7 @@ def test_the_connection_test_names_the_command_that_installs_the_schema(
 
 @pytest.mark.own_database
 def test_the_connection_test_reports_a_newer_schema(airflow_connection: str, conn: psycopg.Connection) -> None:
-    conn.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', '')")
+    pretend_release(conn, "newer")
     passed, message = TaskQHook(airflow_connection).test_connection()
     assert not passed
     assert "new" in message

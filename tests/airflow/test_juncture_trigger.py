@@ -2,7 +2,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_taskq.queue import NewTask, State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQJunctureTrigger
@@ -36,12 +36,6 @@ async def released(queue: TaskQueue, identifier: str) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_can_be_serialized_and_restored() -> None:
-    path, arguments = waiting(junction="ETERNAL", ends_task=True, resume_after=10).serialize()
-    assert path == "airflow_provider_taskq.triggers.juncture.TaskQJunctureTrigger"
-    assert TaskQJunctureTrigger(**arguments).serialize() == (path, arguments)
-
-
 def test_releases_each_complete_group_and_fires_after_the_last(queue: TaskQueue) -> None:
     async def test() -> None:
         event = asyncio.create_task(fired(waiting()))
@@ -54,11 +48,6 @@ def test_releases_each_complete_group_and_fires_after_the_last(queue: TaskQueue)
         assert {task.state for task in queue.page("work")} == {State.READY}
 
     asyncio.run(test())
-
-
-def test_ends_the_task_with_success_immediately(queue: TaskQueue) -> None:
-    suspend(queue, "a", "b", "c")
-    assert isinstance(asyncio.run(fired(waiting(ends_task=True, resume_after=3600))), TaskSuccessEvent)
 
 
 def test_another_triggerer_continues_where_the_first_one_stopped(queue: TaskQueue) -> None:
@@ -79,9 +68,3 @@ def test_accepts_tasks_in_any_state_under_an_eternal_junction(queue: TaskQueue) 
     queue.push("work", ["a", "c"])
     suspend(queue, "b", "c")
     assert asyncio.run(fired(waiting(junction="ETERNAL"))).payload == READY
-
-
-def test_an_unknown_topic_ends_the_wait() -> None:
-    event = asyncio.run(fired(waiting(topic="nowhere", ends_task=True)))
-    assert event.payload["status"] == "error"
-    assert "'nowhere' does not exist; create it" in event.payload["message"]

@@ -8,6 +8,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow_provider_taskq.operators import TaskQHealthOperator
 from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.conftest import Connect, context_of
+from tests.internals import age_tasks
 
 
 def health(**arguments: Any) -> dict[str, Any]:
@@ -20,8 +21,7 @@ def health(**arguments: Any) -> dict[str, Any]:
 def neglected(queue: TaskQueue, conn: psycopg.Connection) -> None:
     """Create a topic whose task has been due for two days."""
     queue.push("work", ["a"])
-    conn.execute("UPDATE taskq_internal.task SET created = created - interval '2 days'")
-    conn.execute("UPDATE taskq_internal.live SET late = true, available_at = available_at - interval '2 days'")
+    age_tasks(conn, timedelta(days=2))
 
 
 @pytest.mark.usefixtures("airflow_connection", "neglected")

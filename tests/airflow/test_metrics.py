@@ -28,6 +28,7 @@ from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, Tas
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers.topic import ClaimRequest
 from tests.airflow.conftest import context_of
+from tests.internals import lapse_lease
 
 
 class Receiver:
@@ -106,7 +107,7 @@ class TestOperators:
             run(TaskQCompleteOperator(task_id="complete", claim={"topic": "work", "owner": "gate", "fence": 0}))
         queue.push("work", ["a"])
         queue.claim("work", queue.register("gate"), 1)
-        conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
+        lapse_lease(conn)
         run(TaskQExpireOperator(task_id="expire"))
         assert receiver.sent == [("taskq.lease_lost", 1, {"topic": "work"}), ("taskq.expired", 1, {})]
 
@@ -168,7 +169,7 @@ class TestTransactions:
         with TaskQHook().transaction() as queue:
             queue.push("work", ["a", "b"])
             queue.poll("work", queue.register("crashed"))
-        conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
+        lapse_lease(conn)
         receiver.sent.clear()
         with TaskQHook().transaction() as queue:
             queue.expire()

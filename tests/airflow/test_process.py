@@ -26,6 +26,7 @@ from airflow_provider_taskq.worker import Batch, Composite, batch
 from tests.airflow.conftest import context_of
 from tests.airflow.serialization import restored
 from tests.faults.poison import POISON, poison
+from tests.internals import lapse_lease
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -246,7 +247,7 @@ def test_a_retry_releases_the_tasks_of_an_earlier_try_immediately(queue: TaskQue
 def test_a_retry_finds_the_tasks_of_an_earlier_try_after_its_lease_lapsed(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.poll("work", queue.register("dag/run/process/-1/a host/1"))
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    lapse_lease(queue.conn)
     assert process(print)["succeeded"] == 1
 
 
@@ -257,7 +258,7 @@ def test_a_drain_takes_back_no_lapsed_lease_of_another_topic_before_it_starts(qu
     earlier, other = queue.register("dag/run/process/-1/a host/1"), queue.register("another program")
     queue.poll("work", earlier)
     queue.poll("other", other)
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    lapse_lease(queue.conn)
     with pytest.raises(InvalidArgument, match="size"):  # after the recovery, and before the worker, which does upkeep
         process(print, size="many")
     assert states(queue) == [("a", State.READY)]

@@ -8,6 +8,7 @@ import pytest
 from airflow_provider_taskq.operators import TaskQPurgeOperator
 from airflow_provider_taskq.queue import NewTask, Result, State, TaskQueue
 from tests.airflow.conftest import context_of
+from tests.internals import age_tasks, interrupted
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -21,13 +22,6 @@ def ended(queue: TaskQueue, *identifiers: str, topic: str = "work") -> list[int]
     queue.complete(owner, dict.fromkeys(queue.poll(topic, owner, len(tasks)), Result.SUCCESS))
     queue.release(owner)
     return [task.sequence for task in tasks]
-
-
-def age(conn: psycopg.Connection, days: int, *sequences: int) -> None:
-    """Make tasks this many days old."""
-    conn.execute(
-        "UPDATE taskq_internal.task SET created = created - %s WHERE sequence = ANY (%s)", (days * DAY, list(sequences))
-    )
 
 
 def purge(**arguments: Any) -> dict[str, Any]:
@@ -45,8 +39,8 @@ def test_purges_ended_tasks_that_were_pushed_long_ago(
     queue: TaskQueue, conn: psycopg.Connection, older_than: Any
 ) -> None:
     old = ended(queue, "old", "older")
-    waiting = queue.push("work", [NewTask("waits", delay=DAY)])[0].sequence
-    age(conn, 31, *old, waiting)
+    waiting = queue.push("work", [NewTask("waits", delay=40 * DAY)])[0].sequence
+    age_tasks(conn, 31 * DAY, [*old, waiting])
     ended(queue, "new")
     assert purge(topic="work", older_than=older_than) == {"purged": 2, "owners": 0, "group_releases": 0}
     assert identifiers(queue) == ["waits", "new"]
@@ -61,7 +55,7 @@ def test_purges_nothing_if_no_task_is_old_enough(queue: TaskQueue) -> None:
 
 def test_purges_all_topics_without_a_topic(queue: TaskQueue, conn: psycopg.Connection) -> None:
     queue.create_topic("other")
-    age(conn, 2, *ended(queue, "a", "b"), *ended(queue, "c", topic="other"))
+    age_tasks(conn, 2 * DAY, ended(queue, "a", "b") + ended(queue, "c", topic="other"))
     ended(queue, "d")
     assert purge(older_than=DAY)["purged"] == 3
     assert (identifiers(queue), identifiers(queue, "other")) == (["d"], [])
@@ -77,7 +71,7 @@ def test_purges_a_range_or_a_state(queue: TaskQueue) -> None:
 
 def test_an_age_and_a_range_bound_both(queue: TaskQueue, conn: psycopg.Connection) -> None:
     first, second, third = ended(queue, "a", "b", "c")
-    age(conn, 2, first, second)
+    age_tasks(conn, 2 * DAY, [first, second])
     assert purge(topic="work", older_than=DAY, to=third)["purged"] == 2
     assert purge(topic="work", older_than=0, to=first)["purged"] == 0
     assert identifiers(queue) == ["c"]
@@ -86,17 +80,10 @@ def test_an_age_and_a_range_bound_both(queue: TaskQueue, conn: psycopg.Connectio
 def test_each_batch_is_committed_on_its_own(queue: TaskQueue, conn: psycopg.Connection) -> None:
     """The third batch fails. The tasks of the first two stay removed."""
     sequences = ended(queue, *map(str, range(10)))
-    conn.execute(
-        f"CREATE FUNCTION refuse_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF OLD.sequence = {sequences[7]} THEN RAISE EXCEPTION 'not this one'; END IF; RETURN OLD; END $$"
-    )
-    conn.execute(
-        "CREATE TRIGGER refuse_one BEFORE DELETE ON taskq_internal.task FOR EACH ROW EXECUTE FUNCTION refuse_one()"
-    )
-    with pytest.raises(psycopg.errors.RaiseException):
+    refuse_one = f"IF OLD.sequence = {sequences[7]} THEN RAISE EXCEPTION 'not this one'; END IF;"
+    with interrupted(conn, "removal", refuse_one), pytest.raises(psycopg.errors.RaiseException):
         purge(topic="work", state="SUCCEEDED", batch=3)
     assert identifiers(queue) == ["6", "7", "8", "9"]
-    conn.execute("DROP TRIGGER refuse_one ON taskq_internal.task")
     assert purge(topic="work", state="SUCCEEDED", batch=3)["purged"] == 4
 
 
@@ -141,6 +128,6 @@ def test_a_purge_without_a_choice_is_refused(arguments: dict[str, Any], said: st
 def test_spares_waiting_and_held_tasks_unless_their_state_is_named(queue: TaskQueue, conn: psycopg.Connection) -> None:
     queue.push("work", ["held", "ready"])
     queue.claim("work", queue.register("worker"), 1)
-    age(conn, 2, *(task.sequence for task in queue.page("work")))
+    age_tasks(conn, 2 * DAY)
     assert purge(topic="work", older_than=DAY)["purged"] == 0
     assert [task.state for task in queue.page("work")] == [State.ACTIVE, State.READY]

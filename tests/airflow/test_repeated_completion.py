@@ -8,6 +8,7 @@ import pytest
 from airflow_provider_taskq.operators import TaskQCompleteOperator
 from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, State, TaskQueue
 from tests.airflow.conftest import claim_of, context_of
+from tests.internals import lapse_lease
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
 
@@ -31,7 +32,7 @@ def test_sequences_that_an_earlier_try_completed_are_skipped(queue: TaskQueue) -
 def test_a_sequence_that_another_owner_completed_is_not_skipped(queue: TaskQueue, conn: psycopg.Connection) -> None:
     claim_of(queue, "a")
     (sequence,) = (task.sequence for task in queue.page("work"))
-    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
+    lapse_lease(conn)
     assert queue.expire() == 1
     other = queue.register("other")
     queue.claim("work", other, 1)
@@ -47,7 +48,7 @@ def test_a_repeated_completion_fails_and_changes_nothing_after_its_lease_expired
 ) -> None:
     claim = claim_of(queue, "a")
     assert complete(claim) == 1
-    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
+    lapse_lease(conn)
     queue.expire()
     with pytest.raises(LeaseLost, match="the tasks that were not completed went back to the topic"):
         complete(claim)

@@ -7,7 +7,6 @@ import pytest
 from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.models.taskinstance import TaskInstance
 from airflow.providers.common.compat.sdk import (
-    AirflowException,
     AirflowSensorTimeout,
     AirflowSkipException,
     TaskDeferred,
@@ -18,13 +17,14 @@ from airflow.triggers.base import StartTriggerArgs
 
 from airflow_provider_taskq.hooks import TaskQHook
 from airflow_provider_taskq.operators import TaskQCompleteOperator
-from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, NewTask, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, NewTask, State, TaskQueue
 from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.sensors.base import RESUME_DELAY
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers.topic import ClaimRequest
-from tests.airflow.conftest import Connect, context_of
+from tests.airflow.conftest import context_of
 from tests.airflow.serialization import restored
+from tests.internals import age_tasks, lapse_lease
 
 pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
 
@@ -41,21 +41,11 @@ def deferred(sensor: TaskQSensor, context: Any = None) -> TaskDeferred:
     return raised.value
 
 
-def resume(sensor: TaskQSensor, event: dict[str, Any], **kwargs: Any) -> Any:
-    """Resume a deferred sensor as Airflow does."""
-    kwargs = {"deadline": "2999-01-01T00:00:00+00:00", "event": event} | kwargs
-    return sensor.resume_execution("execute_complete", kwargs, context_of())
-
-
-READY = {"status": "ready", "topic": "work", "ready": 1}
-
-
 @pytest.mark.parametrize("arguments", [{}, {"mode": "reschedule"}, {"deferrable": True}])
 class TestEveryMode:
-    def test_a_ready_topic_opens_the_gate_immediately(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
+    def test_a_gate_without_a_claim_leaves_its_tasks_ready(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
         queue.push("work", ["a", "b", "c"])
-        sensor = gate(min_tasks=2, **arguments)
-        assert sensor.execute(context_of()) == {"topic": "work", "ready": 2}
+        gate(min_tasks=2, **arguments).execute(context_of())
         assert {task.state for task in queue.page("work")} == {State.READY}
 
     def test_a_claim_holds_tasks_under_the_logical_task(self, queue: TaskQueue, arguments: dict[str, Any]) -> None:
@@ -83,20 +73,11 @@ class TestEveryMode:
     ) -> None:
         queue.push("work", ["a"])
         first = gate(claim=1, **arguments).execute(context_of())
-        conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp()")
+        lapse_lease(conn)
         assert gate(claim=1, **arguments).execute(context_of())["claimed"] == first["claimed"] == 1
-
-    def test_an_unknown_topic_fails_the_gate(self, arguments: dict[str, Any]) -> None:
-        with pytest.raises(UnknownTopic, match="nowhere"):
-            gate(topic="nowhere", **arguments).execute(context_of())
 
 
 MODES = pytest.mark.parametrize("arguments", [{}, {"mode": "reschedule"}, {"deferrable": True}])
-
-
-def grow_old(conn: psycopg.Connection) -> None:
-    """Make all ready tasks a minute older."""
-    conn.execute("UPDATE taskq_internal.live SET late = true, available_at = available_at - interval '1 minute'")
 
 
 @MODES
@@ -111,7 +92,7 @@ def test_max_wait_limits_how_long_the_oldest_task_waits(
     closed = {"reschedule": AirflowRescheduleException}.get(sensor.mode, AirflowSensorTimeout)
     with pytest.raises(TaskDeferred if sensor.deferrable else closed):
         sensor.execute(context_of())
-    grow_old(conn)
+    age_tasks(conn, timedelta(minutes=1))
     found = sensor.execute(context_of())
     assert found["ready" if claim is None else "claimed"] == 2
 
@@ -123,7 +104,7 @@ def test_an_old_task_that_is_held_or_not_due_does_not_open_the_gate(
     queue.push("work", ["a"])
     queue.poll("work", queue.register("other"))
     queue.push("work", [NewTask("later", delay=timedelta(hours=1))])
-    grow_old(conn)
+    age_tasks(conn, timedelta(minutes=1))
     with pytest.raises((AirflowSensorTimeout, TaskDeferred, AirflowRescheduleException)):
         gate(min_tasks=2, max_wait=10, timeout=0.1, **arguments).execute(context_of())
 
@@ -132,7 +113,7 @@ def test_a_gate_claims_the_remaining_tasks_after_max_wait(
     queue: TaskQueue, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.push("work", ["a", "b"])
-    grow_old(conn)
+    age_tasks(conn, timedelta(minutes=1))
     ready = ClaimRequest._count_ready
 
     def others_are_quicker(self: ClaimRequest, *arguments: Any) -> int | None:
@@ -142,25 +123,6 @@ def test_a_gate_claims_the_remaining_tasks_after_max_wait(
 
     monkeypatch.setattr(ClaimRequest, "_count_ready", others_are_quicker)
     assert gate(min_tasks=3, claim=3, max_wait=10).execute(context_of())["claimed"] == 1
-
-
-@MODES
-@pytest.mark.parametrize("claim", [None, 1])
-def test_soft_fail_skips_a_gate_that_is_not_open_in_time(arguments: dict[str, Any], claim: int | None) -> None:
-    context = context_of()
-    long_ago = datetime.now(UTC) - timedelta(hours=1)
-    context["ti"].get_first_reschedule_date = lambda _: long_ago
-    with pytest.raises(AirflowSkipException):
-        gate(timeout=0, soft_fail=True, claim=claim, **arguments).execute(context)
-    with pytest.raises(AirflowSensorTimeout):
-        gate(timeout=0, claim=claim, **arguments).execute(context)
-
-
-@pytest.mark.parametrize(("soft_fail", "raised"), [(False, AirflowSensorTimeout), (True, AirflowSkipException)])
-def test_a_deferred_gate_that_timed_out_fails_or_is_skipped(*, soft_fail: bool, raised: type[Exception]) -> None:
-    sensor = gate(deferrable=True, soft_fail=soft_fail)
-    with pytest.raises(raised):
-        sensor.resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
 
 
 def test_checks_less_often_but_at_least_every_max_wait() -> None:
@@ -233,80 +195,12 @@ def test_a_claim_that_finds_too_few_tasks_claims_none(queue: TaskQueue, monkeypa
 
 
 class TestDeferred:
-    def test_a_gate_without_claim_is_ended_by_its_trigger(self) -> None:
-        context = context_of()
-        trigger = deferred(gate(deferrable=True, min_tasks=3), context).trigger
-        assert context["ti"].pushed == {}, "the gate is closed"
-        assert isinstance(trigger, TaskQTrigger)
-        assert trigger.serialize()[1] == {
-            "topic": "work",
-            "min_tasks": 3,
-            "condition": "NONE",
-            "max_wait": None,
-            "taskq_conn_id": "taskq_default",
-            "poke_interval": 0.05,
-            "ends_task": True,
-            "stores": "each",
-            "resume_after": 10.0,
-        }
-
     @pytest.mark.parametrize(
         ("arguments", "stores"),
         [({}, "each"), ({"multiple_outputs": False}, "result"), ({"do_xcom_push": False}, "nothing")],
     )
     def test_its_trigger_stores_the_requested_xcoms(self, arguments: dict[str, Any], stores: str) -> None:
         assert deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]["stores"] == stores
-
-    @pytest.mark.parametrize(
-        "arguments",
-        [{"outlets": [Asset("flights")]}, {"outlets": [Asset("flights")], "claim": 1}],
-        ids=["counts", "claims"],
-    )
-    def test_a_gate_with_outlets_is_resumed_after_a_while(self, arguments: dict[str, Any]) -> None:
-        kwargs = deferred(gate(deferrable=True, **arguments)).trigger.serialize()[1]
-        assert (kwargs["ends_task"], kwargs["resume_after"]) == (False, 10.0)
-
-    def test_resumes_and_checks_again(self, queue: TaskQueue) -> None:
-        sensor = gate(deferrable=True, outlets=[Asset("flights")])
-        with pytest.raises(TaskDeferred):
-            resume(sensor, READY)
-        queue.push("work", ["a"])
-        assert resume(sensor, READY) == {"topic": "work", "ready": 1}
-
-    def test_resumes_and_claims(self, queue: TaskQueue) -> None:
-        queue.push("work", ["a"])
-        assert resume(gate(deferrable=True, claim=5), READY)["claimed"] == 1
-
-    def test_a_gate_with_a_short_timeout_is_not_resumed_too_soon(self) -> None:
-        assert deferred(gate(deferrable=True, timeout=5)).timeout == timedelta(seconds=RESUME_DELAY)
-
-    def test_defers_again_within_its_first_deadline_if_other_consumers_were_faster(self) -> None:
-        first = deferred(gate(deferrable=True, claim=1, timeout=100))
-        assert first.timeout is not None
-        assert first.kwargs is not None
-        with pytest.raises(TaskDeferred) as again:
-            resume(gate(deferrable=True, claim=1, timeout=100), READY, **first.kwargs)
-        assert again.value.kwargs == first.kwargs
-        assert again.value.timeout < first.timeout <= timedelta(seconds=100)
-
-    def test_does_not_defer_again_after_its_deadline(self) -> None:
-        late = {"deadline": "2013-01-01T00:00:00+00:00"}
-        with pytest.raises(AirflowSensorTimeout):
-            resume(gate(deferrable=True, claim=1), READY, **late)
-        with pytest.raises(AirflowSkipException):
-            resume(gate(deferrable=True, claim=1, soft_fail=True), READY, **late)
-
-    def test_fails_or_skips_with_the_message_of_the_trigger(self) -> None:
-        event = {"status": "error", "message": "topic 'work' is not known"}
-        with pytest.raises(AirflowException, match="topic 'work' is not known"):
-            resume(gate(deferrable=True), event)
-        with pytest.raises(AirflowSkipException):
-            resume(gate(deferrable=True, soft_fail=True), event)
-
-    def test_never_fails_if_requested(self, connect_airflow: Connect, empty_dsn: str) -> None:
-        connect_airflow(dsn=empty_dsn)
-        with pytest.raises(AirflowSkipException):
-            gate(deferrable=True, never_fail=True).execute(context_of())
 
 
 def test_owner_is_airflows_own() -> None:
@@ -355,14 +249,6 @@ def test_a_retry_of_a_gate_does_not_warn(queue: TaskQueue, capsys: pytest.Captur
     log = capsys.readouterr().out
     assert "Took over 1 tasks that an earlier run of this task instance claimed" in log
     assert "claim_as" not in log
-
-
-def test_a_mapped_gate_can_be_stored() -> None:
-    with DAG("dag", schedule=None) as dag:
-        TaskQSensor.partial(task_id="plain").expand(topic=["a", "b"])
-        TaskQSensor.partial(task_id="named", claim_as="loader").expand(topic=["a", "b"])
-    assert isinstance(dag.owner, str)
-    assert isinstance(restored(dag).owner, str)
 
 
 class TestTemplates:

@@ -4,18 +4,15 @@ from typing import Any
 import pytest
 from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.providers.common.compat.sdk import (
-    AirflowException,
     AirflowFailException,
     AirflowSensorTimeout,
     AirflowSkipException,
     TaskDeferred,
 )
-from airflow.sdk import DAG, Asset
-from airflow.sdk.bases.sensor import TaskDeferralTimeout  # type: ignore[attr-defined]  # 3.1 has it elsewhere
+from airflow.sdk import DAG
 
-from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue
 from airflow_provider_taskq.sensors import TaskQStateSensor
-from airflow_provider_taskq.triggers import TaskQStateTrigger
 from tests.airflow.conftest import Connect, context_of
 from tests.airflow.serialization import restored
 
@@ -61,12 +58,6 @@ def resume(sensor: TaskQStateSensor, status: str = "ready", context: Any = None,
 
 @MODES
 class TestEveryMode:
-    def test_opens_immediately_when_all_tasks_are_in_the_state(
-        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
-    ) -> None:
-        end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS, c=Result.FAILURE)
-        assert gate(**mode).execute(context_of()) == OPEN
-
     def test_fails_without_a_retry_and_names_the_failed_tasks(
         self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
     ) -> None:
@@ -88,17 +79,6 @@ class TestEveryMode:
         end(queue, owner, b=Result.FAILURE)
         with pytest.raises(AirflowFailException):
             gate(silent_fail=True, **mode).execute(context_of())
-
-    def test_an_unknown_topic_fails_the_gate(self, mode: dict[str, Any]) -> None:
-        with pytest.raises(UnknownTopic, match="'nowhere' does not exist; create it with: taskq topics create nowhere"):
-            gate(topic="nowhere", **mode).execute(context_of())
-
-    def test_an_error_skips_a_gate_that_never_fails(
-        self, connect_airflow: Connect, empty_dsn: str, mode: dict[str, Any]
-    ) -> None:
-        connect_airflow(dsn=empty_dsn)
-        with pytest.raises(AirflowSkipException, match="due to never_fail"):
-            gate(never_fail=True, **mode).execute(context_of())
 
     def test_only_the_newest_task_of_an_identifier_counts(
         self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
@@ -130,12 +110,6 @@ class TestClosed:
             "topic": "work",
             "states": {"FILTERED": 1, "SUCCEEDED": 1},
         }
-
-    def test_continues_to_wait_after_an_error_with_silent_fail(
-        self, connect_airflow: Connect, empty_dsn: str, mode: dict[str, Any]
-    ) -> None:
-        connect_airflow(dsn=empty_dsn)
-        waits_on(gate(silent_fail=True, **mode))
 
     def test_claims_and_changes_nothing(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
         queue.push("work", [NewTask("a", payload={"private": True}), "b"])
@@ -224,41 +198,6 @@ class TestIdentifiers:
 
 
 class TestDeferred:
-    def test_a_gate_is_ended_by_its_trigger_and_has_no_result_before(self) -> None:
-        context = context_of()
-        trigger = deferred(gate(deferrable=True, poke_interval=2), context).trigger
-        assert context["ti"].pushed == {}
-        assert isinstance(trigger, TaskQStateTrigger)
-        assert trigger.serialize()[1] == {
-            "topic": "work",
-            "identifiers": ["a", "b"],
-            "states": ["SUCCEEDED"],
-            "failed_states": ["FAILED"],
-            "taskq_conn_id": "taskq_default",
-            "poke_interval": 2,
-            "ends_task": True,
-            "stores": "each",
-            "resume_after": 10.0,
-        }
-
-    @pytest.mark.parametrize(
-        ("arguments", "ends_task"),
-        [({"outlets": [Asset("flights")]}, False), ({"states": ["SUCCEEDED", "FILTERED"]}, True)],
-        ids=["outlets", "states"],
-    )
-    def test_a_gate_with_outlets_is_resumed(self, arguments: dict[str, Any], ends_task: bool) -> None:
-        context = context_of()
-        trigger = deferred(gate(deferrable=True, **arguments), context).trigger
-        assert trigger.serialize()[1]["ends_task"] is ends_task
-        assert context["ti"].pushed == {}
-
-    def test_resumes_and_checks_again(self, queue: TaskQueue, owner: Owner) -> None:
-        sensor = gate(deferrable=True, states=["SUCCEEDED", "FILTERED"])
-        with pytest.raises(TaskDeferred):
-            resume(sensor)
-        end(queue, owner, a=Result.SUCCESS, b=Result.FILTER)
-        assert resume(sensor) == {"topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
-
     def test_fails_in_a_worker_as_the_other_modes_do(self, queue: TaskQueue, owner: Owner) -> None:
         end(queue, owner, b=Result.FAILURE)
         with pytest.raises(AirflowFailException) as raised:
@@ -274,21 +213,6 @@ class TestDeferred:
         with pytest.raises(TaskDeferred):
             resume(gate(deferrable=True), "failed")
 
-    def test_fails_or_skips_with_the_message_of_the_trigger_if_it_cannot_wait(self) -> None:
-        with pytest.raises(AirflowException, match="the trigger's message"):
-            resume(gate(deferrable=True), "error")
-        with pytest.raises(AirflowSkipException):
-            resume(gate(deferrable=True, soft_fail=True), "error")
-
-    def test_defers_again_within_its_first_deadline(self) -> None:
-        first = deferred(gate(deferrable=True, timeout=100))
-        assert first.timeout is not None
-        assert first.kwargs is not None
-        with pytest.raises(TaskDeferred) as again:
-            resume(gate(deferrable=True, timeout=100), **first.kwargs)
-        assert again.value.kwargs == first.kwargs
-        assert again.value.timeout < first.timeout <= timedelta(seconds=100)
-
 
 class TestTimeouts:
     def test_a_gate_that_pokes_times_out_or_is_skipped(self) -> None:
@@ -299,22 +223,6 @@ class TestTimeouts:
             gate(timeout=0.1).execute(context_of())
         with pytest.raises(AirflowSkipException, match=message):
             gate(timeout=0.1, soft_fail=True).execute(context_of())
-
-    @pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
-    def test_a_deferred_gate_times_out_or_is_skipped(self, option: str) -> None:
-        late = {"deadline": "2013-01-01T00:00:00+00:00"}
-        with pytest.raises(AirflowSensorTimeout, match="was not open within 5"):
-            resume(gate(deferrable=True, timeout=5), **late)
-        with pytest.raises(AirflowSkipException):
-            resume(gate(deferrable=True, **{option: True}), **late)
-
-    def test_a_timeout_in_the_triggerer_is_a_sensor_timeout_without_a_result(self) -> None:
-        context = context_of()
-        message = "was not open within 60 seconds. Waits for 2 tasks of topic 'work' to be SUCCEEDED; 0 done,"
-        with pytest.raises(AirflowSensorTimeout, match=message) as raised:
-            gate(deferrable=True).resume_execution("__fail__", {"error": "Trigger timeout"}, context)
-        assert isinstance(raised.value.__cause__, TaskDeferralTimeout)
-        assert context["ti"].pushed == {}
 
     def test_pokes_less_often_with_exponential_backoff(self) -> None:
         context = context_of()

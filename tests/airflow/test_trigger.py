@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.triggers import TaskQTrigger
@@ -65,13 +65,6 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def test_can_be_serialized_and_restored() -> None:
-    trigger = TaskQTrigger(topic="work", min_tasks=3, max_wait=60, poke_interval=2, ends_task=True, resume_after=10)
-    path, arguments = trigger.serialize()
-    assert path == "airflow_provider_taskq.triggers.topic.TaskQTrigger"
-    assert TaskQTrigger(**arguments).serialize() == (path, arguments)
-
-
 def test_fires_when_enough_tasks_are_ready(queue: TaskQueue, checks: list[int]) -> None:
     async def test() -> None:
         queue.push("work", ["a"])
@@ -98,16 +91,6 @@ def test_counts_under_its_condition(queue: TaskQueue, checks: list[int]) -> None
     in_loop(test)
 
 
-def test_ends_the_task_with_success(queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-
-    async def test() -> None:
-        event = await waiting(ends_task=True)
-        assert isinstance(event, TaskSuccessEvent)
-
-    in_loop(test)
-
-
 def test_claims_nothing(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
 
@@ -117,17 +100,6 @@ def test_claims_nothing(queue: TaskQueue) -> None:
     in_loop(test)
     assert queue.ready("work") == 1
     assert queue.owners() == []
-
-
-def test_does_not_resume_its_task_too_early(queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-
-    async def test() -> None:
-        began = asyncio.get_running_loop().time()
-        await waiting(resume_after=0.5)
-        assert asyncio.get_running_loop().time() - began >= 0.5
-
-    in_loop(test)
 
 
 def test_200_waits_share_one_connection_and_one_query(
@@ -221,15 +193,6 @@ def test_a_missing_schema_ends_the_wait_and_names_the_command(connect_airflow: C
         event = await waiting()
         assert event.payload["status"] == "error"
         assert "airflow_provider_taskq.queue install" in event.payload["message"]
-
-    in_loop(test)
-
-
-def test_a_missing_airflow_connection_ends_the_wait() -> None:
-    async def test() -> None:
-        event = await waiting(taskq_conn_id="missing_connection")
-        assert event.payload["status"] == "error"
-        assert "missing_connection" in event.payload["message"]
 
     in_loop(test)
 

@@ -21,6 +21,7 @@ from airflow_provider_taskq.triggers.watcher import Outcome, PollSchedule, get_w
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.airflow.test_trigger import LINES, in_loop, until
+from tests.internals import lapse_lease, make_upkeep_due
 from tests.queue.conftest import lapse
 
 pytestmark = pytest.mark.usefixtures("airflow_connection")
@@ -268,10 +269,12 @@ def test_a_waiting_gate_opens_when_the_tasks_of_a_dead_worker_come_back(
     queue.push("work", ["a"])
     dead = queue.register("dead")
     assert queue.poll("work", dead)
+    queue.register("ghost")
+    lapse_lease(queue.conn, "ghost")
 
     async def test() -> None:
         wait = waiting(ReadyWait("work", poll_interval=0.05))
-        await until(lambda: upkeeps(queue) > 0)
+        await until(lambda: queue.owner("ghost") is None)  # the upkeep has ended its lease
         assert not wait.done()
         lapse(queue, dead)
         assert await wait == 1
@@ -295,22 +298,22 @@ def test_a_watcher_removes_the_tasks_that_its_queue_has_kept_long_enough(queue: 
 
 
 def test_a_watcher_carries_out_upkeep_once_a_minute(queue: TaskQueue) -> None:
+    for name in ("first", "second"):
+        queue.register(name)
+    lapse_lease(queue.conn, "first")
+
     async def test() -> None:
         waits = [waiting(ReadyWait("work", poll_interval=0.05)) for _ in range(20)]
-        await until(lambda: upkeeps(queue) > 0)
-        first = queue.conn.execute("SELECT called FROM taskq_internal.upkeep").fetchone()
-        queue.conn.execute("UPDATE taskq_internal.upkeep SET due = '-infinity'")
+        await until(lambda: queue.owner("first") is None)  # the upkeep has ended its lease
+        lapse_lease(queue.conn, "second")
+        make_upkeep_due(queue.conn)
         await asyncio.sleep(2)
-        assert queue.conn.execute("SELECT called FROM taskq_internal.upkeep").fetchone() == first
+        assert queue.owner("second") is not None
         assert get_watcher("taskq_default")._upkeep_due - asyncio.get_running_loop().time() > 50
         for wait in waits:
             wait.cancel()
 
     in_loop(test)
-
-
-def upkeeps(queue: TaskQueue) -> int:
-    return queue.conn.execute("SELECT FROM taskq_internal.upkeep WHERE called IS NOT NULL").rowcount
 
 
 @pytest.mark.usefixtures("queue")

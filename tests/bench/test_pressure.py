@@ -16,11 +16,10 @@ from bench.peers.compare import write_payloads
 from bench.peers.load import LoadMeter, Timing
 from bench.peers.sites import Started
 from bench.pressure import runs
-from bench.pressure.chart import Chart, Line, Panel, number
-from bench.pressure.faults import COMPARED, FAULTS, NOTICES, cell, details, legend
+from bench.pressure.faults import FAULTS, cell, details
 from bench.pressure.lineup import LINEUP
 from bench.pressure.runs import Files, Scale
-from bench.pressure.section import chart, measure
+from bench.pressure.section import measure
 from bench.pressure.shapes import SHAPES, Site, in_background
 from demo.postgres import EmbeddedPostgres
 
@@ -99,40 +98,3 @@ def test_work_in_the_background_ends_with_the_block() -> None:
     with in_background(work, 2):
         assert not ended
     assert len(ended) == 2
-
-
-def test_the_legend_says_what_each_queue_was_told() -> None:
-    text = legend(COMPARED, Scale())
-    assert all(f"{LINEUP[name].spec.name} {NOTICES[name]}" in text for name in COMPARED)
-    assert "procrastinate 100." in text
-
-
-def test_a_chart_names_its_units_and_interrupts_lines_at_missing_values() -> None:
-    line = Line("ours & theirs", "#123456", [(1, 10.0), (2, None), (3, 2_000.0)], is_ours=True)
-    drawn = Chart("Title", [Panel("Delay, ms", [line], logarithmic=True)], (1, 2), 3).draw()
-
-    svg = ET.fromstring(drawn)  # noqa: S314 -- we wrote it
-    texts = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"Title", "Delay, ms", "seconds", "ours & theirs", "10", "1k"} <= set(texts)
-    strokes = [path.get("d", "") for path in svg.iter("{http://www.w3.org/2000/svg}path") if path.find("*") is not None]
-    assert [stroke.count("M") for stroke in strokes] == [2]
-    assert "prefers-color-scheme:dark" in drawn
-
-
-def test_a_long_line_is_thinned() -> None:
-    points = [(float(at), float(at % 7)) for at in range(36_000)]
-    drawn = Chart("An hour", [Panel("Jobs", [Line("one", "#123456", points)])], (1, 2), 36_000).draw()
-    assert len(drawn) < 6_000
-
-
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (0.1, "0.1"), (20, "20"), (1_500, "1.5k"), (2_000_000, "2M")])
-def test_numbers_of_a_scale_are_short(value: float, text: str) -> None:
-    assert number(value) == text
-
-
-def test_the_chart_of_a_shape_with_a_peer_that_handled_nothing_can_be_drawn() -> None:
-    names = ("at", "depth", "rate", "p50", "p99", "dead", "bytes", "wal", "cpu")
-    samples = {name: [None, None] for name in names} | {"at": [1.0, 2.0], "depth": [5.0, 5.0], "rate": [0.0, 0.0]}
-    one = {"rate": 10.0, "capacity": 20.0, "begin": 1.0, "end": 2.0, "samples": samples}
-    drawn = chart(SHAPES["burst"], {"peers": {"taskq": one}}).draw()
-    assert ET.fromstring(drawn).get("role") == "img"  # noqa: S314 -- we wrote it

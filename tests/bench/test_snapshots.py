@@ -8,7 +8,7 @@ from bench.snapshots import parse, run
 
 
 @pytest.mark.slow
-def test_the_table_has_a_row_for_each_shape_and_both_servers_hand_out_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_servers_hand_out_tasks_of_each_shape() -> None:
     programs = os.environ.get("TASKQ_TEST_PROGRAMS")
     given = ["--shapes", "retries", "watch", "--sizes", "100", "--minutes", "2", "--seconds", "1"]
 
@@ -20,7 +20,3 @@ def test_the_table_has_a_row_for_each_shape_and_both_servers_hand_out_tasks(caps
             assert pinned.minute.rate > 0
             assert free.minute.rate > 0
             assert pinned.age >= 20  # the transactions before the first minute, at least
-    printed = capsys.readouterr().out
-    table = printed[printed.index("All shapes") :].splitlines()
-    assert [row.split(" | ")[0] for row in table if row.startswith("| ")] == ["| shape", "| retries", "| watch"]
-    assert len({row.count("|") for row in table if row.startswith("|")}) == 1

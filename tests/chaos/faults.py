@@ -21,6 +21,7 @@ from tests.chaos.programs import TOPIC
 from tests.chaos.site import Site
 from tests.faults.releases import install_next_release
 from tests.faults.small_disk import filled
+from tests.internals import block_verbs
 from tests.queue.conftest import until
 
 Fault = Callable[[Site, float], str | None]
@@ -202,7 +203,7 @@ def limit_role(name: str, value: str, error: str) -> Fault:
             conn.execute(END, (None,))
             for _ in times(seconds, 1.0):
                 with conn.transaction():
-                    conn.execute("LOCK TABLE taskq_internal.live IN ACCESS EXCLUSIVE MODE")
+                    block_verbs(conn)
                     time.sleep(0.2)  # the length of the lock
             conn.execute(f"ALTER ROLE taskq RESET {name}".encode())
             conn.execute(END, (None,))

@@ -22,6 +22,7 @@ from tests.chaos.history import Event, Recorder, read_file
 from tests.chaos.programs import ATTEMPT, EFFECTS, GROUP, SCHEMA, TOPIC, Options
 from tests.faults.servers import ServerPair
 from tests.faults.tcp_proxy import TcpProxy
+from tests.internals import is_holding
 from tests.queue.conftest import until
 
 ROOT = Path(__file__).parents[2]
@@ -43,12 +44,8 @@ UNREAD = (
 )
 READY = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'READY'"
 ENDED = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'SUCCEEDED'"
-HELD = b"""SELECT FROM taskq_internal.live WHERE (topic_id, sequence) IN (
-        SELECT v.topic_id, v.sequence FROM taskq.tasks v WHERE v.topic = %s AND v.state = 'ACTIVE' AND v.holder LIKE %s)
-    LIMIT 1 FOR UPDATE SKIP LOCKED"""
 ALL = "SELECT count(*) FROM taskq.tasks WHERE topic = %s"
-LAST = """SELECT t.created > to_timestamp(%(since)s) FROM taskq_internal.task t
-    WHERE t.topic_id = (SELECT topic_id FROM taskq_internal.topic WHERE name = '{}') ORDER BY t.sequence DESC LIMIT 1"""
+LAST = "SELECT statement_timestamp() - age > to_timestamp(%(since)s) FROM taskq.newest('{}', 1)"
 # Whether a program of a role has done its work since a moment. The name of a worker's owner begins with that of its
 # process.
 PROGRESS = {
@@ -58,9 +55,9 @@ PROGRESS = {
     "drain": LAST.format(EFFECTS),
     "read": "SELECT EXISTS (SELECT FROM reading WHERE at > to_timestamp(%(since)s))",  # the group
 }
-TASKS = """SELECT s.sequence, t.payload ->> 'key', s.identifier, s.state,
-        extract(epoch FROM s.completed)::float, s.error
-    FROM taskq.tasks s JOIN taskq_internal.task t USING (sequence) WHERE s.topic = %s ORDER BY s.sequence"""
+TASKS = """SELECT sequence, payload ->> 'key', identifier, taskq.state_name(state),
+        extract(epoch FROM completed)::float, error_summary
+    FROM taskq.task_info WHERE topic = %s ORDER BY sequence"""
 FOLLOWED = """SELECT identifier, (payload ->> 'attempt')::int, payload ->> 'owner', (payload ->> 'fence')::bigint
     FROM taskq.task_info WHERE topic = %s"""
 
@@ -180,7 +177,7 @@ class Site:
         A worker has an owner for each of its threads.
         """
         with psycopg.connect(self.dsn, autocommit=True) as conn:
-            return conn.execute(HELD, (TOPIC, f"{name}%")).fetchone() is not None
+            return is_holding(conn, TOPIC, f"{name}%")
 
     def decisions_per_second(self, seconds: float) -> float:
         """The rate of decisions in the next seconds."""

@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_taskq.cli import _session
 from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, Task, TaskQueue, TopicPolicy
 from tests.cli.conftest import Ask, Run
+from tests.internals import block_verbs
 from tests.queue.conftest import everything, image, known, lapse, states
 
 
@@ -417,7 +418,7 @@ def test_json_documents_are_ascii(run: Run) -> None:
 
 def test_a_database_error_is_one_line_on_stderr(run: Run, queue: TaskQueue, dsn: str) -> None:
     with psycopg.connect(dsn) as blocker:
-        blocker.execute("LOCK TABLE taskq_internal.topic IN ACCESS EXCLUSIVE MODE")
+        block_verbs(blocker)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PGOPTIONS", "-c lock_timeout=50ms")
             assert run("pause", "work", code=1).stderr == "Error: canceling statement due to lock timeout\n"

@@ -4,7 +4,8 @@ import pytest
 
 from airflow_provider_taskq.queue import TaskQueue
 from tests.cli.conftest import Run
-from tests.queue.test_bounds import look, make_world, spoil, stored
+from tests.internals import store_moments, stored_rows
+from tests.queue.test_bounds import make_world
 
 DURATIONS = ("99999999d", "9" * 400 + "d", "1e999", "-5m", "nan", "inf", "", "\x00", "\udc80", "365001d")
 MOMENTS = (
@@ -78,25 +79,19 @@ VERBS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def test_a_value_out_of_range_is_one_line_and_exit_code_2(run: Run, queue: TaskQueue, verb: str) -> None:
     words, values = VERBS[verb]
     make_world(queue)
-    before = stored(queue)
+    before = stored_rows(queue.conn)
     for value in values:
         refused = run(*words, value, code=2)
         lines = refused.stderr.splitlines()
         assert [line for line in lines if line.startswith("Error: ")] == lines[-1:], value
         assert "Traceback" not in refused.output
-    assert stored(queue) == before
+    assert stored_rows(queue.conn) == before
 
 
 @pytest.mark.parametrize("value", ["infinity", "-infinity", "294276-01-01 00:00Z"])
 def test_ls_lists_rows_with_moments_out_of_range(run: Run, queue: TaskQueue, value: str) -> None:
     world = make_world(queue)
-    with queue.conn.transaction(force_rollback=True):  # other sessions do not see it
-        spoil(queue, "timestamp with time zone", value)
-        look(queue)
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = %s, seen = %s", (value, value))
-    queue.conn.execute("UPDATE taskq_internal.task SET created = %s, due = %s", (value, value))
-    queue.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = %s WHERE waits <> 1", (value,))
-    queue.conn.execute("UPDATE taskq_internal.ended SET available_at = %s, completed = %s", (value, value))
+    store_moments(queue.conn, value)
     for words in (
         ("owners",),
         ("owners", "show", "owner"),

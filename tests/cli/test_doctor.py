@@ -18,6 +18,7 @@ from airflow_provider_taskq.cli._distributions import CORE, FULL
 from airflow_provider_taskq.cli._installation import check_packages
 from airflow_provider_taskq.queue import Decision, Owner, Result, TaskQueue, connect
 from tests.cli.conftest import Run
+from tests.internals import Release, block_verbs, make_upkeep_due, plant_change, pretend_release, stop_autovacuum
 from tests.queue.conftest import flush_statistics, lapse, pass_time
 
 Doctor = Callable[..., dict[str, Any]]
@@ -109,27 +110,19 @@ class TestInstallation:
         self, doctor: Doctor, carry_out: CarryOut, own_dsn: str
     ) -> None:
         with connect(own_dsn, autocommit=True) as conn:
-            conn.execute("UPDATE taskq_internal.migration SET checksum = 'old' WHERE number = 0")
+            pretend_release(conn)
         found = doctor(on=own_dsn, code=1)["schema"]
         assert (found["severity"], found["remedy"]) == ("CRITICAL", "taskq upgrade")
         assert "functions or views" in found["detail"]
         carry_out(found)
         assert doctor()["schema"]["severity"] == "FINE"
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            "INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (99, '0099_later', 'x')",
-            "UPDATE taskq_internal.migration SET name = 'functions 99' WHERE number = 0",
-            "UPDATE taskq_internal.migration SET checksum = 'x' WHERE number = 1",
-        ],
-        ids=["a later step", "later functions", "another text"],
-    )
+    @pytest.mark.parametrize("release", ["newer", "newer functions", "other migration"])
     def test_a_schema_of_another_release_asks_for_another_package(
-        self, doctor: Doctor, own_dsn: str, change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, doctor: Doctor, own_dsn: str, release: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         with connect(own_dsn, autocommit=True) as conn:
-            conn.execute(change.encode())
+            pretend_release(conn, release)
         install_fake(monkeypatch, tmp_path, (CORE, __version__, ""), (FULL, __version__, ""))
         found = doctor(on=own_dsn, code=1)["schema"]
         assert (found["severity"], found["remedy"]) == ("CRITICAL", f"pip install --upgrade {FULL}")
@@ -185,7 +178,7 @@ class TestInstallation:
 
     def test_a_check_that_ends_with_an_error_is_a_finding_and_no_traceback(self, doctor: Doctor, own_dsn: str) -> None:
         with connect(own_dsn) as conn:
-            conn.execute("LOCK TABLE taskq_internal.topic IN ACCESS EXCLUSIVE MODE")
+            block_verbs(conn)
             found = doctor(on=make_conninfo(own_dsn, options="-clock_timeout=50"), code=1)
         assert found["checks"]["severity"] == "CRITICAL"
         assert "lock timeout" in found["checks"]["detail"]
@@ -331,7 +324,7 @@ class TestDatabase:
         self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue, owner: Owner
     ) -> None:
         assert doctor()["upkeep"]["severity"] == "FINE"
-        queue.conn.execute("UPDATE taskq_internal.upkeep SET called = now() - interval '1 hour', due = '-infinity'")
+        make_upkeep_due(queue.conn, timedelta(hours=1))
         found = doctor()["upkeep"]
         assert (found["severity"], found["owner"]) == ("NOTICE", owner.name)
         assert "no program has called taskq.maintain() for 60 min" in found["detail"]
@@ -346,7 +339,7 @@ class TestDatabase:
         queue.poll("work", owner)
         queue.complete(owner, {task: Result.SUCCESS})
         pass_time(queue, timedelta(hours=3))
-        queue.conn.execute("UPDATE taskq_internal.upkeep SET called = now() - interval '2 hours', due = '-infinity'")
+        make_upkeep_due(queue.conn, timedelta(hours=2))
         found = doctor(code=1)["upkeep"]
         assert (found["severity"], found["topic"]) == ("WARNING", "work")
         carry_out(found)
@@ -392,10 +385,11 @@ class TestDatabase:
 
     def test_a_table_without_autovacuum_is_critical_and_its_remedy_mends_it(self, doctor: Doctor, own_dsn: str) -> None:
         with connect(own_dsn, autocommit=True) as conn:
-            conn.execute("ALTER TABLE taskq_internal.owner SET (autovacuum_enabled = off)")
-            for number in range(1100):
-                conn.execute("SELECT taskq.register(%s, '1 minute')", (f"owner {number}",))
-            conn.execute("UPDATE taskq_internal.owner SET seen = now()")
+            stop_autovacuum(conn)
+            queue = TaskQueue(conn)
+            queue.create_topic("work")
+            queue.push("work", [str(number) for number in range(1100)])
+            queue.claim("work", queue.register("owner"), 1100)
             flush_statistics(conn)
             found = doctor(on=own_dsn, code=1)["dead rows"]
             assert found["severity"] == "CRITICAL"
@@ -408,10 +402,7 @@ class TestDatabase:
         self, doctor: Doctor, own_dsn: str
     ) -> None:
         with connect(own_dsn, autocommit=True) as conn, closing(connect(own_dsn)) as holder:
-            name = "taskq_internal.health_of_horizon"
-            body = conn.execute("SELECT pg_get_functiondef(%s::regproc)", (name,)).fetchone()
-            assert body is not None
-            conn.execute(body[0].replace("60, 600, 3600", "-1, -1, 3600").encode())  # a test cannot wait ten minutes
+            plant_change(conn, "health judges young transactions")  # a test cannot wait ten minutes
             holder.execute("SELECT pg_current_xact_id()")
             found = doctor(on=own_dsn, code=1)["oldest transaction"]
             assert (found["severity"], found["pid"]) == ("WARNING", holder.info.backend_pid)

@@ -10,6 +10,7 @@ import pytest
 from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.policies import RetryPolicy
 from tests.cli.conftest import Ask, Run
+from tests.internals import damage_task
 from tests.queue.conftest import lapse, pass_time
 
 HOSTILE = "\x1b[31mred[bold]x[/bold]\u202e\n:smile:"
@@ -235,12 +236,8 @@ def test_show_prints_an_unreadable_payload_as_its_text(
 ) -> None:
     tasks = queue.push("work", [NewTask("a", {"n": 1}), NewTask("b", {"n": 2})])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Decision(Result.SUCCESS, "done")))
-    queue.conn.execute(
-        "UPDATE taskq_internal.task SET payload = %s::json WHERE sequence = %s", (text, tasks[0].sequence)
-    )
-    queue.conn.execute(
-        "UPDATE taskq_internal.ended SET output = %s::json WHERE sequence = %s", (text, tasks[1].sequence)
-    )
+    damage_task(queue.conn, tasks[0].sequence, payload=text)
+    damage_task(queue.conn, tasks[1].sequence, output=text)
     assert text in run("show", "work", tasks[0].sequence, "--payload").stdout.replace("\n", "")
     first, second = (ask("show", "work", task.sequence, "--payload")["task"] for task in tasks)
     assert (first["payload"], first["payload_text"], first["output"]) == (None, text, "done")

@@ -14,6 +14,7 @@ from airflow_provider_taskq.cli import schema as schema_commands
 from airflow_provider_taskq.queue import TaskQueue, connect, install, verify
 from airflow_provider_taskq.queue.schema import migrations
 from tests.cli.conftest import Ask, Run
+from tests.internals import SCHEMAS, pretend_release
 
 NEWEST = migrations()[-1].number
 
@@ -43,18 +44,19 @@ def run_script(empty_dsn: str, tmp_path: Path) -> Script:
 def schema_of(conn: psycopg.Connection) -> list[tuple[object, ...]]:
     """Everything in the schema: columns, constraints, indexes, functions with their rights and settings, the ledger."""
     return conn.execute(
-        "SELECT 'column', format('%s.%s', table_name, column_name),"
-        " format('%s %s %s', data_type, is_nullable, column_default)"
-        " FROM information_schema.columns WHERE table_schema IN ('taskq', 'taskq_internal')"
+        "SELECT 'column', format('%%s.%%s', table_name, column_name),"
+        " format('%%s %%s %%s', data_type, is_nullable, column_default)"
+        " FROM information_schema.columns WHERE table_schema = ANY (%(schemas)s)"
         " UNION ALL SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint"
-        " WHERE connamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
-        " UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname IN ('taskq', 'taskq_internal')"
-        " UNION ALL SELECT 'table', relname, format('%s %s', reloptions, relacl) FROM pg_class"
-        " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
+        " WHERE connamespace = ANY (%(schemas)s::regnamespace[])"
+        " UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = ANY (%(schemas)s)"
+        " UNION ALL SELECT 'table', relname, format('%%s %%s', reloptions, relacl) FROM pg_class"
+        " WHERE relnamespace = ANY (%(schemas)s::regnamespace[])"
         " UNION ALL SELECT 'function', oid::regprocedure::text,"
-        " format('%s %s %s %s', prosecdef, proconfig, proacl, md5(prosrc))"
-        " FROM pg_proc WHERE pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
-        " UNION ALL SELECT 'step', name, checksum FROM taskq_internal.migration ORDER BY 1, 2, 3"
+        " format('%%s %%s %%s %%s', prosecdef, proconfig, proacl, md5(prosrc))"
+        " FROM pg_proc WHERE pronamespace = ANY (%(schemas)s::regnamespace[])"
+        " UNION ALL SELECT 'step', name, checksum FROM taskq.migrations ORDER BY 1, 2, 3",
+        {"schemas": SCHEMAS},
     ).fetchall()
 
 
@@ -145,7 +147,7 @@ def test_install_without_views_and_later_upgrades_leave_them_out(
     monkeypatch.setenv("TASKQ_DSN", empty_dsn)
     assert ask("install", "--no-views")["views"] is False
     with connect(empty_dsn) as conn:
-        conn.execute("UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 0")
+        pretend_release(conn)
     assert run("upgrade").stdout == "Upgraded the schema taskq: functions, no views.\n"
     assert "up to date" in run("install").stdout
     assert ask("verify")["matches"] is True
@@ -170,7 +172,7 @@ def test_upgrade_updates_an_older_schema(ask: Ask, run: Run, empty_dsn: str, mon
     monkeypatch.setenv("TASKQ_DSN", empty_dsn)
     run("install")
     with connect(empty_dsn) as conn:
-        conn.execute("UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 0")
+        pretend_release(conn)
     assert "other functions" in ask("verify", code=1)["reason"]
     assert run("upgrade").stdout == "Upgraded the schema taskq: functions and views.\n"
     assert ask("verify")["matches"] is True

@@ -10,17 +10,13 @@ import sys
 from datetime import timedelta
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
-from airflow_provider_taskq.queue import Task, TaskQueue
+from airflow_provider_taskq.queue import Task, TaskQueue, partition_of
 
 EFFECT_COLUMNS = """nth bigserial PRIMARY KEY, sequence bigint, identifier text, by text, generation int, partition int,
     fence bigint,
     at timestamptz NOT NULL DEFAULT clock_timestamp()"""
 
-# The current partition of the event in its group. If the fence is not that of this program, the transaction fails.
-ENTER = """INSERT INTO handled (sequence, identifier, by, generation, partition, fence)
-    SELECT %(sequence)s, %(identifier)s, %(by)s, r.generation, h.partition, h.fence FROM taskq_internal.consumer_group r
-    JOIN taskq_internal.consumer_partition h USING (group_name, topic_id)
-    WHERE h.partition = taskq_internal.partition_of(%(identifier)s, r.partitions, r.level, %(sequence)s)"""
+ENTER = "INSERT INTO handled (sequence, identifier, by, generation, partition, fence) VALUES (%s, %s, %s, %s, %s, %s)"
 
 
 def main() -> None:
@@ -31,10 +27,12 @@ def main() -> None:
 
     @group.on()
     def enter(event: Task, queue: TaskQueue) -> None:
-        row = {"sequence": event.sequence, "identifier": event.identifier, "by": name}
-        entered = queue.conn.execute(ENTER, row)
-        if entered.rowcount != 1:
-            raise RuntimeError(f"entered {entered.rowcount} rows")
+        # The current partition of the event. If its fence is not that of this program, the transaction fails.
+        states = queue.partition_states("work")
+        number = partition_of(event.identifier, states[0].partitions, states[0].level, event.sequence)
+        [state] = (each for each in states if each.partition == number)
+        row = (event.sequence, event.identifier, name, state.generation, state.partition, state.fence)
+        queue.conn.execute(ENTER, row)
 
     settings = ConsumerConfig(
         partitions=partitions,

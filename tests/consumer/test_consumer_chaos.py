@@ -28,7 +28,7 @@ LEASE = 1.5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + LONGER + 450)]
 PARTITIONS = {"two": 2, "three": 3}
 
-LOST = "SELECT sequence FROM taskq_internal.task EXCEPT SELECT sequence FROM handled"
+LOST = "SELECT sequence FROM taskq.task_info EXCEPT SELECT sequence FROM handled"
 DOUBLED = "SELECT sequence FROM handled GROUP BY sequence HAVING count(*) > 1"
 # Effects of an identifier or a partition have to be in the order of the log.
 OVERTAKEN = """SELECT * FROM (SELECT sequence, lag(sequence) OVER (PARTITION BY {} ORDER BY nth) AS before

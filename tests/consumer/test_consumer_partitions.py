@@ -9,10 +9,10 @@ import pytest
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import LeaseLost, PartitionBatch, PartitionLease, TaskQueue, partition_of
 from tests.consumer.consumers import Heard, heard_all, place, quick, until_at_end
+from tests.internals import lapse_partitions
 from tests.queue.conftest import until
 
 HOUR = timedelta(hours=1)
-SHARING = "SELECT generation, partitions, level, ends IS NOT NULL FROM taskq_internal.consumer_group"
 
 
 def acquire_all(queue: TaskQueue, consumer: str = "me") -> list[PartitionLease]:
@@ -42,9 +42,8 @@ def handle_all(queue: TaskQueue, held: PartitionLease, size: int = 3) -> list[in
 
 def sharing(queue: TaskQueue) -> tuple[int, int, int | None, bool]:
     """The partitioning of the group: generation, partitions, level, and whether it is ending."""
-    row = queue.conn.execute(SHARING.encode()).fetchone()
-    assert row is not None
-    return row[0], row[1], row[2], row[3]
+    state = queue.partition_states()[0]
+    return state.generation, state.partitions, state.level, state.ends is not None
 
 
 def test_old_partitions_end_at_one_event_and_new_ones_start_after_it(queue: TaskQueue) -> None:
@@ -76,7 +75,7 @@ def test_no_new_partition_starts_before_every_old_one_has_ended_even_if_its_hold
     handle_all(queue, zero)
     queue.join_group("readers", "work", 1)
     assert acquire_all(queue) == []
-    queue.conn.execute("UPDATE taskq_internal.consumer_partition SET lease_until = '-infinity'")
+    lapse_partitions(queue.conn)
     [acquired] = acquire_all(queue)
     assert (acquired.generation, acquired.partition, acquired.taken_over) == (1, 1, True), (
         "an ended partition needs no holder"

@@ -134,7 +134,7 @@ def working(*connects: Connect, **options: Any) -> Iterator[list[Worker]]:
 
 def finish(queue: TaskQueue, record: TaskRecord) -> None:
     """Waits until no task is READY or ACTIVE, and fills the record."""
-    waiting = "SELECT NOT EXISTS (SELECT FROM taskq_internal.live)"
+    waiting = "SELECT NOT EXISTS (SELECT FROM taskq.tasks WHERE state IN ('READY', 'ACTIVE'))"
     until(lambda: queue.conn.execute(waiting.encode()).fetchone() == (True,), PATIENCE)
     record.judge(queue)
 

@@ -3,6 +3,7 @@
 import psycopg
 
 from airflow_provider_taskq.queue import Task
+from tests.internals import damage_task
 
 POISON = {
     "an integer of 5,000 digits": "7" * 5000,
@@ -13,4 +14,4 @@ POISON = {
 
 def poison(conn: psycopg.Connection, task: Task, text: str) -> None:
     """Replaces the payload of a stored task, as the owner of the tables can."""
-    conn.execute("UPDATE taskq_internal.task SET payload = %s::json WHERE sequence = %s", (text, task.sequence))
+    damage_task(conn, task.sequence, payload=text)

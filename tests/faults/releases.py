@@ -8,19 +8,12 @@ import tempfile
 from pathlib import Path
 
 from airflow_provider_taskq.queue.schema import RELEASE
+from tests.internals import ADDING_MIGRATION
 
 ROOT = Path(__file__).resolve().parents[2]
-# By the rule for migrations in docs/production/upgrades.md: it adds, and neither scans nor rewrites a big table.
-MIGRATION = """ALTER TABLE taskq_internal.task ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
-ALTER TABLE taskq_internal.live ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
-ALTER TABLE taskq_internal.ended ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
-ALTER TABLE taskq_internal.topic ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
-ALTER TABLE taskq_internal.owner ADD COLUMN of_next_release int NOT NULL DEFAULT 0;
-CREATE TABLE taskq_internal.of_next_release (topic_id int PRIMARY KEY, value int NOT NULL);
-"""
 
 
-def make_next_release(folder: Path, migration: str = MIGRATION) -> None:
+def make_next_release(folder: Path, migration: str = ADDING_MIGRATION) -> None:
     """A copy of this package with one more migration, and another body of each function in PL/pgSQL."""
     package = folder / "airflow_provider_taskq"
     shutil.copytree(ROOT / "airflow_provider_taskq", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -37,7 +30,7 @@ def make_next_release(folder: Path, migration: str = MIGRATION) -> None:
         file.write_text(given.replace("\nBEGIN\n", "\nBEGIN\n    -- Of the next release.\n    PERFORM 1;\n"))
 
 
-def run_next_release(dsn: str, action: str, migration: str = MIGRATION) -> subprocess.CompletedProcess[str]:
+def run_next_release(dsn: str, action: str, migration: str = ADDING_MIGRATION) -> subprocess.CompletedProcess[str]:
     """A command of the next release, such as `install` or `verify`, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="taskq-release-") as folder:
         make_next_release(Path(folder), migration)
@@ -46,7 +39,7 @@ def run_next_release(dsn: str, action: str, migration: str = MIGRATION) -> subpr
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def install_next_release(dsn: str, migration: str = MIGRATION) -> None:
+def install_next_release(dsn: str, migration: str = ADDING_MIGRATION) -> None:
     """The next release upgrades the schema."""
     done = run_next_release(dsn, "install", migration)
     if done.returncode:

@@ -18,6 +18,7 @@ from airflow_provider_taskq.worker import Batch, WorkerListener
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker
+from tests.internals import block_verbs, hold_tasks
 from tests.queue.conftest import until
 
 SECOND = timedelta(seconds=1)
@@ -43,7 +44,7 @@ def ends(queue: TaskQueue) -> dict[str, State]:
 def completions_blocked(open_queue: Callable[[], TaskQueue]) -> Iterator[None]:
     """While the block runs, another transaction keeps every task from being completed."""
     blocking = open_queue()
-    blocking.conn.execute("SELECT FROM taskq_internal.live FOR UPDATE")
+    hold_tasks(blocking.conn)
     yield
     blocking.conn.rollback()
 
@@ -209,7 +210,7 @@ def test_a_consumer_continues_after_the_server_cancels_its_progress(
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         assert started.wait(20)
         blocking = open_queue()
-        blocking.conn.execute("SELECT FROM taskq_internal.consumer_partition FOR UPDATE")
+        block_verbs(blocking.conn)
         go_on.set()
         heard.wait(1)
         time.sleep(0.5)  # so that the server cancels the progress, and the reader's heartbeats

@@ -8,13 +8,11 @@ import pytest
 from airflow_provider_taskq.queue import NewTask, State, Task, TaskQueue, connect
 from tests.faults.conftest import MakeWorker
 from tests.faults.tcp_proxy import TcpProxy
+from tests.internals import interrupted
 from tests.queue.conftest import until
 
 # A claim waits for the test, as it waits for a slow disk elsewhere. A look at the held tasks does not.
-SLOW_CLAIMS = """CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN new; END $$;
-    CREATE TRIGGER wait BEFORE UPDATE ON taskq_internal.live FOR EACH ROW WHEN (old.identifier = 'a')
-    EXECUTE FUNCTION public.wait()"""
+SLOW_CLAIM = "IF OLD.identifier = 'a' THEN PERFORM pg_advisory_xact_lock_shared(1); END IF;"
 CLAIMING = """SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event = 'advisory' AND query LIKE '%%taskq.poll(%%'"""
 POLLED_IN_VAIN = """SELECT count(*) FROM pg_stat_activity
@@ -31,13 +29,12 @@ def test_a_task_is_handled_that_a_poll_claims_after_its_worker_has_connected_aga
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker, others: int
 ) -> None:
     """A busy worker polls together with each completion, and has to look, too."""
-    queue.conn.execute(SLOW_CLAIMS)
     handled, busy = threading.Event(), threading.Event()
 
     def handle(task: Task) -> None:
         (handled if task.identifier == "a" else busy).set()
 
-    with connect(dsn) as blocker:
+    with interrupted(queue.conn, "claim", SLOW_CLAIM), connect(dsn) as blocker:
         blocker.execute("SELECT pg_advisory_xact_lock(1)")
         queue.push("work", ["a"])
         run_worker(proxy.dsn(dsn), handle, workers=1, lease=timedelta(seconds=6))
@@ -47,5 +44,5 @@ def test_a_task_is_handled_that_a_poll_claims_after_its_worker_has_connected_aga
         queue.push("work", [NewTask("b")] * others)
         assert not others or busy.wait(200)
         blocker.rollback()
-    assert handled.wait(200)
+        assert handled.wait(200)
     assert not others or queue.count_tasks("work", state=State.READY) > 0

@@ -28,23 +28,24 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.errors import NewerSchema
 from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.faults import signatures
-from tests.faults.releases import MIGRATION, install_next_release, run_next_release
+from tests.faults.releases import install_next_release, run_next_release
 from tests.faults.signatures import Signature
+from tests.internals import (
+    ADDING_MIGRATION,
+    INDEXING_MIGRATION,
+    REWRITING_MIGRATION,
+    build_index_ahead,
+    scans_and_files,
+)
 from tests.queue.conftest import hurry, until
 from tests.queue.test_access import verbs
 
 LEASE = timedelta(minutes=5)
 LEASED = PartitionLease("group", "work", 1, 1, None, 0, 2, taken_over=False)
-TABLES = ("task", "live", "ended")
 WAITING = """SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database()
     AND l.mode = 'AccessExclusiveLock' AND NOT l.granted"""
 BUILDING = """SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database()
     AND a.query LIKE 'CREATE INDEX CONCURRENTLY%' AND l.locktype = 'virtualxid' AND NOT l.granted"""
-LEAVES = "SELECT relid::regclass::text FROM pg_partition_tree('taskq_internal.live') WHERE isleaf ORDER BY 1"
-INDEXES = """SELECT c.relname, i.indisvalid FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
-    JOIN pg_index i ON i.indexrelid = c.oid WHERE h.inhparent = 'taskq_internal.live_attempt'::regclass ORDER BY 1"""
-FILES = "SELECT pg_relation_filenode(('taskq_internal.' || %s || '_default')::regclass)"
-SCANS = "SELECT seq_scan FROM pg_stat_user_tables WHERE schemaname = 'taskq_internal' AND relname = %s || '_default'"
 
 
 @pytest.fixture
@@ -59,16 +60,10 @@ def queue(dsn: str) -> Iterator[TaskQueue]:
         yield queue
 
 
-def figures(conn: psycopg.Connection, query: str) -> dict[str, object]:
-    """A figure of each table that has a row for each task."""
-    rows = {table: conn.execute(query.encode(), (table,)).fetchone() for table in TABLES}
-    return {table: row[0] for table, row in rows.items() if row is not None}
-
-
-def scans(dsn: str) -> dict[str, object]:
-    """The scans of each table so far, as another session sees them."""
+def figures(dsn: str) -> dict[str, tuple[int, int]]:
+    """The scans and the file of each table of tasks, as another session sees them."""
     with psycopg.connect(dsn, autocommit=True) as conn:
-        return figures(conn, SCANS)
+        return scans_and_files(conn)
 
 
 def catalogs(conn: psycopg.Connection) -> set[tuple[object, ...]]:
@@ -87,9 +82,9 @@ def catalogs(conn: psycopg.Connection) -> set[tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("migration", "scanned", "rewritten"),
     [
-        (MIGRATION, set(), set()),
-        ("CREATE INDEX ON taskq_internal.live (topic_id, attempt)", {"live"}, set()),
-        ("ALTER TABLE taskq_internal.ended ADD COLUMN r float DEFAULT random()", {"ended"}, {"ended"}),
+        (ADDING_MIGRATION, set(), set()),
+        (INDEXING_MIGRATION, {"live"}, set()),
+        (REWRITING_MIGRATION, {"ended"}, {"ended"}),
     ],
     ids=["by the rule", "an index against it", "a rewrite against it"],
 )
@@ -97,11 +92,11 @@ def test_an_upgrade_by_the_rule_scans_and_rewrites_no_table_of_tasks(
     migration: str, scanned: set[str], rewritten: set[str], queue: TaskQueue, dsn: str
 ) -> None:
     queue.conn.execute("SELECT pg_stat_reset()")
-    before, files = scans(dsn), figures(queue.conn, FILES)
+    before = figures(dsn)
     install_next_release(dsn, migration)
-    after, later = scans(dsn), figures(queue.conn, FILES)
-    assert {table for table in TABLES if after[table] != before[table]} == scanned
-    assert {table for table in TABLES if later[table] != files[table]} == rewritten
+    after = figures(dsn)
+    assert {table for table in before if after[table][0] != before[table][0]} == scanned
+    assert {table for table in before if after[table][1] != before[table][1]} == rewritten
 
 
 def test_an_index_that_was_built_before_the_upgrade_holds_up_no_call_and_needs_no_scan(
@@ -123,18 +118,15 @@ def test_an_index_that_was_built_before_the_upgrade_holds_up_no_call_and_needs_n
         longer.commit()
         build.result()
     queue.conn.execute("SELECT pg_stat_reset()")
-    before = scans(dsn)
-    install_next_release(dsn, "CREATE INDEX live_attempt ON taskq_internal.live (topic_id, attempt)")
-    assert scans(dsn) == before
-    assert queue.conn.execute(INDEXES).fetchall() == [("live_attempt_1", True), ("live_attempt_2", True)]
+    before = figures(dsn)
+    install_next_release(dsn, INDEXING_MIGRATION)
+    assert figures(dsn) == before
 
 
 def build_index(dsn: str) -> None:
-    """Builds an index on each table that has waiting tasks, as docs/production/upgrades.md says."""
+    """Builds the index of the migration before the upgrade."""
     with connect(dsn, autocommit=True) as conn:
-        for number, (table,) in enumerate(conn.execute(LEAVES).fetchall(), 1):
-            statement = "CREATE INDEX CONCURRENTLY IF NOT EXISTS live_attempt_%d ON %s (topic_id, attempt)"
-            conn.execute((statement % (number, table)).encode())
+        build_index_ahead(conn)
 
 
 def test_an_upgrade_that_waits_for_a_transaction_lets_other_calls_pass(queue: TaskQueue, dsn: str) -> None:

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import TypeVar
 
 import psycopg
-from psycopg import sql
 
 from airflow_provider_taskq.queue import InvalidArgument, InvalidState, InvalidTask, TaskQueueError, UnknownTopic
 from tests.fuzz.inputs import LONGEST
+from tests.internals import stored_rows
 
 Answer = TypeVar("Answer")
 
@@ -72,35 +72,25 @@ def check_shares(outcomes: Counter[bool]) -> None:
 
 
 class StoredState:
-    """Tells whether a call has changed a row of the queue, by the place and the transaction of each row version."""
+    """Tells whether a call has changed a row of the queue, by the place and the contents of each row version."""
 
     def __init__(self, conn: psycopg.Connection) -> None:
         conn.prepare_threshold = 0
         self._conn = conn
-        tables = conn.execute(
-            "SELECT relnamespace::regnamespace::text, relname FROM pg_class"
-            " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind IN ('r', 'p')"
-            " AND NOT relispartition AND relname NOT IN ('identifier_lock', 'mutex', 'offer_lock')"
-        ).fetchall()
-        self._query = sql.SQL(" UNION ALL ").join(
-            sql.SQL("SELECT {name}, count(*), sum(hashtextextended(concat(tableoid, ctid, xmin), 0)) FROM {t}").format(
-                name=sql.Literal(name), t=sql.Identifier(schema, name)
-            )
-            for schema, name in tables
-        )
         self.remember()
 
     def remember(self) -> None:
         """Take the rows of this moment for those that the next calls may not change."""
         self._seen = self._transactions()
-        self._rows = self._read()
+        self._rows = stored_rows(self._conn)
 
     def changed_tables(self) -> list[str]:
         """Return the tables of which a row was added, changed or removed since `remember`."""
         transactions = self._transactions()
         if transactions == self._seen:  # then no transaction of this server has changed anything
             return []
-        changed = [str(now[0]) for now, then in zip(self._read(), self._rows, strict=True) if now != then]
+        now = stored_rows(self._conn)
+        changed = sorted(table for table in now.keys() | self._rows.keys() if now.get(table) != self._rows.get(table))
         if not changed:
             self._seen = transactions
         return changed
@@ -111,6 +101,3 @@ class StoredState:
 
     def _transactions(self) -> object:
         return self._conn.execute("SELECT pg_current_snapshot()::text").fetchone()
-
-    def _read(self) -> list[tuple[object, ...]]:
-        return self._conn.execute(self._query).fetchall()

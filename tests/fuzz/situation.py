@@ -3,21 +3,18 @@
 from datetime import UTC, datetime, timedelta
 
 from airflow_provider_taskq.queue import Decision, NewTask, Result, RetryPolicy, TaskQueue, TopicPolicy
-from tests.queue.conftest import TABLES
+from tests.internals import empty_queue
 
 HOUR = timedelta(hours=1)
 SEQUENCES = 9  # of the tasks: 1 to 9
 OWNER = "owner"
 TICK = datetime(2100, 1, 1, tzinfo=UTC)
-_EMPTY = ";".join(
-    [*(f"DELETE FROM {table}" for table in TABLES), "SELECT setval('taskq_internal.task_sequence', 1, false)"]
-).encode()
 
 
 def refill(queue: TaskQueue) -> None:
     """Removes everything, and stores the topic `work` with nine tasks: ended, held, waiting, scheduled, and a tick."""
     with queue.conn.transaction():
-        queue.conn.execute(_EMPTY)
+        empty_queue(queue.conn)
         queue.create_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR)))
         queue.push("work", ["failed", "retried", "done", "off", "held", "a", "b", NewTask("later", delay=HOUR)])
         owner = queue.register(OWNER, HOUR)

@@ -124,7 +124,7 @@ TEXTS_OF_JSON = st.one_of(
 # Errors of a caller: of the queue (TQ), of a value (22), of a constraint (23), of a size (54).
 EXPECTED = ("TQ000", "TQ001", "TQ002", "TQ003", "TQ008", "22", "23", "54")
 STORED = """
-    SELECT identifier, reference, priority, payload::jsonb = %s::jsonb FROM taskq_internal.task WHERE sequence = %s
+    SELECT identifier, reference, priority, payload::jsonb = %s::jsonb FROM taskq.task_info WHERE sequence = %s
 """
 
 

@@ -9,12 +9,14 @@ from airflow_provider_taskq.queue import (
     NewTask,
     Result,
     RetryPolicy,
+    State,
     Task,
     TaskQueue,
     TopicPolicy,
     config_hash,
     ticks_every,
 )
+from tests.internals import lapse_lease, set_created, space_ends
 
 HOUR = timedelta(hours=1)
 TRACE = (
@@ -67,10 +69,7 @@ def _payments(queue: TaskQueue) -> None:
     queue.set_actor("maria")
     queue.revive("payments", sequences=[failing[0].sequence])
     queue.poll("payments", queue.register("worker-that-died", HOUR))
-    queue.conn.execute(
-        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'"
-        " WHERE name = 'worker-that-died'"
-    )
+    lapse_lease(queue.conn, "worker-that-died")
     queue.expire()
 
 
@@ -90,16 +89,11 @@ def _nightly(queue: TaskQueue) -> None:
 
 def _spread(queue: TaskQueue) -> None:
     """Spreads the ends of tasks over the last day, most of them over the last hour."""
-    queue.conn.execute(
-        "UPDATE taskq_internal.ended SET completed = completed - random() * interval '59 minutes'"
-        " - CASE WHEN sequence % 4 = 0 THEN (sequence % 23) * interval '1 hour' ELSE interval '0' END"
-        " WHERE completed IS NOT NULL"
+    space_ends(
+        queue.conn,
+        ago="random() * interval '59 min' + CASE sequence % 4 WHEN 0 THEN sequence % 23 ELSE 0 END * interval '1 h'",
+        ran=f"CASE state WHEN {int(State.FAILED)} THEN 301 ELSE 4 + sequence % 30 END * interval '0.1 s'",
+        waited="(1 + sequence % 7) * interval '0.8 s'",
     )
-    queue.conn.execute(
-        "UPDATE taskq_internal.ended SET polled = completed - n.ran, available_at = completed - n.ran - n.waited"
-        " FROM (SELECT sequence, CASE state WHEN 3 THEN interval '30.1 s'"
-        " ELSE (4 + sequence % 30) * interval '0.1 s' END AS ran,"
-        " (1 + sequence % 7) * interval '0.8 s' AS waited FROM taskq_internal.ended) n"
-        " WHERE n.sequence = ended.sequence AND polled IS NOT NULL"
-    )
-    queue.conn.execute("UPDATE taskq_internal.task SET created = created - interval '25 hours'")
+    tasks = (task for topic in queue.topics() for task in queue.page(topic, size=100_000))
+    set_created(queue.conn, {task.sequence: task.created - timedelta(hours=25) for task in tasks})

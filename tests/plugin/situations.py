@@ -1,7 +1,6 @@
 """Databases for the views: topics with tasks in every situation, and a topic with a million tasks."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import psycopg
 
@@ -20,7 +19,7 @@ from airflow_provider_taskq.queue import (
     connect,
     ticks_every,
 )
-from tests.queue.conftest import TABLES
+from tests.internals import empty_queue, lapse_lease, space_ends, store_million_tasks
 
 HOSTILE_TEXT = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&\u202e'
 HOSTILE = f"a/b?c=d&e#f%2F {HOSTILE_TEXT}"
@@ -30,13 +29,11 @@ TRACE = (
     'Traceback (most recent call last):\n  File "pay.py", line 17, in pay\nTimeoutError: the bank\'s gateway timed out'
 )
 HOUR = timedelta(hours=1)
-_LARGE = Path(__file__).parent / "large.sql"
 
 
 def empty(conn: psycopg.Connection) -> None:
     """Removes everything from the queue of a database."""
-    for table in TABLES:
-        conn.execute(f"DELETE FROM {table}".encode())
+    empty_queue(conn)
 
 
 def fill(dsn: str) -> None:
@@ -57,14 +54,8 @@ def fill(dsn: str) -> None:
             fill_topic(queue)
         queue.create_topic("empty")
         # Spread the ends of tasks over the last day, so that the charts have bars.
-        conn.execute(
-            "UPDATE taskq_internal.ended SET completed = completed - (sequence % 24) * interval '1 hour'"
-            " - (sequence % 50) * interval '1 minute' WHERE completed IS NOT NULL AND sequence % 3 > 0"
-        )
-        conn.execute(
-            "UPDATE taskq_internal.ended SET polled = completed - (sequence % 40) * interval '0.1 s'"
-            " WHERE polled IS NOT NULL"
-        )
+        ago = "least(sequence % 3, 1) * make_interval(hours => sequence::int % 24, mins => sequence::int % 50)"
+        space_ends(conn, ago=ago, ran="(sequence % 40) * interval '0.1 s'")
         conn.execute("ANALYZE")
 
 
@@ -158,10 +149,7 @@ def _consumer_groups(queue: TaskQueue) -> None:
 
 def _lapse(queue: TaskQueue, owner: str) -> None:
     """Lets the lease of an owner lapse ten minutes ago."""
-    queue.conn.execute(
-        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '10 minutes' WHERE name = %s",
-        (owner,),
-    )
+    lapse_lease(queue.conn, owner, timedelta(minutes=10))
 
 
 def fill_large(dsn: str) -> None:
@@ -175,5 +163,4 @@ def fill_large(dsn: str) -> None:
             queue.create_topic(f"topic-{number:03}")
         for number in range(20):
             queue.register(f"worker-{number}", HOUR)
-        for statement in _LARGE.read_text(encoding="utf-8").split(";\n"):
-            conn.execute(statement.encode())
+        store_million_tasks(conn)

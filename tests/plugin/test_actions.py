@@ -9,6 +9,7 @@ import pytest
 from fastapi import HTTPException
 
 from airflow_provider_taskq.queue import Decision, NewTask, Result, State, Task, TaskQueue, connect, selection
+from tests.internals import damage_task, lapse_lease
 from tests.plugin.conftest import Client, patient
 from tests.plugin.situations import SECRET
 from tests.queue.conftest import known
@@ -198,7 +199,7 @@ def test_an_expiry_takes_no_more_tasks_than_the_preview_counted(client: Client, 
     acts.push("work", ["a", "b"])
     for name in ("one", "two"):
         acts.poll("work", acts.register(name))
-    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    lapse_lease(acts.conn)
     assert preview(client, "expire", topic=None)["count"] == 2
     assert post(client, "expire", topic=None, confirm=True, expected=1).status_code == 409
     assert states(acts) == {State.ACTIVE: 2}
@@ -212,7 +213,7 @@ def test_a_refused_action_rolls_back_before_it_answers(
 
     acts.push("work", ["a", "b"])
     acts.poll("work", acts.register("holder"), 2)
-    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    lapse_lease(acts.conn)
     monkeypatch.setenv("AIRFLOW_CONN_TASKQ_ACTS", patient(page_dsns["acts"]))
 
     def refused() -> None:
@@ -247,7 +248,7 @@ def test_a_push_refuses_a_number_that_would_be_rounded(client: Client) -> None:
 def test_an_expiry_takes_back_the_tasks_of_lapsed_leases(client: Client, acts: TaskQueue) -> None:
     acts.push("work", ["a"])
     acts.poll("work", acts.register("holder"))
-    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 minute'")
+    lapse_lease(acts.conn)
     assert preview(client, "expire", topic=None, options={"grace_seconds": 3600})["count"] == 0
     assert preview(client, "expire", topic=None)["count"] == 1
     assert done(client, "expire", topic=None) == 1
@@ -338,7 +339,7 @@ def test_every_field_refuses_a_number_outside_the_range_of_a_double(
 def test_the_page_reveals_an_unreadable_payload_as_its_text(client: Client, acts: TaskQueue) -> None:
     (task,) = acts.push("work", ["a"])
     for text in ("[1e400]", "9" * 5_000, "[" * 5_000 + "]" * 5_000):
-        acts.conn.execute("UPDATE taskq_internal.task SET payload = %s::json", (text,))
+        damage_task(acts.conn, task.sequence, payload=text)
         parameters: dict[str, str | int] = {"topic": "work", "sequence": task.sequence}
         assert client("op").post("/api/taskq_acts/reveal", json=parameters).json()["payload"] == text
         for view in ("tasks", "task"):

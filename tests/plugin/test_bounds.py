@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import TaskQueue
+from tests.internals import store_moments, stored_rows
 from tests.plugin.conftest import Client
-from tests.queue.test_bounds import make_world, stored
+from tests.queue.test_bounds import make_world
 
 pytestmark = pytest.mark.slow
 
@@ -107,25 +108,19 @@ def test_an_action_refuses_values_out_of_range_with_a_sentence(
     client: Client, acts: TaskQueue, request_body: str
 ) -> None:
     make_world(acts)
-    before = stored(acts)
+    before = stored_rows(acts.conn)
     for confirmed in ("false", "true"):
         sent = f'{request_body[:-1]}, "confirm": {confirmed}, "expected": 5}}'
         answer = client("op").post(f"{API}/actions", content=sent, headers={"Content-Type": "application/json"})
         assert 400 <= answer.status_code < 500, f"{answer.status_code} {answer.text}"
         assert answer.json()["error"]
-    assert stored(acts) == before
+    assert stored_rows(acts.conn) == before
 
 
 @pytest.mark.parametrize("value", ["infinity", "-infinity", "294276-01-01 00:00Z"])
 def test_views_show_rows_with_moments_out_of_range(client: Client, acts: TaskQueue, value: str) -> None:
     world = make_world(acts)
-    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = %s, seen = %s", (value, value))
-    acts.conn.execute("UPDATE taskq_internal.task SET created = %s, due = %s", (value, value))
-    acts.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = %s WHERE waits <> 1", (value,))
-    acts.conn.execute("UPDATE taskq_internal.ended SET available_at = %s, completed = %s", (value, value))
-    acts.conn.execute("UPDATE taskq_internal.lock SET until = 'infinity', locked = %s", (value,))
-    acts.conn.execute("UPDATE taskq_internal.progress SET advanced = %s", (value,))
-    acts.conn.execute("UPDATE taskq_internal.audit SET happened = %s", (value,))
+    store_moments(acts.conn, value)
 
     def get_view(path: str, **params: Any) -> dict[str, Any]:
         answer = client("viewer").get(f"{API}/{path}", params=params)

@@ -40,12 +40,9 @@ def test_counts_stop_at_their_cap(queue: TaskQueue) -> None:
     assert (whole.ready, whole.scheduled) == (7, 6)
 
 
-def test_counts_separate_due_and_scheduled_tasks_at_every_priority(queue: TaskQueue, conn: psycopg.Connection) -> None:
-    queue.push("work", [NewTask(f"{n}", priority=n % 5 - 2) for n in range(10)])
-    conn.execute(
-        "UPDATE taskq_internal.live SET late = true,"
-        " available_at = clock_timestamp() + interval '1 hour' WHERE sequence % 2 = 0"
-    )
+def test_counts_separate_due_and_scheduled_tasks_at_every_priority(queue: TaskQueue) -> None:
+    hour = timedelta(hours=1)
+    queue.push("work", [NewTask(f"{n}", priority=n % 5 - 2, delay=hour if n % 2 else None) for n in range(10)])
     (seen,) = queue.browse_topics()
     assert (seen.ready, seen.scheduled) == (5, 5)
 

@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from airflow_provider_taskq.queue import Decision, NewTask, Result, State, TaskQueue
+from tests.internals import lapse_lease
 from tests.plugin.browser import OpenTab
 
 pytestmark = pytest.mark.slow
@@ -141,7 +142,7 @@ def test_a_user_releases_an_owner_and_expires_lapsed_leases(tab: OpenTab, acts: 
     acts.poll("work", acts.register("sleeper"), 2)
     dead = acts.register("dead")
     (task,) = acts.poll("work", dead)
-    acts.conn.execute("UPDATE taskq_internal.owner SET lease_until = now() - interval '1 hour' WHERE name = 'dead'")
+    lapse_lease(acts.conn, "dead")
     visit = tab("op")
     main = visit.view("owners", conn_id="taskq_acts")
     expect(main.get_by_test_id("owners").get_by_role("row").filter(has_text="dead")).to_contain_text("lapsed")

@@ -1,7 +1,7 @@
 """Helpers for the queue's tests: tasks in any state, and time that passes by SQL."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -20,35 +20,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-
-# All tables but those whose rows are created with the schema: migrations and locks.
-TABLES = (
-    "taskq_internal.live",
-    "taskq_internal.ended",
-    "taskq_internal.task",
-    "taskq_internal.dependency",
-    "taskq_internal.probe",
-    "taskq_internal.probe_result",
-    "taskq_internal.front",
-    "taskq_internal.identifier_front",
-    "taskq_internal.topic",
-    "taskq_internal.owner",
-    "taskq.staged",
-    "taskq_internal.stage",
-    "taskq_internal.deferred_task",
-    "taskq.staged_task",
-    "taskq.staged_junction",
-    "taskq_internal.stream",
-    "taskq_internal.lock",
-    "taskq_internal.progress",
-    "taskq_internal.group_release",
-    "taskq_internal.history",
-    "taskq_internal.consumer_group",
-    "taskq_internal.audit",
-    "taskq_internal.worker",
-    "taskq_internal.drain",
-    "taskq_internal.retention_walk",
-)
+from tests.internals import age_tasks, lapse_lease, set_ended_state, stop_autovacuum
 
 T = TypeVar("T")
 InBackground = Callable[[Callable[[], T]], "Future[T]"]
@@ -65,8 +37,7 @@ RESULTS = {
 def own_queue(own_dsn: str) -> Iterator[TaskQueue]:
     """A queue with a topic `work` in a database for one test, which autovacuum does not touch."""
     with connect(own_dsn, autocommit=True) as conn:
-        for table in ("task_default", "live_default", "ended_default"):
-            conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
+        stop_autovacuum(conn)
         queue = TaskQueue(conn)
         queue.create_topic("work")
         yield queue
@@ -155,72 +126,12 @@ def hurry(queue: TaskQueue, patience: str = "3s") -> TaskQueue:
 
 def lapse(queue: TaskQueue, owner: Owner, ago: timedelta = timedelta(seconds=1)) -> None:
     """Makes the lease of an owner have lapsed the given time ago."""
-    queue.conn.execute(
-        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - %s::interval WHERE name = %s",
-        (ago, owner.name),
-    )
-
-
-PASSED = """SELECT l.sequence FROM taskq_internal.live l
-    LEFT JOIN LATERAL (SELECT * FROM taskq_internal.front f WHERE f.topic_id = l.topic_id AND f.priority = l.priority
-                       ORDER BY f.number DESC LIMIT 1) f ON true
-    WHERE l.holder IS NULL AND l.waits <= 0 AND (f.number IS NULL OR NOT l.late AND (
-        (l.available_at, l.sequence) < (f.available_at, f.sequence)
-        OR (l.available_at, l.sequence) > (f.gap_low_at, f.gap_low_sequence)
-            AND (l.available_at, l.sequence) < (f.gap_high_at, f.gap_high_sequence)))
-    UNION ALL
-    SELECT l.sequence FROM taskq_internal.live l CROSS JOIN LATERAL (
-        SELECT * FROM taskq_internal.identifier_front i
-        WHERE i.topic_id = l.topic_id AND i.identifier = l.identifier AND i.priority = l.priority
-        ORDER BY i.number DESC LIMIT 1) i
-    WHERE l.holder IS NULL AND l.waits <= 0 AND NOT l.late
-      AND (l.available_at, l.sequence) < (i.available_at, i.sequence)
-    UNION ALL
-    SELECT l.sequence FROM taskq_internal.live l CROSS JOIN LATERAL (
-        SELECT * FROM taskq_internal.identifier_front i
-        WHERE i.topic_id = l.topic_id AND i.identifier = l.identifier ORDER BY i.number DESC LIMIT 1) i
-    WHERE l.holder IS NOT NULL AND l.polled < i.claimed_at"""
+    lapse_lease(queue.conn, owner.name, ago)
 
 
 def pass_time(queue: TaskQueue, duration: timedelta) -> None:
     """Lets time pass for all tasks and probes, by moving their stored times back."""
-    for table, columns in {
-        "task": ("created", "due"),
-        "live": ("available_at", "due_again"),
-        "ended": ("available_at", "completed"),
-        "probe_result": ("failed_at",),
-        "front": ("available_at", "gap_low_at", "gap_high_at"),
-        "identifier_front": ("available_at", "claimed_at"),
-    }.items():
-        moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
-        queue.conn.execute(f"UPDATE taskq_internal.{table} SET {moves}".encode(), {"by": duration})
-
-
-ADVANCE = """SELECT taskq_internal.advance_fronts(p.topic_id, -100, 100, %s, b.placed)
-    FROM taskq_internal.topic p CROSS JOIN taskq_internal.front_bounds(p.topic_id) b WHERE p.name = %s"""
-ADVANCE_IDENTIFIERS = """SELECT taskq_internal.advance_identifier_fronts(
-        p.topic_id, %s::bigint[], b.placed, b.claimed, 1)
-    FROM taskq_internal.topic p CROSS JOIN taskq_internal.front_bounds(p.topic_id) b WHERE p.name = %s"""
-
-
-def advance_fronts(conn: psycopg.Connection, topic: str = "work", backwards: bool = False) -> None:
-    """Advances the fronts of a topic as far as possible. A poll does this for some priorities, at random."""
-    conn.execute(ADVANCE.encode(), (backwards, topic))
-
-
-def advance_identifiers(conn: psycopg.Connection, claimed: Iterable[Task], topic: str = "work") -> None:
-    """Advances the fronts of the identifiers of tasks, in the transaction that has polled them.
-
-    A poll does this at random, and only for identifiers with many tasks.
-    """
-    sequences = [task.sequence for task in claimed]
-    conn.execute(ADVANCE_IDENTIFIERS.encode(), (sequences, topic))
-
-
-def passed(conn: psycopg.Connection) -> list[int]:
-    """The tasks that polls would miss: READY, not late, and before a front or in a gap, or ACTIVE before a front."""
-    rows = conn.execute(PASSED.encode()).fetchall()
-    return [sequence for (sequence,) in rows]
+    age_tasks(queue.conn, duration)
 
 
 def known(queue: TaskQueue, task: Task | int, topic: str = "work") -> TaskInfo:
@@ -283,9 +194,7 @@ def task_in(queue: TaskQueue, owner: Owner, state: State, identifier: str = "a",
         _expire(queue, owner, topic)
     elif state in (State.RECREATED, State.REDUNDANT):  # which no verb of this release makes of an ended task alone
         queue.complete(owner, {task: Result.SUCCESS})
-        queue.conn.execute(
-            "UPDATE taskq_internal.ended SET state = %s, descent = 6 WHERE sequence = %s", (int(state), task.sequence)
-        )
+        set_ended_state(queue.conn, state, task.sequence)
     assert known(queue, task, topic).state is state
     return task
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg.rows import tuple_row
+from psycopg.rows import scalar_row, tuple_row
 
 SETTINGS = {
     "auto_explain.log_min_duration": "0",
@@ -17,9 +17,8 @@ SETTINGS = {
     "auto_explain.log_format": "json",
     "client_min_messages": "log",
 }
-INDEXES = """SELECT c.relname, coalesce(p.relname, c.relname) FROM pg_class c
-    LEFT JOIN pg_inherits h ON h.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = h.inhparent
-    WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind IN ('i', 'r')"""
+PARTS = """SELECT c.relname, p.relname FROM pg_inherits h
+    JOIN pg_class c ON c.oid = h.inhrelid JOIN pg_class p ON p.oid = h.inhparent"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +33,9 @@ class Explained:
     statements: int  # the call itself, and those of the functions that it calls
 
     @property
-    def indexes(self) -> set[str]:
-        """The indexes that were used."""
-        return {index for _, index in self.rows if index}
+    def most(self) -> int:
+        """The most rows that were read of a table, or by one of its indexes."""
+        return max(self.rows.values(), default=0)
 
 
 def explain(conn: psycopg.Connection, work: Callable[[], object]) -> Explained:
@@ -47,7 +46,7 @@ def explain(conn: psycopg.Connection, work: Callable[[], object]) -> Explained:
     reported: list[str] = []
     conn.execute("LOAD 'auto_explain'")
     with conn.cursor(row_factory=tuple_row) as cursor:
-        names: dict[str, str] = dict(cursor.execute(INDEXES.encode()).fetchall())
+        names: dict[str, str] = dict(cursor.execute(PARTS).fetchall())
     conn.execute("SELECT setseed(0.5)")
     for name, value in SETTINGS.items():
         conn.execute("SELECT set_config(%s, %s, false)", (name, value))
@@ -91,3 +90,17 @@ def _looked_at(node: dict[str, Any]) -> int:
 
 def _pages(plan: dict[str, Any]) -> int:
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def changed_rows(conn: psycopg.Connection, work: Callable[[], object]) -> int:
+    """The number of rows that a call updates or deletes, as the server counts them."""
+    with conn.transaction():
+        before = _changed(conn)
+        work()
+        return _changed(conn) - before
+
+
+def _changed(conn: psycopg.Connection) -> int:
+    with conn.cursor(row_factory=scalar_row) as cursor:
+        cursor.execute("SELECT coalesce(sum(n_tup_upd + n_tup_del), 0)::int FROM pg_stat_xact_user_tables")
+        return int(cursor.fetchone() or 0)

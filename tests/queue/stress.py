@@ -21,6 +21,7 @@ from airflow_provider_taskq.queue import (
     State,
     TaskQueue,
 )
+from tests.internals import lapse_lease
 
 LEDGER = """CREATE TABLE ledger (
     line bigint GENERATED ALWAYS AS IDENTITY, topic text, identifier text, sequence bigint, attempt int, revived boolean
@@ -74,10 +75,7 @@ def consume(queue: TaskQueue, dice: random.Random, name: str) -> None:
 
 def _lapse(queue: TaskQueue, owner: Owner) -> None:
     """Makes the lease lapse as if a second had passed without a heartbeat."""
-    queue.conn.execute(
-        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second' WHERE name = %s",
-        (owner.name,),
-    )
+    lapse_lease(queue.conn, owner.name)
     queue.conn.commit()
 
 
@@ -106,9 +104,8 @@ def terminate(queue: TaskQueue, _dice: random.Random, _name: str) -> None:
 def watch(queue: TaskQueue, _dice: random.Random, _name: str) -> None:
     """Records the identifiers that have several ACTIVE tasks at once."""
     queue.conn.execute(
-        "INSERT INTO seen SELECT p.name, l.identifier, count(*) FROM taskq_internal.live l"
-        " JOIN taskq_internal.topic p USING (topic_id)"
-        " WHERE l.holder IS NOT NULL GROUP BY 1, 2 HAVING count(*) > 1"
+        "INSERT INTO seen SELECT topic, identifier, count(*) FROM taskq.tasks"
+        " WHERE state = 'ACTIVE' GROUP BY 1, 2 HAVING count(*) > 1"
     )
     queue.conn.commit()
 

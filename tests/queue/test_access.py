@@ -20,31 +20,9 @@ from airflow_provider_taskq.queue import (
     install,
     uninstall,
 )
+from tests.internals import pretend_release
 
 KINDS = ["producer", "consumer", "reader", "operator"]
-TABLES = [
-    "taskq_internal.task",
-    "taskq_internal.live",
-    "taskq_internal.ended",
-    "taskq_internal.topic",
-    "taskq_internal.owner",
-    "taskq_internal.dependency",
-    "taskq_internal.identifier_lock",
-    "taskq_internal.lock",
-    "taskq_internal.access",
-    "taskq_internal.history",
-    "taskq_internal.group_release",
-    "taskq_internal.stream",
-    "taskq_internal.consumer_group",
-    "taskq_internal.consumer_partition",
-    "taskq_internal.handling",
-    "taskq_internal.audit",
-    "taskq_internal.worker",
-    "taskq.staged",
-    "taskq.staged_task",
-    "taskq.staged_junction",
-]
-
 LEASE = timedelta(minutes=5)
 
 As = Callable[[str], TaskQueue]
@@ -183,27 +161,6 @@ def test_a_role_may_call_the_functions_of_its_kind_and_no_others(granted: As, ki
     assert {name for name, call in calls.items() if may(call)} == allowed
 
 
-def first_columns(queue: TaskQueue) -> dict[str, str]:
-    """The first column of each of the tables."""
-    found = queue.conn.execute(
-        "SELECT t, a.attname FROM unnest(%s::text[]) t JOIN pg_attribute a ON a.attrelid = t::regclass"
-        " WHERE a.attnum = 1",
-        (TABLES,),
-    )
-    return dict(found.fetchall())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_role_reaches_a_table(own_queue: TaskQueue, granted: As, kind: str) -> None:
-    columns = first_columns(own_queue)
-    queue = granted(kind)
-    for table in TABLES:
-        # DEFAULT reads no column, so the update needs no other right.
-        for statement in ("SELECT FROM {}", "DELETE FROM {}", f"UPDATE {{}} SET {columns[table]} = DEFAULT"):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                queue.conn.execute(statement.format(table).encode())
-
-
 @pytest.mark.parametrize(
     ("kinds", "table", "allowed"),
     [
@@ -225,35 +182,6 @@ def test_only_a_producer_stages_tasks_also_as_follow_ups_of_decisions(
         (role, f"taskq.{table}", role, f"taskq.{table}"),
     ).fetchone()
     assert row == (allowed, False)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_role_has_a_right_in_the_internal_schema(own_queue: TaskQueue, role: str, kind: str) -> None:
-    own_queue.conn.execute("SELECT taskq.grant_access(%s, %s)", (role, kind))
-    found = own_queue.conn.execute(
-        """SELECT 'schema' WHERE has_schema_privilege(%(role)s, 'taskq_internal', 'USAGE, CREATE')
-           UNION ALL SELECT oid::regclass::text FROM pg_class
-           WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind IN ('r', 'p', 'v')
-             AND has_table_privilege(%(role)s, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
-           UNION ALL SELECT oid::regclass::text FROM pg_class
-           WHERE relnamespace = 'taskq_internal'::regnamespace
-             AND CASE WHEN relkind = 'S' THEN has_sequence_privilege(%(role)s, oid, 'USAGE, SELECT, UPDATE') END
-           UNION ALL SELECT oid::regprocedure::text FROM pg_proc
-           WHERE pronamespace = 'taskq_internal'::regnamespace AND has_function_privilege(%(role)s, oid, 'EXECUTE')""",
-        {"role": role},
-    )
-    assert found.fetchall() == []
-
-
-def test_no_role_may_call_helpers_or_grant_access(granted: As) -> None:
-    queue = granted("operator")
-    for call in (
-        "taskq_internal.claim_first_due(1, 1, 1, false)",
-        "taskq.grant_access('postgres', 'reader')",
-        "taskq_internal.claim_locked(1, 1, '{1}')",
-    ):
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            queue.conn.execute(f"SELECT {call}".encode())
 
 
 def test_a_role_without_a_grant_may_do_nothing(own_queue: TaskQueue, role: str) -> None:
@@ -282,7 +210,7 @@ def test_functions_on_the_search_path_of_a_role_do_not_run_with_the_owners_right
 def test_grants_outlive_an_upgrade(own_queue: TaskQueue, own_dsn: str, role: str) -> None:
     own_queue.conn.execute("SELECT taskq.grant_access(%s, 'producer')", (role,))
     with connect(own_dsn) as conn:
-        conn.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number = 0")
+        pretend_release(conn)
         install(conn)
     own_queue.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
     assert len(own_queue.push("work", ["a"])) == 1

@@ -11,6 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import TaskQueue, connect, install
+from tests.internals import SCHEMAS, private_rights
 
 KINDS = ("producer", "consumer", "reader", "operator")
 LIMITED = ("limited producer", "limited consumer", "limited reader")
@@ -99,19 +100,7 @@ def test_a_role_may_call_each_function_or_not_as_the_table_says(matrix: Matrix, 
 @pytest.mark.parametrize("role", ROLES)
 def test_only_the_owner_has_a_right_in_the_internal_schema(matrix: Matrix, role: str) -> None:
     conn, names = matrix
-    found = column(
-        conn,
-        """SELECT 'schema' WHERE has_schema_privilege(%(role)s, 'taskq_internal', 'USAGE, CREATE')
-           UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p
-           WHERE p.pronamespace = 'taskq_internal'::regnamespace AND has_function_privilege(%(role)s, p.oid, 'EXECUTE')
-           UNION ALL SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'taskq_internal'::regnamespace
-             AND CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(%(role)s, c.oid, 'USAGE, SELECT, UPDATE')
-                      WHEN c.relkind IN ('r', 'p', 'v', 'm')
-                      THEN has_table_privilege(%(role)s, c.oid, %(rights)s)
-                        OR has_any_column_privilege(%(role)s, c.oid, 'SELECT, INSERT, UPDATE, REFERENCES') END""",
-        role=names[role],
-        rights=", ".join(RIGHTS),
-    )
+    found = private_rights(conn, names[role])
     assert (len(found) > 300) == (role == "owner")
     assert role == "owner" or found == []
 
@@ -166,5 +155,5 @@ def test_every_public_function_runs_as_the_owner_with_a_pinned_search_path(matri
 def test_no_other_function_runs_with_rights_of_the_owner(matrix: Matrix) -> None:
     conn, _ = matrix
     query = """SELECT p.oid::regprocedure::text FROM pg_proc p
-               WHERE p.pronamespace = 'taskq_internal'::regnamespace AND p.prosecdef"""
-    assert column(conn, query) == []
+               WHERE p.pronamespace = ANY (%(others)s::regnamespace[]) AND p.prosecdef"""
+    assert column(conn, query, others=SCHEMAS[1:]) == []

@@ -1,7 +1,7 @@
 """Queue time and run time of an attempt: each way to claim records the poll, each way to complete keeps it."""
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from psycopg.rows import scalar_row
@@ -56,7 +56,7 @@ def stage(queue: TaskQueue, owner: Owner) -> str:
         number = cursor.execute("SELECT taskq.open_stage(%s, %s)::text", (owner.name, owner.fence)).fetchone()
     queue.conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
-        " SELECT %s, 0, 0, sequence, 3 FROM taskq_internal.live WHERE holder IS NOT NULL",
+        " SELECT %s, 0, 0, sequence, 3 FROM taskq.tasks WHERE state = 'ACTIVE'",
         (number,),
     )
     return str(number)
@@ -66,13 +66,6 @@ def complete_staged(queue: TaskQueue, owner: Owner) -> None:
     """Commits a stage, as Spark's driver does."""
     query = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{0}', '{1}')"
     queue.conn.execute(query, (owner.name, owner.fence, stage(queue, owner)))
-
-
-def end_staged(queue: TaskQueue, owner: Owner) -> None:
-    """Ends the tasks of a stage by one statement, as the commit of a large stage does."""
-    queue.conn.execute(
-        "SELECT taskq_internal.end_staged_tasks(%s, %s, %s)", (owner.name, owner.fence, stage(queue, owner))
-    )
 
 
 def expire(queue: TaskQueue, owner: Owner) -> None:
@@ -91,7 +84,6 @@ COMPLETIONS: dict[str, Step] = {
     **{f"complete as {result.name}": complete(result) for result in Result},
     "exchange": lambda queue, owner: queue.exchange(owner, dict.fromkeys(queue.held(owner), Result.SUCCESS), "work"),
     "complete_staged": complete_staged,
-    "end_staged": end_staged,
     "expire for good": expire_for_good,
 }
 
@@ -123,36 +115,27 @@ RETURNS: dict[str, Step] = {
 }
 
 
-def stored(queue: TaskQueue, table: str) -> datetime | None:
-    """The stored time of the poll of the only task in a table."""
-    with queue.conn.cursor(row_factory=scalar_row) as cursor:
-        found: list[datetime | None] = cursor.execute(f"SELECT polled FROM taskq_internal.{table}".encode()).fetchall()
-    [polled] = found
-    return polled
-
-
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 def test_each_way_to_claim_records_when_it_polled(queue: TaskQueue, owner: Owner, claim: Step) -> None:
     [task] = queue.push("work", ["a"])
-    assert stored(queue, "live") is None
+    assert known(queue, task).polled is None
     before = queue.now()
     claim(queue, owner)
     polled = known(queue, task).polled
     assert known(queue, task).state is State.ACTIVE
     assert polled is not None
     assert before <= polled <= queue.now()
-    assert stored(queue, "live") == polled
 
 
 @pytest.mark.parametrize("finish", COMPLETIONS.values(), ids=COMPLETIONS)
 def test_each_way_to_complete_keeps_when_the_task_was_polled(queue: TaskQueue, owner: Owner, finish: Step) -> None:
     task = task_in(queue, owner, State.ACTIVE)
-    polled = stored(queue, "live")
+    polled = known(queue, task).polled
     assert polled is not None
     finish(queue, owner)
     info = known(queue, task)
     assert info.state not in (State.ACTIVE, State.READY)
-    assert stored(queue, "ended") == info.polled == polled
+    assert info.polled == polled
     assert info.completed is not None
     *_, ended = queue.timeline("work", task.sequence)
     [line] = queue.browse_tasks("work", [task.sequence])
@@ -164,8 +147,7 @@ def test_each_way_to_complete_keeps_when_the_task_was_polled(queue: TaskQueue, o
 def test_a_task_that_is_ready_again_was_not_polled(queue: TaskQueue, owner: Owner, give_back: Step) -> None:
     task = task_in(queue, owner, State.ACTIVE)
     give_back(queue, owner)
-    assert known(queue, task).state is State.READY
-    assert stored(queue, "live") is None
+    assert (known(queue, task).state, known(queue, task).polled) == (State.READY, None)
     [line] = queue.browse_tasks("work", [task.sequence])
     assert (line.waited, line.ran) == (None, None)
 

@@ -8,6 +8,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue, TaskQueueError, connect
+from tests.internals import private_rights
 from tests.roles import logged_in
 
 
@@ -80,14 +81,5 @@ def test_no_verb_of_an_operator_removes_or_changes_the_audit(operator: TaskQueue
     operator.purge_sequences("work", [task.sequence], [State.SUSPENDED])
     operator.purge_all("work")
     operator.drop_topic("work")
-    for statement in (
-        "DELETE FROM taskq_internal.audit",
-        "TRUNCATE taskq_internal.audit",
-        "UPDATE taskq_internal.audit SET role = 'other'",
-        "INSERT INTO taskq_internal.audit DEFAULT VALUES",
-        "DELETE FROM taskq_internal.history",
-        "UPDATE taskq_internal.history SET role = 'other'",
-    ):
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            operator.conn.execute(statement.encode())
     assert queue.audit_trail() == before
+    assert private_rights(queue.conn, operator.conn.info.user) == []

@@ -28,6 +28,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT, MAX_TIMEDELTA
 from airflow_provider_taskq.queue.log import PartitionLease
 from airflow_provider_taskq.queue.reports import TaskFilter
+from tests.internals import SCHEMAS, lapse_lease, overwrite_times, set_attempt, stored_rows
 from tests.queue.conftest import everything, known, last_failure
 
 EVIL = timedelta(days=99_999_999)
@@ -41,7 +42,7 @@ BAD_MOMENTS = ["infinity", "-infinity", "294276-01-01 00:00Z", "10000-01-01 00:0
 COLUMNS = """
     SELECT c.oid::regclass::text, a.attname, format_type(a.atttypid, a.atttypmod)
     FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-    WHERE c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
+    WHERE c.relnamespace = ANY (%s::regnamespace[])
       AND c.relkind IN ('r', 'p') AND NOT c.relispartition
       AND NOT a.attisdropped AND a.atttypid IN ('timestamptz'::regtype, 'interval'::regtype)
 """
@@ -122,39 +123,17 @@ def beyond(queue: TaskQueue) -> list[str]:
     """The columns that hold a moment or a duration beyond the bounds."""
     query = sql.SQL(" UNION ALL ").join(
         sql.SQL(
-            "SELECT {name} WHERE EXISTS (SELECT FROM {table} WHERE {column} NOT BETWEEN {least} AND {most}{rest})"
+            "SELECT {name} WHERE EXISTS (SELECT FROM {table} WHERE {column} NOT BETWEEN {least} AND {most})"
         ).format(
             name=sql.Literal(f"{table}.{column}"),
             table=sql.Identifier(*table.split(".")),
             column=sql.Identifier(column),
             least=sql.Literal("0001-01-01 00:00Z" if "timestamp" in kind else "-3650 days"),
             most=sql.Literal("9999-12-31 00:00Z" if "timestamp" in kind else "3650 days"),
-            # While a task waits for dependencies, this column has the time of the next check.
-            rest=sql.SQL(" AND waits <> 1" if (table, column) == ("taskq_internal.live", "available_at") else ""),
         )
-        for table, column, kind in queue.conn.execute(COLUMNS).fetchall()
+        for table, column, kind in queue.conn.execute(COLUMNS, (SCHEMAS,)).fetchall()
     )
     return [name for (name,) in queue.conn.execute(query).fetchall()]
-
-
-def stored(queue: TaskQueue) -> dict[str, str | None]:
-    """All rows of all tables, to compare before and after a call."""
-    tables = queue.conn.execute(
-        "SELECT oid::regclass::text FROM pg_class"
-        " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND relkind IN ('r', 'p')"
-        " AND NOT relispartition AND relname NOT IN ('identifier_lock', 'mutex', 'offer_lock')"
-    ).fetchall()
-    return {
-        name: (
-            queue.conn.execute(
-                sql.SQL("SELECT string_agg(t::text, ' ' ORDER BY t::text) FROM {} t").format(
-                    sql.Identifier(*name.split("."))
-                )
-            ).fetchone()
-            or (None,)
-        )[0]
-        for (name,) in tables
-    }
 
 
 OF_TOPIC = ("ttl", "max_crashes", "max_payload_bytes", "keep_succeeded", "keep_failed")
@@ -197,11 +176,11 @@ STORING: dict[str, Callable[[World, timedelta], object]] = {
 @pytest.mark.parametrize("verb", STORING)
 def test_a_duration_of_ten_years_is_stored_and_a_longer_one_refused(queue: TaskQueue, verb: str) -> None:
     world = make_world(queue)
-    before = stored(queue)
+    before = stored_rows(queue.conn)
     for duration in (EVIL, timedelta.max, TEN_YEARS + INSTANT):
         with pytest.raises((InvalidArgument, InvalidTask), match="3650 days"):
             STORING[verb](world, duration)
-    assert stored(queue) == before
+    assert stored_rows(queue.conn) == before
     look(queue)
     STORING[verb](world, TEN_YEARS)
     assert beyond(queue) == []
@@ -225,7 +204,7 @@ def test_a_duration_of_ten_years_is_stored_and_a_longer_one_refused(queue: TaskQ
 def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: str) -> None:
     """Months and days that cancel each other out in a comparison do not cancel each other out on a calendar."""
     make_world(queue)
-    before = stored(queue)
+    before = stored_rows(queue.conn)
     durations = ["178000000 years", "122 months", "71582788 months -2147483640 days", "11 years -365 days"]
     if queue.conn.info.server_version >= 170_000:
         durations += ["infinity", "-infinity"]
@@ -233,7 +212,7 @@ def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: 
         with pytest.raises(psycopg.Error) as error:
             queue.conn.execute(f"SELECT {call.format(f'interval {duration!r}')}".encode())
         assert (error.value.sqlstate or "").startswith("TQ"), error.value
-    assert stored(queue) == before
+    assert stored_rows(queue.conn) == before
 
 
 @pytest.mark.parametrize(
@@ -241,18 +220,18 @@ def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: 
     [
         "taskq.push('work', 'APPEND', ARRAY['a'], p_available_at => ARRAY[{}]::timestamptz[])",
         "taskq.push('work', 'a', available_at => {})",
-        "taskq.set_due('retries', (SELECT max(sequence) FROM taskq_internal.live WHERE identifier = 'waiting'), {})",
+        "taskq.set_due('retries', (SELECT max(sequence) FROM taskq.tasks WHERE identifier = 'waiting'), {})",
         "taskq.install_ticks('work', 't', 'h', ARRAY[{}]::timestamptz[])",
     ],
 )
 def test_a_moment_of_sql_outside_of_the_years_1_to_9999_is_refused(queue: TaskQueue, call: str) -> None:
     make_world(queue)
-    before = stored(queue)
+    before = stored_rows(queue.conn)
     for moment in BAD_MOMENTS:
         with pytest.raises(psycopg.Error, match="the years 1 to 9999") as error:
             queue.conn.execute(f"SELECT {call.format(f'timestamptz {moment!r}')}".encode())
         assert error.value.sqlstate == "TQ002"
-    assert stored(queue) == before
+    assert stored_rows(queue.conn) == before
 
 
 @pytest.mark.parametrize("delay", [timedelta.max, TEN_YEARS, timedelta.min], ids=["greatest", "ten years", "least"])
@@ -289,16 +268,10 @@ def test_a_snooze_whose_months_and_days_cancel_each_other_out_fails_no_batch(que
 )
 def test_the_delay_of_an_extreme_policy_has_a_bound(queue: TaskQueue, owner: Owner, retry: RetryPolicy) -> None:
     queue.alter_topic("work", TopicPolicy(retry))
-    query = (
-        "SELECT taskq_internal.backoff_delay(p.base, p.factor, p.max_delay, %s) <= p.max_delay"
-        " FROM taskq.policy('work') p"
-    )
-    for attempts in (1, 2, 3, 1000, 2**31 - 1):
-        assert queue.conn.execute(query, (attempts,)).fetchone() == (True,)
-    for attempts in (1, 2, 1000):
+    for attempts in (1, 2, 1000, 2_000_000_000):
         [task] = queue.push("work", ["a"])
         queue.poll("work", owner)
-        queue.conn.execute("UPDATE taskq_internal.live SET attempt = %s", (attempts,))
+        set_attempt(queue.conn, task.sequence, attempts)
         queue.complete(owner, {task: Result.FAILURE})
         info = known(queue, task)
         assert info.state is State.FAILED or info.available_at - last_failure(queue, task) <= retry.max_delay
@@ -331,7 +304,7 @@ def test_an_age_may_be_of_any_length(queue: TaskQueue, verb: str) -> None:
 def test_an_age_beyond_the_range_of_time_counts_as_all_time(queue: TaskQueue) -> None:
     world = make_world(queue)
     assert [owner.name for owner in queue.owners(within=timedelta.max)] == ["owner"]
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 day'")
+    lapse_lease(queue.conn, ago=timedelta(days=1))
     assert queue.expire(timedelta.max) == 0
     assert queue.purge_owners(timedelta.max) == 0
     assert known(queue, world.held, "retries").state is State.ACTIVE
@@ -521,15 +494,15 @@ def test_any_argument_is_refused_with_a_message_or_stored_within_the_bounds(queu
                 assert queue.policy(topic).retry.base >= timedelta(0)
                 everything(queue, topic)
 
-    before = stored(queue)
+    before = stored_rows(queue.conn)
     calls()
-    assert stored(queue) == before
+    assert stored_rows(queue.conn) == before
 
 
 @pytest.mark.parametrize("size", [0, -1, -(2**31), -(2**40)])
 def test_a_size_below_one_returns_nothing(queue: TaskQueue, size: int) -> None:
     world = make_world(queue)
-    before = stored(queue)
+    before = stored_rows(queue.conn)
     assert queue.poll("work", world.owner, size) == []
     assert queue.claim("work", world.owner, size) == 0
     assert queue.ready("work", size) == 0
@@ -543,7 +516,7 @@ def test_a_size_below_one_returns_nothing(queue: TaskQueue, size: int) -> None:
     assert queue.browse_owners(size=size) == ([], None)
     assert (queue.browse_groups(size), queue.browse_held("owner", size=size)) == ([], [])
     assert queue.audit_trail(size=size) == []
-    assert stored(queue) == before
+    assert stored_rows(queue.conn) == before
 
 
 def test_a_size_beyond_every_integer_returns_everything(queue: TaskQueue) -> None:
@@ -560,13 +533,13 @@ def test_a_size_beyond_every_integer_returns_everything(queue: TaskQueue) -> Non
 
 def test_the_size_of_a_group_is_minus_one_or_more(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "a"])
-    before = stored(queue)
+    before = stored_rows(queue.conn)
     for size in (-2, -(2**70)):
         with pytest.raises(InvalidArgument, match="-1 for all"):
             queue.poll_batch("work", owner, 1, size)
     assert queue.poll_batch("work", owner, -1) == {}
     assert queue.poll_batch("work", owner, 1, 0) == {}
-    assert stored(queue) == before
+    assert stored_rows(queue.conn) == before
     assert [len(group) for group in queue.poll_batch("work", owner, 2**70, -1).values()] == [2]
 
 
@@ -577,24 +550,10 @@ def test_reading_a_partition_needs_a_size_of_at_least_one(queue: TaskQueue, size
         queue.read_partition(world.partition, size)
 
 
-def spoil(queue: TaskQueue, kind: str, value: str) -> None:
-    """Writes a value into every column of a type, as a superuser can after dropping the constraints."""
-    for table, constraint in queue.conn.execute(
-        "SELECT conrelid::regclass::text, conname FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid"
-        " WHERE c.contype = 'c' AND t.relnamespace = 'taskq_internal'::regnamespace AND NOT t.relispartition"
-        " AND pg_get_constraintdef(c.oid) LIKE '%%interval%%'"
-    ).fetchall():
-        queue.conn.execute(f"ALTER TABLE {table} DROP CONSTRAINT {constraint}".encode())
-    for table, column, type_name in queue.conn.execute(COLUMNS).fetchall():
-        if type_name == kind:
-            query = f"UPDATE {table} SET {column} = {value!r} WHERE {column} IS NOT NULL"
-            queue.conn.execute(query.encode())
-
-
 @pytest.mark.parametrize("value", BAD_MOMENTS)
 def test_a_row_with_a_moment_out_of_range_hides_no_other_row(own_queue: TaskQueue, value: str) -> None:
     world = make_world(own_queue)
-    spoil(own_queue, "timestamp with time zone", value)
+    overwrite_times(own_queue.conn, "timestamptz", value)
     shown = FIRST_MOMENT if value.startswith("-") or value.endswith("BC") else LAST_MOMENT
     late = [shown] if shown == LAST_MOMENT else []
     for zone in ("UTC", "Pacific/Auckland", "America/New_York"):
@@ -617,7 +576,7 @@ def test_a_row_with_a_duration_out_of_range_hides_no_other_row(own_queue: TaskQu
     if own_queue.conn.info.server_version >= 170_000:
         values += ["infinity", "-infinity"]
     for value in values:
-        spoil(own_queue, "interval", value)
+        overwrite_times(own_queue.conn, "interval", value)
         shown = -MAX_TIMEDELTA if value.startswith("-") else MAX_TIMEDELTA
         look(own_queue)
         assert [line.lease for line in own_queue.browse_owners()[0]] == [shown]

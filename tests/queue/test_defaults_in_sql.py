@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Result, TaskQueue, TopicPolicy
+from tests.internals import lapse_lease
 
 
 def value(queue: TaskQueue, call: str) -> object:
@@ -26,7 +27,7 @@ def test_fields_of_a_policy_are_given_by_name(queue: TaskQueue) -> None:
 
 def test_upkeep_without_arguments_expires_every_lapsed_lease(queue: TaskQueue) -> None:
     assert queue.poll("work", queue.register("me")) == []
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = now() - interval '1 s'")
+    lapse_lease(queue.conn)
     assert value(queue, "(expired, purged, more)::text FROM taskq.maintain()") == "(0,0,f)"
     assert queue.owners() == []
 

@@ -17,7 +17,9 @@ from airflow_provider_taskq.queue import (
     State,
     TaskQueue,
 )
+from tests.internals import make_due
 from tests.queue.conftest import identifiers, known, pass_time, states, task_in
+from tests.queue.explained import changed_rows
 
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
@@ -223,9 +225,7 @@ def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_
     pushing.conn.commit()
     assert queue.poll("work", owner) == []
     ending.conn.commit()
-    queue.conn.execute(
-        "UPDATE taskq_internal.live SET late = true, available_at = clock_timestamp()"
-    )  # as a second later
+    make_due(queue.conn)  # as a second later
     assert queue.ready("work") == 1
     assert finish(queue, owner) == ["b"]
 
@@ -233,15 +233,9 @@ def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_
 def test_a_poll_checks_at_most_a_hundred_tasks_that_still_wait(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask("a", delay=timedelta(hours=1)), *[dependent("a") for _ in range(250)]])
     pass_time(queue, timedelta(minutes=20))  # so that the next check of each is a minute away
-    queue.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = clock_timestamp() WHERE waits = 1")
-    looked = []
-    for _ in range(4):
-        assert queue.poll("work", owner, 10) == []
-        row = queue.conn.execute(
-            "SELECT count(*) FROM taskq_internal.live WHERE waits = 1 AND available_at > clock_timestamp()"
-        ).fetchone()
-        looked.append(row)
-    assert looked == [(100,), (200,), (250,), (250,)]
+    make_due(queue.conn, blocked_only=True)
+    looked = [changed_rows(queue.conn, lambda: queue.poll("work", owner, 10)) for _ in range(4)]
+    assert looked == [100, 100, 50, 0]
 
 
 def test_a_snoozed_dependent_that_has_to_wait_again_keeps_the_place_of_its_snooze(

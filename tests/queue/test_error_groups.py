@@ -35,12 +35,10 @@ def fail(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str |
     ],
 )
 def test_an_error_group_leaves_out_the_parts_that_differ_from_task_to_task(
-    queue: TaskQueue, summary: str | None, identifier: str, group: str
+    queue: TaskQueue, owner: Owner, summary: str | None, identifier: str, group: str
 ) -> None:
-    found = queue.conn.execute(
-        "SELECT taskq_internal.error_group(%s::text, %s::text)", (summary, identifier)
-    ).fetchone()
-    assert found == (group,)
+    fail(queue, owner, {identifier: summary})
+    assert [found.error for found in queue.error_groups("work")] == [group]
 
 
 def test_the_largest_group_comes_first_with_its_newest_example(queue: TaskQueue, owner: Owner) -> None:

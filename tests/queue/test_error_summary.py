@@ -19,6 +19,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
 )
 from airflow_provider_taskq.queue.errors import error_summary, picklable_error, trace_text
+from tests.internals import lapse_lease
 from tests.queue.conftest import known, task_in
 
 NEVER = timedelta(0)
@@ -128,9 +129,10 @@ def test_the_summary_of_a_group_names_the_exceptions_in_it(queue: TaskQueue, own
     )
 
 
-def test_the_traceback_of_a_group_is_summed_up_by_its_own_line(queue: TaskQueue) -> None:
-    found = queue.conn.execute("SELECT taskq_internal.error_summary(%s::text)", (trace_text(raised(group)),)).fetchone()
-    assert found == ("ExceptionGroup: two failed (2 sub-exceptions)",)
+def test_the_traceback_of_a_group_is_summed_up_by_its_own_line(queue: TaskQueue, owner: Owner) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=trace_text(raised(group)))})
+    assert known(queue, task).error_summary == "ExceptionGroup: two failed (2 sub-exceptions)"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_an_exchange_stores_the_summary(queue: TaskQueue, owner: Owner) -> None:
 def test_a_crash_has_a_summary(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(max_crashes=1))
     task = task_in(queue, owner, State.ACTIVE)
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 s'")
+    lapse_lease(queue.conn)
     assert queue.expire() == 1
     assert known(queue, task).error_summary == "given up: the lease of its owner lapsed 1 times while the task was held"
 
@@ -200,7 +202,7 @@ def test_a_committed_stage_stores_summaries(queue: TaskQueue, owner: Owner, coun
     ]
     queue.conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, error)"
-        " SELECT %s, 0, 0, sequence, 0, %s FROM taskq_internal.live WHERE holder IS NOT NULL",
+        " SELECT %s, 0, 0, sequence, 0, %s FROM taskq.tasks WHERE state = 'ACTIVE'",
         (stage, trace_text(raised(chained))),
     )
     queue.conn.execute(
@@ -208,6 +210,7 @@ def test_a_committed_stage_stores_summaries(queue: TaskQueue, owner: Owner, coun
         (owner.name, owner.fence, stage, count),
     )
     assert known(queue, tasks[-1]).error_summary == "ValueError: the second"
+    assert known(queue, tasks[-1]).polled is not None
 
 
 def test_a_snooze_and_a_success_keep_the_summary_of_the_last_failure(queue: TaskQueue, owner: Owner) -> None:

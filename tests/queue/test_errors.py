@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.errors import is_connection_lost
 from airflow_provider_taskq.queue.task_input import split_into_chunks
 from airflow_provider_taskq.worker.connection import connection_factory
+from tests.internals import block_verbs
 from tests.queue.conftest import image, lapse, task_in
 
 SECRET = "hunter2"
@@ -273,7 +274,7 @@ def test_the_traceback_of_an_error_has_no_parameter_of_the_statement(telling_que
 def test_the_traceback_of_an_error_that_the_queue_does_not_translate_has_no_parameter_of_the_statement(
     telling_queue: TaskQueue, queue: TaskQueue, session: TaskQueue
 ) -> None:
-    session.conn.execute("LOCK TABLE taskq_internal.task IN ACCESS EXCLUSIVE MODE")
+    block_verbs(session.conn)
     telling_queue.conn.execute("SET lock_timeout = '10ms'")
     with pytest.raises(psycopg.errors.LockNotAvailable) as error:
         telling_queue.push("work", [NewTask("a", {"secret": SECRET})])

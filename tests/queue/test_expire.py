@@ -214,10 +214,7 @@ def test_expire_skips_an_owner_whose_work_is_in_flight(
     bystander = queue.register("bystander")
     assert queue.poll("work", bystander) == [other]
     work(session, owner, task)
-    lapse_others = (
-        "UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 s' WHERE name = 'bystander'"
-    )
-    queue.conn.execute(lapse_others.encode())
+    lapse(queue, bystander)
     assert hurry(queue).expire() == 1, "the bystander's, without waiting for the other"
     assert known(queue, task).state is State.ACTIVE
 

@@ -19,18 +19,11 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     TopicPolicy,
 )
-from tests.queue.conftest import advance_fronts, advance_identifiers, passed
+from tests.internals import advance_fronts, advance_identifiers, passed_tasks, unlocked_tasks
 
 MILLISECOND = timedelta(milliseconds=1)
 SEEDS, STEPS = 8, 120
 CONDITIONS = [each for each in Condition if each is not Condition.NONE]
-DUE = """SELECT sequence FROM taskq_internal.live
-    WHERE holder IS NULL AND waits <= 0 AND available_at <= clock_timestamp()
-    ORDER BY priority DESC, available_at {0}, sequence {0} FOR UPDATE SKIP LOCKED"""
-FOUND = "SELECT taskq_internal.lock_first_due(topic_id, 1000, %s) FROM taskq_internal.topic"
-HELD = """SELECT l.sequence FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder
-    WHERE o.name = %s ORDER BY l.sequence FOR UPDATE OF l SKIP LOCKED"""
-READY = "SELECT sequence FROM taskq_internal.live WHERE holder IS NULL ORDER BY sequence FOR UPDATE SKIP LOCKED"
 
 
 class Steps:
@@ -40,6 +33,7 @@ class Steps:
         self.random = random.Random(seed)  # noqa: S311 -- chooses steps
         self.queue, self.others = queue, others
         self.owners = {name: queue.register(name) for name in "ab"}
+        self.checker = queue.register("checker")
         self.trace: list[str] = []
 
     def take(self) -> None:
@@ -77,12 +71,12 @@ class Steps:
         )
 
     def held(self, queue: TaskQueue, owner: Owner) -> list[int]:
-        rows = queue.conn.execute(HELD.encode(), (owner.name,)).fetchall()
-        return self.random.sample([sequence for (sequence,) in rows], min(len(rows), 2))
+        held = sorted(unlocked_tasks(queue.conn, owner.name))
+        return self.random.sample(held, min(len(held), 2))
 
     def ready(self) -> list[int]:
-        rows = self.queue.conn.execute(READY.encode()).fetchall()
-        return self.random.sample([sequence for (sequence,) in rows], min(len(rows), 1))
+        ready = sorted(unlocked_tasks(self.queue.conn))
+        return self.random.sample(ready, min(len(ready), 1))
 
     def push(self) -> None:
         self.any_queue().push("work", [self.task() for _ in range(self.random.randrange(1, 4))])
@@ -160,11 +154,15 @@ class Steps:
     def check(self) -> None:
         """A poll would find exactly the due tasks that no other session holds, in its order, each once."""
         conn = self.queue.conn
-        assert passed(conn) == [], self.trace
-        for lifo, direction in ((False, ""), (True, "DESC")):
+        assert passed_tasks(conn) == [], self.trace
+        for order in Order:
             with conn.transaction(force_rollback=True):
-                due = [sequence for (sequence,) in conn.execute(DUE.format(direction).encode()).fetchall()]
-                [(found,)] = conn.execute(FOUND.encode(), (lifo,)).fetchall()
+                due = unlocked_tasks(conn, due_only=True)
+                priorities = {info.sequence: info.priority for info in self.queue.page("work", size=10_000)}
+                if order is Order.LAST_IN_FIRST_OUT:
+                    places = {sequence: place for place, sequence in enumerate(due)}
+                    due.sort(key=lambda sequence: (-priorities[sequence], -places[sequence]))
+                found = [task.sequence for task in self.queue.poll("work", self.checker, 10_000, order)]
             assert len(found) == len(set(found)), self.trace
             assert [sequence for sequence in found if sequence in set(due)] == due, (
                 self.trace

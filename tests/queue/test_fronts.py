@@ -22,16 +22,14 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from tests.queue.conftest import advance_fronts, await_lock_wait, hurry, identifiers, lapse, pass_time, passed, task_in
+from tests.internals import advance_fronts, fronts, interrupted, passed_tasks, set_fronts_ahead
+from tests.queue.conftest import await_lock_wait, identifiers, lapse, pass_time, task_in
 from tests.queue.explained import explain
 
 HOUR = timedelta(hours=1)
 AT_ONCE = timedelta(0)
 LIFO = Order.LAST_IN_FIRST_OUT
 RETRIES = TopicPolicy(RetryPolicy(max_attempts=9, base=AT_ONCE))
-NEWEST = """SELECT f.available_at, f.sequence FROM taskq_internal.front f
-    JOIN taskq_internal.topic p USING (topic_id) WHERE p.name = 'work' AND f.priority = %s
-    ORDER BY f.number DESC LIMIT 1"""
 
 
 def advance(queue: TaskQueue, order: Order = Order.FIRST_IN_FIRST_OUT) -> None:
@@ -41,8 +39,7 @@ def advance(queue: TaskQueue, order: Order = Order.FIRST_IN_FIRST_OUT) -> None:
 
 def front(queue: TaskQueue, priority: int = 0) -> tuple[datetime, int]:
     """The place of the front that counts."""
-    [(moment, sequence)] = queue.conn.execute(NEWEST, (priority,)).fetchall()
-    return moment, sequence
+    return next((moment, sequence) for each, moment, sequence in reversed(fronts(queue.conn)) if each == priority)
 
 
 def drain(queue: TaskQueue, owner: Owner, order: Order = Order.FIRST_IN_FIRST_OUT) -> list[str]:
@@ -162,9 +159,9 @@ def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_has_adv
     advance(queue, order)
     queue.push("work", ["later"])
     way(queue, owner, task)
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     advance(queue, order)
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert queue.ready("work", 9, condition) == 2
     polled = queue.poll("work", queue.register("second"), 9, order, condition)
     assert sorted(identifiers(polled)) == ["a", "later"]
@@ -181,23 +178,29 @@ def test_a_front_stays_before_an_open_push(
     assert len(drain(queue, owner, order)) == 2
     advance(queue, order)
     pushing.conn.commit()
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner, order) == ["open"]
 
 
-def test_a_front_stays_before_a_push_that_has_announced_itself_and_stored_nothing_yet(
-    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
+def test_a_front_stays_before_a_push_that_has_read_its_time_and_stored_nothing_yet(
+    queue: TaskQueue,
+    owner: Owner,
+    open_queue: Callable[[], TaskQueue],
+    background: Callable[[Callable[[], object]], "Future[object]"],
 ) -> None:
-    queue.push("work", ["earlier"])
-    drain(queue, owner)
-    pushing = open_queue()
-    # The first steps of taskq.push, up to its reading of the clock.
-    due = pushing.conn.execute(
-        "SELECT taskq_internal.lock_topic_shared('work', 'INSERT'), taskq_internal.announce_push(), clock_timestamp()"
-    ).fetchone()
-    assert due is not None
-    advance(queue)
-    assert front(queue) <= (due[2], 0)
+    holding, pushing = open_queue(), open_queue()
+    holding.conn.execute("SELECT pg_advisory_xact_lock(4711)")
+    with interrupted(queue.conn, "push", "IF NEW.identifier = 'b' THEN PERFORM pg_advisory_xact_lock(4711); END IF;"):
+        done = background(lambda: pushing.push("work", ["b"]))
+        await_lock_wait(queue.conn, pushing)
+        queue.push("work", ["a"])
+        assert drain(queue, owner) == ["a"]
+        advance(queue)
+        holding.conn.rollback()
+        done.result(300)
+        pushing.conn.commit()
+    assert passed_tasks(queue.conn) == []
+    assert drain(queue, owner) == ["b"]
 
 
 def test_a_front_stays_before_an_open_retry(
@@ -211,7 +214,7 @@ def test_a_front_stays_before_an_open_retry(
     drain(queue, queue.register("other"))
     advance(queue)
     completing.conn.commit()
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["a"]
 
 
@@ -228,7 +231,7 @@ def test_a_retry_is_announced_again_after_a_rollback_to_a_savepoint(
     drain(queue, queue.register("other"))
     advance(queue)
     completing.conn.commit()
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["a"]
 
 
@@ -241,7 +244,7 @@ def test_a_front_stays_before_a_claim_that_is_rolled_back(
     assert drain(queue, queue.register("other")) == ["later"]
     advance(queue)
     polling.conn.rollback()
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["claimed"]
 
 
@@ -270,10 +273,10 @@ def test_a_task_of_a_new_priority_is_polled_also_if_two_open_transactions_use_it
 
 
 def test_a_task_is_polled_although_the_clock_of_the_server_was_set_back(queue: TaskQueue, owner: Owner) -> None:
-    queue.conn.execute(  # as polls left it an hour later
-        "INSERT INTO taskq_internal.front (topic_id, priority, available_at, sequence)"
-        " SELECT topic_id, 0, clock_timestamp() + interval '1 hour', 0 FROM taskq_internal.topic WHERE name = 'work'"
-    )
+    queue.push("work", ["zero"])
+    drain(queue, owner)
+    advance(queue)
+    set_fronts_ahead(queue.conn, HOUR)
     queue.push("work", ["one"])
     queue.push("work", ["two", "three"])
     assert queue.ready("work", 9) == 3
@@ -286,7 +289,7 @@ def test_a_retry_is_polled_although_the_clock_of_the_server_was_set_back(queue: 
     advance(queue)
     pass_time(queue, -HOUR)
     failed(queue, owner, task)
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["a"]
 
 
@@ -301,7 +304,7 @@ def test_an_open_push_is_polled_although_the_clock_of_the_server_was_set_back_be
     assert drain(queue, owner) == ["a"]
     advance(queue)
     pushing.conn.commit()
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["b"]
 
 
@@ -314,18 +317,19 @@ def test_a_front_stays_before_an_open_push_that_began_during_a_recreation(
     """The recreation draws its sequence before the push, and its task is in the log before the task of the push."""
     task = task_in(queue, owner, State.SUSPENDED)
     holding, recreating, pushing = open_queue(), open_queue(), open_queue()
-    holding.conn.execute("LOCK TABLE taskq_internal.history IN SHARE MODE")
-    done = background(lambda: recreating.revive("work", revival="APPEND", sequences=[task.sequence]))
-    await_lock_wait(queue.conn, recreating)
-    pushing.push("work", ["b"])
-    holding.conn.rollback()
-    done.result(300)
-    recreating.conn.commit()
-    assert drain(queue, owner) == ["a"]
-    advance(queue)
-    pushing.conn.commit()
-    assert passed(queue.conn) == []
-    assert drain(queue, owner) == ["b"]
+    holding.conn.execute("SELECT pg_advisory_xact_lock(4711)")
+    with interrupted(queue.conn, "push", "IF NEW.identifier = 'a' THEN PERFORM pg_advisory_xact_lock(4711); END IF;"):
+        done = background(lambda: recreating.revive("work", revival="APPEND", sequences=[task.sequence]))
+        await_lock_wait(queue.conn, recreating)
+        pushing.push("work", ["b"])
+        holding.conn.rollback()
+        done.result(300)
+        recreating.conn.commit()
+        assert drain(queue, owner) == ["a"]
+        advance(queue)
+        pushing.conn.commit()
+        assert passed_tasks(queue.conn) == []
+        assert drain(queue, owner) == ["b"]
 
 
 @pytest.mark.parametrize("condition", [Condition.NONE, Condition.SINGULAR_BY_IDENTIFIER])
@@ -345,7 +349,7 @@ def test_tasks_on_both_sides_of_a_gap_come_in_the_order_of_the_poll(
     queue.push("work", ["i", "j"])
     queue.push("work", [NewTask("old", delay=-HOUR)])
     queue.push("work", [NewTask("oldest", delay=-2 * HOUR)])
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert queue.ready("work", 20, condition) == 9
     found = queue.poll("work", queue.register("other"), 20, LIFO, condition)
     assert identifiers(found) == ["j", "i", "h", "e", "c", "b", "a", "old", "oldest"]
@@ -362,7 +366,7 @@ def test_a_poll_returns_a_task_once_if_the_front_lies_in_the_gap(queue: TaskQueu
     queue.poll("work", third, 2)
     advance(queue)
     queue.release(third)
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert identifiers(queue.poll("work", owner, 10, LIFO)) == ["h", "g", "f", "e", "d"]
 
 
@@ -409,25 +413,14 @@ def test_maintain_removes_the_rows_of_fronts_that_no_longer_count(queue: TaskQue
         advance(queue)
     before = [front(queue), front(queue, 5)]
     queue.maintain()
-    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.front").fetchone() == (2,)
+    assert len(fronts(queue.conn)) == 2
     assert [front(queue), front(queue, 5)] == before
-
-
-def test_maintain_waits_for_no_row_of_a_front(
-    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
-) -> None:
-    queue.push("work", ["a"])
-    drain(queue, owner)
-    advance(queue)
-    open_queue().conn.execute("SELECT FROM taskq_internal.front FOR KEY SHARE")
-    hurry(queue).maintain()
-    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.front").fetchone() != (1,)
 
 
 def test_a_dropped_topic_leaves_no_front(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.drop_topic("work")
-    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.front").fetchone() == (0,)
+    assert fronts(queue.conn) == []
 
 
 # The work of a call does not grow
@@ -438,7 +431,7 @@ def long_snapshot(dsn: str) -> Iterator[None]:
     """A transaction whose snapshot keeps vacuum from removing anything."""
     with connect(dsn) as conn:
         conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        conn.execute("SELECT count(*) FROM taskq_internal.live")
+        conn.execute("SELECT count(*) FROM taskq.migrations")
         yield
 
 
@@ -473,15 +466,6 @@ def watching(queue: TaskQueue, _owner: Owner) -> object:
     return row
 
 
-def counting_by_reason(queue: TaskQueue, _owner: Owner) -> object:
-    """The part of topic_status that reads READY tasks. The other part reads the entries of each owner's tasks."""
-    row = queue.conn.execute(
-        "SELECT w.* FROM taskq_internal.topic CROSS JOIN taskq_internal.count_ready_by_reason(topic_id, 100) w"
-    ).fetchone()
-    assert row is not None
-    return row
-
-
 def prepare_drain(queue: TaskQueue, count: int, kind: str, number: int) -> None:
     names = (NewTask(f"{number}-{each}", priority=each % 3 if kind == "priorities" else 0) for each in range(count))
     queue.push("work", list(names))
@@ -490,7 +474,7 @@ def prepare_drain(queue: TaskQueue, count: int, kind: str, number: int) -> None:
 @pytest.mark.parametrize("kind", ["one priority", "priorities", "retries"])
 @pytest.mark.parametrize(
     "call",
-    [by_one, by_hundred, last_first, one_per_identifier, counting, watching, counting_by_reason],
+    [by_one, by_hundred, last_first, one_per_identifier, counting, watching],
     ids=lambda call: call.__name__,
 )
 def test_a_call_reads_no_more_pages_while_a_long_transaction_keeps_the_entries_of_claimed_tasks(

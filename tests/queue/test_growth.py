@@ -6,7 +6,6 @@ The tables are never analyzed, and the measured session has planned its statemen
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
@@ -22,6 +21,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     connect,
 )
+from tests.internals import make_due, stop_autovacuum
 from tests.queue.explained import explain
 from tests.queue.test_plans import database
 
@@ -55,9 +55,7 @@ class Grown:
             if kind in ENDS:
                 self.filler.complete(self.other, dict.fromkeys(held, ENDS[kind]))
         # A poll checks up to a hundred tasks that have waited for a second: none of these must be due for that.
-        self.filler.conn.execute(
-            "UPDATE taskq_internal.live SET late = true, available_at = now() + interval '1 hour' WHERE waits = 1"
-        )
+        make_due(self.filler.conn, self.filler.now() + HOUR, blocked_only=True)
 
     def names(self, kind: str) -> list[str]:
         """The identifiers of the first tasks of a kind."""
@@ -150,7 +148,7 @@ def growth(server_dsn: str, template: str) -> Iterator[dict[str, tuple[int, int]
         connect(dsn, autocommit=True) as conn,
         connect(dsn, autocommit=True) as filling,
     ):
-        keep_unknown(conn)
+        stop_autovacuum(conn)
         grown = Grown(TaskQueue(conn), TaskQueue(filling))
         grown.queue.create_topic("work")
         grown.queue.create_topic("on")
@@ -160,12 +158,6 @@ def growth(server_dsn: str, template: str) -> Iterator[dict[str, tuple[int, int]
             grown.grow(size)
             counts.append({name: grown.visited(call) for name, call in CALLS.items()})
         yield {name: (counts[1][name], counts[2][name]) for name in CALLS}
-
-
-def keep_unknown(conn: psycopg.Connection) -> None:
-    """Keeps autovacuum from analyzing the tables."""
-    for table in ("task_default", "live_default", "ended_default", "dependency", "history"):
-        conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -209,7 +201,7 @@ PUSHES: dict[str, Callable[[TaskQueue, str, int], None]] = {
 def test_a_push_visits_as_many_rows_per_task_whatever_its_size(
     own_queue: TaskQueue, push: Callable[[TaskQueue, str, int], None]
 ) -> None:
-    keep_unknown(own_queue.conn)
+    stop_autovacuum(own_queue.conn)
     own_queue.create_topic("on")
     own_queue.push("on", [f"{number}" for number in range(1600)])
     push(own_queue, "first ", 300)
@@ -230,7 +222,7 @@ def test_each_call_of_a_push_reads_as_many_pages_however_many_calls_came_before(
 
     Pages count the deleted rows of the earlier calls too, which no plan reports as rows.
     """
-    keep_unknown(own_queue.conn)
+    stop_autovacuum(own_queue.conn)
     own_queue.push("work", ["known"] * 3000)
     if analyzed:
         own_queue.conn.execute("ANALYZE")
@@ -249,7 +241,7 @@ def test_each_call_of_a_push_reads_as_many_pages_however_many_calls_came_before(
 
 
 def test_dependents_cost_the_same_per_task_however_many_there_are(own_queue: TaskQueue) -> None:
-    keep_unknown(own_queue.conn)
+    stop_autovacuum(own_queue.conn)
     own_queue.create_topic("on")
     owner = own_queue.register("owner", HOUR)
     costs: dict[str, list[float]] = {"complete": [], "look in vain": [], "poll": []}
@@ -273,15 +265,13 @@ def test_dependents_cost_the_same_per_task_however_many_there_are(own_queue: Tas
 
 
 def test_a_poll_that_finds_one_dependent_passes_over_those_that_wait(own_queue: TaskQueue) -> None:
-    keep_unknown(own_queue.conn)
+    stop_autovacuum(own_queue.conn)
     own_queue.create_topic("on")
     owner = own_queue.register("owner", HOUR)
     own_queue.push("on", ["mine", "never"])
     waiting = [NewTask(f"waiting {number}", depends_on=[("on", "never")]) for number in range(2000)]
     own_queue.push("work", [*waiting, NewTask("free", depends_on=[("on", "mine")])])
-    own_queue.conn.execute(
-        "UPDATE taskq_internal.live SET late = true, available_at = now() + interval '1 hour' WHERE waits = 1"
-    )
+    make_due(own_queue.conn, own_queue.now() + HOUR, blocked_only=True)
     [held] = own_queue.poll("on", owner)
     own_queue.complete(owner, {held: Result.SUCCESS})
     polled: list[Task] = []

@@ -8,12 +8,13 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import Condition, Decision, NewTask, Owner, Result, State, Task, TaskQueue, connect
-from tests.queue.conftest import advance_fronts, advance_identifiers, identifiers, pass_time, passed, task_in
+from tests.internals import advance_fronts, advance_identifiers, identifier_fronts, passed_tasks, set_fronts_ahead
+from tests.queue.conftest import identifiers, pass_time, task_in
 from tests.queue.explained import explain
 from tests.queue.test_fronts import RETRIES, WAYS_BACK
 
+HOUR = timedelta(hours=1)
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
-ROWS = "SELECT identifier FROM taskq_internal.identifier_front ORDER BY number"
 
 
 def poll(queue: TaskQueue, owner: Owner, size: int = 9) -> list[Task]:
@@ -31,12 +32,6 @@ def drain(queue: TaskQueue, owner: Owner) -> list[str]:
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
         done += identifiers(tasks)
     return done
-
-
-def set_fronts_ahead(queue: TaskQueue, *columns: str) -> None:
-    """Moves these times of the fronts of identifiers to where polls an hour later leave them."""
-    moves = ", ".join(f"{column} = {column} + interval '1 hour'" for column in columns)
-    queue.conn.execute(f"UPDATE taskq_internal.identifier_front SET {moves}".encode())
 
 
 # Flat under a snapshot
@@ -61,7 +56,7 @@ def test_a_call_under_a_condition_visits_as_many_pages_however_many_tasks_were_c
     queue.push("work", names * (800 if backlog else 1))
     with connect(own_dsn) as reading:
         reading.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        reading.execute("SELECT count(*) FROM taskq_internal.live")
+        reading.execute("SELECT count(*) FROM taskq.migrations")
         pages = []
         for _ in range(2):
             for _ in range(250):
@@ -101,7 +96,8 @@ def test_a_poll_searches_the_tasks_of_each_identifier_once_also_those_of_a_thous
         queue.push("work", [name for name in names for _ in range(130)])
         with queue.conn.transaction(force_rollback=True):
             scans.append(explain(queue.conn, lambda: queue.poll("work", owner, 100, condition=SINGULAR)).scans)
-        queue.conn.execute("TRUNCATE taskq_internal.live")
+        queue.purge_all("work")
+        queue.conn.execute("VACUUM")
     assert scans[1] < 1.1 * scans[0]
 
 
@@ -122,7 +118,7 @@ def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_of_its_
     with queue.conn.transaction():
         advance_identifiers(queue.conn, [task])
     way(queue, owner, task)
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     second = queue.register("second")
     assert sorted(drain(queue, second)) == ["a", "a", "b"]
 
@@ -139,7 +135,7 @@ def test_an_identifier_whose_task_is_claimed_by_an_open_poll_is_not_polled_after
     queue.complete(owner, {second: Result.SUCCESS})
     polling.conn.commit()
     assert claimed.sequence < second.sequence
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert poll(queue, owner) == []
 
 
@@ -149,9 +145,9 @@ def test_an_identifier_is_not_polled_if_its_task_was_claimed_after_the_clock_was
     queue.push("work", ["a", "a"])
     poll(queue, owner)
     queue.release(owner)
-    set_fronts_ahead(queue, "claimed_at")
+    set_fronts_ahead(queue.conn, HOUR, claims_only=True)
     [_first] = queue.poll("work", queue.register("other"))
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert poll(queue, queue.register("third")) == []
 
 
@@ -161,9 +157,9 @@ def test_a_task_is_polled_under_a_condition_although_the_clock_of_the_server_was
 ) -> None:
     queue.push("work", ["a"])
     drain(queue, owner)
-    set_fronts_ahead(queue, "available_at", "claimed_at")
+    set_fronts_ahead(queue.conn, HOUR)
     queue.push("work", pushed)
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == pushed
 
 
@@ -173,9 +169,9 @@ def test_a_retry_is_polled_under_a_condition_although_the_clock_of_the_server_wa
     queue.alter_topic("work", RETRIES)
     queue.push("work", ["a"])
     [task] = poll(queue, owner)
-    set_fronts_ahead(queue, "available_at", "claimed_at")
+    set_fronts_ahead(queue.conn, HOUR)
     queue.complete(owner, {task: Decision(Result.FAILURE, error="down")})
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["a"]
 
 
@@ -188,7 +184,7 @@ def test_the_tasks_of_an_open_push_are_polled_after_the_front_of_their_identifie
     queue.push("work", ["a"])
     assert drain(queue, owner) == ["a", "a"]
     pushing.conn.commit()
-    assert passed(queue.conn) == []
+    assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["a"]
 
 
@@ -200,7 +196,7 @@ def test_a_front_that_a_rolled_back_poll_has_advanced_does_not_count(
     polling.conn.execute("SELECT")
     poll(polling, owner)
     polling.conn.rollback()
-    assert queue.conn.execute(ROWS.encode()).fetchall() == []
+    assert identifier_fronts(queue.conn) == []
     assert identifiers(poll(queue, owner)) == ["a"]
 
 
@@ -259,23 +255,6 @@ def test_a_group_of_an_identifier_with_a_front_has_its_late_tasks_first(queue: T
     assert [task.payload for task in group] == ["late", "first", "second"]
 
 
-def test_what_a_front_says_of_active_tasks_does_not_go_back_when_an_older_claim_is_open(
-    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
-) -> None:
-    """An open claim holds back the bound. After a clock was set back, the claims take the time of the row ''."""
-    queue.push("work", ["a", "a", "b"])
-    older = open_queue()
-    older.conn.execute("SELECT")
-    older.conn.execute("SET taskq.announced_time = '1'")
-    queue.complete(owner, dict.fromkeys(poll(queue, owner, 1), Result.SUCCESS))
-    older.poll("work", older.register("older"), 1, condition=SINGULAR)
-    poll(queue, owner)
-    latest = "SELECT claimed_at FROM taskq_internal.identifier_front WHERE identifier = %s ORDER BY number"
-    for name in ("a", ""):
-        times = [moment for (moment,) in queue.conn.execute(latest.encode(), (name,)).fetchall()]
-        assert times == sorted(times)
-
-
 # The rows
 
 
@@ -285,12 +264,12 @@ def test_polls_make_fronts_for_identifiers_with_many_tasks(queue: TaskQueue, own
     for _ in range(3):
         tasks = queue.poll("work", owner, 1000, condition=SINGULAR)  # a poll of a thousand tasks always advances
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-    found = {name for (name,) in queue.conn.execute(ROWS.encode()).fetchall()}
+    found = set(identifier_fronts(queue.conn))
     assert found <= {"", "busy"}
     for _ in range(790):
         tasks = queue.poll("work", owner, 10, condition=SINGULAR)
         queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-    found = {name for (name,) in queue.conn.execute(ROWS.encode()).fetchall()}
+    found = set(identifier_fronts(queue.conn))
     assert found == {"", "busy"}
 
 
@@ -302,14 +281,14 @@ def test_maintain_removes_old_rows_of_identifiers_and_those_of_identifiers_witho
     queue.release(owner)
     owner = queue.register("owner")
     poll(queue, owner)
-    assert len(queue.conn.execute(ROWS.encode()).fetchall()) == 6
+    assert len(identifier_fronts(queue.conn)) == 6
     pass_time(queue, timedelta(minutes=11))
     queue.maintain()
-    assert queue.conn.execute(ROWS.encode()).fetchall() == [("a",), ("",)]
+    assert identifier_fronts(queue.conn) == ["a", ""]
 
 
 def test_dropping_a_topic_removes_the_fronts_of_its_identifiers(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     drain(queue, owner)
     queue.drop_topic("work")
-    assert queue.conn.execute(ROWS.encode()).fetchall() == []
+    assert identifier_fronts(queue.conn) == []

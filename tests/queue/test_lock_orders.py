@@ -123,7 +123,7 @@ def test_a_decision_on_the_same_tasks_in_another_order_ends_in_a_deadlock_that_c
     other.complete(owner, {second: Result.FAILURE})
     waiting = background(lambda: session.complete(owner, {second: Result.SUCCESS}))
     await_blocked(queue.conn, session, other)
-    with pytest.raises(Deadlock, match=r"complete\(\) and the transaction of session \d+ waited .* in live_default "):
+    with pytest.raises(Deadlock, match=r"complete\(\) and the transaction of session \d+ waited .* in \w+ "):
         other.complete(owner, {first: Result.FAILURE})
     other.conn.rollback()
     waiting.result(60)
@@ -173,8 +173,7 @@ def test_pruning_and_abandoning_a_stage_remove_it_once_and_do_not_deadlock(
     pruning, abandoning, ended = alone(open_queue()), alone(open_queue()), deadlocks(queue.conn)
     stage = stage_of(queue, owner, task_in(queue, owner, State.ACTIVE).sequence)
     queue.release(owner)
-    queue.conn.execute("INSERT INTO taskq_internal.deferred_task (fence, sequence) VALUES (0, 0)")
-    session.conn.execute("SELECT FROM taskq_internal.deferred_task FOR UPDATE")  # which the pruning reads in the middle
+    session.conn.execute("LOCK TABLE taskq.staged_task IN SHARE MODE")  # which the pruning needs in the middle
     pruned = background(lambda: value(pruning, PRUNE))
     await_blocked(queue.conn, pruning, session)
     abandoned = background(lambda: value(abandoning, ABANDON, stage))

@@ -5,10 +5,10 @@ from concurrent.futures import Future
 from datetime import timedelta
 from threading import Barrier
 
-import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
+from tests.internals import age_leases
 from tests.queue.conftest import hurry, until
 
 HOUR = timedelta(hours=1)
@@ -17,20 +17,13 @@ MINUTE = timedelta(minutes=1)
 
 def pass_lock_time(queue: TaskQueue, duration: timedelta) -> None:
     """Lets time pass for all locks, by moving their stored times back."""
-    queue.conn.execute(
-        "UPDATE taskq_internal.lock SET locked = locked - %(by)s::interval, at_least = at_least - %(by)s::interval,"
-        " until = until - %(by)s::interval",
-        {"by": duration},
-    )
+    age_leases(queue.conn, duration)
 
 
 def left(queue: TaskQueue, name: str = "job") -> timedelta:
     """The remaining time of a lock, to the minute."""
-    row = queue.conn.execute(
-        "SELECT until - clock_timestamp() FROM taskq_internal.lock WHERE name = %s", (name,)
-    ).fetchone()
-    assert row is not None
-    return timedelta(minutes=round(row[0].total_seconds() / 60))
+    [until] = [lock.until for lock in queue.browse_locks() if lock.name == name]
+    return timedelta(minutes=round((until - queue.now()) / MINUTE))
 
 
 def test_one_of_two_gets_a_lock_and_the_other_does_not(queue: TaskQueue) -> None:
@@ -122,16 +115,6 @@ def test_an_uncommitted_lock_keeps_others_out_without_waiting(
     assert queue.lock("job", "b", HOUR) is not commits
 
 
-def test_the_obvious_insert_waits_for_a_lock_that_is_not_committed(queue: TaskQueue, session: TaskQueue) -> None:
-    session.lock("job", "a", HOUR)
-    hurry(queue)
-    with pytest.raises(psycopg.errors.LockNotAvailable):
-        queue.conn.execute(
-            "INSERT INTO taskq_internal.lock SELECT 'job', 'b', now(), now(), now() ON CONFLICT (name) DO NOTHING"
-        )
-    assert queue.lock("job", "b", HOUR) is False
-
-
 @pytest.mark.parametrize("at_least", [timedelta(0), MINUTE], ids=["free", "kept"])
 def test_a_lock_never_waits_for_one_that_is_being_released_extended_or_taken_over(
     queue: TaskQueue, session: TaskQueue, at_least: timedelta
@@ -175,7 +158,7 @@ def test_one_of_many_concurrent_callers_gets_the_lock(
 
         calls = [background(lambda number=number: take(number)) for number in range(len(sessions))]  # type: ignore[misc]
         assert sum(call.result() for call in calls) == 1
-    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.lock").fetchone() == (10,)
+    assert len(queue.browse_locks()) == 10
 
 
 def test_one_transaction_can_take_many_locks(queue: TaskQueue, session: TaskQueue) -> None:
@@ -183,7 +166,7 @@ def test_one_transaction_can_take_many_locks(queue: TaskQueue, session: TaskQueu
     assert not any(hurry(queue).lock(f"{number}", "b", HOUR) for number in range(0, 500, 50))
     session.conn.commit()
     assert all(queue.unlock(f"{number}", "a") for number in range(500))
-    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.lock").fetchone() == (0,)
+    assert queue.browse_locks() == []
 
 
 @pytest.mark.parametrize(
@@ -202,4 +185,4 @@ def test_a_lock_without_a_holder_or_a_duration_is_refused(
 ) -> None:
     with pytest.raises(TaskQueueError, match=reason):
         queue.lock(name, by, at_most, at_least)
-    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.lock").fetchone() == (0,)
+    assert queue.browse_locks() == []

@@ -11,7 +11,9 @@ from airflow_provider_taskq.queue import (
     install,
 )
 from demo.postgres import EmbeddedPostgres
+from tests.internals import SCHEMAS, set_next_sequence
 from tests.queue.log_reader import Reader
+from tests.queue.test_outsiders import take_floors
 
 LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
 
@@ -120,7 +122,7 @@ def test_a_procedure_that_commits_between_pushes_releases_the_log_at_each_commit
             """DO $$ BEGIN FOR n IN 1..3 LOOP
                 PERFORM taskq.push('work', 'APPEND', ARRAY[n::text]);
                 RAISE NOTICE '% %', (SELECT count(*) FROM taskq.log_blockers('work')),
-                    (SELECT max(sequence) FROM taskq_internal.task) - (SELECT min(floor)
+                    (SELECT max(sequence) FROM taskq.task_info) - (SELECT min(floor)
                         FROM taskq.log_blockers('work'));
                 COMMIT;
             END LOOP; END $$"""
@@ -133,10 +135,7 @@ def test_another_program_that_holds_our_key_makes_no_push_wait(
     queue: TaskQueue, session: TaskQueue, reader: Reader
 ) -> None:
     queue.push("work", ["a"])
-    session.conn.execute(
-        "SELECT pg_advisory_lock((taskq_internal.log_lock_class()::bigint << 48)"
-        " | (pg_sequence_last_value('taskq_internal.task_sequence') + 1))"
-    )
+    take_floors(session.conn, "", 100)
     queue.conn.execute("SET lock_timeout = '3s'")
     queue.push("work", ["b"])
     assert reader.more() == ["a", "b"]
@@ -182,13 +181,13 @@ def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase(
 
 def test_numbers_are_drawn_one_by_one(queue: TaskQueue) -> None:
     """A session with cached numbers would use them after others had passed them."""
-    cache = "SELECT cache_size FROM pg_sequences WHERE schemaname = 'taskq_internal' AND sequencename = 'task_sequence'"
-    assert queue.conn.execute(cache.encode()).fetchall() == [(1,)]
+    caches = "SELECT DISTINCT cache_size FROM pg_sequences WHERE schemaname = ANY (%s)"
+    assert queue.conn.execute(caches, (SCHEMAS,)).fetchall() == [(1,)]
 
 
 def test_numbers_beyond_the_key_still_have_a_floor(own_dsn: str, own_queue: TaskQueue) -> None:
     """The key of a lock has 48 bits for the number; a sequence has 63."""
-    own_queue.conn.execute("SELECT setval('taskq_internal.task_sequence', %s)", (2**50,))
+    set_next_sequence(own_queue.conn, 2**50)
     with connect(make_conninfo(own_dsn)) as conn:
         TaskQueue(conn).push("work", ["a"])
         own_queue.push("work", ["b"])

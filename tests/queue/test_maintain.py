@@ -21,6 +21,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
 )
+from tests.internals import age_upkeep, store_tasks, stored_rows
 from tests.queue.conftest import hurry, keeps_expired, known, lapse, numbered, pass_time, states, task_in
 from tests.queue.test_health import found
 from tests.queue.test_sessions import pages_of
@@ -36,9 +37,7 @@ def run(queue: TaskQueue, *, walks_again: bool = True) -> int:
 
     Without `walks_again`, only the minute between two runs has passed, and not the time between two walks over a topic.
     """
-    queue.conn.execute("UPDATE taskq_internal.upkeep SET due = '-infinity'")
-    if walks_again:
-        queue.conn.execute("UPDATE taskq_internal.retention_walk SET restarts = '-infinity'")
+    age_upkeep(queue.conn, DAY if walks_again else timedelta(minutes=1))
     calls = [queue.maintain()]
     while calls[-1].more:
         calls.append(queue.maintain())
@@ -159,22 +158,25 @@ def test_a_task_that_ended_after_the_walk_had_passed_it_is_removed_by_a_later_wa
 
 def test_nothing_is_left_of_a_removed_task(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", **BOTH)
+    run(queue)
+    before = stored_rows(queue.conn).keys()
     ended(queue, owner, "first")
     queue.push("work", [NewTask("a", depends_on=[("work", "first")])])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
     pass_time(queue, 2 * DAY)
     assert run(queue) == 2
-    for table in ("task", "live", "ended", "dependency", "history"):
-        assert queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}".encode()).fetchone() == (0,), table
+    assert stored_rows(queue.conn).keys() == before
 
 
 def test_the_walk_of_a_dropped_topic_is_forgotten(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", **BOTH)
-    ended(queue, owner, "a")
+    before = stored_rows(queue.conn).keys()
+    queue.create_topic("walked", **BOTH)
+    queue.push("walked", ["a"])
+    queue.complete(owner, dict.fromkeys(queue.poll("walked", owner), Result.SUCCESS))
     run(queue)
-    assert queue.conn.execute("SELECT FROM taskq_internal.retention_walk").rowcount == 1
-    queue.drop_topic("work")
-    assert queue.conn.execute("SELECT FROM taskq_internal.retention_walk").rowcount == 0
+    assert stored_rows(queue.conn).keys() > before
+    queue.drop_topic("walked")
+    assert stored_rows(queue.conn).keys() == before
 
 
 # What stays, because something waits for it.
@@ -279,9 +281,10 @@ def test_tasks_are_removed_at_most_once_a_minute_whichever_session_calls(
     other = open_queue()
     assert [each.maintain().purged for each in (queue, other, queue)] == [0, 0, 0]
     other.conn.rollback()
-    due = queue.conn.execute("SELECT due - ended, due > now() FROM taskq_internal.upkeep").fetchone()
-    assert due == (timedelta(minutes=1), True)
-    assert run(queue) == 1
+    queue.alter_topic("work", keep_succeeded=DAY / 2)  # from now on the next run removes the task
+    assert queue.maintain().purged == 0
+    age_upkeep(queue.conn, timedelta(minutes=1))
+    assert queue.maintain().purged == 1
 
 
 def test_one_session_at_a_time_removes_tasks_and_no_other_waits(
@@ -326,18 +329,7 @@ def test_a_call_removes_a_bounded_number_of_tasks_and_each_topic_has_its_turn(ow
 @pytest.mark.parametrize("old", [State.SUCCEEDED, State.FAILED], ids=["to remove", "to keep"])
 def test_a_call_reads_few_pages_of_a_history_of_any_length(own_queue: TaskQueue, old: State) -> None:
     queue, count = own_queue, 100_000
-    queue.conn.execute(
-        "INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"
-        " SELECT n, now() - interval '2 days', now(), '1', topic_id, 0, 'task ' || n"
-        " FROM taskq_internal.topic, generate_series(1, %s) n",
-        (count,),
-    )
-    queue.conn.execute(
-        "INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, state, identifier)"
-        " SELECT sequence, created, due, topic_id, %s, identifier FROM taskq_internal.task",
-        (int(old),),
-    )
-    queue.conn.execute("SELECT setval('taskq_internal.task_sequence', %s)", (count,))
+    store_tasks(queue.conn, 1, count, states=[old], age=2 * DAY)
     queue.alter_topic("work", keep_succeeded=DAY)
     queue.maintain()  # as a first call it reads the catalog
     calls: list[MaintenanceResult] = []
@@ -481,7 +473,7 @@ def test_health_names_a_topic_whose_tasks_stay_because_no_program_carries_out_up
     assert "removed tasks last 0 s ago" in finding.detail
     ended(queue, owner, "b")
     pass_time(queue, 2 * DAY)
-    queue.conn.execute("UPDATE taskq_internal.upkeep SET called = called - interval '3 hours'")
+    age_upkeep(queue.conn, timedelta(hours=3))
     assert "no program has called taskq.maintain() for 3 h" in found(queue, "upkeep").detail
 
 
@@ -503,20 +495,20 @@ def test_health_names_the_consumer_group_for_which_tasks_stay(queue: TaskQueue, 
 def test_health_notices_a_lease_that_no_program_would_end(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.ACTIVE)
     assert found(queue, "upkeep").severity is Severity.FINE
-    queue.conn.execute("UPDATE taskq_internal.migration SET applied = applied - interval '11 minutes'")
+    age_upkeep(queue.conn, timedelta(minutes=11))
     finding = found(queue, "upkeep")
     assert (finding.severity, finding.owner, finding.remedy) == (Severity.NOTICE, owner.name, "taskq maintain")
     assert finding.detail.startswith("no program has called taskq.maintain() so far: if owner")
     run(queue)
     assert found(queue, "upkeep").severity is Severity.FINE
-    queue.conn.execute("UPDATE taskq_internal.upkeep SET called = called - interval '11 minutes'")
+    age_upkeep(queue.conn, timedelta(minutes=11))
     assert "no program has called taskq.maintain() for 11 min" in found(queue, "upkeep").detail
 
 
 def test_a_lapsed_lease_is_one_finding_and_not_two(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.ACTIVE)
     lapse(queue, owner, timedelta(hours=1))
-    queue.conn.execute("UPDATE taskq_internal.migration SET applied = applied - interval '1 hour'")
+    age_upkeep(queue.conn, timedelta(hours=1))
     assert found(queue, "lapsed leases").severity is Severity.CRITICAL
     assert found(queue, "upkeep").severity is Severity.FINE
 

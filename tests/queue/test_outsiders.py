@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
     install,
     verify,
 )
+from tests.internals import SCHEMAS
 from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, hurry, identifiers, until
 from tests.queue.log_reader import Reader
 
@@ -83,7 +84,7 @@ def work(own_queue: TaskQueue) -> TaskQueue:
 
 
 def topic_number(queue: TaskQueue, topic: str = "work") -> int:
-    row = queue.conn.execute("SELECT topic_id FROM taskq_internal.topic WHERE name = %s", (topic,)).fetchone()
+    row = queue.conn.execute("SELECT topic_id FROM taskq.topic_summaries WHERE topic = %s", (topic,)).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -106,7 +107,7 @@ def take_known(outsider: psycopg.Connection, mode: str, queue: TaskQueue) -> Non
     take_floors(outsider, mode, 500)
     prefix = f"{topic_number(queue)}/tick"
     outsider.execute(f"SELECT pg_advisory_lock{mode}(%s, hashtext(%s))".encode(), (TICK_LOCKS, prefix))
-    for name in ("nightly", STAGE, "taskq.prune_stages", "taskq_internal.prune_staged_tasks"):
+    for name in ("nightly", STAGE, "taskq.prune_stages"):
         outsider.execute(f"SELECT pg_advisory_lock{mode}(hashtextextended(%s, %s))".encode(), (name, TOPIC_LOCKS))
     outsider.execute(f"SELECT pg_advisory_lock{mode}(%s)".encode(), (INSTALL_LOCK,))
 
@@ -198,14 +199,22 @@ def test_stages_of_dead_jobs_are_pruned_while_an_outsider_holds_the_lock_of_prun
         (STAGE,),
     )
     take_known(outsider, mode, work)
-    assert work.conn.execute("SELECT taskq_internal.prune_staged_tasks()").fetchone() == (1,)
+    work.conn.execute("SELECT taskq.prune_stages()")
+    assert work.conn.execute("SELECT FROM taskq.staged_task").rowcount == 0
 
 
 def test_stages_are_pruned_by_one_session_at_a_time(work: TaskQueue, producer: TaskQueue) -> None:
-    producer.conn.execute("SELECT taskq_internal.prune_staged_tasks()")
-    assert work.conn.execute("SELECT taskq_internal.may_prune()").fetchone() == (False,)
+    producer.conn.execute("SELECT taskq.prune_stages()")
+    owner = work.register("gone")
+    work.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
+        " VALUES (taskq.open_stage(%s, %s), 0, 0, 1, 3)",
+        (owner.name, owner.fence),
+    )
+    work.release(owner)
+    assert work.conn.execute("SELECT taskq.prune_stages()").fetchone() == (0,)
     producer.conn.commit()
-    assert work.conn.execute("SELECT taskq_internal.may_prune()").fetchone() == (True,)
+    assert work.conn.execute("SELECT taskq.prune_stages()").fetchone() == (1,)
 
 
 def test_an_install_does_not_wait_for_an_outsider(empty_dsn: str, outsider: psycopg.Connection) -> None:
@@ -223,8 +232,8 @@ def test_an_install_does_not_wait_for_an_outsider(empty_dsn: str, outsider: psyc
 def test_a_forged_push_does_not_hold_the_log_back(work: TaskQueue, outsider: psycopg.Connection, mode: str) -> None:
     """An outsider holds a floor, the lock of a topic, and every table lock that it can get by an object number."""
     outsider.execute("BEGIN")
-    tables = "SELECT oid::int FROM pg_class WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind = 'r'"
-    for (oid,) in work.conn.execute(tables).fetchall():
+    tables = "SELECT oid::int FROM pg_class WHERE relnamespace = ANY (%s::regnamespace[]) AND relkind = 'r'"
+    for (oid,) in work.conn.execute(tables, (SCHEMAS,)).fetchall():
         outsider.execute("SAVEPOINT before")
         with pytest.raises(psycopg.Error):
             outsider.execute("SELECT nextval(%s::oid::regclass)", (oid,))
@@ -361,8 +370,7 @@ def test_an_open_push_keeps_its_topic_from_being_dropped_although_an_outsider_ho
         await_standstill(own_queue.conn, TaskQueue(conn))
         producer.conn.commit()
         assert dropped.result(120) is True
-    for table in ("task", "live", "ended"):
-        assert own_queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}".encode()).fetchone() == (0,)
+    assert own_queue.conn.execute("SELECT FROM taskq.task_info").rowcount == 0
 
 
 @MODES
@@ -488,10 +496,9 @@ def test_an_open_push_is_distinguished_from_a_forged_one(
 ) -> None:
     take_topics(outsider, "_shared")
     take_floors(outsider, "_shared", 1)
-    pushing = "SELECT pid, everywhere FROM taskq_internal.push_transactions()"
-    assert work.conn.execute(pushing.encode()).fetchall() == []
+    assert work.log_blockers("work") == []
     producer.push("work", ["a"])
-    assert work.conn.execute(pushing.encode()).fetchall() == [(producer.conn.info.backend_pid, False)]
+    assert [blocker.pid for blocker in work.log_blockers("work")] == [producer.conn.info.backend_pid]
 
 
 def test_an_outsider_that_listens_sees_only_the_names_of_topics(work: TaskQueue, outsider: psycopg.Connection) -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, Result, State, TaskQueue, TaskQueueError, connect
+from tests.internals import age_leases
 from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, known, lapse, states
 
 MINUTE = timedelta(minutes=1)
@@ -223,7 +224,7 @@ def test_owners_are_those_whose_lease_has_not_lapsed(queue: TaskQueue) -> None:
 
 def test_owners_within_returns_those_with_a_recent_sign_of_life(queue: TaskQueue) -> None:
     silent, talking = queue.register("silent"), queue.register("talking")
-    queue.conn.execute("UPDATE taskq_internal.owner SET seen = seen - interval '1 minute'")
+    age_leases(queue.conn, timedelta(minutes=1))
     queue.heartbeat(talking)
     assert [owner.name for owner in queue.owners(timedelta(seconds=30))] == ["talking"]
     assert [owner.name for owner in queue.owners(timedelta(seconds=90))] == ["silent", "talking"]

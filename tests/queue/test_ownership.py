@@ -9,6 +9,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, connect, install, verify
+from tests.internals import SCHEMAS, pretend_release
 
 Login = Callable[..., psycopg.Connection]
 
@@ -18,7 +19,7 @@ OWNERS = """
         UNION ALL SELECT 'function', proowner, pronamespace FROM pg_proc
         UNION ALL SELECT 'relation', relowner, relnamespace FROM pg_class
         UNION ALL SELECT 'type', typowner, typnamespace FROM pg_type) o
-    WHERE o.namespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) ORDER BY 1, 2"""
+    WHERE o.namespace = ANY (%s::regnamespace[]) ORDER BY 1, 2"""
 
 
 @pytest.fixture
@@ -64,13 +65,13 @@ RIGHTS = """
         FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid)
     SELECT o.name, CASE x.grantee WHEN 0 THEN 'PUBLIC' ELSE x.grantee::regrole::text END, x.privilege_type
     FROM objects o CROSS JOIN LATERAL aclexplode(o.acl) x
-    WHERE o.namespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) AND x.grantee <> o.owner
+    WHERE o.namespace = ANY (%s::regnamespace[]) AND x.grantee <> o.owner
     ORDER BY 1, 2, 3"""
 
 
 def rights(conn: psycopg.Connection) -> list[tuple[str, str, str]]:
     """The rights of others than the owner."""
-    return conn.execute(RIGHTS.encode()).fetchall()
+    return conn.execute(RIGHTS, (SCHEMAS,)).fetchall()
 
 
 DEFAULTS = ("FUNCTIONS", "TABLES", "SEQUENCES", "TYPES", "SCHEMAS")
@@ -84,11 +85,12 @@ def open_defaults(owner: psycopg.Connection, grantee: str) -> None:
 
 def make_older(admin: psycopg.Connection) -> None:
     """Let the next installation replace all functions and views."""
-    admin.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number <= 0")
+    pretend_release(admin, "other functions")
+    pretend_release(admin, "other views")
 
 
 def owners(admin: psycopg.Connection) -> set[str]:
-    return {owner for _, owner in admin.execute(OWNERS.encode()).fetchall()}
+    return {owner for _, owner in admin.execute(OWNERS, (SCHEMAS,)).fetchall()}
 
 
 @pytest.mark.parametrize("autocommit", [True, False])
@@ -129,7 +131,7 @@ def test_a_role_that_is_no_member_of_the_owner_cannot_upgrade(admin: psycopg.Con
     assert owners(admin) == {owner.info.user}
 
 
-@pytest.mark.parametrize("schemas", [["taskq"], ["taskq_internal"], ["taskq", "taskq_internal"]])
+@pytest.mark.parametrize("schemas", [SCHEMAS[:1], SCHEMAS[1:], SCHEMAS])
 @pytest.mark.parametrize("installer", ["superuser", "plain role"])
 def test_the_first_installation_does_not_use_a_schema_of_another_role(
     admin: psycopg.Connection, login: Login, schemas: list[str], installer: str
@@ -141,12 +143,12 @@ def test_the_first_installation_does_not_use_a_schema_of_another_role(
     conn = admin if installer == "superuser" else login()
     with pytest.raises(TaskQueueError, match=f"schema {schemas[0]} belongs to role {stranger.info.user}"):
         install(conn)
-    assert admin.execute("SELECT to_regclass('taskq_internal.migration')").fetchone() == (None,)
+    assert admin.execute("SELECT to_regclass('taskq.migrations')").fetchone() == (None,)
 
 
 def test_a_schema_that_was_created_for_the_installer_is_used(admin: psycopg.Connection, login: Login) -> None:
     owner = login()
-    for schema in ("taskq", "taskq_internal"):
+    for schema in SCHEMAS:
         admin.execute(
             sql.SQL("CREATE SCHEMA {} AUTHORIZATION {}").format(sql.Identifier(schema), sql.Identifier(owner.info.user))
         )
@@ -184,16 +186,11 @@ def test_an_upgrade_takes_back_every_right_that_was_not_granted_by_grant_access(
     owner.execute("SELECT taskq.grant_access(%s, 'reader')", (reader.info.user,))
     owner.execute("SELECT taskq.grant_access(%s, 'producer', '{work}')", (producer.info.user,))
     granted = rights(admin)
-    for things in (
-        "ALL FUNCTIONS IN SCHEMA taskq, taskq_internal",
-        "ALL TABLES IN SCHEMA taskq, taskq_internal",
-        "ALL SEQUENCES IN SCHEMA taskq_internal",
-        "SCHEMA taskq, taskq_internal",
-    ):
+    for kind in ("ALL FUNCTIONS IN ", "ALL TABLES IN ", "ALL SEQUENCES IN ", ""):
         for role in (stranger.info.user, reader.info.user):
-            owner.execute(f"GRANT ALL ON {things} TO {role} WITH GRANT OPTION".encode())
-    owner.execute(f"GRANT UPDATE (state) ON taskq_internal.ended TO {stranger.info.user}, PUBLIC".encode())
-    stranger.execute("GRANT SELECT ON taskq_internal.task TO PUBLIC")
+            owner.execute(f"GRANT ALL ON {kind}SCHEMA {', '.join(SCHEMAS)} TO {role} WITH GRANT OPTION".encode())
+    owner.execute(f"GRANT UPDATE (stage) ON taskq.staged TO {stranger.info.user}, PUBLIC".encode())
+    stranger.execute("GRANT SELECT ON taskq.staged TO PUBLIC")
     make_older(admin)
     install(owner)
     assert rights(admin) == granted

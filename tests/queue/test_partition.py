@@ -23,6 +23,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
+from tests.internals import SCHEMAS, plant_change, stored_rows
 from tests.queue.conftest import (
     InBackground,
     await_lock_wait,
@@ -58,22 +59,26 @@ def queue(dsn: str) -> Iterator[TaskQueue]:
 
 def tables_of_topics(queue: TaskQueue) -> list[str]:
     """The own tables of topics."""
-    query = "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'taskq_internal'::regnamespace AND c.relkind = 'r'"
-    return [row[0] for row in queue.conn.execute(f"{query} AND c.relname ~ '_[0-9]+$' ORDER BY 1".encode())]
+    query = "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = ANY (%s::regnamespace[]) AND relkind = 'r'"
+    return [row[0] for row in queue.conn.execute(f"{query} AND relname ~ '_[0-9]+$' ORDER BY 1".encode(), (SCHEMAS,))]
 
 
 def number_of(queue: TaskQueue, topic: str = "work") -> int:
     """The number of a topic."""
-    row = queue.conn.execute("SELECT topic_id FROM taskq_internal.find_topic(%s)", (topic,)).fetchone()
-    assert row is not None
-    return int(row[0])
+    query = "SELECT topic_id FROM taskq.topic_summaries WHERE topic = %s"
+    [number] = queue.conn.execute(query, (topic,)).fetchone() or [0]
+    return int(number)
 
 
-def apart(queue: TaskQueue, table: str = "task") -> int:
-    """The number of rows of the topic `work` in a table of its own."""
-    row = queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}_{number_of(queue)}".encode()).fetchone()
-    assert row is not None
-    return int(row[0])
+def rows_of(queue: TaskQueue, number: int) -> list[int]:
+    """The numbers of rows in the own tables of a topic, in ascending order."""
+    tables = [table for table in tables_of_topics(queue) if table.endswith(f"_{number}")]
+    return sorted(queue.conn.execute(f"SELECT FROM {table}".encode()).rowcount for table in tables)
+
+
+def apart(queue: TaskQueue) -> int:
+    """The number of tasks that the topic `work` has in tables of its own."""
+    return rows_of(queue, number_of(queue))[-1]
 
 
 def in_all_states(queue: TaskQueue, owner: Owner) -> None:
@@ -88,32 +93,31 @@ def test_a_topic_moves_to_tables_of_its_own_with_all_that_it_has(queue: TaskQueu
     before = image(queue)
     assert queue.own_partition("work") is True
     assert image(queue) == before
-    assert (apart(queue), apart(queue, "live"), apart(queue, "ended")) == (9, 2, 7)
+    assert rows_of(queue, number_of(queue)) == [2, 7, 9]
     assert queue.own_partition("work") is False
     assert image(queue) == before
 
 
 def test_own_tables_are_named_by_the_number_of_the_topic_and_never_by_its_name(queue: TaskQueue) -> None:
-    name = 'a "topic"; DROP TABLE taskq_internal.task; --'
+    name = 'a "topic"; DROP TABLE task; --'
     queue.create_topic(name)
     queue.push(name, ["a"])
     queue.own_partition(name)
     number = number_of(queue, name)
-    assert tables_of_topics(queue) == [f"{table}_{number}" for table in ("ended", "live", "task")]
+    assert [table.endswith(f"_{number}") for table in tables_of_topics(queue)] == [True] * 3
     assert states(queue, name) == [("a", State.READY)]
 
 
 def test_own_tables_have_the_indexes_and_settings_of_the_shared_ones(queue: TaskQueue) -> None:
     queue.own_partition("work")
-    number = number_of(queue)
-    for table in ("task", "live", "ended"):
+    for table in tables_of_topics(queue):
         shape = """SELECT c.reloptions, (SELECT count(*) FROM pg_index WHERE indrelid = c.oid),
             (SELECT count(*) FROM pg_index x JOIN pg_inherits h ON h.inhrelid = x.indexrelid WHERE x.indrelid = c.oid),
             ARRAY(SELECT pg_get_constraintdef(o.oid) FROM pg_constraint o WHERE o.conrelid = c.oid ORDER BY 1)
             FROM pg_class c WHERE c.oid = %s::regclass"""
         own, shared = (
-            queue.conn.execute(shape.encode(), (f"taskq_internal.{table}_{suffix}",)).fetchone()
-            for suffix in (number, "default")
+            queue.conn.execute(shape.encode(), (name,)).fetchone()
+            for name in (table, f"{table.rpartition('_')[0]}_default")
         )
         assert own == shared
 
@@ -169,7 +173,7 @@ def test_a_dropped_topic_leaves_empty_tables_which_are_dropped_later(queue: Task
     queue.poll("work", owner)
     number = number_of(queue)
     assert queue.drop_topic("work")
-    assert queue.conn.execute(f"SELECT FROM taskq_internal.task_{number}".encode()).rowcount == 0
+    assert rows_of(queue, number) == [0, 0, 0]
     queue.create_topic("work")
     queue.own_partition("work")
     assert len(tables_of_topics(queue)) == 6
@@ -184,7 +188,7 @@ def test_a_drop_in_a_transaction_of_its_own_truncates_the_topics_own_tables(queu
     queue.own_partition("work")
     number = number_of(queue)
     queue.drop_topic("work")
-    assert [size_of(queue, f"{table}_{number}") for table in ("task", "live", "ended")] == [0, 0, 0]
+    assert sizes_of(queue, number) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("verb", ["drop", "purge"])
@@ -212,7 +216,7 @@ def test_purge_all_truncates_own_tables_and_returns_the_number_of_tasks(queue: T
     queue.push_stream("work", numbered(3000))
     queue.own_partition("work")
     assert queue.purge_all("work") == 3000
-    assert size_of(queue, f"task_{number_of(queue)}") == 0
+    assert sizes_of(queue, number_of(queue)) == [0, 0, 0]
     assert identifiers(queue.push("work", ["a"])) == ["a"]
 
 
@@ -227,11 +231,11 @@ def test_purge_all_spares_tasks_that_another_transaction_holds(
     assert states(queue) == [("a", State.ACTIVE)]
 
 
-def size_of(queue: TaskQueue, table: str) -> int:
-    """The bytes of a table, without its indexes."""
-    row = queue.conn.execute("SELECT pg_relation_size(%s::regclass)", (f"taskq_internal.{table}",)).fetchone()
-    assert row is not None
-    return int(row[0])
+def sizes_of(queue: TaskQueue, number: int) -> list[int]:
+    """The bytes of the own tables of a topic, without their indexes."""
+    tables = [table for table in tables_of_topics(queue) if table.endswith(f"_{number}")]
+    sizes = [queue.conn.execute("SELECT pg_relation_size(%s::regclass)", (table,)).fetchone() for table in tables]
+    return [size for (size,) in filter(None, sizes)]
 
 
 def test_dependents_of_the_tasks_of_a_dropped_topic_may_run(queue: TaskQueue, owner: Owner) -> None:
@@ -245,15 +249,16 @@ def test_dependents_of_the_tasks_of_a_dropped_topic_may_run(queue: TaskQueue, ow
 
 @pytest.mark.parametrize("own", [True, False], ids=["own tables", "shared tables"])
 def test_a_dropped_topic_leaves_nothing_behind(queue: TaskQueue, owner: Owner, own: bool) -> None:
+    queue.drop_topic("work")
+    before = stored_rows(queue.conn).keys()
+    queue.create_topic("work")
     if own:
         queue.own_partition("work")
     in_all_states(queue, owner)
     queue.push("work", [NewTask("dependent", depends_on=[("work", "READY")])])
     assert queue.release_groups_once("gate", "work", [["SUSPENDED"]]) == []
     queue.drop_topic("work")
-    probe, rest = ("probe", "probe_result"), ("progress", "group_release", "history")
-    for table in ("topic", "task", "live", "ended", "dependency", *probe, *rest):
-        assert queue.conn.execute(f"SELECT FROM taskq_internal.{table}".encode()).rowcount == 0, table
+    assert stored_rows(queue.conn).keys() == before
 
 
 def test_a_topic_that_does_not_exist_cannot_move(queue: TaskQueue) -> None:
@@ -284,7 +289,7 @@ def test_a_move_waits_until_held_tasks_are_completed(
     mover = open_queue()
     mover.conn.autocommit = True
     moved = background(lambda: mover.own_partition("work"))
-    until(lambda: queue.conn.execute("SELECT FROM taskq_internal.topic WHERE paused").rowcount)
+    until(lambda: queue.conn.execute("SELECT FROM taskq.topic_summaries WHERE paused").rowcount)
     queue.push("work", ["b"])
     assert queue.poll("work", owner) == []
     queue.complete(owner, {task: Result.SUCCESS})
@@ -358,10 +363,6 @@ def test_a_purge_that_cannot_lock_the_tables_keeps_no_push_waiting(
     assert states(queue) == [("b", State.READY)]
 
 
-HELD_UP = """CREATE FUNCTION public.held_up() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
-    PERFORM pg_advisory_xact_lock_shared(4711); END $$"""
-
-
 @pytest.mark.parametrize(
     "poll",
     [
@@ -375,16 +376,12 @@ def test_a_poll_that_started_before_a_move_finds_nothing_and_raises_no_error(
     own_queue: TaskQueue, own_dsn: str, background: InBackground[Any], poll: Callable[[TaskQueue, Owner], list[object]]
 ) -> None:
     """The poll is stopped between its read of the topic and its first read of tasks."""
-    body = own_queue.conn.execute(
-        "SELECT pg_get_functiondef('taskq_internal.require_running_lease'::regproc)"
-    ).fetchone()
-    assert body is not None
-    own_queue.conn.execute(HELD_UP.encode())
-    own_queue.conn.execute(body[0].replace("BEGIN\n", "BEGIN PERFORM public.held_up();\n", 1).encode())
+    plant_change(own_queue.conn, "polls stop before their first read of tasks")
     own_queue.push("work", ["a"])
     owner = own_queue.register("owner")
     with connect(own_dsn, autocommit=True) as conn:
         early = TaskQueue(conn)
+        conn.execute("SET tests.stop = '4711'")
         own_queue.conn.execute("SELECT pg_advisory_lock(4711)")
         found = background(lambda: poll(early, owner))
         await_lock_wait(own_queue.conn, early)

@@ -20,6 +20,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
+from tests.internals import make_due
 from tests.queue.conftest import hurry, identifiers, known, lapse, numbered, pass_time, states
 
 FIFO, LIFO = Order.FIRST_IN_FIRST_OUT, Order.LAST_IN_FIRST_OUT
@@ -116,10 +117,7 @@ def test_a_task_given_back_has_its_old_place(queue: TaskQueue, owner: Owner, giv
         delay = timedelta(hours=1)
         snooze = Decision(Result.SUSPENSION, delay=delay) if "snooze" in given_back else Decision(Result.FAILURE)
         queue.complete(owner, {task: snooze})
-        queue.conn.execute(
-            "UPDATE taskq_internal.live SET late = true, available_at = clock_timestamp() WHERE sequence = %s",
-            (task.sequence,),
-        )
+        make_due(queue.conn, sequences=[task.sequence])
         queue.poll("work", owner, 2)
         assert task in queue.poll("work", owner) + queue.held(owner)
     if given_back.endswith("release"):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, UnknownTopic
+from tests.internals import stored_rows
 from tests.queue.conftest import InBackground, await_lock_wait, numbered
 
 
@@ -83,9 +84,9 @@ def test_readers_of_different_partitions_do_not_wait_for_each_other(
 def test_dropping_a_topic_removes_the_progress_of_its_groups(queue: TaskQueue) -> None:
     queue.advance("readers", "work", 0, Cursor(1))
     queue.drop_topic("work")
+    assert stored_rows(queue.conn) == {}
     queue.create_topic("work")
     assert queue.progress("readers", "work") is None
-    assert queue.conn.execute("SELECT FROM taskq_internal.progress").fetchall() == []
 
 
 def test_progress_of_an_unknown_topic_is_refused(queue: TaskQueue) -> None:

@@ -19,6 +19,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
 )
+from tests.internals import hold_turns
 from tests.queue.conftest import hurry, identifiers, numbered, states
 
 
@@ -139,8 +140,8 @@ def test_ready_counts_tasks_that_its_own_transaction_released(
 
 def test_ready_skips_rows_that_a_plain_lock_holds(queue: TaskQueue, session: TaskQueue) -> None:
     """SKIP LOCKED in a poll would skip them, too."""
-    queue.push("work", ["a", "b", "c"])
-    session.conn.execute("SELECT FROM taskq_internal.live WHERE identifier = 'a' FOR UPDATE")
+    tasks = queue.push("work", ["a", "b", "c"])
+    session.lock_tasks("work", [tasks[0].sequence], [State.READY])
     assert queue.ready("work", 5) == 2
 
 
@@ -207,7 +208,7 @@ def test_ready_leaves_out_retries_of_an_identifier_that_an_open_poll_holds(
     queue.push("work", ["a"])
     queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
     assert queue.ready("work", 5, SINGULAR) == 1
-    session.conn.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
+    hold_turns(session.conn)
     assert queue.ready("work", 5, SINGULAR) == 0
     assert queue.poll("work", owner, 5, condition=SINGULAR) == []
     assert queue.ready("work", 5) == 1, "without a condition no identifier is held"
@@ -217,7 +218,7 @@ def test_identifiers_that_another_poll_examines_are_unclaimed_until_it_claims_th
     queue: TaskQueue, owner: Owner, session: TaskQueue
 ) -> None:
     queue.push("work", ["a", "a"])
-    session.conn.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does before it claims
+    hold_turns(session.conn)
     assert queue.ready("work", 5, SINGULAR) == 0
     assert queue.has_unclaimed("work", SINGULAR)
     session.conn.rollback()

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from airflow_provider_taskq.queue import Insertion, InvalidTask, NewTask, Owner, Result, Revival, State, TaskQueue
+from tests.internals import interrupted, set_created, set_next_sequence, store_tasks
 from tests.queue.conftest import known, task_in
 from tests.queue.test_sessions import pages_of
 
@@ -57,12 +58,10 @@ def spread(queue: TaskQueue, *seconds: float) -> list[tuple[int, datetime]]:
     """Alternating tasks of two topics, created the given seconds ago; returns their sequences and times."""
     queue.create_topic("other")
     tasks = [queue.push(("work", "other")[n % 2], [f"{n}"])[0] for n in range(len(seconds))]
-    for task, ago in zip(tasks, seconds, strict=True):
-        queue.conn.execute(
-            "UPDATE taskq_internal.task SET created = clock_timestamp() - make_interval(secs => %s)"
-            " WHERE sequence = %s",
-            (ago, task.sequence),
-        )
+    now = queue.now()
+    set_created(
+        queue.conn, {task.sequence: now - timedelta(seconds=ago) for task, ago in zip(tasks, seconds, strict=True)}
+    )
     return [(task.sequence, known(queue, task, task.topic).created) for task in tasks]
 
 
@@ -131,13 +130,8 @@ def test_a_moment_without_a_time_zone_is_refused(queue: TaskQueue, moment: datet
 
 
 def push_hundred_days(queue: TaskQueue) -> None:
-    """100,000 tasks of a hundred days, which take a thousand pages of `task`, and more of its indexes."""
-    queue.conn.execute(
-        "INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"
-        " SELECT n, moment, moment, '1', topic_id, 0, 'task-' || n"
-        " FROM generate_series(1, 100000) AS n, taskq_internal.topic,"
-        " LATERAL (SELECT now() - make_interval(secs => (100000 - n) * 86.4)) AS m (moment)"
-    )
+    """100,000 tasks of a hundred days, which take a thousand pages, and more of their indexes."""
+    store_tasks(queue.conn, 1, 100_000, states=[State.SUCCEEDED], spread=timedelta(days=100))
 
 
 def test_a_moment_is_resolved_in_few_pages_whether_the_tables_were_vacuumed_or_not(own_queue: TaskQueue) -> None:
@@ -159,10 +153,6 @@ def test_a_moment_is_resolved_in_few_pages_whether_the_tables_were_vacuumed_or_n
 def test_results_of_a_day_are_counted_without_reading_the_whole_table(own_queue: TaskQueue, analysed: bool) -> None:
     queue = own_queue
     push_hundred_days(queue)
-    queue.conn.execute(
-        "INSERT INTO taskq_internal.ended (sequence, completed, available_at, topic_id, state, identifier)"
-        " SELECT sequence, created, due, topic_id, 6, identifier FROM taskq_internal.task ORDER BY sequence"
-    )
     queue.conn.execute("VACUUM ANALYZE" if analysed else "VACUUM")
     middle = datetime.now(UTC) - timedelta(days=20)
     day = middle + timedelta(days=1)
@@ -185,11 +175,11 @@ def test_a_moment_is_resolved_exactly_if_pushes_drew_their_sequences_up_to_ten_s
         drawn += chance.choice([0, 0.01, 1, 3, 15, chance.choice([0.5, 3600, 5 * DAY])])
         created = start + timedelta(seconds=drawn - chance.choice([0, 0, chance.uniform(0, 9.9)]))
         rows.append((sequence, created, chance.choices(topics, [10, 5, 1])[0]))
-    queue.conn.cursor().executemany(
-        "INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier)"
-        " SELECT %s, %s, now(), '1', topic_id, 0, 'any' FROM taskq_internal.topic WHERE name = %s",
-        rows,
-    )
+    with queue.conn.transaction():
+        for sequence, _, topic in rows:
+            set_next_sequence(queue.conn, sequence)
+            queue.push(topic, ["any"])
+        set_created(queue.conn, {sequence: created for sequence, created, _ in rows})
     near = [created + timedelta(seconds=after) for _, created, _ in rows for after in (0, -5, 5, 1e-6, -1e-6)]
     for moment in chance.sample(near, 100):
         following = [sequence for sequence, created, _ in rows if created >= moment]
@@ -203,13 +193,10 @@ def test_a_push_reads_its_time_after_it_has_displaced_older_tasks(own_queue: Tas
     """To displace many tasks may take longer than the ten seconds that `resolve` allows."""
     queue = own_queue
     queue.push("work", ["a"])
-    queue.conn.execute(
-        "CREATE TABLE public.displaced (at timestamptz);"
-        " CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$BEGIN INSERT INTO public.displaced VALUES (clock_timestamp()); RETURN NULL; END$$;"
-        " CREATE TRIGGER note AFTER DELETE ON taskq_internal.live FOR EACH ROW EXECUTE FUNCTION public.note()"
-    )
-    (task,) = queue.push("work", ["a"], insertion=Insertion(insertion))
+    queue.conn.execute("CREATE TABLE public.displaced (at timestamptz)")
+    note = "INSERT INTO public.displaced VALUES (clock_timestamp());"
+    with interrupted(queue.conn, "removal" if insertion == "DELETE" else "end", note):
+        (task,) = queue.push("work", ["a"], insertion=Insertion(insertion))
     row = queue.conn.execute("SELECT max(at) FROM public.displaced").fetchone()
     assert row is not None
     assert known(queue, task).created > row[0]

@@ -23,6 +23,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.policies import UNLIMITED
 from tests.conftest import SharedDatabase
+from tests.internals import make_due, set_attempt, set_created
 from tests.queue.conftest import identifiers, in_second, known, lapse, last_failure, pass_time, task_in
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -112,16 +113,14 @@ def test_the_worked_example_of_camunda_correlate_to_the_second(queue: TaskQueue,
     for at in range(6, 700, 6):
         pass_time(queue, 6 * SECOND)
         created = now(queue) - at * SECOND  # the test's own time does not count
-        queue.conn.execute("UPDATE taskq_internal.task SET created = %s", (created,))
+        set_created(queue.conn, {task.sequence: created})
         for polled in queue.poll("work", owner):
             queue.complete(owner, {polled: Decision(Result.FAILURE, error=f"at {at}")})
             info = known(queue, task)
             due = in_second(queue, task, at, created) if info.attempt and info.state is State.READY else None
             reported.append((at, info.attempt, due))
         if due is not None:  # nor does the moment between two clocks
-            queue.conn.execute(
-                "UPDATE taskq_internal.live SET late = true, available_at = %s", (created + due * SECOND,)
-            )
+            make_due(queue.conn, created + due * SECOND)
     assert reported == [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
     info = known(queue, task)
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
@@ -264,15 +263,19 @@ def test_the_policy_in_python_is_the_policy_in_sql(
     with reckoning.transaction(force_rollback=True):
         queue = TaskQueue(reckoning)
         queue.create_topic("reckoned", TopicPolicy(policy))
-        row = reckoning.execute(
-            "SELECT taskq_internal.retry_delay(t, %s) FROM taskq_internal.topic t WHERE name = 'reckoned'", (attempts,)
-        ).fetchone()
         assert queue.policy("reckoned").retry == policy
-    assert row is not None
-    in_sql, in_python = row[0], policy.delay(attempts)
-    assert (in_sql is None) == (in_python is None)
-    if in_sql is not None and in_python is not None:
-        assert abs(in_sql - in_python) <= timedelta(microseconds=2) + in_python * 1e-12
+        owner = queue.register("me")
+        queue.push("reckoned", ["a"])
+        [task] = queue.poll("reckoned", owner)
+        set_attempt(reckoning, task.sequence, attempts)
+        before = queue.now()
+        queue.complete(owner, {task.sequence: Result.FAILURE})
+        after, info = queue.now(), known(queue, task, "reckoned")
+    delay = policy.delay(attempts)
+    assert (info.state is State.FAILED) == (delay is None)
+    if delay is not None:
+        rounding = timedelta(microseconds=2) + delay * 1e-12
+        assert info.available_at - after - rounding <= delay <= info.available_at - before + rounding
 
 
 @settings(max_examples=200)
@@ -334,7 +337,7 @@ def test_a_failure_after_billions_of_attempts_is_decided_without_a_loop_over_the
 ) -> None:
     queue.alter_topic("work", TopicPolicy(policy))
     task = task_in(queue, owner, State.ACTIVE)
-    queue.conn.execute("UPDATE taskq_internal.live SET attempt = %s", (BILLIONS,))
+    set_attempt(queue.conn, task.sequence, BILLIONS)
     with queue.conn.transaction():
         queue.conn.execute("SET LOCAL statement_timeout = '60s'")  # a loop takes many minutes
         queue.complete(owner, {task.sequence: Decision(Result.FAILURE, error="again")})

@@ -21,6 +21,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     UnknownTopic,
 )
+from tests.internals import damage_task, make_due, set_ended_state
 from tests.queue.conftest import (
     everything,
     identifiers,
@@ -76,7 +77,7 @@ def test_a_reset_gives_the_old_place_back(queue: TaskQueue, owner: Owner) -> Non
     [task] = queue.push("work", [NewTask("a", priority=1)])
     queue.poll("work", owner)
     queue.complete(owner, {task: Result.FAILURE})  # due in an hour
-    queue.conn.execute("UPDATE taskq_internal.live SET late = true, available_at = clock_timestamp()")
+    make_due(queue.conn)
     queue.poll("work", owner)
     queue.complete(owner, {task: Result.FAILURE})
     queue.push("work", ["b", NewTask("c", priority=1), NewTask("d", priority=2)])
@@ -183,12 +184,12 @@ def test_recreating_many_tasks_at_once_equals_one_push_for_each(
     queue.poll("work", owner, 2)
     chosen = [info for info in everything(queue) if info.state in ENDED][3:27:2]
     named = [info.sequence for info in chosen]
-    queue.conn.execute("UPDATE taskq_internal.task SET payload = to_json(sequence)")
+    for info in everything(queue):
+        damage_task(queue.conn, info.sequence, payload=str(info.sequence))
     session.revive("work", revival=revival, sequences=named)
     at_once = [look(info) for info in everything(session)]
     session.conn.rollback()
-    mark = "UPDATE taskq_internal.ended SET descent = state, state = 7 WHERE sequence = ANY (%s)"
-    session.conn.execute(mark, (named,))
+    set_ended_state(session.conn, State.RECREATED, *named)
     for info in chosen:
         session.push("work", [NewTask(info.identifier, info.sequence)], Insertion[revival.name])
     assert [look(info) for info in everything(session)] == at_once

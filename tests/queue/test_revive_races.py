@@ -79,7 +79,7 @@ def test_two_revivals_of_the_same_tasks_in_opposite_order_never_deadlock(
 ) -> None:
     at = [task.sequence for task in failed(queue, owner, *"abcdef")]
     other = open_queue()
-    session.conn.execute("SELECT FROM taskq_internal.ended WHERE sequence = %s FOR UPDATE", (at[0],))
+    session.lock_tasks("work", at[:1], [State.FAILED])
     revived = background(lambda: other.revive("work", sequences=at[::-1]))
     await_lock_wait(queue.conn, other)
     session.revive("work", sequences=at)
@@ -102,7 +102,7 @@ def test_dropping_the_topic_waits_for_a_reset_and_removes_its_tasks(
     session.conn.commit()
     assert dropped.result() is True
     dropping.conn.commit()
-    assert queue.conn.execute("SELECT count(*) FROM taskq_internal.live").fetchone() == (0,)
+    assert queue.conn.execute("SELECT FROM taskq.task_info").rowcount == 0
 
 
 def test_a_task_that_depends_on_another_waits_for_it_again_after_a_reset(queue: TaskQueue, owner: Owner) -> None:

@@ -26,12 +26,13 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.reports import Explanation
 from airflow_provider_taskq.queue.schema import _FOREIGN, _in_turns
 from demo.postgres import EmbeddedPostgres
+from tests.internals import SCHEMAS, pretend_release
 from tests.queue.conftest import identifiers
 
 THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
-    WHERE pronamespace IN (to_regnamespace('taskq'), to_regnamespace('taskq_internal'))
+    JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = ANY (%(schemas)s)
     UNION ALL SELECT 'c', c.oid::regclass::text, c.relkind::text FROM pg_class c
-    WHERE relnamespace IN (to_regnamespace('taskq'), to_regnamespace('taskq_internal')) ORDER BY 1, 2"""
+    JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = ANY (%(schemas)s) ORDER BY 1, 2"""
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def empty(empty_dsn: str) -> Iterator[psycopg.Connection]:
 
 
 def things(conn: psycopg.Connection) -> list[tuple[object, ...]]:
-    return conn.execute(THINGS.encode()).fetchall()
+    return conn.execute(THINGS, {"schemas": SCHEMAS}).fetchall()
 
 
 def test_an_installed_schema_verifies_and_works(empty: psycopg.Connection) -> None:
@@ -58,10 +59,10 @@ def test_installing_twice_changes_nothing(empty: psycopg.Connection) -> None:
     install(empty)
     TaskQueue(empty).create_topic("work")
     TaskQueue(empty).push("work", ["a"])
-    before, ledger = things(empty), empty.execute("SELECT * FROM taskq_internal.migration").fetchall()
+    before, ledger = things(empty), empty.execute("SELECT * FROM taskq.migrations").fetchall()
     install(empty)
     assert things(empty) == before
-    assert empty.execute("SELECT * FROM taskq_internal.migration").fetchall() == ledger
+    assert empty.execute("SELECT * FROM taskq.migrations").fetchall() == ledger
     assert TaskQueue(empty).ready("work") == 1
 
 
@@ -74,7 +75,7 @@ def test_concurrent_installs_from_eight_threads_install_once(empty: psycopg.Conn
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(installing, range(8)))
     verify(empty)
-    assert empty.execute("SELECT count(*) = count(DISTINCT number) FROM taskq_internal.migration").fetchone() == (True,)
+    assert empty.execute("SELECT count(*) = count(DISTINCT number) FROM taskq.migrations").fetchone() == (True,)
 
 
 @pytest.mark.slow
@@ -137,15 +138,14 @@ def test_a_schema_of_that_name_without_our_ledger_is_missing(empty: psycopg.Conn
 
 def test_an_older_schema_is_reported_with_the_command_to_run(empty: psycopg.Connection) -> None:
     install(empty)
-    last = "(SELECT max(number) FROM taskq_internal.migration)"
-    empty.execute(f"DELETE FROM taskq_internal.migration WHERE number = {last}".encode())
+    pretend_release(empty, "older")
     with pytest.raises(SchemaMismatch, match=r"older.*install"):
         verify(empty)
 
 
 def test_changed_functions_are_reported_and_replaced_by_install(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    pretend_release(empty)
     empty.execute("CREATE FUNCTION taskq.left_over() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     empty.execute("COMMENT ON FUNCTION taskq.left_over IS 'Of another release.'")
     with pytest.raises(SchemaMismatch, match="install"):
@@ -157,7 +157,7 @@ def test_changed_functions_are_reported_and_replaced_by_install(empty: psycopg.C
 
 def test_a_newer_schema_is_left_alone_with_the_advice_to_upgrade_the_package(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
+    pretend_release(empty, "newer")
     before = things(empty)
     for verb in (verify, install):
         with pytest.raises(SchemaMismatch, match=r"newer.*upgrade"):
@@ -167,7 +167,7 @@ def test_a_newer_schema_is_left_alone_with_the_advice_to_upgrade_the_package(emp
 
 def test_a_changed_migration_is_reported_by_name_and_left_alone(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 2")
+    pretend_release(empty, "other migration")
     before = things(empty)
     for verb in (verify, install):
         with pytest.raises(SchemaMismatch, match="0002"):
@@ -177,7 +177,7 @@ def test_a_changed_migration_is_reported_by_name_and_left_alone(empty: psycopg.C
 
 def test_an_install_that_fails_leaves_the_callers_transaction_usable(empty: psycopg.Connection, empty_dsn: str) -> None:
     install(empty)
-    empty.execute("INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')")
+    pretend_release(empty, "newer")
     with connect(empty_dsn) as conn:
         with pytest.raises(SchemaMismatch):
             install(conn)
@@ -192,7 +192,7 @@ def test_a_session_continues_while_the_functions_are_replaced(empty: psycopg.Con
         queue.push("work", ["a", "b", "c"])
         owner = queue.register("me")
         queue.poll("work", owner)
-        empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+        pretend_release(empty)
         install(empty)
         queue.push("work", ["d"])
         assert identifiers(queue.poll("work", owner, 5)) == ["b", "c", "d"]
@@ -216,7 +216,7 @@ def test_install_works_whatever_the_search_path(empty: psycopg.Connection) -> No
 
 def test_functions_of_a_later_release_are_left_alone(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("UPDATE taskq_internal.migration SET name = 'functions 9999', checksum = 'later' WHERE number = 0")
+    pretend_release(empty, "newer functions")
     before = things(empty)
     for verb in (verify, install):
         with pytest.raises(SchemaMismatch, match=r"newer.*upgrade"):
@@ -227,7 +227,7 @@ def test_functions_of_a_later_release_are_left_alone(empty: psycopg.Connection) 
 def test_an_upgrade_names_dependent_objects_of_others_and_drops_none(empty: psycopg.Connection) -> None:
     install(empty)
     empty.execute("CREATE VIEW public.mine AS SELECT sequence FROM taskq.task_info")
-    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    pretend_release(empty)
     with pytest.raises(TaskQueueError, match=r"view mine depends on view (taskq\.)?task_info"):
         install(empty)
     assert empty.execute("SELECT to_regclass('public.mine') IS NOT NULL").fetchone() == (True,)
@@ -268,8 +268,9 @@ def test_a_schema_without_the_readable_views_verifies_and_works(empty: psycopg.C
 def test_no_function_needs_the_readable_views(empty: psycopg.Connection) -> None:
     install(empty)
     named = empty.execute(
-        r"SELECT proname FROM pg_proc WHERE pronamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)"
-        r" AND prosrc ~ 'taskq(_internal)?\.(tasks|live_tasks|ended_tasks|topic_summaries)\M' ORDER BY 1"
+        r"SELECT proname FROM pg_proc WHERE pronamespace = ANY (%s::regnamespace[])"
+        r" AND prosrc ~ '\mtaskq\.(tasks|topic_summaries)\M' ORDER BY 1",
+        (SCHEMAS,),
     ).fetchall()
     assert named == [("newest",)]  # which is left out with them
 
@@ -299,7 +300,7 @@ def test_a_later_install_does_not_create_views_that_were_left_out(empty: psycopg
     install(empty, views=False)
     install(empty)
     assert views(empty) == ALWAYS
-    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    pretend_release(empty)
     install(empty)  # an upgrade
     verify(empty)
     assert views(empty) == ALWAYS
@@ -331,7 +332,7 @@ def test_views_with_dependent_objects_are_not_removed(empty: psycopg.Connection)
 
 def test_changed_views_are_reported_and_replaced_by_install(empty: psycopg.Connection) -> None:
     install(empty)
-    empty.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = -1")
+    pretend_release(empty, "other views")
     with pytest.raises(SchemaMismatch, match="install"):
         verify(empty)
     install(empty)
@@ -369,26 +370,22 @@ def test_an_installation_by_a_role_named_taskq_is_the_same_as_by_another(
     install(namesake)
     verify(namesake)
     assert namesake.execute(_FOREIGN.encode()).fetchall() == []
-    objects = (
-        "SELECT relnamespace::regnamespace::text, relname::text, relkind::text FROM pg_class"
-        " WHERE relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace) ORDER BY 1, 2"
-    )
-    found = empty.execute(objects.encode()).fetchall()
-    uninstall(namesake)
     empty.execute("SET search_path = public")
+    found = things(empty)
+    uninstall(namesake)
     install(empty)
-    assert empty.execute(objects.encode()).fetchall() == found
+    assert things(empty) == found
 
 
 def test_objects_of_a_role_named_taskq_are_never_dropped_with_the_schema(namesake: psycopg.Connection) -> None:
     install(namesake)
     namesake.execute("CREATE TABLE orders (id int PRIMARY KEY)")
-    namesake.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    pretend_release(namesake)
     install(namesake)  # drops no table
     with pytest.raises(TaskQueueError, match=r"cannot be uninstalled: .*table taskq\.orders\..*SET SCHEMA public"):
         uninstall(namesake)
     namesake.execute("CREATE VIEW report AS SELECT id FROM orders")
-    namesake.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    pretend_release(namesake)
     with pytest.raises(TaskQueueError, match=r"cannot be upgraded: .*view taskq\.report\..*ALTER ROLE taskq SET"):
         install(namesake)
     namesake.execute("ALTER VIEW report SET SCHEMA public")
@@ -414,7 +411,7 @@ def test_an_upgrade_names_the_prepared_transaction_that_it_has_waited_for(prepar
     preparing.execute("BEGIN")
     preparing.execute("SELECT * FROM taskq.tasks")  # the upgrade replaces this view
     preparing.execute("PREPARE TRANSACTION 'import of today'")
-    preparing.execute("UPDATE taskq_internal.migration SET checksum = 'other' WHERE number = 0")
+    pretend_release(preparing)
     preparing.execute("SET lock_timeout = '700ms'")
     before = things(preparing)
     with pytest.raises(TaskQueueError, match=r"prepared transaction 'import of today' .* COMMIT PREPARED or ROLLBACK"):

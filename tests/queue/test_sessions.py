@@ -12,17 +12,22 @@ from airflow_provider_taskq.queue import (
     Cursor,
     Decision,
     Insertion,
+    Junction,
     NewTask,
     Owner,
     Result,
     RetryPolicy,
+    Revival,
     State,
+    Task,
     TaskQueue,
     TopicPolicy,
     connect,
 )
+from tests.internals import SCHEMAS, stored_rows
 from tests.queue.conftest import flush_statistics, numbered
 
+HOUR = timedelta(hours=1)
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 Verb = Callable[[TaskQueue, Owner, Any], object]
 
@@ -68,68 +73,100 @@ VERBS: dict[str, Verb] = {
     "uninstall_ticks": lambda queue, _owner, _task: queue.uninstall_ticks("work", "tick", "hash"),
     "drop_topic": lambda queue, _owner, _task: queue.drop_topic("work"),
 }
+OPERATORS_VERBS: dict[str, Verb] = {
+    "lock": lambda queue, _owner, _task: queue.lock("job", "a", HOUR, HOUR),
+    "unlock": lambda queue, _owner, _task: queue.unlock("other job", "a"),
+    "results": lambda queue, _owner, _task: queue.results(datetime.now(UTC) - HOUR),
+    "resolve": lambda queue, _owner, _task: queue.resolve(datetime.now(UTC) - HOUR),
+    "resolve a preceding": lambda queue, _owner, _task: queue.resolve(datetime.now(UTC), preceding=True),
+    "junction": lambda queue, _owner, _task: queue.junction("work", [["s"], ["t", "missing"]]),
+    "eternal junction": lambda queue, _owner, _task: queue.junction("work", [["a", "t"]], Junction.ETERNAL),
+    "reassign": lambda queue, _owner, task: queue.reassign("work", Result.FILTER, sequences=[task.sequence]),
+    "reassign by state": lambda queue, _owner, _task: queue.reassign("work", Result.FAILURE, state=State.FILTERED),
+    "replace": lambda queue, _owner, _task: queue.revive("work", State.SUCCEEDED, Revival.REPLACE, size=1),
+    "supersede": lambda queue, _owner, _task: queue.revive("work", State.SUCCEEDED, Revival.SUPERSEDE, size=1),
+    "append": lambda queue, _owner, _task: queue.revive("work", State.SUCCEEDED, Revival.APPEND, size=1),
+    "reset": lambda queue, _owner, task: queue.revive("work", sequences=[task.sequence]),
+    "purge": lambda queue, _owner, _task: queue.purge("work"),
+    "purge_owners": lambda queue, _owner, _task: queue.purge_owners(timedelta(0)),
+    "purge_all": lambda queue, _owner, _task: queue.purge_all("work"),
+}
 LEFT = """SELECT (SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) FROM pg_cursors WHERE name <> ''),
     (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'),
     (SELECT count(*) FROM pg_class WHERE relpersistence = 't' AND relkind = 'r'),
     (SELECT count(*) FROM pg_listening_channels())"""
 
 
-@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
-def test_a_verb_takes_one_round_trip(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, verb: Verb, tmp_path: Path
-) -> None:
+def hold_tasks_of(queue: TaskQueue, owner: Owner) -> Task:
+    """A held task, and two READY ones."""
     queue.push("work", ["a", "b", "c"])
-    [task] = queue.poll("work", owner)
+    return queue.poll("work", owner)[0]
+
+
+def end_tasks_of(queue: TaskQueue, owner: Owner) -> Task:
+    """One of several ended tasks, with suspended and READY ones, an owner whose lease is gone, and a lock."""
+    tasks = queue.push("work", [*"abcde"])
+    queue.push("work", [NewTask("s", suspended=True), NewTask("t", suspended=True)])
+    queue.poll("work", owner, 4)
+    queue.complete(owner, {**dict.fromkeys(tasks[:3], Result.SUCCESS), tasks[3]: Result.FILTER})
+    queue.release(queue.register("gone"))
+    queue.lock("other job", "a", HOUR)
+    return tasks[0]
+
+
+Arrange = Callable[[TaskQueue, Owner], Task]
+TABLES: dict[Arrange, dict[str, Verb]] = {hold_tasks_of: VERBS, end_tasks_of: OPERATORS_VERBS}
+CASES = [
+    pytest.param(arrange, name, verb, id=f"{arrange.__name__}-{name}")
+    for arrange, verbs in TABLES.items()
+    for name, verb in verbs.items()
+]
+
+
+@pytest.mark.parametrize(("arrange", "name", "verb"), CASES)
+def test_a_verb_takes_one_round_trip_and_is_undone_by_the_callers_rollback(
+    queue: TaskQueue, owner: Owner, session: TaskQueue, arrange: Arrange, name: str, verb: Verb, tmp_path: Path
+) -> None:
+    task = arrange(queue, owner)
+    before = stored_rows(queue.conn)
     session.conn.execute("SELECT")
     log = tmp_path / "protocol"
     with log.open("w") as file:
         session.conn.pgconn.trace(file.fileno())
-        verb(session, owner, task)
+        answer = verb(session, owner, task)
         session.conn.pgconn.untrace()
     assert log.read_text().count("ReadyForQuery") == 1
+    assert arrange is hold_tasks_of or answer, f"{name} does nothing here"
+    session.conn.rollback()
+    assert stored_rows(queue.conn) == before
 
 
-def test_verbs_leave_nothing_in_the_session(queue: TaskQueue, owner: Owner, dsn: str) -> None:
+@pytest.mark.parametrize(("arrange", "verbs"), TABLES.items(), ids=["verbs", "operators' verbs"])
+def test_verbs_leave_nothing_in_the_session(
+    queue: TaskQueue, owner: Owner, dsn: str, arrange: Arrange, verbs: dict[str, Verb]
+) -> None:
     """A transaction pooler may give every transaction another session."""
-    queue.push("work", ["a", "b", "c"])
-    [task] = queue.poll("work", owner)
+    task = arrange(queue, owner)
     settings = "SELECT name, setting FROM pg_settings ORDER BY name"
     with connect(dsn, autocommit=True) as conn:
         conn.execute("DO 'BEGIN END'")
         before = conn.execute(settings.encode()).fetchall()
-        for name, verb in VERBS.items():
+        for name, verb in verbs.items():
             if name not in ("complete", "exchange"):  # it was snoozed
                 verb(TaskQueue(conn), owner, task)
             assert conn.execute(LEFT.encode()).fetchone() == (0, 0, 0, 0, 0), name
         assert conn.execute(settings.encode()).fetchall() == before
 
 
-def test_every_verb_may_have_a_session_of_its_own(queue: TaskQueue, owner: Owner, dsn: str) -> None:
-    queue.push("work", ["a", "b", "c"])
-    [task] = queue.poll("work", owner)
-    for name, verb in VERBS.items():
+@pytest.mark.parametrize(("arrange", "verbs"), TABLES.items(), ids=["verbs", "operators' verbs"])
+def test_every_verb_may_have_a_session_of_its_own(
+    queue: TaskQueue, owner: Owner, dsn: str, arrange: Arrange, verbs: dict[str, Verb]
+) -> None:
+    task = arrange(queue, owner)
+    for name, verb in verbs.items():
         if name not in ("complete", "exchange"):
             with connect(dsn) as conn:
                 verb(TaskQueue(conn), owner, task)
-
-
-@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
-def test_a_verb_is_undone_by_the_callers_rollback(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, verb: Verb
-) -> None:
-    queue.push("work", ["a", "b", "c"])
-    [task] = queue.poll("work", owner)
-    before = snapshot(queue.conn)
-    verb(session, owner, task)
-    session.conn.rollback()
-    assert snapshot(queue.conn) == before
-
-
-def snapshot(conn: psycopg.Connection) -> list[list[tuple[Any, ...]]]:
-    """Every row of every table of the schema, with its physical place."""
-    names = ("topic", "owner", "task", "live", "ended", "stage", "progress", "group_release", "history")
-    tables = (*(f"taskq_internal.{name}" for name in names), "taskq.staged")
-    return [conn.execute(f"SELECT ctid, t.* FROM {name} t ORDER BY 1".encode()).fetchall() for name in tables]
 
 
 def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
@@ -146,7 +183,8 @@ def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
 def _touched(queue: TaskQueue) -> int:
     row = queue.conn.execute(
         "SELECT pg_stat_clear_snapshot(), (SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)"
-        " FROM pg_statio_user_tables WHERE schemaname IN ('taskq', 'taskq_internal'))"
+        " FROM pg_statio_user_tables WHERE schemaname = ANY (%s))",
+        (SCHEMAS,),
     ).fetchone()
     assert row is not None
     return int(row[1])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskq.queue import Result, State, TaskQueue, TopicPolicy, connect
+from tests.internals import lapse_lease
 from tests.queue.stress import LEDGER, PUSHED, SEEN, TOPICS
 
 SECONDS = 8
@@ -65,7 +66,7 @@ def _begin(dsn: str, role: str, seed: int, seconds: float = SECONDS) -> "subproc
 
 def _drain(queue: TaskQueue) -> None:
     """Expires the leases of dead processes, and completes everything with a row in the ledger."""
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    lapse_lease(queue.conn)
     queue.expire()
     owner = queue.register("last", timedelta(hours=1))
     for topic, condition in TOPICS.items():

@@ -99,7 +99,7 @@ def test_ticks_are_installed_at_read_committed_only(
 ) -> None:
     """An older snapshot lacks the ticks that another scheduler has stored since."""
     session.conn.isolation_level = level
-    session.conn.execute("SELECT count(*) FROM taskq_internal.task")
+    session.topics()
     queue.install_ticks("work", "p", "h", moments(1))
     with pytest.raises(TaskQueueError, match="READ COMMITTED"):
         session.install_ticks("work", "p", "h", moments(1))

@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     UnknownTopic,
 )
+from tests.internals import stored_rows
 from tests.queue.conftest import everything, known, lapse, states
 
 HOUR = timedelta(hours=1)
@@ -218,13 +219,10 @@ def test_a_tick_may_depend_on_other_tasks(queue: TaskQueue, owner: Owner) -> Non
 
 def test_removing_a_tick_leaves_nothing_of_it(queue: TaskQueue) -> None:
     queue.push("work", ["basis"])
+    before = stored_rows(queue.conn)
     queue.install_ticks("work", "p", "h", [(LONG_AGO, NewTask("", depends_on=[("work", "basis")]))])
     queue.uninstall_ticks("work", "p", "h")
-    left = (
-        "SELECT count(*), (SELECT count(*) FROM taskq_internal.dependency), (SELECT count(*)"
-        " FROM taskq_internal.live) FROM taskq_internal.task"
-    )
-    assert queue.conn.execute(left.encode()).fetchone() == (1, 0, 1)
+    assert stored_rows(queue.conn) == before
 
 
 @pytest.mark.parametrize(

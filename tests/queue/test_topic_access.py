@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
     install,
 )
 from airflow_provider_taskq.queue.errors import translate_errors
+from tests.internals import pretend_release
 
 Limited = Callable[..., TaskQueue]
 Denied = psycopg.errors.InsufficientPrivilege
@@ -654,7 +655,7 @@ def test_a_role_without_access_gains_none_through_a_function_of_a_limited_role(
 def test_limits_outlive_an_upgrade_and_end_with_a_revocation(queue: TaskQueue, own_dsn: str, limited: Limited) -> None:
     producer = limited("producer", may_delete=True)
     with connect(own_dsn) as conn:
-        conn.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number = 0")
+        pretend_release(conn)
         install(conn)
     producer.push("orders", ["order"], Insertion.DELETE)
     with pytest.raises(Denied):
@@ -744,7 +745,7 @@ def test_a_new_role_does_not_get_the_access_of_a_dropped_role_of_its_name(
         queue.conn.execute("SELECT taskq.revoke_access(%s, 'consumer')", (name_of(old),))
     else:
         with connect(own_dsn) as conn:
-            conn.execute("UPDATE taskq_internal.migration SET checksum = 'of an older release' WHERE number = 0")
+            pretend_release(conn)
             install(conn)
     assert kinds(queue, old) == ([("producer",)] if change == "grant" else [])
     new.conn.close()

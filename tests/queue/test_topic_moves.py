@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     connect,
 )
+from tests.internals import SCHEMAS
 from tests.queue.conftest import (
     InBackground,
     await_lock_wait,
@@ -70,10 +71,9 @@ def mover(dsn: str) -> Iterator[TaskQueue]:
 def tables_apart(queue: TaskQueue) -> int:
     """The number of topics' own tables, attached or not."""
     query = (
-        "SELECT FROM pg_class WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind = 'r'"
-        " AND relname ~ '_[0-9]+$'"
+        "SELECT FROM pg_class WHERE relnamespace = ANY (%s::regnamespace[]) AND relkind = 'r' AND relname ~ '_[0-9]+$'"
     )
-    return queue.conn.execute(query.encode()).rowcount
+    return queue.conn.execute(query, (SCHEMAS,)).rowcount
 
 
 def constraints(queue: TaskQueue) -> int:
@@ -82,13 +82,18 @@ def constraints(queue: TaskQueue) -> int:
 
 
 def is_paused(queue: TaskQueue) -> bool:
-    return queue.conn.execute("SELECT FROM taskq_internal.topic WHERE name = 'work' AND paused").rowcount == 1
+    return queue.conn.execute("SELECT FROM taskq.topic_summaries WHERE topic = 'work' AND paused").rowcount == 1
 
 
 def unfinished(queue: TaskQueue) -> tuple[Severity, str]:
     """The health findings about unfinished moves."""
     [found] = [finding for finding in queue.health() if finding.subject == "unfinished moves"]
     return found.severity, found.detail
+
+
+def is_moving(queue: TaskQueue) -> bool:
+    """Whether health knows of a move that has started."""
+    return unfinished(queue)[1] != "no topic is on its way to its own tables"
 
 
 def kill_mover(queue: TaskQueue, dsn: str, call: str) -> None:
@@ -117,7 +122,6 @@ def assert_settled(queue: TaskQueue, owner: Owner, before: list[str], *, paused:
     assert image(queue) == before
     assert is_paused(queue) is paused
     assert (tables_apart(queue), constraints(queue)) == (3 if own else 0, 0)
-    assert queue.conn.execute("SELECT FROM taskq_internal.topic_move").rowcount == 0
     assert unfinished(queue) == (Severity.FINE, "no topic is on its way to its own tables")
     queue.push("work", ["new"])
     queue.resume_topic("work")
@@ -149,26 +153,21 @@ def test_the_next_call_finishes_or_undoes_a_killed_move(
 
 
 @pytest.mark.parametrize("then", ["own", "shared"])
-@pytest.mark.parametrize("call", ["close_shared_tables", "move_to_own_tables"])
 def test_a_session_that_is_terminated_in_the_middle_of_a_step_leaves_a_move_that_can_be_finished_and_undone(
     queue: TaskQueue,
     owner: Owner,
     mover: TaskQueue,
     open_queue: Callable[[], TaskQueue],
     background: InBackground[Any],
-    call: str,
     then: str,
 ) -> None:
     before = fill(queue, owner)
     reading = open_queue()
-    reading.conn.execute(
-        f"LOCK TABLE ONLY taskq_internal.{'live' if call == 'close_shared_tables' else 'task'} IN"
-        f" ACCESS SHARE MODE".encode()
-    )
+    reading.conn.execute("SELECT FROM taskq.task_info")
     moved = background(lambda: mover.own_partition("work"))
     pid = mover.conn.info.backend_pid
     asleep = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep' AND query LIKE %s"
-    until(lambda: queue.conn.execute(asleep, (pid, f"%taskq.{call}(%")).rowcount)
+    until(lambda: queue.conn.execute(asleep, (pid, "%taskq.close_shared_tables(%")).rowcount)
     assert unfinished(queue)[0] is Severity.FINE
     queue.conn.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
     with pytest.raises(psycopg.OperationalError):
@@ -184,7 +183,7 @@ def test_a_second_move_of_a_topic_is_refused_with_the_session_of_the_first(
 ) -> None:
     task = task_in(queue, owner, State.ACTIVE)
     moved = background(lambda: mover.own_partition("work"))
-    until(lambda: queue.conn.execute("SELECT FROM taskq_internal.topic_move").rowcount)
+    until(lambda: is_moving(queue))
     pid = mover.conn.info.backend_pid
     with pytest.raises(TaskQueueError, match=f"'work' is being moved to its own tables by session {pid} since 20"):
         MOVES[verb](queue)
@@ -237,36 +236,6 @@ def test_two_concurrent_moves_succeed_or_are_refused_with_a_reason(
     assert deadlocks(queue.conn) == ended
 
 
-def test_a_session_that_used_a_table_in_its_last_transaction_does_not_block_a_move(
-    queue: TaskQueue, dsn: str, background: InBackground[Any]
-) -> None:
-    """A query on the locks of all sessions sees different moments, and a session can look like both."""
-
-    def use_then_wait() -> None:
-        with connect(dsn, autocommit=True) as conn:
-            conn.execute("SET lock_timeout = '1ms'")
-            conn.execute(
-                """DO $$ BEGIN FOR i IN 1..300 LOOP
-                    PERFORM pg_sleep(0.0005) FROM (SELECT count(*) FROM taskq_internal.live) used;
-                    COMMIT;
-                    BEGIN
-                        LOCK TABLE taskq_internal.topic_move IN SHARE UPDATE EXCLUSIVE MODE;
-                        RAISE 'the move holds this lock';
-                    EXCEPTION WHEN lock_not_available THEN NULL;
-                    END;
-                    COMMIT;
-                END LOOP; END $$"""
-            )
-
-    with queue.conn.transaction():
-        queue.conn.execute("SELECT taskq_internal.lock_moves('1 second')")
-        sessions = [background(use_then_wait) for _ in range(3)]
-        while not all(session.done() for session in sessions):
-            assert queue.conn.execute("SELECT taskq_internal.blocks_session_using('{live}')").fetchone() == (False,)
-    for session in sessions:
-        session.result(60)
-
-
 def test_a_move_that_another_session_has_taken_over_changes_nothing_more(queue: TaskQueue, mover: TaskQueue) -> None:
     first = mover.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')").fetchone()
     assert first is not None
@@ -287,7 +256,7 @@ def test_a_topic_that_is_paused_or_resumed_while_it_moves_is_so_when_the_move_ha
     if wanted == "resumed":
         queue.pause_topic("work")
     moved = background(lambda: mover.own_partition("work"))
-    until(lambda: queue.conn.execute("SELECT FROM taskq_internal.topic_move").rowcount)
+    until(lambda: is_moving(queue))
     change = queue.pause_topic if wanted == "paused" else queue.resume_topic
     assert [change("work"), change("work")] == [True, False]
     assert is_paused(queue), "it stands still until it has moved"

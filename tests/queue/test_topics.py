@@ -20,6 +20,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     UnknownTopic,
 )
+from tests.internals import stored_rows
 from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, states
 
 RICH = TopicPolicy(
@@ -307,8 +308,7 @@ def test_a_push_that_commits_before_the_drop_leaves_no_orphan(
     session.conn.commit()
     assert dropped.result() is True
     dropping.conn.commit()
-    for table in ("task", "live", "ended"):
-        assert queue.conn.execute(f"SELECT count(*) FROM taskq_internal.{table}".encode()).fetchone() == (0,)
+    assert stored_rows(queue.conn) == {}
 
 
 def test_a_push_that_comes_after_the_drop_is_refused(

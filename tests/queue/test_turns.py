@@ -1,12 +1,14 @@
 """One task at a time per identifier under concurrency: a naive query fails under these steps, and a poll does not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 
-import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Condition, NewTask, Owner, Result, State, TaskQueue, connect
-from tests.queue.conftest import hurry, identifiers, task_in
+from airflow_provider_taskq.queue import Condition, NewTask, Owner, Result, State, Task, TaskQueue, connect
+from tests.internals import plant_change
+from tests.queue.conftest import InBackground, hurry, identifiers, task_in, until
+from tests.queue.explained import changed_rows
 
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
@@ -79,104 +81,85 @@ def test_a_task_whose_poll_was_rolled_back_goes_to_the_next_poll(
     assert two.poll("work", second, 2, condition=SINGULAR) == [tasks[0]]
 
 
-def _seen(queue: TaskQueue, condition: str = SINGULAR) -> tuple[list[int], list[str], str]:
-    """Return the tasks that the first, lock-free check of a poll finds."""
-    row = queue.conn.execute(
-        "SELECT sequences, identifiers, seen_at FROM taskq_internal.turns_among_first("
-        "(SELECT topic_id FROM taskq_internal.topic WHERE name = 'work'), clock_timestamp(), false, %s, 50, 50, '{}')",
-        (condition,),
-    ).fetchone()
-    assert row is not None
-    seen: tuple[list[int], list[str], str] = row
-    return seen
+class StoppingPoll:
+    """A poll that stops between its two checks of whose turn it is, in a transaction of its own."""
+
+    def __init__(self, control: TaskQueue, dsn: str, number: int, background: InBackground[list[Task]]) -> None:
+        self.control, self.number, self.background = control, number, background
+        self.queue = TaskQueue(connect(dsn))
+        self.queue.conn.execute("SELECT set_config('tests.stop', %s, false)", (str(number),))
+        self.owner = self.queue.register(f"stopping {number}")
+        self.queue.conn.commit()
+
+    def look(self) -> None:
+        """Begins the poll, which stops after its first check if that finds a task."""
+        self.control.conn.execute("SELECT pg_advisory_lock(%s)", (self.number,))
+        self.polled = self.background(lambda: self.queue.poll("work", self.owner, 50, condition=SINGULAR))
+        stopped = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'advisory'"
+        pid = self.queue.conn.info.backend_pid
+        until(lambda: self.polled.done() or self.control.conn.execute(stopped, (pid,)).rowcount)
+
+    def take(self) -> list[Task]:
+        """Lets the poll go on, and returns its tasks."""
+        self.control.conn.execute("SELECT pg_advisory_unlock(%s)", (self.number,))
+        return self.polled.result(300)
 
 
-def _claim(queue: TaskQueue, owner: Owner, seen: tuple[list[int], list[str], str]) -> list[int]:
-    """The second step of a poll: locks the identifiers, checks again, claims."""
-    row = queue.conn.execute(
-        "SELECT claimed FROM taskq_internal.claim_identifiers((SELECT topic_id"
-        " FROM taskq_internal.topic WHERE name = 'work'),"
-        " (SELECT owner_id FROM taskq_internal.owner WHERE fence = %s), clock_timestamp(), false, %s, %s, %s, %s)",
-        (owner.fence, SINGULAR, *seen),
-    ).fetchone()
-    assert row is not None
-    claimed: list[int] = row[0]
-    return claimed
+@pytest.fixture
+def stopping(
+    queue: TaskQueue, dsn: str, background: InBackground[list[Task]]
+) -> Iterator[tuple[StoppingPoll, StoppingPoll]]:
+    """Two polls that stop. For a database of the test's own."""
+    plant_change(queue.conn, "polls by identifier stop between their two checks")
+    polls = StoppingPoll(queue, dsn, 1, background), StoppingPoll(queue, dsn, 2, background)
+    yield polls
+    for poll in polls:
+        poll.queue.conn.close()
 
 
+@pytest.mark.own_database
 def test_a_poll_sees_tasks_that_another_poll_claimed_and_completed_between_its_two_checks(
-    queue: TaskQueue, owner: Owner, opened: Callable[[], TaskQueue]
+    queue: TaskQueue, owner: Owner, stopping: tuple[StoppingPoll, StoppingPoll]
 ) -> None:
     """The steps are single statements. The second check sees each task that another poll changed since the first."""
-    one = opened()
-    first = one.register("one")
-    one.conn.commit()
-    tasks = queue.push("work", ["a", "a", "b"])
-
-    seen = _seen(one)
-    assert seen[0] == [tasks[0].sequence, tasks[2].sequence]
-    assert queue.poll("work", owner, condition=SINGULAR) == [tasks[0]]
-    assert _claim(one, first, seen) == [tasks[2].sequence], "a is ACTIVE by now"
-    one.conn.rollback()
-
-    seen = _seen(one)
-    queue.complete(owner, {tasks[0]: Result.SUCCESS})
-    assert queue.poll("work", owner, condition=SINGULAR) == [tasks[1]]
-    assert seen[0] == [tasks[2].sequence]
-    one.conn.rollback()
-
-    seen = _seen(one)
-    queue.complete(owner, {tasks[1]: Result.SUCCESS})
-    assert _claim(one, first, seen) == [tasks[2].sequence]
-    one.conn.rollback()
+    one, _ = stopping
+    first, second, third = queue.push("work", ["a", "a", "b"])
+    one.look()
+    assert queue.poll("work", owner, condition=SINGULAR) == [first]
+    assert one.take() == [third], "a is ACTIVE by now"
+    one.queue.conn.rollback()
+    one.look()
+    queue.complete(owner, {first: Result.SUCCESS})
+    assert queue.poll("work", owner, condition=SINGULAR) == [second]
+    assert one.take() == [third]
+    one.queue.conn.rollback()
+    one.look()
+    queue.complete(owner, {second: Result.SUCCESS})
+    assert one.take() == [third]
 
 
-def test_a_task_with_an_earlier_place_takes_the_turn_between_the_two_checks_of_a_poll(
-    queue: TaskQueue, owner: Owner, opened: Callable[[], TaskQueue]
+@pytest.mark.own_database
+@pytest.mark.parametrize("ahead", ["an earlier place", "a higher priority"])
+def test_a_task_ahead_takes_the_turn_between_the_two_checks_of_a_poll(
+    queue: TaskQueue, owner: Owner, stopping: tuple[StoppingPoll, StoppingPoll], ahead: str
 ) -> None:
     failed = task_in(queue, owner, State.FAILED, "a")
-    [fresh] = queue.push("work", ["a"])
-    one = opened()
-    first = one.register("one")
-    one.conn.commit()
-    seen = _seen(one)
-    assert seen[0] == [fresh.sequence]
-    queue.revive("work", State.FAILED)
-    assert _claim(one, first, seen) == [], "the revived task is at its old place, ahead"
-    one.conn.rollback()
-    assert queue.poll("work", owner, condition=SINGULAR) == [failed]
+    [later] = queue.push("work", ["a"])
+    one, _ = stopping
+    one.look()
+    if ahead == "an earlier place":
+        first = failed
+        queue.revive("work", State.FAILED)
+    else:
+        [first] = queue.push("work", [NewTask("a", priority=1, delay=timedelta(hours=-1))])
+    assert later not in one.take()
+    one.queue.conn.rollback()
+    assert queue.poll("work", owner, condition=SINGULAR) == [first]
 
 
-def test_a_task_of_higher_priority_takes_the_turn_between_the_two_checks_of_a_poll(
-    queue: TaskQueue, opened: Callable[[], TaskQueue]
-) -> None:
-    queue.push("work", ["a"])
-    one = opened()
-    first = one.register("one")
-    one.conn.commit()
-    seen = _seen(one)
-    queue.push("work", [NewTask("a", priority=1)])
-    assert _claim(one, first, seen) == []
-
-
-def test_the_second_check_claims_at_once_if_nothing_was_committed_since_the_first(
-    queue: TaskQueue, opened: Callable[[], TaskQueue]
-) -> None:
-    queue.push("work", ["a", "b"])
-    one = opened()
-    first = one.register("one")
-    one.conn.commit()
-    one.conn.isolation_level = (
-        psycopg.IsolationLevel.REPEATABLE_READ
-    )  # otherwise the snapshot shows other databases too
-    seen = _seen(one)
-    row = one.conn.execute("SELECT pg_current_snapshot()::text").fetchone()
-    assert row == (seen[2],)
-    assert _claim(one, first, seen) == seen[0]
-
-
+@pytest.mark.own_database
 def test_no_two_tasks_of_an_identifier_are_active_under_any_interleaving_of_two_polls(
-    queue: TaskQueue, opened: Callable[[], TaskQueue]
+    queue: TaskQueue, owner: Owner, stopping: tuple[StoppingPoll, StoppingPoll]
 ) -> None:
     """All orders of look, look, take, take. The second poll to take gets nothing."""
     steps = ["look one", "look two", "take one", "take two", "commit one", "commit two"]
@@ -186,28 +169,23 @@ def test_no_two_tasks_of_an_identifier_are_active_under_any_interleaving_of_two_
         if all(order.index(f"look {n}") < order.index(f"take {n}") < order.index(f"commit {n}") for n in ("one", "two"))
     ]
     assert len(orders) == 20
-    one, two = opened(), opened()
-    owners = {"one": one.register("one"), "two": two.register("two")}
-    one.conn.commit()
-    two.conn.commit()
+    polls = dict(zip(("one", "two"), stopping, strict=True))
     for number, order in enumerate(orders):
         [task] = queue.push("work", [f"id-{number}"])
         queue.push("work", [f"id-{number}"])
-        seen, claimed = {}, {}
+        taken: list[Task] = []
         for step in order:
             verb, _, name = step.partition(" ")
-            session = {"one": one, "two": two}[name]
             if verb == "look":
-                seen[name] = _seen(session)
+                polls[name].look()
             elif verb == "take":
-                claimed[name] = _claim(session, owners[name], seen[name])
+                taken += polls[name].take()
             else:
-                session.conn.commit()
-        assert sorted(claimed.values()) in ([[], [task.sequence]], [[task.sequence]]), order
-        held = [task for owner in owners.values() for task in queue.held(owner)]
-        assert len(held) == 1, order
-        queue.complete(next(o for o in owners.values() if queue.held(o)), {held[0]: Result.SUCCESS})
-        queue.complete(owners["one"], dict.fromkeys(queue.poll("work", owners["one"], 9), Result.SUCCESS))
+                polls[name].queue.conn.commit()
+        assert taken == [task], order
+        [holder] = [poll.owner for poll in polls.values() if queue.held(poll.owner)]
+        queue.complete(holder, {task: Result.SUCCESS})
+        queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 9), Result.SUCCESS))
 
 
 def _orders(steps: list[str]) -> list[list[str]]:
@@ -244,18 +222,9 @@ def test_one_claim_takes_tasks_of_a_hundred_thousand_identifiers(own_queue: Task
     assert own_queue.claim("work", owner, 100_000, condition=SINGULAR) == 100_000
 
 
-def test_the_rows_that_lock_identifiers_never_change(own_queue: TaskQueue) -> None:
-    """The rows are locked only, so they leave no dead rows."""
+def test_a_poll_under_a_condition_changes_no_row_but_those_of_its_tasks(own_queue: TaskQueue) -> None:
+    """It only locks what stands for an identifier, so that leaves no dead rows."""
     own_queue.push("work", [f"id-{number}" for number in range(500)])
     owner = own_queue.register("me")
     for _ in range(5):
-        own_queue.poll("work", owner, 100, condition=SINGULAR)
-    changed = own_queue.conn.execute(
-        "SELECT count(*), count(*) FILTER (WHERE xmax::text <> '0') FROM taskq_internal.identifier_lock"
-    ).fetchone()
-    assert changed is not None
-    assert changed[0] == 65_536
-    assert 400 < changed[1] <= 500
-    size = own_queue.conn.execute("SELECT pg_relation_size('taskq_internal.identifier_lock')").fetchone()
-    assert size is not None
-    assert size[0] < 4 * 1024 * 1024
+        assert changed_rows(own_queue.conn, lambda: own_queue.poll("work", owner, 100, condition=SINGULAR)) == 100

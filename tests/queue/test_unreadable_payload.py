@@ -28,6 +28,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.queue.encoding import decode_json, register_loaders
+from tests.internals import damage_task
 
 # Each is valid JSON for PostgreSQL, and nothing that json.loads returns as data without loss.
 UNREADABLE = {
@@ -43,14 +44,12 @@ UNREADABLE = {
 
 def poison(queue: TaskQueue, task: Task, payload: str) -> None:
     """Stores a payload that a push refuses."""
-    queue.conn.execute(
-        "UPDATE taskq_internal.task SET payload = %s::json WHERE sequence = %s", (payload, task.sequence)
-    )
+    damage_task(queue.conn, task.sequence, payload=payload)
 
 
 def poison_output(queue: TaskQueue, task: Task, output: str) -> None:
     """Stores an output that a completion refuses."""
-    queue.conn.execute("UPDATE taskq_internal.ended SET output = %s::json WHERE sequence = %s", (output, task.sequence))
+    damage_task(queue.conn, task.sequence, output=output)
 
 
 @pytest.fixture(params=list(UNREADABLE))

@@ -1,11 +1,13 @@
 """Watch: one query answers all waits of any kind."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, Owner, State, TaskQueue
+from tests.internals import age_tasks
 from tests.queue.conftest import states, task_in
 
 LOOK = (
@@ -64,11 +66,9 @@ def test_watch_returns_the_state_of_the_newest_task_of_each_identifier(
 
 
 def test_watch_returns_how_long_the_oldest_due_task_has_waited(queue: TaskQueue) -> None:
-    queue.push("work", [NewTask("late", priority=-5), NewTask("new", priority=5)])
+    late, _ = queue.push("work", [NewTask("late", priority=-5), NewTask("new", priority=5)])
     assert look(queue.conn, [("work", 1, "NONE", False)])["ready", 1] == (1, None)
-    queue.conn.execute(
-        "UPDATE taskq_internal.live SET late = true, available_at = available_at - interval '90 s' WHERE priority = -5"
-    )
+    age_tasks(queue.conn, timedelta(seconds=90), [late.sequence])
     number, waited = look(queue.conn, [("work", 9, "NONE", True)])["ready", 1]
     assert number == 2
     assert waited == pytest.approx(90, abs=30)

@@ -20,6 +20,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
 )
+from tests.internals import make_due
 from tests.queue.conftest import everything, identifiers, in_second, known, lapse, pass_time, states
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -53,10 +54,7 @@ class Schedule:
         if info.state is not State.READY or not info.attempt:
             return None
         second = in_second(self.queue, task, self.at, start)
-        self.queue.conn.execute(
-            "UPDATE taskq_internal.live SET late = true, available_at = %s WHERE sequence = %s",
-            (start + second * SECOND, task.sequence),
-        )
+        make_due(self.queue.conn, start + second * SECOND, [task.sequence])
         return second
 
 

@@ -9,6 +9,7 @@ from airflow_provider_taskq.queue import LeaseLost, Order, Owner, TaskQueue
 from airflow_provider_taskq.spark import claimer
 from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
 from airflow_provider_taskq.spark.connection import ConnectionInfo
+from tests.internals import interrupted
 
 Connection = psycopg.Connection[Any]
 
@@ -53,14 +54,8 @@ def test_last_in_first_out_reverses_the_order(
 def test_claimed_tasks_stay_held_if_a_later_chunk_fails(
     connection_info: ConnectionInfo, conn: Connection, queue: TaskQueue, owner: Owner
 ) -> None:
-    conn.execute(
-        """CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-            IF NEW.identifier = 'item-47' THEN RAISE division_by_zero; END IF; RETURN NEW; END $$"""
-    )
-    conn.execute(
-        "CREATE TRIGGER trip BEFORE UPDATE ON taskq_internal.live_default FOR EACH ROW EXECUTE FUNCTION trip()"
-    )
-    with pytest.raises(psycopg.errors.DivisionByZero):
+    trip = "IF NEW.identifier = 'item-47' THEN RAISE division_by_zero; END IF;"
+    with interrupted(conn, "claim", trip), pytest.raises(psycopg.errors.DivisionByZero):
         ParallelClaimer(connection_info, "work", owner, Order.FIRST_IN_FIRST_OUT, 100).claim(lambda: 3)
     held = [task.identifier for task in queue.held(owner)]
     assert "item-0" in held

@@ -1,6 +1,7 @@
 """mode=complete on Spark: all of a job's decisions, each once, or none."""
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -18,6 +19,7 @@ from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.session import describe_error, queue_error
 from airflow_provider_taskq.spark.staging import StagedAttempt
 from airflow_provider_taskq.spark.writers import CompleteWriter
+from tests.internals import make_due
 
 pytestmark = [
     pytest.mark.slow,
@@ -148,7 +150,7 @@ def test_invalid_decisions_are_refused_in_one_line_and_change_nothing(
 
 def held_beside(queue: TaskQueue, conn: psycopg.Connection[Any], held: Held) -> dict[str, str]:
     """Ten held tasks, of which the first has sequence 2, and one that is READY."""
-    conn.execute("UPDATE taskq_internal.live SET late = true, available_at = 'infinity'")
+    make_due(conn, datetime.max.replace(tzinfo=UTC))
     queue.resume_topic("work")
     return held(10)
 

@@ -23,6 +23,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.spark import drain
+from tests.internals import hold_tasks, lapse_lease
 from tests.queue.conftest import lapse, until
 from tests.spark.programs.transforms import wait_for_gate
 from tests.spark.successor import taken_over
@@ -193,9 +194,9 @@ def test_a_drain_does_not_wait_for_a_session_that_locks_a_task_of_a_lapsed_owner
     push(2)
     ghost = queue.register("ghost")
     queue.claim("work", ghost, 1)
-    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    lapse_lease(queue.conn)
     with connect(dsn) as busy:
-        busy.execute("SELECT FROM taskq_internal.live WHERE holder IS NOT NULL FOR UPDATE")
+        hold_tasks(busy, *(task.sequence for task in queue.held(ghost)))
         result = drain(spark, "work", "me", succeed, dsn=dsn)
     assert (result.claimed, result.done) == (1, 1)
     assert len(queue.held(ghost)) == 1

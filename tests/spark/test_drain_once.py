@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, NewTask, Result, State, Task, TaskQueue, connect
 from airflow_provider_taskq.spark import DrainResult, TaskOutcome, by_task, drain
+from tests.internals import hold_tasks
 from tests.spark.programs.transforms import wait_and_follow
 from tests.spark.successor import taken_over
 
@@ -51,7 +52,9 @@ def check_once(queue: TaskQueue, sequences: list[int], *results: DrainResult) ->
     }
     following = [task.identifier for task in queue.page("next", size=len(sequences) + 1)]
     assert sorted(following) == sorted(str(sequence) for sequence in sequences)
-    assert queue.conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
+    assert queue.conn.execute(
+        "SELECT DISTINCT attempt, crashes FROM taskq.tasks WHERE result IS NOT NULL"
+    ).fetchall() == [(1, 0)]
     for table in ("staged", "staged_task", "staged_junction"):
         assert queue.conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]
     assert queue.owners() == []
@@ -202,7 +205,8 @@ def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -
     with connect(dsn) as blocker, connect(dsn, autocommit=True) as conn:
         wait_until(conn, BEFORE, process)
         if when == "during":
-            blocker.execute("SELECT FROM taskq_internal.live ORDER BY sequence DESC LIMIT 1 FOR UPDATE")
+            [last] = TaskQueue(conn).page("work", before=2**62, size=1)
+            hold_tasks(blocker, last.sequence)
         if when == "after":
             blocker.execute("SELECT FROM taskq.staged FOR UPDATE")
         if when != "before":

@@ -27,6 +27,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.spark import StopReason, by_task, drain, in_arrow
 from airflow_provider_taskq.spark.session import DrainSession
+from tests.internals import hold_tasks, hold_turns
 
 Connection = psycopg.Connection[Any]
 
@@ -84,7 +85,7 @@ def test_a_row_locked_by_another_transaction_blocks_the_later_ones_of_its_identi
 ) -> None:
     push(queue, "a1 a2 a3 b1")
     other = open_queue()
-    other.conn.execute("SELECT FROM taskq_internal.live WHERE sequence = 2 FOR UPDATE")
+    hold_tasks(other.conn, 2)
     assert claim(conn, owner) == 2
     assert names(queue, owner) == ["a1", "b1"]
 
@@ -266,7 +267,7 @@ def test_a_drain_of_rounds_waits_for_tasks_that_a_concurrent_poll_examines_and_l
 
     monkeypatch.setattr(DrainSession, "claim", claim_and_let_go)
     with connect(dsn) as other:
-        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does that began earlier
+        hold_turns(other)  # as a poll does that began earlier
         result = drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR, size=1, rounds=None)
     assert claimed == [0, 0, 0, 1, 1, 0]
     assert (result.claimed, result.done, result.rounds, result.stop_reason) == (2, 2, 2, StopReason.EMPTY)
@@ -279,7 +280,7 @@ def test_a_wait_for_a_concurrent_poll_ends_at_the_deadline_and_a_single_round_do
 ) -> None:
     push(queue, "a1 a2")
     with connect(dsn) as other:
-        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as a poll does that began earlier
+        hold_turns(other)  # as a poll does that began earlier
         soon = timedelta(seconds=2)
         waited = drain(spark, "work", "me", succeed, dsn=dsn, condition=SINGULAR, rounds=None, deadline=soon)
         assert (waited.done, waited.stop_reason) == (0, StopReason.DEADLINE)

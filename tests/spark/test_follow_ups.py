@@ -31,6 +31,7 @@ from airflow_provider_taskq.spark.follow_ups import FollowUpStager
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.writers import open_stage, stage_check
 from airflow_provider_taskq.worker import Batch, Composite
+from tests.internals import lapse_lease
 from tests.roles import logged_in
 
 Connection = psycopg.Connection[Any]
@@ -186,7 +187,7 @@ def test_expire_prunes_the_stages_of_dead_drivers(
     put(conn, stage, 1, [(sequences[0], 3, None)])
     assert queue.expire() == 0
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(1,)]
-    conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    lapse_lease(conn)
     assert queue.expire() == 3
     for table in ("staged", "staged_task"):
         assert conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]

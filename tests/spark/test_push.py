@@ -22,6 +22,7 @@ from airflow_provider_taskq.spark.options import PushOptions
 from airflow_provider_taskq.spark.session import describe_error, queue_error
 from airflow_provider_taskq.spark.staging import StagedAttempt, stage_rows, task_context
 from airflow_provider_taskq.spark.writers import PushWriter, push_stage
+from tests.internals import interrupted, ttls
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,12 +80,8 @@ def test_every_column_of_a_task_arrives(spark: SparkSession, write: Push, queue:
     assert (at.identifier, at.reference, at.priority, at.available_at) == ("at", "ref 0", 7, due)
     assert (later.state, later.available_at - later.created) == (State.SUSPENDED, timedelta(seconds=3600.5))
     assert (bare.reference, bare.priority, bare.payload, bare.state) == (None, 0, None, State.READY)
-    rows = queue.conn.execute(
-        "SELECT extract(epoch FROM ttl)::float FROM taskq_internal.task ORDER BY sequence"
-    ).fetchall()
-    assert [ttl for (ttl,) in rows] == [None, 90.5, 90.5, None]
-    waits = "SELECT on_identifier FROM taskq_internal.dependency WHERE sequence = %s"
-    assert queue.conn.execute(waits, (at.sequence,)).fetchall() == [("first",)]
+    assert ttls(queue.conn) == [None, timedelta(seconds=90.5), timedelta(seconds=90.5), None]
+    assert [each.identifier for each in queue.dependencies("work", at.sequence)] == ["first"]
 
 
 def test_structs_maps_and_arrays_become_json(spark: SparkSession, write: Push, queue: TaskQueue) -> None:
@@ -150,8 +147,9 @@ def test_a_row_may_depend_on_one_before_it_in_another_topic(spark: SparkSession,
         "topic string, identifier string, depends_on string",
     ).coalesce(1)
     write(frame, topic="")
-    rows = queue.conn.execute("SELECT on_identifier FROM taskq_internal.dependency ORDER BY sequence").fetchall()
-    assert [name for (name,) in rows] == ["a", "b"]
+    found = {topic: everything(queue, topic) for topic in ("work", "after")}
+    waits = {each.identifier: queue.dependencies(topic, each.sequence) for topic in found for each in found[topic]}
+    assert {name: [on.identifier for on in ons] for name, ons in waits.items()} == {"a": [], "b": ["a"], "c": ["b"]}
 
 
 @pytest.mark.parametrize(
@@ -291,19 +289,19 @@ def test_rows_lost_in_a_server_crash_are_detected(dsn: str, queue: TaskQueue) ->
 def test_a_stage_that_is_pruned_during_its_push_pushes_nothing(
     dsn: str, conn: psycopg.Connection[Any], queue: TaskQueue
 ) -> None:
-    """Prunes as expire() does after a day."""
+    """Prunes as expire() does after a day, when the first chunk has been pushed."""
     stage = uuid4()
-    body = conn.execute("SELECT pg_get_functiondef('taskq_internal.check_staged_tasks'::regproc)").fetchall()[0][0]
-    conn.execute("    DELETE FROM taskq.staged_task;\nEND".join(body.rsplit("END", 1)).encode())
+    prune = "IF NEW.identifier = '0' THEN DELETE FROM taskq.staged_task; END IF;"
     conn.execute(
         "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier)"
-        " SELECT %s, 0, 1, g, 'x' FROM generate_series(0, 2) g",
+        " SELECT %s, 0, 1, g, g::text FROM generate_series(0, 19999) g",
         (stage,),
     )
     conn.commit()
     options = PushOptions.parse({"mode": "push", "topic": "work"})
-    with pytest.raises(TaskQueueError, match="was removed while it was pushed: run the job again"):
-        push_stage(ConnectionInfo.resolve(dsn), options, str(stage), [StagedAttempt(0, 1, 3)], None, None)
+    removed = pytest.raises(TaskQueueError, match="was removed while it was pushed: run the job again")
+    with interrupted(conn, "push", prune), removed:
+        push_stage(ConnectionInfo.resolve(dsn), options, str(stage), [StagedAttempt(0, 1, 20_000)], None, None)
     assert everything(queue) == []
 
 
@@ -319,11 +317,11 @@ def test_the_staged_tasks_of_dead_drivers_are_pruned_after_a_day(
             " SELECT %s, 0, 1, g, 'x', now() - %s::interval FROM generate_series(0, 2) g",
             (stage, age),
         )
-    assert conn.execute("SELECT taskq_internal.prune_staged_tasks()").fetchall() == [(1,)]
+    queue.expire()
     left = "SELECT DISTINCT stage::text FROM taskq.staged_task"
     assert {stage for (stage,) in conn.execute(left).fetchall()} == {fresh, held}
     queue.release(ghost)
-    assert conn.execute("SELECT taskq_internal.prune_staged_tasks()").fetchall() == [(1,)]
+    queue.expire()
     assert conn.execute(left).fetchall() == [(fresh,)]
 
 

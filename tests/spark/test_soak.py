@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
+from tests.internals import stream_batches
 
 SECONDS = float(os.environ.get("TASKQ_SOAK_SECONDS", "20"))
 KILLS = max(2, int(SECONDS / 30))
@@ -29,12 +30,9 @@ PROGRAM = Path(__file__).parent / "programs" / "soak.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(SECONDS + 3 * PATIENCE)]
 
-BATCH = "SELECT coalesce(max(batch), -1) FROM taskq_internal.stream"
+COPIED = "SELECT coalesce(max(sequence), 0) FROM taskq.newest('copies', 1)"
 COMMITTING = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.push_staged%'"
-BY_TOPIC = (
-    "SELECT t.identifier, t.sequence, t.payload::text AS payload FROM taskq_internal.task t"
-    " JOIN taskq_internal.topic p USING (topic_id) WHERE p.name = '{}'"
-)
+BY_TOPIC = "SELECT identifier, sequence, payload::text AS payload FROM taskq.task_info WHERE topic = '{}'"
 TASK = "identifier, payload"
 DIFFERENCE = (  # both counts; what is missing, what is double, and what does not follow the number before it
     f"WITH work AS ({BY_TOPIC.format('work')}), copies AS ({BY_TOPIC.format('copies')})"
@@ -114,7 +112,7 @@ def test_a_stream_that_is_killed_repeatedly_pushes_every_task_once(
         kills = 0
         while kills < 2 or (kills < KILLS and time.monotonic() < began + SECONDS):  # fewer where starting takes long
             with driver(dsn_file, python_environment) as process:
-                wait_until(conn, BATCH, number(conn, BATCH) + 1, process)  # it works: a batch is done
+                wait_until(conn, COPIED, number(conn, COPIED) + 1, process)  # it works: a batch is done
                 left = began + SECONDS * (kills + 1) / KILLS - time.monotonic()
                 time.sleep(max(left, chance.uniform(0, 1)))
                 if kills % 2:
@@ -126,4 +124,4 @@ def test_a_stream_that_is_killed_repeatedly_pushes_every_task_once(
     print(f"{pushed:,} tasks in {time.monotonic() - began:.0f} s, {kills} kills, at most {pusher.late:.1f} s behind")  # noqa: T201
     assert (pushed, copied, gaps, doubles, out_of_order) == (pusher.pushed, pusher.pushed, 0, 0, 0)
     assert pushed >= RATE * SECONDS / 2
-    assert number(conn, "SELECT count(*) FROM taskq_internal.stream") == 1
+    assert len(stream_batches(conn)) == 1

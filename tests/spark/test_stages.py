@@ -263,13 +263,6 @@ def test_the_stages_of_lapsed_owners_are_pruned(conn: Connection, queue: TaskQue
     assert {stage for (stage,) in kept} == {living, foreign}
 
 
-@pytest.mark.parametrize("fence", [1, 255, 2**31, 2**47 + 5])
-def test_a_stage_knows_its_fence(conn: Connection, owner: Owner, fence: int) -> None:
-    conn.execute("UPDATE taskq_internal.owner SET fence = %s WHERE name = %s", (fence, owner.name))
-    stage = open_stage(conn, owner.name, fence)
-    assert conn.execute("SELECT fence FROM taskq_internal.stage WHERE stage = %s", (stage,)).fetchall() == [(fence,)]
-
-
 @pytest.mark.parametrize(("result", "state"), [(3, State.SUCCEEDED), (0, State.FAILED)])
 def test_many_decisions_are_committed_together(
     conn: Connection, queue: TaskQueue, owner: Owner, result: int, state: State
@@ -293,7 +286,7 @@ def fill(conn: Connection, queue: TaskQueue, owner: Owner, stage: str, count: in
     assert queue.claim("work", owner, count) == count
     conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
-        " SELECT %s, 0, 1, sequence, 3 FROM taskq_internal.live WHERE identifier LIKE 'filler-%%'",
+        " SELECT %s, 0, 1, sequence, 3 FROM taskq.task_info WHERE topic = 'work' AND identifier LIKE 'filler-%%'",
         (stage,),
     )
     return count

@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect
+from tests.internals import hold_tasks, stream_batches
 from tests.spark.programs.decided_stream import decide
 
 pytestmark = [
@@ -58,8 +59,9 @@ def test_a_stream_of_decisions_killed_after_a_commit_ends_each_task_once(
     decide(spark, dsn, *where)  # a task that is ended already would be refused
     assert noted_batches(tmp_path / "checkpoint") == ["0", "1", "2"]
     assert states(queue) == {"SUCCEEDED": 6, "FILTERED": 6}
-    assert conn.execute("SELECT DISTINCT attempt, crashes FROM taskq_internal.ended").fetchall() == [(1, 0)]
-    assert conn.execute("SELECT count(*), max(batch) FROM taskq_internal.stream").fetchall() == [(1, 2)]
+    tries = "SELECT DISTINCT attempt, crashes FROM taskq.tasks WHERE topic = 'work'"
+    assert conn.execute(tries).fetchall() == [(1, 0)]
+    assert stream_batches(conn) == [2]
     queue.release(owner)
     queue.expire()  # deletes what the killed driver has staged
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
@@ -76,10 +78,7 @@ def states(queue: TaskQueue) -> dict[str, int]:
 
 def hold_a_task_of_the_second_batch(conn: Connection) -> None:
     """Locks the seventh task, so that its completion waits."""
-    conn.execute(
-        "SELECT FROM taskq_internal.live WHERE sequence = (SELECT min(sequence) + 6"
-        " FROM taskq_internal.task) FOR UPDATE"
-    )
+    hold_tasks(conn, TaskQueue(conn).page("work", size=1)[0].sequence + 6)
 
 
 @contextmanager

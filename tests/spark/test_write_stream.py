@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
 from airflow_provider_taskq.spark.session import describe_error, queue_error
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
+from tests.internals import stream_batches
 
 pytestmark = [
     pytest.mark.slow,
@@ -84,7 +85,7 @@ def test_a_stream_of_tasks_is_pushed_once_even_if_a_batch_is_replayed(
         run(frame, mode="push", topic="copies")
     assert names(queue, "copies") == [*(f"item-{number}" for number in range(12)), "item-0", "item-1", "item-2"]
     last = 3 if ADMISSION_CONTROL else 1
-    assert conn.execute("SELECT count(*), max(batch) FROM taskq_internal.stream").fetchall() == [(1, last)]
+    assert stream_batches(conn) == [last]
     assert left_over(conn) == [(0,)]
 
 
@@ -193,10 +194,9 @@ def test_a_stream_refuses_invalid_options(run: Run, logged: DataFrame, push: Any
 
 
 def test_streams_that_stopped_long_ago_are_pruned(conn: psycopg.Connection[Any]) -> None:
-    for name in ("old", "young"):
-        assert conn.execute("SELECT taskq.begin_stream_batch(%s, 4)", (name,)).fetchall() == [(True,)]
-        assert conn.execute("SELECT taskq.begin_stream_batch(%s, 4)", (name,)).fetchall() == [(False,)]
-        assert conn.execute("SELECT taskq.begin_stream_batch(%s, 3)", (name,)).fetchall() == [(False,)]
-    conn.execute("UPDATE taskq_internal.stream SET committed = now() - interval '40 days' WHERE name = 'old'")
-    assert conn.execute("SELECT taskq.purge_streams('30 days')").fetchall() == [(1,)]
-    assert conn.execute("SELECT name FROM taskq_internal.stream").fetchall() == [("young",)]
+    for batch, is_new in ((4, True), (4, False), (3, False)):
+        assert conn.execute("SELECT taskq.begin_stream_batch('stream', %s)", (batch,)).fetchall() == [(is_new,)]
+    assert conn.execute("SELECT taskq.purge_streams('30 days')").fetchall() == [(0,)]
+    assert stream_batches(conn) == [4]
+    assert conn.execute("SELECT taskq.purge_streams('0')").fetchall() == [(1,)]
+    assert stream_batches(conn) == []

@@ -212,10 +212,8 @@ def test_a_grouped_worker_keeps_its_lease_during_a_longer_run(dsn: str, queue: T
     [task] = push(queue, 1)
 
     def handle(_task: Task) -> None:
-        row = "SELECT lease_until, lease_until + lease / 2 FROM taskq_internal.owner"
-        first = queue.conn.execute(row.encode()).fetchone()
-        assert first is not None
-        until(lambda: (queue.conn.execute(row.encode()).fetchone() or first)[0] > first[1])
+        [first] = queue.owners()
+        until(lambda: queue.owners()[0].lease_until > first.lease_until + first.lease / 2)
         queue.expire()
 
     assert batches(dsn, handle, lease=timedelta(seconds=3)).run_once().succeeded == 1

@@ -22,6 +22,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
 from tests.consumer.consumers import Heard, quick
+from tests.internals import age_tasks, space_ends
 from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -235,10 +236,7 @@ def test_statistics_have_the_seconds_from_due_to_end(queue: TaskQueue, owner: Ow
     tasks = queue.push("work", [f"id-{n}" for n in range(100)])
     queue.poll("work", owner, 100)
     queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-    queue.conn.execute(
-        "UPDATE taskq_internal.ended SET available_at = completed - make_interval(secs => sequence - %s)",
-        (tasks[0].sequence - 1,),
-    )
+    space_ends(queue.conn, waited=f"make_interval(secs => sequence - {tasks[0].sequence - 1})")
     [ends] = queue.statistics(topic="work")
     took = [round(each, 2) for each in (ends.took.shortest, ends.took.mean, ends.took.longest)]
     assert took == [1, 50.5, 100]
@@ -259,10 +257,10 @@ def test_handling_times_are_recorded_by_handlers_and_reported_by_hour(queue: Tas
     percentiles = (times.took.p50, times.took.p90, times.took.p95, times.took.p99)
     for percentile, expected in zip(percentiles, (0.5, 0.9, 0.95, 0.99), strict=True):
         assert expected <= percentile <= expected * 1.05
-    queue.conn.execute("UPDATE taskq_internal.handling SET hour = hour - interval '3 hours'")
+    age_tasks(queue.conn, 3 * HOUR)
     assert queue.handling_times() == []
     assert queue.handling_times(6 * HOUR)[0].count == 100
-    queue.conn.execute("UPDATE taskq_internal.handling SET hour = hour - interval '8 days'")
+    age_tasks(queue.conn, timedelta(days=8))
     queue.record_handling_times("work", [1.0])
     assert queue.handling_times(timedelta(days=30))[0].count == 1, "times older than 8 days are deleted"
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from airflow_provider_taskq.queue import Decision, State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, FatalListener, WorkerListener, batch
+from tests.internals import interrupted
 from tests.queue.conftest import states, until
 from tests.worker.conftest import MakeWorker
 
@@ -81,15 +82,9 @@ def test_a_batch_that_cannot_be_marked_as_failed_is_fatal_and_loses_its_lease(
 ) -> None:
     diary = Diary()
     queue.push("work", ["a"])
-    queue.conn.execute(
-        "CREATE FUNCTION pg_temp.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'the disk is full'; END $$;"
-        "CREATE TRIGGER no BEFORE INSERT ON taskq_internal.ended_default FOR EACH ROW EXECUTE FUNCTION pg_temp.no()"
-    )
-    try:
+    with interrupted(queue.conn, "end", "RAISE 'the disk is full';"):
         make_worker(lambda _: None, listener=diary, listen=False).start()
         until(lambda: ("fatal", "RaiseException") in diary.heard)
-    finally:
-        queue.conn.execute("DROP TRIGGER no ON taskq_internal.ended_default")
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 

@@ -100,7 +100,8 @@ def test_a_lost_lease_is_counted(queue: TaskQueue, make_worker: MakeWorker, serv
     worker = make_worker(decide, lease=timedelta(seconds=1))
     endpoint = serve(worker)
     worker.start()
-    queue.conn.execute("UPDATE taskq_internal.owner SET fence = NULL")
+    for owner in queue.owners():
+        queue.release(owner)
     until(lambda: of_worker(scrape(endpoint), "taskq_worker_leases_lost_total") == 1, 30)
 
 

@@ -117,8 +117,8 @@ def test_a_lost_lease_abandons_the_prefetched_tasks_and_all_are_polled_again(
     worker = make_worker(gate, prefetch=2, lease=timedelta(seconds=3), pause=timedelta(milliseconds=50))
     worker.start()
     until(lambda: worker.statistics().in_flight == 3)
-    queue.conn.execute("UPDATE taskq_internal.owner SET fence = NULL WHERE fence IS NOT NULL")
-    queue.conn.execute("UPDATE taskq_internal.live SET late = true, holder = NULL WHERE holder IS NOT NULL")
+    for owner in queue.owners():
+        queue.release(owner)
     until(lambda: worker.statistics().abandoned == 3)
     gate.open.set()
     until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 3)

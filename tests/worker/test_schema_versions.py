@@ -5,24 +5,28 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
 from airflow_provider_taskq.queue import Condition, SchemaMismatch, State, TaskQueue, connect
 from airflow_provider_taskq.worker import Worker
 from tests.cli.conftest import Run, run
+from tests.internals import Release, pretend_release
 
 __all__ = ["run"]  # a fixture that pytest finds here
 
-LOST = "DROP FUNCTION taskq.browse_topics, taskq.join_group"
-OLDER = (
-    f"UPDATE taskq_internal.migration SET checksum = 'old' WHERE number = 0; {LOST}",
-    "the schema taskq in this database is older: .*; run ",
+OLDER: tuple[Release, str] = ("other functions", "the schema taskq in this database is older: .*; run ")
+NEWER: tuple[Release, str] = (
+    "newer functions",
+    r"the schema taskq in this database is newer \(functions of release 9999\) than this package .*: upgrade the",
 )
-NEWER = (
-    f"UPDATE taskq_internal.migration SET name = 'functions 99', checksum = 'new' WHERE number = 0; {LOST}",
-    r"the schema taskq in this database is newer \(functions of release 99\) than this package .*: upgrade the package",
-)
+
+
+def change_release(conn: psycopg.Connection, release: Release) -> None:
+    """Makes the installation one of another release, which lacks two functions."""
+    pretend_release(conn, release)
+    conn.execute("DROP FUNCTION taskq.browse_topics, taskq.join_group")
 
 
 def start_worker(dsn: str) -> None:
@@ -51,10 +55,10 @@ def open_drain(dsn: str) -> None:
 
 @pytest.mark.parametrize("start", [start_worker, start_consumer, open_drain])
 def test_a_program_refuses_an_older_schema_at_its_start(own_dsn: str, start: Callable[[str], None]) -> None:
-    change, sentence = OLDER
+    release, sentence = OLDER
     with connect(own_dsn, autocommit=True) as conn:
         TaskQueue(conn).create_topic("work")
-        conn.execute(change.encode())
+        change_release(conn, release)
     with pytest.raises(SchemaMismatch, match=f"^{sentence}"):
         start(own_dsn)
 
@@ -62,12 +66,12 @@ def test_a_program_refuses_an_older_schema_at_its_start(own_dsn: str, start: Cal
 def test_a_worker_that_restarts_during_an_upgrade_works_on_the_newer_schema(
     own_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change, sentence = NEWER
+    release, sentence = NEWER
     with connect(own_dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
         queue.create_topic("work")
         queue.push("work", ["a"])
-        conn.execute(change.encode())
+        change_release(conn, release)
         handled = threading.Event()
         worker = Worker(own_dsn, "work", lambda _: handled.set())
         worker.start()
@@ -77,12 +81,12 @@ def test_a_worker_that_restarts_during_an_upgrade_works_on_the_newer_schema(
     assert [record for record in caplog.records if re.match(sentence, record.getMessage())]
 
 
-@pytest.mark.parametrize(("change", "sentence"), [OLDER, NEWER], ids=["older", "newer"])
+@pytest.mark.parametrize(("release", "sentence"), [OLDER, NEWER], ids=["older", "newer"])
 def test_a_command_names_the_difference_instead_of_the_function_that_is_missing(
-    own_dsn: str, run: Run, monkeypatch: pytest.MonkeyPatch, change: str, sentence: str
+    own_dsn: str, run: Run, monkeypatch: pytest.MonkeyPatch, release: Release, sentence: str
 ) -> None:
     with connect(own_dsn, autocommit=True) as conn:
-        conn.execute(change.encode())
+        change_release(conn, release)
     monkeypatch.setenv("TASKQ_DSN", own_dsn)
     result = run("topics", code=1)
     assert "does not exist" not in result.stderr

@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.worker import Batch, TaskResultException, Worker, WorkerListener, batch, each, poll_loop
+from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, known, states, until
 from tests.worker.conftest import HOUR, MakeWorker
 
@@ -78,7 +79,7 @@ def test_a_start_that_cannot_work_raises_the_reason(dsn: str) -> None:
 @pytest.mark.usefixtures("queue")
 def test_a_start_without_a_lease_in_time_raises_timeout_error_and_leaves_no_thread(dsn: str) -> None:
     with connect(dsn) as blocker:
-        blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
+        block_verbs(blocker, owners_only=True)
         worker = Worker(f"{dsn} options='-c lock_timeout=1s'", "work", lambda _: None)
         with pytest.raises(TimeoutError, match="got no lease"):
             worker.start(timedelta(milliseconds=100))
@@ -90,7 +91,7 @@ def test_a_thread_that_gets_its_lease_after_a_failed_start_polls_nothing(dsn: st
     queue.push("work", ["a"])
     before = set(threading.enumerate())
     with connect(dsn) as blocker:
-        blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
+        block_verbs(blocker, owners_only=True)
         worker = Worker(dsn, "work", lambda task: seen.append(task.identifier))
         with pytest.raises(TimeoutError, match="got no lease"):
             worker.start(timedelta(milliseconds=100))
@@ -411,7 +412,7 @@ def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
     listener = Empty()
     worker = make_worker(lambda _task: None, listener=listener, condition=Condition.SINGULAR_BY_IDENTIFIER)
     with connect(dsn) as other, ThreadPoolExecutor() as pool:
-        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")  # as an earlier poll
+        hold_turns(other)  # as an earlier poll
         drained = pool.submit(worker.drain)
         until(lambda: listener.polls > 2)
         assert not worker.is_idle
@@ -430,7 +431,7 @@ def test_a_drain_leaves_tasks_that_an_open_transaction_locks(
     queue.push("work", ["a"])
     worker = make_worker(lambda _task: None, condition=Condition.SINGULAR_BY_IDENTIFIER)
     with connect(dsn) as other:
-        other.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
+        hold_turns(other)  # as an earlier poll
         assert worker.drain().handled == 0
     assert "ready tasks are left, as an open transaction locks them: worker=work topic=work" in caplog.text
     assert states(queue) == [("a", State.READY)]

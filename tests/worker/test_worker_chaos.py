@@ -27,15 +27,13 @@ IDENTIFIERS = 40
 BACKLOG = 400
 DOUBLED = "SELECT sequence FROM effect GROUP BY sequence HAVING count(*) > 1"
 UNMATCHED = """SELECT sequence FROM effect
-    FULL JOIN (SELECT e.sequence FROM taskq_internal.ended e JOIN taskq_internal.topic t USING (topic_id)
-               WHERE t.name = 'work' AND e.state = 6) e USING (sequence)
+    FULL JOIN (SELECT sequence FROM taskq.tasks WHERE topic = 'work' AND state = 'SUCCEEDED') e USING (sequence)
     WHERE effect.sequence IS NULL OR e.sequence IS NULL"""
 OVERTAKEN = """SELECT identifier FROM (
         SELECT identifier, number, lag(number) OVER (PARTITION BY identifier ORDER BY place) AS before FROM effect) e
     WHERE number <> coalesce(before, -1) + 1"""
 FOLLOWERS = """SELECT name FROM (SELECT identifier || ' ' || number AS name FROM effect WHERE number % 10 = 0) e
-    FULL JOIN (SELECT k.identifier AS name FROM taskq_internal.task k JOIN taskq_internal.topic t USING (topic_id)
-               WHERE t.name = 'after') f USING (name)
+    FULL JOIN (SELECT identifier AS name FROM taskq.task_info WHERE topic = 'after') f USING (name)
     WHERE e.name IS NULL OR f.name IS NULL"""
 
 
@@ -110,7 +108,7 @@ def test_workers_killed_at_random_lose_no_task_repeat_none_and_keep_the_order(
     for wrong in (DOUBLED, UNMATCHED, OVERTAKEN, FOLLOWERS):
         assert queue.conn.execute(wrong.encode()).fetchall() == [], wrong
     assert _at_work(queue, load) == set(), "a worker that stops releases its leases"
-    crashes = queue.conn.execute("SELECT coalesce(sum(crashes), 0) FROM taskq_internal.ended").fetchone()
+    crashes = queue.conn.execute("SELECT coalesce(sum(crashes), 0) FROM taskq.task_info").fetchone()
     sys.stdout.write(f"\n{pushed} tasks, {kills} kills, {suspensions} suspensions, {crashes} deliveries interrupted\n")
     assert pushed > 100
     assert kills >= SECONDS / 6

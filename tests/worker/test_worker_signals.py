@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_taskq.queue import State, Task, TaskQueue, connect
 from airflow_provider_taskq.worker import PersistentWorker, Worker
+from tests.internals import block_verbs
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -101,14 +102,14 @@ def test_a_drain_or_a_stop_that_is_interrupted_releases_its_tasks(
 
 def test_a_start_that_is_interrupted_leaves_no_worker(dsn: str, queue: TaskQueue) -> None:
     before = set(threading.enumerate())
-    waiting = "SELECT true FROM pg_locks WHERE NOT granted AND relation = 'taskq_internal.owner'::regclass"
+    waiting = "SELECT true FROM pg_locks WHERE NOT granted AND locktype = 'relation'"
 
     def interrupt() -> None:
         until(lambda: queue.conn.execute(waiting).fetchone())
         os.kill(os.getpid(), signal.SIGINT)
 
     with connect(dsn) as blocker:
-        blocker.execute("LOCK TABLE taskq_internal.owner IN ACCESS EXCLUSIVE MODE")
+        block_verbs(blocker, owners_only=True)
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             Worker(dsn, "work", lambda _: None).start()

@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from tests.queue.conftest import TABLES, passed
+from tests.internals import age_leases, age_tasks, empty_queue, passed_tasks, set_next_sequence
 from tests.queue.model.pushing import Draft
 from tests.queue.model.tasks import HOUR, ModelTask, Moment
 from tests.queue.model.whole import Model
@@ -40,17 +40,6 @@ POLICIES = (
     TopicPolicy(RetryPolicy(max_attempts=3, base=AT_ONCE), max_crashes=2),
     TopicPolicy(RetryPolicy(max_attempts=3, base=AT_ONCE, probe=True), on_expiry="expire"),
 )
-MOVED = {
-    "task": ("created", "due"),
-    "live": ("available_at", "due_again"),
-    "ended": ("available_at", "completed"),
-    "probe_result": ("failed_at",),
-    "front": ("available_at", "gap_low_at", "gap_high_at"),
-    "identifier_front": ("available_at", "claimed_at"),
-    "owner": ("lease_until", "seen"),
-    "lock": ("locked", "at_least", "until"),
-}
-
 Step = TypeVar("Step", bound=Callable[..., None])
 T = TypeVar("T")
 
@@ -100,9 +89,8 @@ class Driver(RuleBasedStateMachine):
     @initialize(one_transaction=st.booleans(), filled=st.booleans())
     def begin(self, one_transaction: bool, filled: bool) -> None:
         """Creates an empty queue with its topics. Every verb commits, or none does."""
-        for table in TABLES:
-            self.conn.execute(f"DELETE FROM {table}".encode())
-        self.conn.execute("SELECT setval('taskq_internal.task_sequence', 100)")  # so that each run is like any other
+        empty_queue(self.conn)
+        set_next_sequence(self.conn, 101)  # so that each run is like any other
         self.conn.autocommit = not one_transaction
         for topic, policy in zip(TOPICS, POLICIES, strict=False):
             assert self.queue.create_topic(topic, policy)
@@ -168,21 +156,20 @@ class Driver(RuleBasedStateMachine):
     def new_sequences(self) -> list[int]:
         """The sequences of tasks that the model does not have yet."""
         rows = self.conn.execute(
-            "SELECT sequence FROM taskq_internal.task WHERE sequence > %s ORDER BY sequence", (self.highest,)
+            "SELECT sequence FROM taskq.task_info WHERE sequence > %s ORDER BY sequence", (self.highest,)
         ).fetchall()
         return [row[0] for row in rows]
 
     def pass_time(self, hours: int) -> None:
         """Moves all stored times back, instead of waiting."""
-        for table, columns in MOVED.items():
-            moves = ", ".join(f"{column} = {column} - %(by)s::interval" for column in columns)
-            self.conn.execute(f"UPDATE taskq_internal.{table} SET {moves}".encode(), {"by": hours * HOUR})
+        for age in (age_tasks, age_leases):
+            age(self.conn, hours * HOUR)
         self.model.pass_time(hours)
 
     @invariant()
     def no_front_passes_a_task(self) -> None:
         """A poll finds every READY task that waits for nothing: it lies behind the front, or it is late."""
-        assert passed(self.conn) == []
+        assert passed_tasks(self.conn) == []
 
     @invariant()
     def both_hold_the_same_tasks(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import Condition, Decision, Insertion, Order, Outcome, Owner, Result, State, Task
-from tests.queue.conftest import advance_identifiers
+from tests.internals import advance_identifiers
 from tests.queue.machine.driver import IDENTIFIERS, NAMES, TOPICS, Driver, picked, step
 from tests.queue.model.pushing import Draft
 from tests.queue.model.tasks import HOUR, ModelTask

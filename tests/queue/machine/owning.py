@@ -3,7 +3,8 @@
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import Owner
-from tests.queue.conftest import advance_fronts, lapse
+from tests.internals import advance_fronts
+from tests.queue.conftest import lapse
 from tests.queue.machine.driver import NAMES, Driver, picked, step
 from tests.queue.machine.flow import names, numbers, topics
 from tests.queue.model.tasks import HOUR, Moment
