@@ -28,6 +28,7 @@ TABLES = (
     "taskq_internal.task",
     "taskq_internal.dependency",
     "taskq_internal.probe",
+    "taskq_internal.probe_result",
     "taskq_internal.front",
     "taskq_internal.identifier_front",
     "taskq_internal.topic",
@@ -187,7 +188,7 @@ def pass_time(queue: TaskQueue, duration: timedelta) -> None:
         "task": ("created", "due"),
         "live": ("available_at", "due_again"),
         "ended": ("available_at", "completed"),
-        "probe": ("failed_at",),
+        "probe_result": ("failed_at",),
         "front": ("available_at", "gap_low_at", "gap_high_at"),
         "identifier_front": ("available_at", "claimed_at"),
     }.items():

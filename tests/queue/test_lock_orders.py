@@ -20,7 +20,9 @@ from airflow_provider_taskq.queue import (
     NotHeld,
     Owner,
     Result,
+    RetryPolicy,
     State,
+    Task,
     TaskQueue,
     TaskQueueError,
     TopicPolicy,
@@ -240,6 +242,83 @@ def test_pruning_passes_an_old_push_that_another_transaction_abandons(queue: Tas
     assert count(queue, "taskq.staged_task") == 1
     value(queue, PRUNE)
     assert count(queue, "taskq.staged_task") == 0
+
+
+# Probes.
+
+
+def stop_at_first_failure(queue: TaskQueue, owner: Owner, topic: str, names: str) -> None:
+    """Makes a topic whose tasks have failed once: polls hand out one of these retries at a time."""
+    queue.create_topic(topic)
+    queue.alter_topic(topic, TopicPolicy(RetryPolicy(max_attempts=9, base=timedelta(0), probe=True)))
+    queue.push(topic, list(names))
+    queue.complete(owner, dict.fromkeys(queue.poll(topic, owner, len(names)), Result.FAILURE))
+
+
+def hold_retry(queue: TaskQueue, owner: Owner, topic: str, others: str) -> Task:
+    """Makes a topic whose retries fail while the owner holds one that is not the probe: the others are due."""
+    stop_at_first_failure(queue, owner, topic, "ab")
+    [probe] = queue.poll(topic, owner, 2)
+    queue.complete(owner, {probe: Result.SUCCESS})
+    [held] = queue.poll(topic, owner, 2)
+    stop_at_first_failure(queue, owner, topic, others)
+    return held
+
+
+def test_polls_that_may_not_probe_do_not_deadlock_with_completions_of_each_others_topics(
+    queue: TaskQueue, owner: Owner, open_queue: OpenQueue
+) -> None:
+    """Each session polls a topic whose probe the other one holds, and then completes the probe that it holds itself."""
+    one, two = hurry(open_queue()), hurry(open_queue())
+    first, second = queue.register("one"), queue.register("two")
+    for topic in ("work", "other"):
+        stop_at_first_failure(queue, owner, topic, "ab")
+    [held_by_second] = queue.poll("work", second, 2)
+    [held_by_first] = queue.poll("other", first, 2)
+    assert one.poll("work", first, 2) == []
+    assert two.poll("other", second, 2) == []
+    one.complete(first, {held_by_first: Result.SUCCESS})
+    two.complete(second, {held_by_second: Result.SUCCESS})
+    one.conn.commit()
+    two.conn.commit()
+    assert [len(queue.poll(topic, owner, 2)) for topic in ("work", "other")] == [1, 1], "probing has ended"
+
+
+def test_polls_that_probe_do_not_deadlock_with_completions_of_each_others_topics(
+    queue: TaskQueue, owner: Owner, open_queue: OpenQueue
+) -> None:
+    one, two = hurry(open_queue()), hurry(open_queue())
+    first, second = queue.register("one"), queue.register("two")
+    held_by_second = hold_retry(queue, second, "work", "xy")
+    held_by_first = hold_retry(queue, first, "other", "xy")
+    assert identifiers(one.poll("work", first, 2)) == ["x"]
+    assert identifiers(two.poll("other", second, 2)) == ["x"]
+    one.complete(first, {held_by_first: Result.SUCCESS})
+    two.complete(second, {held_by_second: Result.SUCCESS})
+    one.conn.commit()
+    two.conn.commit()
+    assert [identifiers(queue.poll(topic, owner, 2)) for topic in ("work", "other")] == [["y"], ["y"]]
+
+
+def test_the_completion_of_a_retry_does_not_wait_for_a_poll_that_sends_the_probe(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    held = hold_retry(queue, owner, "work", "xy")
+    other = queue.register("other")
+    assert identifiers(session.poll("work", other, 2)) == ["x"]
+    hurry(queue).complete(owner, {held: Result.SUCCESS})
+    session.conn.rollback()
+    assert identifiers(queue.poll("work", owner, 2)) == ["x", "y"], "the completed retry ended the probing"
+
+
+def test_a_poll_that_may_not_probe_keeps_no_other_poll_from_the_next_probe(
+    queue: TaskQueue, owner: Owner, session: TaskQueue
+) -> None:
+    stop_at_first_failure(queue, owner, "work", "ab")
+    [probe] = queue.poll("work", owner, 2)
+    assert session.poll("work", queue.register("other"), 2) == []
+    hurry(queue).complete(owner, {probe: Result.FAILURE})
+    assert identifiers(queue.poll("work", owner, 2)) == ["b"], "while the transaction of the empty poll is open"
 
 
 # Consumer groups.

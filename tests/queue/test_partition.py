@@ -251,7 +251,8 @@ def test_a_dropped_topic_leaves_nothing_behind(queue: TaskQueue, owner: Owner, o
     queue.push("work", [NewTask("dependent", depends_on=[("work", "READY")])])
     assert queue.release_groups_once("gate", "work", [["SUSPENDED"]]) == []
     queue.drop_topic("work")
-    for table in ("topic", "task", "live", "ended", "dependency", "probe", "progress", "group_release", "history"):
+    probe, rest = ("probe", "probe_result"), ("progress", "group_release", "history")
+    for table in ("topic", "task", "live", "ended", "dependency", *probe, *rest):
         assert queue.conn.execute(f"SELECT FROM taskq_internal.{table}".encode()).rowcount == 0, table
 
 

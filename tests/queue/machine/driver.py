@@ -44,7 +44,7 @@ MOVED = {
     "task": ("created", "due"),
     "live": ("available_at", "due_again"),
     "ended": ("available_at", "completed"),
-    "probe": ("failed_at",),
+    "probe_result": ("failed_at",),
     "front": ("available_at", "gap_low_at", "gap_high_at"),
     "identifier_front": ("available_at", "claimed_at"),
     "owner": ("lease_until", "seen"),

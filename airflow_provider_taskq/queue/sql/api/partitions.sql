@@ -543,6 +543,7 @@ BEGIN
     PERFORM FROM taskq_internal.progress WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.handling WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.probe_result WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.group_release WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
     PERFORM FROM taskq_internal.retention_walk WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
 END $$;

@@ -215,8 +215,8 @@ DECLARE
     v_table text;
     v_left  boolean;
 BEGIN
-    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'group_release', 'handling', 'topic_move', 'progress',
-                                   'consumer_partition', 'consumer_group', 'retention_walk', 'front',
+    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'probe_result', 'group_release', 'handling', 'topic_move',
+                                   'progress', 'consumer_partition', 'consumer_group', 'retention_walk', 'front',
                                    'identifier_front'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- the rows are in one partition: a ctid is unique
                        'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'

@@ -197,6 +197,7 @@ END $$;
 CREATE FUNCTION taskq_internal.requeue_waiting(p_topic_id int, p_retries bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
+    v_period  int;
     v_claimed bigint[];
 BEGIN
     IF cardinality(p_retries) = 0 THEN
@@ -205,14 +206,21 @@ BEGIN
     -- + 0 keeps the planner from the index live_ready.
     UPDATE taskq_internal.live SET waits = :WAITS_PROBE WHERE topic_id = p_topic_id AND sequence = ANY (p_retries)
         AND holder IS NULL AND waits + 0 <= :WAITS_NOTHING;
-    PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id AND failing FOR UPDATE SKIP LOCKED;
-    IF FOUND THEN
+    v_period := (SELECT r.period FROM taskq_internal.probe_result r WHERE r.topic_id = p_topic_id AND r.failing);
+    IF v_period IS NOT NULL AND taskq_internal.try_lock_probe(p_topic_id) THEN
         v_claimed := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                          WHERE l.topic_id = p_topic_id AND l.sequence = ANY (p_retries) AND l.holder IS NOT NULL);
         IF cardinality(v_claimed) > 0 THEN
-            UPDATE taskq_internal.probe SET sequences = v_claimed WHERE topic_id = p_topic_id;
+            UPDATE taskq_internal.probe SET sequences = v_claimed, period = v_period WHERE topic_id = p_topic_id;
         END IF;
     END IF;
+END $$;
+
+-- Locks the row of the probe of a topic, if it has one that no other poll holds. Returns whether it did. Never waits.
+CREATE FUNCTION taskq_internal.try_lock_probe(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM taskq_internal.probe WHERE topic_id = p_topic_id FOR UPDATE SKIP LOCKED;
+    RETURN FOUND;
 END $$;
 
 -- Checks woken tasks until a poll may claim p_size of them, and a hundred of the tasks whose next check is due. With
@@ -246,19 +254,24 @@ BEGIN
 END $$;
 
 -- Promotes retries that wait for the probe of their topic, and returns them. While retries succeed, it promotes the due
--- ones in polled order. While they fail, it promotes the next retry in turn (see may_probe). It skips a topic while
--- another poll sends its probe.
+-- ones in polled order. While they fail, it promotes the next retry in turn (see may_probe), if no other poll is sending
+-- a probe. It asks before it locks the probe, so that a poll that may not probe keeps no other poll from probing. It
+-- asks again behind the lock, because another poll may have sent the probe in between.
 CREATE FUNCTION taskq_internal.promote_retries(
     p_topic taskq_internal.topic, p_size int, p_lifo boolean, p_condition text
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-    v_now   timestamptz := clock_timestamp();
-    v_probe taskq_internal.probe;
-    v_retries  bigint[];
+    v_now     timestamptz := clock_timestamp();
+    v_probe   record := taskq_internal.may_probe(p_topic, v_now);
+    v_retries bigint[];
 BEGIN
-    SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing
-        FOR UPDATE SKIP LOCKED;
-    IF p_topic.probe AND NOT taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
+    IF v_probe.allowed AND v_probe.failing THEN
+        IF NOT taskq_internal.try_lock_probe(p_topic.topic_id) THEN
+            RETURN '{}';
+        END IF;
+        v_probe := taskq_internal.may_probe(p_topic, v_now);
+    END IF;
+    IF NOT v_probe.allowed THEN
         RETURN '{}';
     END IF;
     v_retries := taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_size, p_lifo, p_condition);
@@ -281,7 +294,7 @@ CREATE FUNCTION taskq_internal.retries_to_promote(
 DECLARE
     v_retries bigint[];
 BEGIN
-    IF p_topic.probe AND p_failing THEN
+    IF p_failing THEN
         v_retries := taskq_internal.retry_in_turn(p_topic.topic_id, p_now, p_condition);
     ELSE
         v_retries := taskq_internal.due_retries(p_topic.topic_id, p_now, p_size, p_lifo, p_condition);
@@ -381,26 +394,30 @@ BEGIN
                 AND (a.available_at > clock_timestamp() OR a.waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME))));
 END $$;
 
--- Returns whether a poll may promote retries of a topic with a probe. It may while no retry fails. While retries fail,
--- the poll has to hold the probe's row, and no owner may hold the last probe. Also, since its failure, a retry has to
--- have become due or the topic's first delay to have passed. The delay of the failed task does not count: it grows, and
--- the other retries would wait for it.
-CREATE FUNCTION taskq_internal.may_probe(p_topic taskq_internal.topic, p_probe taskq_internal.probe, p_now timestamptz)
-RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+-- Returns whether a poll may promote retries of a topic, and whether they fail: then it may promote one, as the probe.
+-- While retries fail, no owner may hold the last probe. Also, since its failure, a retry has to have become due or the
+-- topic's first delay to have passed. The delay of the failed task does not count: it grows, and the other retries would
+-- wait for it.
+CREATE FUNCTION taskq_internal.may_probe(
+    p_topic taskq_internal.topic, p_now timestamptz, OUT allowed boolean, OUT failing boolean
+) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_result taskq_internal.probe_result;
+    v_probe  bigint[];
 BEGIN
-    IF p_probe.topic_id IS NULL THEN
-        RETURN NOT EXISTS (SELECT FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing);
-    END IF;
-    IF EXISTS (SELECT FROM taskq_internal.live l
-               WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (p_probe.sequences) AND l.holder IS NOT NULL)
-                   THEN
-        RETURN false;
-    END IF;
-    RETURN p_probe.failed_at IS NULL OR p_probe.failed_at + least(p_topic.base, p_topic.max_delay) <= p_now
-        OR (SELECT l.sequence FROM taskq_internal.live l
-            WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
-              AND l.available_at > p_probe.failed_at AND l.available_at <= p_now
-            ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
+    SELECT * INTO v_result FROM taskq_internal.probe_result r
+    WHERE p_topic.probe AND r.topic_id = p_topic.topic_id AND r.failing;
+    failing := FOUND;
+    SELECT p.sequences INTO v_probe FROM taskq_internal.probe p
+    WHERE p.topic_id = p_topic.topic_id AND p.period = v_result.period;
+    allowed := NOT failing OR NOT EXISTS (
+            SELECT FROM taskq_internal.live l
+            WHERE l.topic_id = p_topic.topic_id AND l.sequence = ANY (v_probe) AND l.holder IS NOT NULL)
+        AND (v_result.failed_at IS NULL OR v_result.failed_at + least(p_topic.base, p_topic.max_delay) <= p_now
+             OR (SELECT l.sequence FROM taskq_internal.live l
+                 WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_PROBE
+                   AND l.available_at > v_result.failed_at AND l.available_at <= p_now
+                 ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL);
 END $$;
 
 -- Returns whether any task may wait for the end of other tasks.
@@ -433,7 +450,8 @@ END $$;
 CREATE FUNCTION taskq_internal.update_probe(p_topic taskq_internal.topic, p_sequences bigint[], p_results smallint[])
 RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
-    v_probe  taskq_internal.probe;
+    v_result taskq_internal.probe_result;
+    v_probe  bigint[];
     v_failed bigint[];
     v_ok     boolean;
 BEGIN
@@ -443,19 +461,22 @@ BEGIN
                       UNION ALL
                       SELECT e.sequence FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id
                           AND e.sequence = ANY (p_sequences) AND e.state = :FAILED);
-    SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
-    IF cardinality(v_failed) > 0 AND v_probe.failing IS NULL THEN
-        INSERT INTO taskq_internal.probe (topic_id, failing) VALUES (p_topic.topic_id, true)
-        ON CONFLICT (topic_id) DO UPDATE SET failing = true, failed_at = NULL, sequences = '{}';
-    ELSIF v_probe.sequences && v_failed THEN
-        UPDATE taskq_internal.probe SET failed_at = clock_timestamp() WHERE topic_id = p_topic.topic_id;
-    ELSIF v_probe.failing AND cardinality(v_failed) = 0 THEN
+    SELECT * INTO v_result FROM taskq_internal.probe_result WHERE topic_id = p_topic.topic_id AND failing;
+    SELECT p.sequences INTO v_probe FROM taskq_internal.probe p
+    WHERE p.topic_id = p_topic.topic_id AND p.period = v_result.period;
+    IF cardinality(v_failed) > 0 AND v_result.failing IS NULL THEN
+        INSERT INTO taskq_internal.probe_result AS r (topic_id, failing) VALUES (p_topic.topic_id, true)
+        ON CONFLICT (topic_id) DO UPDATE SET failing = true, failed_at = NULL, period = r.period + 1;
+        INSERT INTO taskq_internal.probe (topic_id) VALUES (p_topic.topic_id) ON CONFLICT DO NOTHING;
+    ELSIF v_probe && v_failed THEN
+        UPDATE taskq_internal.probe_result SET failed_at = clock_timestamp() WHERE topic_id = p_topic.topic_id;
+    ELSIF v_result.failing AND cardinality(v_failed) = 0 THEN
         v_ok := EXISTS (SELECT FROM taskq_internal.ended e WHERE e.topic_id = p_topic.topic_id
                         AND e.sequence = ANY (p_sequences) AND e.attempt > 1)
-             OR v_probe.sequences && ARRAY(SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
+             OR v_probe && ARRAY(SELECT u.sequence FROM unnest(p_sequences, p_results) AS u (sequence, result)
                      WHERE u.result <> :FAILURE);
         IF v_ok THEN
-            UPDATE taskq_internal.probe SET failing = false WHERE topic_id = p_topic.topic_id;
+            UPDATE taskq_internal.probe_result SET failing = false WHERE topic_id = p_topic.topic_id;
         END IF;
     END IF;
 END $$;
@@ -474,7 +495,7 @@ DECLARE
     v_middle timestamptz;
     v_aged   bigint[];
     v_checked bigint[];
-    v_probe  taskq_internal.probe;
+    v_probe  record := taskq_internal.may_probe(p_topic, v_now);
 BEGIN
     v_checked := ARRAY(SELECT l.sequence FROM taskq_internal.live l
                       WHERE l.topic_id = p_topic.topic_id AND l.holder IS NULL AND l.waits = :WAITS_DEPENDENCIES
@@ -497,8 +518,7 @@ BEGIN
                           WHERE t.topic_id = p_topic.topic_id AND t.sequence = ANY (v_checked)
                             AND coalesce(l.due_again, t.due) <= v_now);
     END IF;
-    SELECT * INTO v_probe FROM taskq_internal.probe WHERE topic_id = p_topic.topic_id AND failing;
-    IF NOT p_topic.probe OR taskq_internal.may_probe(p_topic, v_probe, v_now) THEN
+    IF v_probe.allowed THEN
         v_checked := v_checked || taskq_internal.retries_to_promote(p_topic, v_probe.failing, v_now, p_limit, false,
                 p_condition);
     END IF;

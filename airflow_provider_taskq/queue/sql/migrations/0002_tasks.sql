@@ -190,12 +190,21 @@ CREATE TABLE taskq_internal.dependency (
 );
 CREATE INDEX dependency_waiting ON taskq_internal.dependency (on_topic_id, on_identifier) WHERE waiting;
 
--- The probe of a topic whose policy stops at the first failure: while its retries fail, polls hand out one at a time.
-CREATE TABLE taskq_internal.probe (
+-- Whether the retries of a topic fail whose policy stops at the first failure. Completions write it, and no poll locks
+-- it, so no completion waits for a poll.
+CREATE TABLE taskq_internal.probe_result (
     topic_id  int PRIMARY KEY,
     failing   boolean NOT NULL,
-    failed_at timestamptz,                     -- when the last probe failed; NULL if none has failed
-    sequences bigint[] NOT NULL DEFAULT '{}'   -- the last probe: one retry, or the retries of one batch group
+    period    int NOT NULL DEFAULT 1,  -- how often the retries of the topic have started to fail
+    failed_at timestamptz              -- when the last probe of this period failed; NULL if none has failed
+) WITH (fillfactor = 50);
+
+-- The last probe of such a topic: while its retries fail, polls hand out one at a time. A poll that sends a probe locks
+-- and writes the row. A completion only inserts it, with the first failure of the topic.
+CREATE TABLE taskq_internal.probe (
+    topic_id  int PRIMARY KEY,
+    period    int NOT NULL DEFAULT 0,          -- the period of probe_result in which it was sent
+    sequences bigint[] NOT NULL DEFAULT '{}'   -- one retry, or the retries of one batch group
 ) WITH (fillfactor = 50);
 
 -- The groups of identifiers (`key`) that a named wait has released.
