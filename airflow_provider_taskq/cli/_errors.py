@@ -11,13 +11,18 @@ import click
 
 from airflow_provider_taskq.cli._session import Session
 
-# The kind of role that a command needs; the others only read.
+# The kind of role that a command needs; the others only read. For a role that may not ask the database.
 _ROLE_KINDS = {
     **dict.fromkeys(("push", "offer", "drop"), "producer"),
+    **dict.fromkeys(("worker", "expire", "maintain"), "consumer"),
     **dict.fromkeys(("retry", "reassign", "release", "pause", "resume", "purge", "run-now", "priority"), "operator"),
-    **dict.fromkeys(("cancel", "expire"), "operator"),
-    "worker": "consumer",
+    "cancel": "operator",
 }
+# The kinds that may call one of these functions, the kind with the fewest rights first.
+_KINDS_OF_FUNCTION = """
+SELECT r.kind, r.by_topic FROM taskq.privileges r WHERE r.function = ANY (%s)
+ORDER BY array_position(ARRAY['reader', 'producer', 'consumer', 'operator'], r.kind) LIMIT 1
+"""
 
 
 class _InvalidArgument(click.ClickException):
@@ -115,15 +120,28 @@ def _unknown_topic_message(session: Session, message: str) -> str:
 
 def _grant_message(session: Session, message: str) -> str:
     """Return the message about a missing right, with the statement that grants it."""
-    context = click.get_current_context(silent=True)
-    command = (context.invoked_subcommand if context is not None else None) or ""
-    # Subcommands of these commands change something. PostgreSQL then refuses a reader a function, not a table.
-    changes = command in ("topics", "ticks", "owners") and "function" in message
-    kind = _ROLE_KINDS.get(command, "operator" if changes else "reader")
-    topics = ""
+    topics, scope = "", ""
     if limited := re.search(r"may not (push|consume|read).* topic ('(?:[^']|'')+')", message):
         kind = {"push": "producer", "consume": "consumer", "read": "reader"}[limited[1]]
         topics = f", ARRAY[{limited[2]}]"  # the role has access to other topics only
+    else:
+        kind, by_topic = _needed_kind(session, message)
+        scope = "" if by_topic else " on every topic"  # the role may have access of this kind to some topics
     role = (session.role or "ROLE").replace("'", "''")
     grant = f"SELECT taskq.grant_access('{role}', '{kind}'{topics})"
-    return f"{message}; the owner of the schema grants the right with: {grant}"
+    return f"{message}; the owner of the schema grants the right{scope} with: {grant}"
+
+
+def _needed_kind(session: Session, message: str) -> tuple[str, bool]:
+    """Return the kind of role that may call the function that a message names, and whether also a limited role may."""
+    import psycopg
+
+    from airflow_provider_taskq.queue import TaskQueueError
+
+    with suppress(psycopg.Error, TaskQueueError), session.connection() as conn:
+        found = conn.execute(_KINDS_OF_FUNCTION, (re.findall(r"\w+", message),)).fetchone()
+        if found is not None:
+            return found
+    context = click.get_current_context(silent=True)
+    command = (context.invoked_subcommand if context is not None else None) or ""
+    return _ROLE_KINDS.get(command, "reader"), True

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -259,20 +259,67 @@ def test_an_unknown_topic_names_the_command_that_creates_it(run: Run) -> None:
     assert "did you mean 'mail'?" in run("ls", "mial", code=1).stderr
 
 
-def test_a_missing_grant_names_the_statement_that_grants_it(
-    run: Run, own_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    role = f"taskq_denied_{uuid4().hex[:8]}"
+@pytest.fixture
+def denied(own_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A role without access as which the command line connects; `own_dsn` has a topic `work`."""
+    name = f"taskq_denied_{uuid4().hex[:8]}"
     with connect(own_dsn, autocommit=True) as conn:
         TaskQueue(conn).create_topic("work")
-        conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
-        monkeypatch.setenv("TASKQ_DSN", make_conninfo(own_dsn, user=role, password="secret"))
-        try:
-            assert f"SELECT taskq.grant_access('{role}', 'reader')" in run("topics", code=1).stderr
-            conn.execute("SELECT taskq.grant_access(%s, 'reader')", (role,))
-            run("topics")
-            for words, kind in ((["pause", "work"], "operator"), (["push", "work", "a"], "producer")):
-                assert f"SELECT taskq.grant_access('{role}', '{kind}')" in run(*words, code=1).stderr
-        finally:
-            conn.execute("SELECT taskq.revoke_access(%s)", (role,))
-            conn.execute(f"DROP ROLE {role}".encode())
+        conn.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'".encode())
+        monkeypatch.setenv("TASKQ_DSN", make_conninfo(own_dsn, user=name, password="secret"))
+        yield name
+        conn.execute("SELECT taskq.revoke_access(%s)", (name,))
+        conn.execute(f"DROP ROLE {name}".encode())
+
+
+def grant(dsn: str, role: str, kind: str, topics: list[str] | None = None) -> None:
+    """Grants the role a kind of access."""
+    with connect(dsn, autocommit=True) as conn:
+        conn.execute("SELECT taskq.grant_access(%s, %s, %s)", (role, kind, topics))
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("ls", "work"), "reader"),
+        (("push", "work", "a"), "producer"),
+        (("maintain",), "consumer"),
+        (("expire",), "consumer"),
+        (("pause", "work"), "operator"),
+    ],
+)
+def test_a_role_without_access_is_told_which_kind_a_command_needs(
+    run: Run, denied: str, words: tuple[str, ...], kind: str
+) -> None:
+    assert f"SELECT taskq.grant_access('{denied}', '{kind}')" in run(*words, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("push", "work", "a"), "producer"),
+        (("ticks", "install", "work", "hourly", "--every", "1h"), "producer"),
+        (("maintain",), "consumer"),
+        (("expire",), "consumer"),
+        (("pause", "work"), "operator"),
+        (("topics", "create", "mail"), "operator"),
+        (("owners", "purge"), "operator"),
+    ],
+)
+def test_a_reader_is_told_which_kind_a_command_needs_and_may_carry_it_out_with_that_kind(
+    run: Run, own_dsn: str, denied: str, words: tuple[str, ...], kind: str
+) -> None:
+    grant(own_dsn, denied, "reader")
+    assert f"SELECT taskq.grant_access('{denied}', '{kind}')" in run(*words, code=1).stderr
+    grant(own_dsn, denied, kind)
+    run(*words)
+
+
+def test_a_reader_of_some_topics_is_told_that_a_command_needs_access_to_every_topic(
+    run: Run, own_dsn: str, denied: str
+) -> None:
+    grant(own_dsn, denied, "reader", ["work"])
+    message = run("health", code=1).stderr
+    assert f"grants the right on every topic with: SELECT taskq.grant_access('{denied}', 'reader')" in message
+    grant(own_dsn, denied, "reader")
+    run("health")
