@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import psycopg
 from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue import Result, TaskQueue, TaskQueueError
@@ -64,6 +63,9 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
 DEPTH_INTERVAL = 15.0  # seconds between two queries for the depth
 DEPTH_LIMIT = 10_000  # the depth gauges stop counting here, which bounds the cost of the query
 _QUERY_SECONDS = 5.0
+# In each query: a role may get access as reader later. A refused call would also write an error to the server's log.
+_MAY_BROWSE = """SELECT FROM pg_proc
+    WHERE oid = 'taskq.browse_topics'::regproc AND has_function_privilege(oid, 'EXECUTE')"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +83,24 @@ class DepthReader(PeriodicService):
         self.depths: dict[str, TopicDepth] = {}
         self.is_up = False
         self._topics = topics
-        self._may_browse = True  # until the server says otherwise: a query per topic is enough to find out
         super().__init__("metrics", connect, DEPTH_INTERVAL, CallLimit(_QUERY_SECONDS))
 
     def _run_once(self) -> float:
         try:
             with self._session.queue() as queue:
-                found = {topic: self._read(queue, topic) for topic in self._topics}
+                may_browse = queue.conn.execute(_MAY_BROWSE).rowcount > 0
+                found = {topic: self._read(queue, topic, may_browse) for topic in self._topics}
         except Exception:
             self.depths, self.is_up = {}, False
             raise
         self.depths, self.is_up = {topic: depth for topic, depth in found.items() if depth}, True
         return DEPTH_INTERVAL
 
-    def _read(self, queue: TaskQueue, topic: str) -> TopicDepth | None:
+    def _read(self, queue: TaskQueue, topic: str, may_browse: bool) -> TopicDepth | None:
         """The depth of a topic; without access as reader, the part that a consumer may see. None if it was dropped."""
-        if self._may_browse:
-            try:
-                summary = queue.browse_topic(topic, DEPTH_LIMIT)
-            except psycopg.errors.InsufficientPrivilege:
-                self._may_browse = False
-            else:
-                states = {state: getattr(summary, field) for state, field in DEPTH_FIELDS.items()}
-                return TopicDepth(states, summary.oldest_seconds or 0) if summary else None
+        if may_browse and (summary := queue.browse_topic(topic, DEPTH_LIMIT)):
+            states = {state: getattr(summary, field) for state, field in DEPTH_FIELDS.items()}
+            return TopicDepth(states, summary.oldest_seconds or 0)
         with queue.conn.cursor(row_factory=tuple_row) as cursor:
             row = cursor.execute(TOPIC_STATUS_QUERY, ([topic], ["NONE"], DEPTH_LIMIT)).fetchone()
         return TopicDepth(dict(zip(DEPTH_FIELDS, row[1:7], strict=False)), None) if row else None

@@ -484,6 +484,7 @@ OF_BOTH = "'{orders, invoices, unknown}', '{9, 9, 9}', '{NONE, NONE, NONE}', '{f
 NO_WAIT = "'{}', '{}', '{}', '{}', '{}', '{}'"
 # A call that names tasks, a drain or an owner of the topic invoices, and its answer for a role limited to orders.
 TELLING: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
+    "browse_topics": ("SELECT topic, ready FROM taskq.browse_topics(NULL, false, NULL, 9, 9)", [("orders", 1)]),
     "end_drain": ("SELECT taskq.end_drain('theirs', NULL, '{}')", [(False,)]),
     "find_drain": ("SELECT * FROM taskq.find_drain('theirs')", []),
     "owner": ("SELECT name FROM taskq.owner('theirs')", []),

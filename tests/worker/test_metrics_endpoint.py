@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import Result, Task, TaskQueue, TaskQueueError, connect
 from airflow_provider_taskq.worker import MetricsEndpoint, Worker, metrics_endpoint
@@ -135,15 +136,55 @@ def test_a_role_that_may_only_consume_sees_the_unfinished_tasks(
     assert value(found, "taskq_oldest_ready_seconds", topic="work") is None
 
 
+STATUSES = {"ready", "scheduled", "retrying", "blocked", "paused", "running", "failed", "suspended", "expired"}
+
+
+def statuses(endpoint: MetricsEndpoint) -> set[str]:
+    """The statuses of which the endpoint has the depth of the topic `work`."""
+    found = scrape(endpoint)
+    return {dict(labels)["state"] for name, labels in found if name == "taskq_depth" and ("topic", "work") in labels}
+
+
+def test_a_role_that_may_read_the_topic_only_sees_all_its_statuses(
+    queue: TaskQueue, conn: psycopg.Connection, dsn: str, serve: Serve
+) -> None:
+    queue.create_topic("other")
+    with logged_in(conn, dsn) as reader:
+        user = conninfo_to_dict(reader)["user"]
+        conn.execute(
+            "SELECT taskq.grant_access(%s, 'reader', '{work}'), taskq.grant_access(%s, 'consumer')", (user,) * 2
+        )
+        endpoint = serve(Worker(reader, "work", decide), Worker(reader, "other", decide))
+        until(lambda: value(scrape(endpoint), "taskq_worker_database_up") == 1)
+        assert statuses(endpoint) == STATUSES
+        assert value(scrape(endpoint), "taskq_oldest_ready_seconds", topic="work") == 0
+        assert value(scrape(endpoint), "taskq_depth", topic="other", state="ready") == 0, "which it may consume only"
+        assert value(scrape(endpoint), "taskq_depth", topic="other", state="failed") is None
+        endpoint.stop()
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_role_that_is_granted_access_as_reader_later_sees_all_statuses_then(
+    conn: psycopg.Connection, dsn: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_endpoint, "DEPTH_INTERVAL", 0.05)
+    with logged_in(conn, dsn, "consumer") as consumer:
+        endpoint = serve(Worker(consumer, "work", decide))
+        until(lambda: statuses(endpoint) == STATUSES - {"failed", "suspended", "expired"})
+        conn.execute("SELECT taskq.grant_access(%s, 'reader')", (conninfo_to_dict(consumer)["user"],))
+        until(lambda: statuses(endpoint) == STATUSES, 30)
+        endpoint.stop()
+
+
 def test_many_scrapes_share_one_bounded_query(
     queue: TaskQueue, make_worker: MakeWorker, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
     class Counting(metrics_endpoint.DepthReader):
-        def _read(self, queue: TaskQueue, topic: str) -> Any:
+        def _read(self, queue: TaskQueue, topic: str, may_browse: bool) -> Any:
             asked.append(topic)
-            return super()._read(queue, topic)
+            return super()._read(queue, topic, may_browse)
 
     monkeypatch.setattr(metrics_endpoint, "DepthReader", Counting)
     monkeypatch.setattr(metrics_endpoint, "DEPTH_LIMIT", 3)

@@ -33,12 +33,12 @@ UNION ALL SELECT 'reader', unnest(ARRAY[
     'explain', 'latest', 'page', 'count', 'task_bounds', 'task_slice', 'events', 'log_end', 'log_bounds', 'log_slice',
     'progress', 'newest', 'format_duration', 'state_name', 'statistics', 'error_groups', 'is_worker_active',
     'browse_holders', 'browse_ticks', 'browse_tasks', 'find_tasks', 'find_claimed', 'find_pushed', 'newest_sequences',
-    'dependencies', 'task_texts', 'find_drain', 'count_ended_by', 'find_failed_by']), true
+    'dependencies', 'task_texts', 'find_drain', 'count_ended_by', 'find_failed_by', 'browse_topics']), true
 UNION ALL SELECT 'reader', unnest(ARRAY[
     'throughput', 'results', 'resolve', 'health', 'log_blockers', 'explain_ready', 'explain_ended',
     'explain_dependency', 'explain_turn', 'oldest_due', 'partition_states', 'handling_times', 'topic_errors',
-    'stuck_owners', 'workers', 'browse_topics', 'browse_owners', 'browse_locks', 'browse_groups', 'browse_held',
-    'search_tasks', 'audit_trail', 'count_lapsed']), false
+    'stuck_owners', 'workers', 'browse_owners', 'browse_locks', 'browse_groups', 'browse_held', 'search_tasks',
+    'audit_trail', 'count_lapsed']), false
 UNION ALL SELECT DISTINCT 'operator', p.proname::text, false FROM pg_proc p
 WHERE p.pronamespace = 'taskq'::regnamespace AND p.proname NOT IN ('grant_access', 'revoke_access');
 COMMENT ON VIEW taskq.privileges IS

@@ -22,7 +22,7 @@ BEGIN
         SELECT p.topic_id, p.name, p.paused, coalesce(h.held, 0) AS held, coalesce(h.consumers, 0) AS consumers
         FROM taskq_internal.topic p LEFT JOIN unnest(v_topic_ids, v_held, v_consumers) AS h (topic_id, held, consumers)
             ON h.topic_id = p.topic_id
-        WHERE (p_after IS NULL OR p.name > p_after)
+        WHERE (p_after IS NULL OR p.name > p_after) AND taskq_internal.may_access(p.name, 'SELECT')
           AND CASE WHEN p_exact THEN p.name = p_search ELSE p_search IS NULL
               OR strpos(lower(p.name), lower(p_search)) > 0 END
         ORDER BY p.name LIMIT greatest(p_size, 0)
@@ -45,7 +45,7 @@ COMMENT ON FUNCTION taskq.browse_topics IS
 'Returns up to p_size topics after the name p_after, in the order of their names. Each row has the counts by status and
 the time since when the oldest task has been due. p_search is a part of the name. With p_exact true it is the whole
 name. Each count stops at p_cap. The columns running and consumers count the first 10,000 held tasks of the database;
-running_capped tells whether there are more.';
+running_capped tells whether there are more. A role that is limited to topics gets only these.';
 
 CREATE FUNCTION taskq.browse_owners(p_search text, p_exact boolean, p_after bigint, p_size int, p_budget int)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, lapsed boolean, seen timestamptz,
