@@ -124,7 +124,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         failure_limit = FailureLimit.of(cast("MaxFailed", self.max_failed))
         with self.hook.transaction() as queue:
             began = queue.begin_drain(name, self.topic)
-            _release_earlier_tries(queue, name)
+            _release_earlier_tries(queue, self.topic, name)
         self._worker = worker = Worker(
             self.hook.get_conn,
             self.topic,
@@ -255,9 +255,9 @@ def _with_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     return handle
 
 
-def _release_earlier_tries(queue: "TaskQueue", name: str) -> None:
+def _release_earlier_tries(queue: "TaskQueue", topic: str, name: str) -> None:
     """Release the tasks of earlier tries. A try that still runs loses its lease."""
     for owner in queue.owners():
         if owner.name.startswith(f"{name}/"):
             queue.release(owner)
-    queue.expire()  # earlier tries whose lease has lapsed are not in owners()
+    queue.expire(topic=topic)  # earlier tries whose lease has lapsed are not in owners()

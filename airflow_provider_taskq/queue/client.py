@@ -190,14 +190,16 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         """
         return self._number("SELECT taskq.release(%s::text, %s::bigint)", (owner.name, owner.fence))
 
-    def expire(self, grace: timedelta = _ZERO, *, except_owners: Collection[str] = ()) -> int:
+    def expire(self, grace: timedelta = _ZERO, *, except_owners: Collection[str] = (), topic: str | None = None) -> int:
         """End the leases that have lapsed. Return how many tasks their owners held.
 
         :param grace: only leases that lapsed longer ago than this.
         :param except_owners: names of owners whose leases are left alone, such as the caller's own.
+        :param topic: only leases of owners that hold tasks of this topic.
         """
         return self._number(
-            "SELECT taskq.expire(%s::interval, %s::text[])", (interval_text(grace), list(except_owners))
+            "SELECT taskq.expire(%s::interval, %s::text[], %s::text)",
+            (interval_text(grace), list(except_owners), topic),
         )
 
     def maintain(self, *, except_owners: Collection[str] = ()) -> MaintenanceResult:

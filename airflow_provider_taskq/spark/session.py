@@ -113,12 +113,12 @@ class DrainSession:
             return TaskQueue(conn).begin_drain(self.lease.name, self.topic, self.lease)
 
     def expire_lapsed(self) -> None:
-        """Expire all lapsed leases of other owners, so that the first claim finds their tasks.
+        """Expire the lapsed leases of other owners of the topic, so that the first claim finds their tasks.
 
         The registration has just renewed the owner's own lease.
         """
         with self.connection_info.connect() as conn:
-            TaskQueue(conn).expire()
+            TaskQueue(conn).expire(topic=self.topic)
 
     def count_resumed(self) -> int:
         """Return the number of tasks of the topic that the owner held before this registration."""

@@ -250,6 +250,20 @@ def test_a_retry_finds_the_tasks_of_an_earlier_try_after_its_lease_lapsed(queue:
     assert process(print)["succeeded"] == 1
 
 
+def test_a_drain_takes_back_no_lapsed_lease_of_another_topic_before_it_starts(queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    queue.push("work", ["a"])
+    [task] = queue.push("other", ["b"])
+    earlier, other = queue.register("dag/run/process/-1/a host/1"), queue.register("another program")
+    queue.poll("work", earlier)
+    queue.poll("other", other)
+    queue.conn.execute("UPDATE taskq_internal.owner SET lease_until = clock_timestamp() - interval '1 second'")
+    with pytest.raises(InvalidArgument, match="size"):  # after the recovery, and before the worker, which does upkeep
+        process(print, size="many")
+    assert states(queue) == [("a", State.READY)]
+    assert queue.held(other) == [task]
+
+
 def test_a_kill_releases_the_tasks_without_a_decision(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     started, let_go = threading.Event(), threading.Event()

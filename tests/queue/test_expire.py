@@ -15,6 +15,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
     TopicPolicy,
+    UnknownTopic,
 )
 from tests.queue.conftest import (
     hurry,
@@ -49,6 +50,25 @@ def test_a_negative_grace_takes_no_lease_that_has_not_lapsed(queue: TaskQueue, g
     except (TaskQueueError, ValueError):
         return
     assert queue.held(owner) == [task]
+
+
+def test_the_expiry_of_a_topic_takes_the_lapsed_leases_of_owners_that_hold_tasks_of_it_and_no_other(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.create_topic("other")
+    lapsed, idle, elsewhere = (queue.register(name) for name in ("lapsed", "idle", "elsewhere"))
+    mine, theirs = task_in(queue, lapsed, State.ACTIVE, "mine"), task_in(queue, owner, State.ACTIVE, "theirs")
+    [also_mine] = queue.push("other", ["also mine"])
+    queue.poll("other", lapsed)
+    other = task_in(queue, elsewhere, State.ACTIVE, "other", topic="other")
+    for each in (lapsed, idle, elsewhere):
+        lapse(queue, each)
+    assert queue.expire(topic="work") == 2
+    assert [known(queue, mine).state, known(queue, also_mine, "other").state] == [State.READY] * 2
+    assert (queue.held(owner), queue.held(elsewhere)) == ([theirs], [other])
+    with pytest.raises(UnknownTopic):
+        queue.expire(topic="missing")
+    assert queue.expire() == 1
 
 
 def test_grace_spares_leases_that_lapsed_a_moment_ago(queue: TaskQueue, owner: Owner) -> None:

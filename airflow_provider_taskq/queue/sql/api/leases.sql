@@ -130,13 +130,18 @@ COMMENT ON FUNCTION taskq.release IS
 'Ends the lease of an owner. Its tasks become READY in their original place, and the attempt is not counted. Returns how
 many tasks it released. Returns 0 if the owner has no lease under the fence. Raises TQ000 above READ COMMITTED.';
 
-CREATE FUNCTION taskq.expire(p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}') RETURNS bigint
-LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+CREATE FUNCTION taskq.expire(
+    p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}', p_topic text DEFAULT NULL
+) RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 DECLARE
-    v_count bigint;
+    v_topic_id int;
+    v_count    bigint;
 BEGIN
     PERFORM taskq_internal.require_read_committed('expire()');
-    v_count := taskq_internal.end_unused_leases(taskq_internal.lock_lapsed_owners(p_grace, p_except));
+    IF p_topic IS NOT NULL THEN
+        v_topic_id := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
+    END IF;
+    v_count := taskq_internal.end_unused_leases(taskq_internal.lock_lapsed_owners(p_grace, p_except, v_topic_id));
     PERFORM taskq.prune_stages();
     RETURN v_count;
 END $$;
@@ -145,7 +150,8 @@ COMMENT ON FUNCTION taskq.expire IS
 these owners held. The policy of the topic decides on each task. It becomes READY in its original place (redelivered,
 the attempt not counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or
 registration is in progress, or whose tasks another transaction removes: a later call ends its lease. Also removes the
-rows that executors of these owners have staged. Raises TQ000 above READ COMMITTED.';
+rows that executors of these owners have staged. With p_topic it ends only leases of owners that hold tasks of this
+topic. Raises TQ001 for an unknown topic, and TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.held(p_owner text, p_fence bigint, p_topic text)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload json, reference text, attempt int,
@@ -245,14 +251,17 @@ END $$;
 COMMENT ON FUNCTION taskq.forget_worker IS
 'Removes the setting of taskq.set_worker_active for this name. Returns false if there is none.';
 
--- Locks the owners whose leases lapsed more than p_grace ago, except the owners in p_except. Returns their numbers.
--- Never waits: skips an owner whose poll, completion or registration is in progress.
-CREATE FUNCTION taskq_internal.lock_lapsed_owners(p_grace interval, p_except text[]) RETURNS bigint[]
+-- Locks the owners whose leases lapsed more than p_grace ago, except the owners in p_except. With p_topic_id it locks
+-- only owners that hold tasks of this topic. Returns their numbers. Never waits: skips an owner whose poll, completion
+-- or registration is in progress.
+CREATE FUNCTION taskq_internal.lock_lapsed_owners(p_grace interval, p_except text[], p_topic_id int) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-    RETURN ARRAY(SELECT owner_id FROM taskq_internal.owner
-                 WHERE fence IS NOT NULL AND lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
-                   AND name <> ALL (p_except)
+    RETURN ARRAY(SELECT o.owner_id FROM taskq_internal.owner o
+                 WHERE o.fence IS NOT NULL AND o.lease_until < clock_timestamp() - taskq_internal.clamp_age(p_grace)
+                   AND o.name <> ALL (p_except)
+                   AND (p_topic_id IS NULL OR EXISTS (
+                       SELECT FROM taskq_internal.live l WHERE l.holder = o.owner_id AND l.topic_id = p_topic_id))
                  FOR UPDATE SKIP LOCKED);
 END $$;
 

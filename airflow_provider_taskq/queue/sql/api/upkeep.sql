@@ -46,7 +46,7 @@ CREATE FUNCTION taskq_internal.expire_some(p_except text[], OUT count bigint, OU
 LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
 DECLARE
     v_began  timestamptz := clock_timestamp();
-    v_owners bigint[] := taskq_internal.lock_lapsed_owners(interval '0', p_except);
+    v_owners bigint[] := taskq_internal.lock_lapsed_owners(interval '0', p_except, NULL);
     v_owner  bigint;
 BEGIN
     count := 0;
