@@ -122,7 +122,8 @@ def _values(loops: list[str]) -> Iterator[dict[str, str]]:
     names, _, values = loops[0].removeprefix("for ").partition(" in ")
     for value in values.split(", "):
         for rest in _values(loops[1:]):
-            yield {**dict(zip(names.split(), value.split(), strict=True)), **rest}
+            each = value.split() if " " in names else [value]
+            yield {**dict(zip(names.split(), each, strict=True)), **rest}
 
 
 def _fill(line: str, values: dict[str, str]) -> str:
