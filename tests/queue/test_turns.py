@@ -1,4 +1,4 @@
-"""One task at a time per identifier, between the two checks of a poll, and at scale. Steps of polls are in turns.spec."""
+"""One task at a time per identifier: between the two checks of a poll, and at scale. Other steps are in turns.spec."""
 
 from collections.abc import Callable
 
