@@ -17,8 +17,8 @@ has a name, which is a promise, and one step in each line: a session, a call, an
   session of the permutation.
 - `error NAME: text`: the error of the queue or of psycopg, and a part of its message, which has the names of sessions
   instead of their numbers. `nothing`: no row, NULL or ''. `anything`, or no arrow: no error.
-- `1, perhaps after a wait`: the step may wait for a lock, for a limited time only. `waits, perhaps`: so may
-  this step, and the next step begins once it waits or has ended.
+- `1, perhaps after a wait`: the step may wait for a lock, for a limited time only. `waits, perhaps`: so may this step,
+  and the next step starts once it waits or has ended.
 - `for name in a, b`: one permutation for each value, which replaces `{name}`; `for x y in a b, c d` for each pair.
 - A line that is indented further continues the line above. The calls are in verbs.sql, which names only the public
   functions and views of schema `taskq`.
@@ -39,9 +39,9 @@ from airflow_provider_taskq.queue.errors import to_queue_error
 FOLDER = Path(__file__).parent
 SECONDS = 300.0  # a limit for a machine that is busy, not a time that a result depends on
 MAIN = ("given", "then")
-ANY_WAIT, MAYBE, MAY_WAIT = "waits", "waits, perhaps", ", perhaps after a wait"
-WAITING = """SELECT a.pid, pg_blocking_pids(a.pid), a.wait_event = 'PgSleep' FROM pg_stat_activity a
-    WHERE a.pid = ANY (%s) AND (a.wait_event_type = 'Lock' OR a.wait_event = 'PgSleep')"""
+PERHAPS = ", perhaps after a wait"
+WAITING = """SELECT pg_blocking_pids(a.pid), a.wait_event = 'PgSleep' FROM pg_stat_activity a
+    WHERE a.pid = %s AND (a.wait_event_type = 'Lock' OR a.wait_event = 'PgSleep')"""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,33 @@ class Step:
 
     session: str
     call: str
-    expected: str | None
+    expected: str
     line: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether the step has to wait, or may and has its result in a later line."""
+        return bool(self.call) and self.expected.startswith("waits")
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a wait is no failure."""
+        return self.waits or not self.call or self.expected.endswith(PERHAPS)
+
+    def awaits(self, blockers: set[str]) -> bool:
+        """Whether these are the sessions for which the step has to wait."""
+        named = set(self.expected.split()[2:])
+        return self.waits and bool(blockers & named if named else blockers)
+
+    def fits(self, given: str) -> bool:
+        """Whether the step has given what it has to give."""
+        expected = self.expected.removesuffix(PERHAPS)
+        if expected == "anything":
+            return not given.startswith("error ")
+        if expected.startswith("error "):
+            kind, _, text = expected.partition(": ")
+            return given.partition(": ")[0] == kind and text in given
+        return given == expected
 
 
 @dataclass(frozen=True)
@@ -135,7 +160,7 @@ def _fill(line: str, values: dict[str, str]) -> str:
 def _step(line: str) -> Step:
     does, arrow, expected = line.partition(" -> ")
     session, _, call = does.partition(" ")
-    return Step(session, call.strip(), expected.strip() if arrow else None, " ".join(line.split()))
+    return Step(session, call.strip(), expected.strip() if arrow else "anything", " ".join(line.split()))
 
 
 class Session:
@@ -190,7 +215,7 @@ class Run:
     def take(self, permutation: Permutation) -> None:
         """Takes all steps, and compares what each gives."""
         for call in permutation.setup:
-            self._take(Step("given", call, None, call))
+            self._take(Step("given", call, "anything", call))
         for step in permutation.steps:
             if step.session not in self.sessions:
                 self.sessions[step.session] = self.opened()
@@ -201,51 +226,36 @@ class Run:
         assert not [name for name, session in self.sessions.items() if session.waits], "a step has no result"
 
     def _take(self, step: Step) -> None:
-        session, expected = self.sessions[step.session], step.expected
+        session = self.sessions[step.session]
         assert session.waits is not bool(step.call), f"{step.line}: a session has one step at a time"
-        waits = bool(step.call) and expected is not None and expected.startswith("waits")
-        may_wait = waits or not step.call or (expected is not None and expected.endswith(MAY_WAIT))
         if step.call:
             session.start(step.call)
-        deadline = time.monotonic() + SECONDS
-        while not session.is_done():
-            blockers = self._blockers(session)
-            if waits and (blockers & {*(expected or "").split()[2:]} or (blockers and expected in (ANY_WAIT, MAYBE))):
-                session.waits = True
-                return
-            assert may_wait or not blockers - {"a sleep"}, f"{step.line}: waits for {', '.join(blockers)}"
-            assert time.monotonic() < deadline, f"{step.line}: has not ended"
-        session.waits = expected == MAYBE
+        session.waits = self._await(session, step) or step.expected == "waits, perhaps"
         if session.waits:
             return
         given = session.result()
         for name, each in self.sessions.items():
             given = given.replace(f"session {each.conn.info.backend_pid} ", f"session {name} ")
-        assert _fits(given, expected), f"{step.line}: gave {given}"
-        self._settle()
+        assert step.fits(given), f"{step.line}: gave {given}"
+        for each in self.sessions.values():  # what waited for this step ends, or waits for another one
+            if each.waits:
+                self._await(each, Step("", "", "", step.line), settles=True)
 
-    def _settle(self) -> None:
-        """Waits until each step that waited has ended, or waits for another session of the permutation again."""
-        for session in self.sessions.values():
-            while session.waits and not session.is_done() and not self._blockers(session):
-                pass
+    def _await(self, session: Session, step: Step, settles: bool = False) -> bool:
+        """Waits until a step has ended, or waits as it has to. Returns whether it waits."""
+        deadline = time.monotonic() + SECONDS
+        while not session.is_done():
+            blockers = self._blockers(session)
+            if step.awaits(blockers) or (settles and blockers):
+                return True
+            assert step.may_wait or not blockers - {"a sleep"}, f"{step.line}: waits for {', '.join(blockers)}"
+            assert time.monotonic() < deadline, f"{step.line}: has not ended"
+        return False
 
     def _blockers(self, session: Session) -> set[str]:
         """The sessions of the permutation for which a session waits, and 'a sleep' if it sleeps."""
         pids = {each.conn.info.backend_pid: name for name, each in self.sessions.items()}
         found: set[str] = set()
-        for _, blocking, sleeps in self.monitor.execute(WAITING, ([session.conn.info.backend_pid],)).fetchall():
+        for blocking, sleeps in self.monitor.execute(WAITING, (session.conn.info.backend_pid,)).fetchall():
             found |= {"a sleep"} if sleeps else {pids[pid] for pid in blocking if pid in pids}
         return found
-
-
-def _fits(given: str, expected: str | None) -> bool:
-    if expected is None:
-        return not given.startswith("error ")
-    expected = expected.removesuffix(MAY_WAIT)
-    if expected == "anything":
-        return not given.startswith("error ")
-    if expected.startswith("error "):
-        kind, _, text = expected.partition(": ")
-        return given.partition(": ")[0] == kind and text in given
-    return given == expected

@@ -1,15 +1,13 @@
 -- The calls of the specifications, over the public functions of schema taskq. Names are identifiers, separated by
 -- spaces. An owner's calls use its current fence, unless they name another one.
 
-CREATE FUNCTION names(topic text, sequences bigint[]) RETURNS text LANGUAGE sql AS $$
-    SELECT string_agg(i.identifier, ' ' ORDER BY u.place) FROM unnest(sequences) WITH ORDINALITY AS u (sequence, place)
-    JOIN taskq.task_info i ON i.topic = names.topic AND i.sequence = u.sequence
-$$;
-
+-- The sequences of tasks; of several tasks of an identifier that of the held one, else of the first one.
 CREATE FUNCTION sequences(topic text, names text) RETURNS bigint[] LANGUAGE sql AS $$
-    SELECT array_agg(n.sequence ORDER BY u.place) FROM unnest(string_to_array(names, ' ')) WITH ORDINALITY AS u (name, place)
-    CROSS JOIN LATERAL (SELECT i.sequence FROM taskq.task_info i WHERE i.topic = sequences.topic AND i.identifier = u.name
-                        ORDER BY i.state, i.sequence LIMIT 1) n
+    SELECT array_agg(n.sequence ORDER BY u.place)
+    FROM unnest(string_to_array(names, ' ')) WITH ORDINALITY AS u (name, place)
+    CROSS JOIN LATERAL (
+        SELECT i.sequence FROM taskq.task_info i WHERE i.topic = sequences.topic AND i.identifier = u.name
+        ORDER BY i.state, i.sequence LIMIT 1) n
 $$;
 
 CREATE FUNCTION states(topic text DEFAULT 'work') RETURNS text LANGUAGE sql AS $$
@@ -21,7 +19,7 @@ CREATE FUNCTION topic(name text, attempts int DEFAULT 9, probe boolean DEFAULT f
     SELECT taskq.create_topic(name, p_max_attempts => attempts, p_base => '0', p_probe => probe)
 $$;
 
-CREATE FUNCTION push(names text, topic text DEFAULT 'work', insertion text DEFAULT 'APPEND') RETURNS text
+CREATE FUNCTION push(names text, topic text DEFAULT 'work', insertion text DEFAULT 'APPEND') RETURNS int
 LANGUAGE sql AS $$
     SELECT cardinality(taskq.push(topic, insertion, string_to_array(names, ' ')))
 $$;
