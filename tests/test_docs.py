@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.queue.interleavings.runner import read_specs
+
 
 @pytest.fixture(scope="module")
 def defined_tests(repository: Path) -> set[str]:
-    """The names of all tests."""
-    return {
+    """The names of all tests, and of the permutations of the specifications."""
+    return {permutation.test for permutation in read_specs().values()} | {
         node.name
         for file in (repository / "tests").rglob("test_*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))

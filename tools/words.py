@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SUFFIXES = {".py", ".sql", ".md", ".js", ".html", ".css", ".toml", ".txt", ".ini", ""}
+SUFFIXES = {".py", ".sql", ".md", ".js", ".html", ".css", ".toml", ".txt", ".ini", ".spec", ""}
 LEFT_OUT = {"core/LICENSE", "tools/words.py", "CHANGELOG.md", "LICENSE"}
 NAME_THE_ACTOR = "name the actor: a worker, a poll, the driver, Airflow, a user"
 REASONS = {

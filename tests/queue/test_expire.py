@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
 )
 from tests.queue.conftest import (
+    InBackground,
     hurry,
     identifiers,
     keeps_expired,
@@ -232,3 +233,23 @@ def test_leases_end_at_read_committed_only(queue: TaskQueue, owner: Owner, sessi
         session.release(owner)
     session.conn.rollback()
     assert queue.release(owner) == 1
+
+
+def test_concurrent_expiries_count_one_crash_for_each_task(
+    queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[int]
+) -> None:
+    queue.push("work", [f"{number}" for number in range(40)])
+    for number in range(20):
+        owner = queue.register(f"owner {number}")
+        queue.poll("work", owner, 2)
+        lapse(queue, owner)
+
+    def expiring(session: TaskQueue) -> int:
+        taken = session.expire()
+        session.conn.commit()
+        return taken
+
+    runs = [background(lambda session=session: expiring(session)) for session in [open_queue() for _ in range(6)]]  # type: ignore[misc]
+    assert sum(run.result() for run in runs) == 40
+    assert {info.crashes for info in queue.page("work")} == {1}
+    assert queue.ready("work", 100) == 40

@@ -1,14 +1,14 @@
 """Naive queues compared with TaskQ under the same steps: only the naive ones go wrong."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Insertion, LeaseLost, Owner, Result, State, TaskQueue, connect
-from tests.queue.conftest import everything, identifiers, known, lapse, numbered, states, task_in
+from airflow_provider_taskq.queue import Insertion, LeaseLost, Result, State, TaskQueue, connect
+from tests.queue.conftest import everything, known, numbered, states, task_in
 
 NAIVE_TABLE = """CREATE TABLE naive (topic text, sequence bigint, state int DEFAULT 1, owner text, output text,
     PRIMARY KEY (topic, sequence))"""
@@ -56,25 +56,6 @@ def test_a_late_worker_overwrites_an_unfenced_completion_and_not_a_fenced_one(
     assert known(own_queue, task).state is State.SUCCEEDED
 
 
-def test_a_worker_that_wakes_after_another_worker_took_its_tasks_changes_nothing(
-    queue: TaskQueue, owner: Owner
-) -> None:
-    tasks = [task_in(queue, owner, State.ACTIVE, name) for name in "ab"]
-    lapse(queue, owner)
-    queue.expire()
-    successor = queue.register("successor")
-    assert queue.poll("work", successor, 2) == tasks
-    for verb in (
-        lambda: queue.complete(owner, {tasks[0]: Result.SUCCESS}),
-        lambda: queue.heartbeat(owner),
-        lambda: queue.poll("work", owner),
-    ):
-        with pytest.raises(LeaseLost):
-            verb()
-    assert queue.release(owner) == 0
-    assert queue.held(successor) == tasks
-
-
 def test_concurrent_polls_hand_every_task_out_once(queue: TaskQueue, dsn: str) -> None:
     queue.push("work", numbered(600))
 
@@ -93,21 +74,6 @@ def test_concurrent_polls_hand_every_task_out_once(queue: TaskQueue, dsn: str) -
     sequences = [sequence for one in drained for sequence in one]
     assert len(sequences) == len(set(sequences)) == 600
     assert all(one == sorted(one) for one in drained), "each consumer in order"
-
-
-def test_a_consumer_that_takes_turns_with_another_never_sees_tasks_out_of_order(
-    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
-) -> None:
-    queue.push("work", numbered(6))
-    first, second = open_queue(), open_queue()
-    held_back = first.poll("work", owner, 2)
-    ahead = second.poll("work", owner, 2)
-    first.conn.rollback()
-    second.conn.commit()
-    later = queue.poll("work", owner, 9)
-    assert identifiers(held_back) == ["task-0", "task-1"]
-    assert identifiers(ahead) == ["task-2", "task-3"]
-    assert identifiers(later) == ["task-0", "task-1", "task-4", "task-5"]
 
 
 @pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE])

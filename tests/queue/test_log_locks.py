@@ -1,4 +1,7 @@
-"""An open push holds the log back while its tasks may be committed: savepoints, errors, two phases."""
+"""An open push holds the log back while its tasks may be committed: sessions that die, many pushes, two phases.
+
+Savepoints and errors are in log.spec.
+"""
 
 from collections.abc import Iterator
 
@@ -32,66 +35,6 @@ def test_a_push_whose_session_dies_does_not_hold_the_log_back(
     queue.conn.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
     session.conn.close()
     assert reader.more() == ["b"]
-
-
-def test_rolling_back_to_a_savepoint_releases_the_log(queue: TaskQueue, session: TaskQueue, reader: Reader) -> None:
-    session.conn.execute("SAVEPOINT before")
-    session.push("work", ["never"])
-    session.conn.execute("ROLLBACK TO before")
-    queue.push("work", ["a"])
-    assert reader.more() == ["a"]
-    session.push("work", ["b"])
-    queue.push("work", ["c"])
-    assert reader.more() == []
-    session.conn.commit()
-    assert reader.more() == ["b", "c"]
-
-
-def test_a_released_savepoint_still_holds_the_log_back(queue: TaskQueue, session: TaskQueue, reader: Reader) -> None:
-    session.conn.execute("SAVEPOINT one")
-    session.push("work", ["a"])
-    session.conn.execute("RELEASE one")
-    queue.push("work", ["b"])
-    assert reader.more() == []
-    session.conn.execute("SAVEPOINT two")
-    session.push("work", ["never"])
-    session.conn.execute("ROLLBACK TO two")
-    assert reader.more() == []
-    session.conn.commit()
-    assert reader.more() == ["a", "b"]
-
-
-def test_the_first_push_holds_the_log_back_after_a_later_one_is_rolled_back(
-    queue: TaskQueue, session: TaskQueue, reader: Reader
-) -> None:
-    queue.create_topic("other")
-    session.push("other", ["x"])
-    session.conn.execute("SAVEPOINT one")
-    session.push("work", ["never"])
-    session.conn.execute("ROLLBACK TO one")
-    queue.push("work", ["a"])
-    assert reader.more() == ["a"]
-    session.push("work", ["b"])
-    queue.push("work", ["c"])
-    assert reader.more() == []
-    session.conn.commit()
-    assert reader.more() == ["b", "c"]
-
-
-def test_an_error_that_a_function_catches_releases_the_log(
-    queue: TaskQueue, session: TaskQueue, reader: Reader
-) -> None:
-    session.conn.execute(
-        """DO $$ BEGIN
-            BEGIN PERFORM taskq.push('work', 'APPEND', ARRAY['never']); PERFORM 1 / 0;
-            EXCEPTION WHEN division_by_zero THEN NULL; END;
-            PERFORM taskq.push('work', 'APPEND', ARRAY['a']);
-        END $$"""
-    )
-    queue.push("work", ["b"])
-    assert reader.more() == []
-    session.conn.commit()
-    assert reader.more() == ["a", "b"]
 
 
 def test_ten_thousand_pushes_in_one_transaction_take_three_locks(queue: TaskQueue, session: TaskQueue) -> None:

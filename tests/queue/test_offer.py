@@ -1,7 +1,6 @@
 """Offer and drop: at most one waiting task per identifier, also when transactions offer the same identifier at once."""
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from threading import Barrier, Event, Lock
@@ -28,7 +27,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
-from tests.queue.conftest import InBackground, await_lock_wait, deadlocks, everything, hurry, known, states
+from tests.queue.conftest import deadlocks, everything, known, states
 
 CREATED, UPDATED, IGNORED = Outcome
 HOUR = timedelta(hours=1)
@@ -283,86 +282,6 @@ def test_a_producer_offers_from_sql_with_named_arguments(conn: psycopg.Connectio
 
 
 # Steps of several connections.
-
-
-def test_a_second_offer_of_an_identifier_waits_for_the_commit_of_the_first_and_updates_its_task(
-    conn: psycopg.Connection, queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Offered]
-) -> None:
-    one, two = open_queue(), open_queue()
-    first = one.offer("work", "a", 1)
-    pending: Future[Offered] = background(lambda: two.offer("work", "a", 2))
-    await_lock_wait(conn, two)
-    one.conn.commit()
-    assert pending.result(60) == Offered(UPDATED, first.sequence)
-    two.conn.commit()
-    assert states(queue) == [("a", State.READY)]
-
-
-def test_a_second_offer_creates_the_task_when_the_first_is_rolled_back(
-    conn: psycopg.Connection, queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[Offered]
-) -> None:
-    one, two = open_queue(), open_queue()
-    first = one.offer("work", "a", 1)
-    pending: Future[Offered] = background(lambda: two.offer("work", "a", 2, if_exists="ignore"))
-    await_lock_wait(conn, two)
-    one.conn.rollback()
-    assert pending.result(60).outcome is CREATED
-    two.conn.commit()
-    assert [(info.sequence > first.sequence, info.payload) for info in everything(queue)] == [(True, 2)]
-
-
-def test_an_offer_waits_for_an_open_drop_and_a_drop_for_an_open_offer(
-    conn: psycopg.Connection, queue: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[object]
-) -> None:
-    one, two = open_queue(), open_queue()
-    queue.offer("work", "a", 1)
-    assert one.drop("work", "a")
-    offering = background(lambda: two.offer("work", "a", 1))
-    await_lock_wait(conn, two)
-    one.conn.commit()
-    offered = offering.result(60)
-    assert isinstance(offered, Offered)
-    assert offered.outcome is CREATED
-    dropping = background(lambda: one.drop("work", "a"))
-    await_lock_wait(conn, one)
-    two.conn.commit()
-    assert dropping.result(60) is True
-
-
-def test_an_offer_never_waits_for_a_consumer(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
-    consumer, producer = open_queue(), hurry(open_queue())
-    first = queue.offer("work", "a", 1)
-    [held] = consumer.poll("work", consumer.register("c"))
-    second = producer.offer("work", "a", 2)
-    producer.conn.commit()
-    assert second.outcome is CREATED, "what an open poll is claiming counts as held"
-    assert producer.offer("work", "a", 3) == Offered(UPDATED, second.sequence)
-    producer.conn.commit()
-    consumer.conn.commit()
-    assert held.sequence == first.sequence
-    assert {info.sequence: info.payload for info in everything(queue)} == {first.sequence: 1, second.sequence: 3}
-
-
-@pytest.mark.parametrize("if_exists", ["update", "ignore"])
-def test_a_poll_does_not_hand_out_a_task_that_an_open_transaction_offers_again(
-    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], if_exists: str
-) -> None:
-    producer = open_queue()
-    first = queue.offer("work", "a", 1)
-    assert producer.offer("work", "a", 1, if_exists=if_exists) == Offered(IGNORED, first.sequence)
-    assert queue.poll("work", owner) == [], "its holder could not see yet what the producer writes beside the offer"
-    assert queue.ready("work") == 0
-    producer.conn.commit()
-    assert queue.ready("work") == 1
-    assert [task.sequence for task in queue.poll("work", owner)] == [first.sequence]
-
-
-def test_offers_of_other_identifiers_do_not_wait(queue: TaskQueue, open_queue: Callable[[], TaskQueue]) -> None:
-    one, two = open_queue(), hurry(open_queue())
-    assert one.offer("work", "a").outcome is CREATED
-    assert two.offer("work", "b").outcome is CREATED
-    assert two.push("work", ["a"]), "a push is not an offer"
-    assert queue.ready("work", 9) == 0
 
 
 def test_batches_in_any_order_do_not_deadlock_and_leave_one_waiting_task_each(queue: TaskQueue, dsn: str) -> None:

@@ -1,6 +1,5 @@
 """Stop at first failure: while a topic's retries fail, one of them is tried at a time."""
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import pytest
@@ -16,7 +15,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
 )
-from tests.queue.conftest import hurry, identifiers, known, lapse, pass_time, states
+from tests.queue.conftest import identifiers, known, lapse, pass_time, states
 
 MINUTE = timedelta(minutes=1)
 
@@ -186,17 +185,6 @@ def test_a_retry_keeps_the_turn_of_its_identifier_while_it_waits_for_the_probe(
     singular = Condition.SINGULAR_BY_IDENTIFIER
     assert queue.ready("work", 10, singular) == 1
     assert queue.poll("work", owner, 20, condition=singular) == [failed[0]]
-
-
-def test_two_concurrent_polls_hand_out_one_probe_and_neither_waits(
-    open_queue: Callable[[], TaskQueue], failed: list[Task]
-) -> None:
-    one, two = hurry(open_queue()), hurry(open_queue())
-    first, second = one.register("one"), two.register("two")
-    assert one.poll("work", first, 10) == [failed[0]]
-    assert two.poll("work", second, 10) == []
-    one.conn.commit()
-    assert two.poll("work", second, 10) == []
 
 
 def test_a_retry_that_waits_for_the_probe_has_the_status_retrying(queue: TaskQueue, failed: list[Task]) -> None:

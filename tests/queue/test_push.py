@@ -16,7 +16,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     connect,
 )
-from tests.queue.conftest import everything, hurry, identifiers, known, numbered, states, task_in
+from tests.queue.conftest import everything, identifiers, known, numbered, states, task_in
 
 DISPLACING = [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE]
 A, R, X = State.ACTIVE, State.READY, State.REDUNDANT
@@ -175,59 +175,6 @@ def test_a_refused_push_leaves_the_callers_transaction_to_be_rolled_back_to_a_sa
     session.push("mine", ["c"])
     session.conn.commit()
     assert identifiers(list(everything(session, "mine"))) == ["a", "c"]
-
-
-@pytest.mark.parametrize("insertion", DISPLACING)
-def test_a_task_that_an_open_transaction_is_polling_counts_as_active(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, insertion: Insertion
-) -> None:
-    [older] = queue.push("work", ["a"])
-    session.poll("work", owner)
-    hurry(queue).push("work", ["a"], insertion)
-    session.conn.commit()
-    assert known(queue, older).state is A
-
-
-@pytest.mark.parametrize("insertion", DISPLACING)
-def test_a_push_does_not_wait_for_a_consumer_that_completes(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, insertion: Insertion
-) -> None:
-    older = task_in(queue, owner, A)
-    session.complete(owner, {older: Result.SUCCESS})
-    hurry(queue).push("work", ["a"], insertion)
-    session.conn.commit()
-    assert known(queue, older).state is State.SUCCEEDED
-
-
-@pytest.mark.parametrize("insertion", DISPLACING)
-def test_a_push_does_not_wait_for_a_release_or_an_expiry(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, insertion: Insertion
-) -> None:
-    older = task_in(queue, owner, A)
-    session.release(owner)
-    hurry(queue).push("work", ["a"], insertion)
-    session.conn.commit()
-    assert known(queue, older).state is R
-
-
-@pytest.mark.parametrize("insertion", DISPLACING)
-def test_two_open_pushes_of_one_identifier_do_not_wait_for_each_other(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, insertion: Insertion
-) -> None:
-    task_in(queue, owner, State.SUCCEEDED)
-    queue.push("work", ["a"])
-    session.push("work", ["a"], insertion)
-    [newest] = hurry(queue).push("work", ["a"], insertion)
-    session.conn.commit()
-    assert known(queue, newest).state is R
-
-
-def test_a_push_works_while_the_topic_is_paused_or_altered_by_an_open_transaction(
-    queue: TaskQueue, session: TaskQueue
-) -> None:
-    session.pause_topic("work")
-    hurry(queue).push("work", ["a"])
-    assert states(queue) == [("a", R)]
 
 
 def test_tasks_pushed_in_one_transaction_displace_each_other(session: TaskQueue) -> None:

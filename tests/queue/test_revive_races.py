@@ -1,11 +1,10 @@
-"""Revive during other open transactions, and its cost."""
+"""Two revivals in opposite order, dependencies of revived tasks, and the cost. Others are in revive.spec."""
 
 from collections.abc import Callable
 
 import pytest
 
 from airflow_provider_taskq.queue import (
-    InvalidState,
     NewTask,
     Owner,
     Result,
@@ -13,61 +12,9 @@ from airflow_provider_taskq.queue import (
     State,
     TaskQueue,
 )
-from tests.queue.conftest import InBackground, await_lock_wait, hurry, known, numbered, states, task_in
+from tests.queue.conftest import InBackground, await_lock_wait, known, numbered
 from tests.queue.test_revive import failed
 from tests.queue.test_sessions import pages_of
-
-
-def test_two_concurrent_revivals_by_state_share_the_tasks_and_neither_waits(
-    queue: TaskQueue, owner: Owner, session: TaskQueue
-) -> None:
-    at = [task.sequence for task in failed(queue, owner, *"abcde")]
-    assert list(session.revive("work", State.FAILED, size=2)) == at[:2]
-    assert list(hurry(queue).revive("work", State.FAILED, Revival.APPEND, size=2)) == at[2:4]
-    session.conn.rollback()
-    assert list(queue.revive("work", State.FAILED)) == [*at[:2], at[4]]
-
-
-@pytest.mark.parametrize("revival", list(Revival))
-def test_a_poll_does_not_wait_for_a_revival_and_finds_its_task_once_it_commits(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, revival: Revival
-) -> None:
-    task = task_in(queue, owner, State.FAILED)
-    [new] = session.revive("work", State.FAILED, revival).values()
-    assert hurry(queue).poll("work", owner) == []
-    session.conn.commit()
-    assert [polled.sequence for polled in queue.poll("work", owner)] == [new]
-    assert (new == task.sequence) is (revival is Revival.RESET)
-
-
-@pytest.mark.parametrize("revival", [Revival.SUPERSEDE, Revival.REPLACE])
-def test_a_revival_does_not_wait_for_a_poll_whose_task_stays_active(
-    queue: TaskQueue, owner: Owner, session: TaskQueue, revival: Revival
-) -> None:
-    task_in(queue, owner, State.FAILED)
-    [ready] = queue.push("work", ["a"])
-    session.poll("work", owner)
-    hurry(queue).revive("work", State.FAILED, revival)
-    session.conn.commit()
-    assert known(queue, ready).state is State.ACTIVE
-    assert [state for _, state in states(queue)] == [State.RECREATED, State.ACTIVE, State.READY]
-
-
-def test_a_revival_of_a_task_that_another_session_revives_waits_and_is_refused(
-    queue: TaskQueue,
-    owner: Owner,
-    session: TaskQueue,
-    open_queue: Callable[[], TaskQueue],
-    background: InBackground[dict[int, int]],
-) -> None:
-    first, second = failed(queue, owner, "a", "b")
-    session.revive("work", sequences=[first.sequence])
-    other = open_queue()
-    revived = background(lambda: other.revive("work", sequences=[second.sequence, first.sequence]))
-    await_lock_wait(queue.conn, other)
-    session.conn.commit()
-    with pytest.raises(InvalidState, match=rf"{first.sequence} \(READY\)"):
-        revived.result()
 
 
 def test_two_revivals_of_the_same_tasks_in_opposite_order_never_deadlock(
@@ -85,24 +32,6 @@ def test_two_revivals_of_the_same_tasks_in_opposite_order_never_deadlock(
     session.revive("work", sequences=at)
     session.conn.rollback()
     assert list(revived.result()) == at
-
-
-def test_dropping_the_topic_waits_for_a_reset_and_removes_its_tasks(
-    queue: TaskQueue,
-    owner: Owner,
-    session: TaskQueue,
-    open_queue: Callable[[], TaskQueue],
-    background: InBackground[bool],
-) -> None:
-    failed(queue, owner, "a")
-    session.revive("work", State.FAILED)
-    dropping = open_queue()
-    dropped = background(lambda: dropping.drop_topic("work"))
-    await_lock_wait(queue.conn, dropping)
-    session.conn.commit()
-    assert dropped.result() is True
-    dropping.conn.commit()
-    assert queue.conn.execute("SELECT FROM taskq.task_info").rowcount == 0
 
 
 def test_a_task_that_depends_on_another_waits_for_it_again_after_a_reset(queue: TaskQueue, owner: Owner) -> None:

@@ -1,84 +1,16 @@
-"""One task at a time per identifier under concurrency: a naive query fails under these steps, and a poll does not."""
+"""One task at a time per identifier: between the two checks of a poll, and at scale. Other steps are in turns.spec."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
 from airflow_provider_taskq.queue import Condition, NewTask, Owner, Result, State, Task, TaskQueue, connect
 from tests.internals import plant_change
-from tests.queue.conftest import InBackground, hurry, identifiers, task_in, until
+from tests.queue.conftest import InBackground, task_in, until
 from tests.queue.explained import changed_rows
 
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
-
-NAIVE_TABLE = "CREATE TABLE naive (sequence bigint PRIMARY KEY, identifier text, state int DEFAULT 1)"
-NAIVE_POLL = """WITH head AS MATERIALIZED (
-    SELECT c.sequence FROM naive c WHERE c.state = 1 AND NOT EXISTS (
-        SELECT FROM naive e WHERE e.identifier = c.identifier AND e.state IN (0, 1) AND e.sequence < c.sequence)
-    ORDER BY c.sequence LIMIT 1 FOR UPDATE SKIP LOCKED)
-UPDATE naive n SET state = 0 FROM head WHERE n.sequence = head.sequence RETURNING n.sequence"""
-
-
-@pytest.fixture
-def opened(open_queue: Callable[[], TaskQueue]) -> Callable[[], TaskQueue]:
-    """Opens sessions that raise an error instead of waiting."""
-    return lambda: hurry(open_queue())
-
-
-def test_a_naive_anti_join_hands_out_two_tasks_of_an_identifier_if_the_lower_commits_late_and_a_poll_does_not(
-    own_dsn: str,
-) -> None:
-    with connect(own_dsn) as late, connect(own_dsn) as one, connect(own_dsn) as two:
-        one.execute(NAIVE_TABLE.encode())
-        one.commit()
-        late.execute("INSERT INTO naive VALUES (1, 'a')")  # drew its number first, commits later
-        one.execute("INSERT INTO naive VALUES (2, 'a')")
-        one.commit()
-        claimed = one.execute(NAIVE_POLL.encode()).fetchall()
-        late.commit()
-        claimed += two.execute(NAIVE_POLL.encode()).fetchall()
-        assert claimed == [(2,), (1,)], "both ACTIVE at once, and overtaken: else this test shows nothing"
-
-        queues = [TaskQueue(conn) for conn in (late, one, two)]
-        for conn in (one, two):
-            conn.rollback()
-        queues[1].create_topic("work")
-        owners = [queue.register(f"owner {number}") for number, queue in enumerate(queues[1:])]
-        one.commit()
-        two.commit()
-        queues[0].push("work", ["a"])
-        [second] = queues[1].push("work", ["a"])
-        one.commit()
-        assert queues[1].poll("work", owners[0], condition=SINGULAR) == [second]
-        late.commit()
-        assert queues[2].poll("work", owners[1], condition=SINGULAR) == []
-        one.commit()
-        assert queues[2].poll("work", owners[1], condition=SINGULAR) == []
-
-
-def test_a_poll_leaves_out_identifiers_that_another_poll_examines_and_never_waits(
-    queue: TaskQueue, opened: Callable[[], TaskQueue]
-) -> None:
-    queue.push("work", ["a", "b", "a", "b", "c"])
-    one, two = opened(), opened()
-    first, second = one.register("one"), two.register("two")
-    assert identifiers(one.poll("work", first, 2, condition=SINGULAR)) == ["a", "b"]
-    assert identifiers(two.poll("work", second, 10, condition=SINGULAR)) == ["c"]
-    assert two.ready("work", 10, SINGULAR) == 0
-
-
-def test_a_task_whose_poll_was_rolled_back_goes_to_the_next_poll(
-    queue: TaskQueue, opened: Callable[[], TaskQueue]
-) -> None:
-    tasks = queue.push("work", ["a", "a"])
-    one, two = opened(), opened()
-    first, second = one.register("one"), two.register("two")
-    one.conn.commit()
-    assert one.poll("work", first, 2, condition=SINGULAR) == [tasks[0]]
-    assert two.poll("work", second, 2, condition=SINGULAR) == []
-    one.conn.rollback()
-    assert two.poll("work", second, 2, condition=SINGULAR) == [tasks[0]]
 
 
 class StoppingPoll:
@@ -193,26 +125,6 @@ def _orders(steps: list[str]) -> list[list[str]]:
     if not steps:
         return [[]]
     return [[step, *rest] for step in steps for rest in _orders([other for other in steps if other != step])]
-
-
-def test_only_one_of_two_polls_hands_out_a_group(queue: TaskQueue, opened: Callable[[], TaskQueue]) -> None:
-    queue.push("work", ["a", "a", "b"])
-    one, two = opened(), opened()
-    first, second = one.register("one"), two.register("two")
-    assert {name: len(group) for name, group in one.poll_batch("work", first).items()} == {"a": 2}
-    assert {name: len(group) for name, group in two.poll_batch("work", second, 5).items()} == {"b": 1}
-    one.conn.rollback()
-    assert list(two.poll_batch("work", second, 5)) == ["a"]
-
-
-def test_a_poll_leaves_out_a_group_if_another_transaction_holds_one_of_its_tasks(
-    queue: TaskQueue, opened: Callable[[], TaskQueue]
-) -> None:
-    queue.push("work", ["a", "a", "b"])
-    one, two = opened(), opened()
-    first, second = one.register("one"), two.register("two")
-    assert len(one.poll("work", first)) == 1, "under NONE, which locks no identifier"
-    assert list(two.poll_batch("work", second, 5)) == ["b"]
 
 
 def test_one_claim_takes_tasks_of_a_hundred_thousand_identifiers(own_queue: TaskQueue) -> None:
