@@ -40,6 +40,7 @@ def pytest_configure() -> None:
         os.environ.pop(name, None)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist adds the groups to the names of the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups the tests for pytest-xdist, also when it does not run: the order is the same."""
     items[:] = order_by_group(items)
