@@ -77,6 +77,7 @@ class Consumer:
         self._on_failure = on_failure or (lambda _: None)
         self._memory = MemoryTracker()
         self._runtime: ConsumerRuntime | None = None
+        self._hurried = False
         self._starting = threading.Lock()
 
     @property
@@ -144,12 +145,21 @@ class Consumer:
         return True
 
     def run(self) -> None:
-        """Run until SIGTERM or SIGINT, or until an error ends the consumer. Raises this error."""
-        self.start()
-        with StopSignals() as signals:
+        """Run until SIGTERM or SIGINT, or until an error ends the consumer. Raises this error.
+
+        The first signal waits for the current events. A second one ends the consumer at once: it releases the
+        partitions, with their progress before the events whose handlers still run.
+        """
+        self._hurried = False
+        with StopSignals(self.hurry) as signals:
+            self.start()
             while not self.wait(CHECK_SECONDS):
                 if signals.received and self._runtime is not None:
-                    self._runtime.stop()
+                    self._runtime.stop(at_once=self._hurried)
+
+    def hurry(self) -> None:
+        """End the wait of `run` for the current events. A signal handler may call this method."""
+        self._hurried = True
 
     def __enter__(self) -> Self:
         self.start()
