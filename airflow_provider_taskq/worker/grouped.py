@@ -41,9 +41,9 @@ from airflow_provider_taskq.worker.handlers import (
     HandlerOutcome,
     decision_of,
     decision_on,
-    requires_two_arguments,
 )
 from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper
+from airflow_provider_taskq.worker.parameters import HandlerFunction
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
@@ -81,9 +81,10 @@ def by_sequence(task: Task) -> int:
 class GroupedWorker(PeriodicService):
     """Handles a topic's tasks periodically, in groups of one identifier, each task in a transaction of its own.
 
-    The handler takes a task, or a task and the queue of the transaction that completes it. It decides as the handler of
-    a `Worker` does. It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop`
-    waits for it. A run skips a group while one of its tasks waits for a retry or has no attempts left.
+    The handler takes a task. If it has a parameter `queue`, it gets the queue of the transaction that completes the
+    task. It decides as the handler of a `Worker` does. It may return a `concurrent.futures.Future` of its decision,
+    which any thread may complete; `stop` waits for it. A run skips a group while one of its tasks waits for a retry or
+    has no attempts left.
 
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
 
@@ -135,7 +136,7 @@ class GroupedWorker(PeriodicService):
             raise InvalidArgument("groups must be at least 1, and size at least 0, or -1 for whole groups")
         self.topic, self.mode, self.size = topic, GroupMode(mode), size
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._handler, self._takes_queue = handler, requires_two_arguments(handler)
+        self._handler = HandlerFunction.of(handler, "a grouped worker", ("queue",))
         self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
         self._sorter, self._rules, self._success_on = sorter, rules, success_on
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
@@ -254,7 +255,7 @@ class GroupedWorker(PeriodicService):
     def _handle_task(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
         """Commit the decision of the handler, or the decision on its error. Return True for a success."""
         try:
-            if self._takes_queue:
+            if "queue" in self._handler.names:
                 decision = self._retry_commit(lambda: self._handle_in_transaction(queue, owner, task))
             else:
                 decision = self._call_handler(task)
@@ -279,7 +280,7 @@ class GroupedWorker(PeriodicService):
             queue.complete(owner, {task: decision})
         return decision
 
-    def _call_handler(self, task: Task, *queue: TaskQueue) -> Decision:
+    def _call_handler(self, task: Task, queue: TaskQueue | None = None) -> Decision:
         """Call the handler. Raises HandlerFailed for its errors, and for the last of several timeouts in a row."""
         count, reason = self._timeouts.get(task, (0, None))
         if count >= _MAX_TIMEOUTS:
@@ -288,7 +289,7 @@ class GroupedWorker(PeriodicService):
         try:
             if (error := self._unsortable.get(task)) is not None:
                 raise error  # noqa: TRY301 -- the task fails with the error of the sorter
-            decision = decision_of(Batch([task]).result_of(self._handler(task, *queue), name_of(self._handler)))
+            decision = decision_of(Batch([task]).result_of(self._handler(task, queue=queue), name_of(self._handler)))
         except Exception as error:
             raise HandlerFailed from error
         self._timeouts.pop(task, None)
