@@ -55,7 +55,7 @@ class Consumer:
     :param dsn: connection string of the queue's database, a function that connects to it, or None to read the
         environment, as `queue.connect` does.
     :param on_failure: a function that the thread of a partition calls with each failure of an event.
-    :raises InvalidArgument: if the group has no handlers, or a handler takes the queue without `transactional=True`.
+    :raises InvalidArgument: if the group has no handlers, or a handler needs the queue without `transactional=True`.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Consumer:
     ) -> None:
         if not group.handlers:
             raise InvalidArgument(f"group {group.name!r} has no handlers")
-        if not config.transactional and any(handler.in_transaction for handler in group.handlers):
-            raise InvalidArgument(f"group {group.name!r}: a handler that takes the queue needs transactional=True")
         self.group, self.topic, self.config = group, topic, config
+        self._supplied_group()  # raises InvalidArgument
         self.member_id = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
         self._connect = connection_factory(dsn, config.lease)
         self._on_failure = on_failure or (lambda _: None)
         self._memory = MemoryTracker()
         self._runtime: ConsumerRuntime | None = None
+        self._hurried = False
         self._starting = threading.Lock()
 
     @property
@@ -144,12 +144,21 @@ class Consumer:
         return True
 
     def run(self) -> None:
-        """Run until SIGTERM or SIGINT, or until an error ends the consumer. Raises this error."""
-        self.start()
-        with StopSignals() as signals:
+        """Run until SIGTERM or SIGINT, or until an error ends the consumer. Raises this error.
+
+        The first signal waits for the current events. A second one ends the consumer at once: it releases the
+        partitions, with their progress before the events whose handlers still run.
+        """
+        self._hurried = False
+        with StopSignals(self.hurry) as signals:
+            self.start()
             while not self.wait(CHECK_SECONDS):
                 if signals.received and self._runtime is not None:
-                    self._runtime.stop()
+                    self._runtime.stop(at_once=self._hurried)
+
+    def hurry(self) -> None:
+        """End the wait of `run` for the current events. A signal handler may call this method."""
+        self._hurried = True
 
     def __enter__(self) -> Self:
         self.start()
@@ -164,9 +173,18 @@ class Consumer:
             kind = LockedPartitionLeases if self.config.exclusivity == Exclusivity.LEASE else SharedPartitions
         return kind(conn, self.group.name, self.topic, self.member_id, self.config)
 
+    def _supplied_group(self) -> ConsumerGroup:
+        """Return the group, whose handlers get what this consumer supplies."""
+        try:
+            return self.group.supplied_with(("queue",) if self.config.transactional else ())
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}; the queue needs transactional=True") from None
+
     def _make_loop(self, lease: PartitionLease) -> PartitionLoop:
         limit = self.config.call_limit()
-        return PartitionLoop(lease, self.group, self.config, lambda: self._progress(lease, limit), self._on_failure)
+        return PartitionLoop(
+            lease, self._supplied_group(), self.config, lambda: self._progress(lease, limit), self._on_failure
+        )
 
     def _progress(self, lease: PartitionLease, limit: CallLimit) -> PartitionProgress:
         conn = connect_limited(self._connect, limit)

@@ -1,16 +1,17 @@
 """Consumer groups: the handlers of a group, the events that they match, and the exceptions for handlers."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue
-from airflow_provider_taskq.worker.handlers import requires_two_arguments
+from airflow_provider_taskq.queue import Task, TaskQueue
+from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 Predicate = Callable[[Task], object]
 Kind = Callable[[Task], object]
 H = TypeVar("H", bound=Callable[..., Any])
+SUPPLIED = ("queue",)  # the values that a handler may get, by the names of its parameters
 
 
 class NonTransient(Exception):
@@ -34,21 +35,14 @@ def type_in_payload(task: Task) -> object:
 
 @dataclass(frozen=True, slots=True)
 class EventHandler:
-    """A function for matching events.
-
-    `in_transaction` is True if the function also takes the queue of the transaction.
-    """
+    """A function for matching events."""
 
     matches: Predicate
-    function: Callable[..., None]
-    in_transaction: bool
+    function: HandlerFunction
 
     def __call__(self, event: Task, queue: TaskQueue | None) -> None:
-        """Call the function with the event, and with the queue if `in_transaction`."""
-        if self.in_transaction:
-            self.function(event, queue)
-        else:
-            self.function(event)
+        """Call the function with the event, and with the queue of the transaction if it has a parameter for it."""
+        self.function(event, queue=queue)
 
 
 class ConsumerGroup:
@@ -59,7 +53,7 @@ class ConsumerGroup:
         @books.on("book-added")
         def added(event: Task, queue: TaskQueue) -> None: ...
 
-    A handler takes the event, or the event and the queue of the transaction that stores progress.
+    A handler takes the event. If it has a parameter `queue`, it gets the queue of the transaction that stores progress.
 
     :param kind: returns the kind of an event, which `on` compares.
     """
@@ -68,12 +62,13 @@ class ConsumerGroup:
         self.name = name
         self.kind = kind
         self.handlers: list[EventHandler] = []
+        self._runner = f"the consumer of group {name!r}"
 
     def on(self, *which: str | Predicate) -> Callable[[H], H]:
         """Add a handler, as a decorator, for events of these kinds, or for which one of these predicates is true.
 
         Without arguments the handler gets all events. The handlers of one event run in the order of their definition.
-        Raises InvalidArgument for a handler that takes neither one argument nor two.
+        Raises InvalidArgument for a handler that has another parameter without a default.
         """
 
         def matches(event: Task) -> bool:
@@ -82,24 +77,25 @@ class ConsumerGroup:
             )
 
         def add_handler(function: H) -> H:
-            self.handlers.append(EventHandler(matches, function, _takes_queue(function)))
+            self.handlers.append(
+                EventHandler(matches, HandlerFunction.of(function, self._runner, SUPPLIED, "the event"))
+            )
             return function
 
         return add_handler
 
+    def supplied_with(self, supplied: Collection[str]) -> "ConsumerGroup":
+        """Return a copy of this group whose handlers get no other values than these, by name.
+
+        Raises InvalidArgument if a handler has a parameter without a default for another value.
+        """
+        group = copy(self)
+        group.handlers = [
+            replace(each, function=HandlerFunction.of(each.function.function, self._runner, supplied, "the event"))
+            for each in self.handlers
+        ]
+        return group
+
     def handlers_of(self, event: Task) -> list[EventHandler]:
         """Return the handlers that match an event."""
         return [handler for handler in self.handlers if handler.matches(event)]
-
-
-def _takes_queue(function: Callable[..., Any]) -> bool:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # many builtins have no signature
-        return False
-    takes_queue = requires_two_arguments(function)
-    try:
-        signature.bind(*range(1 + takes_queue))
-    except TypeError:
-        raise InvalidArgument(f"handler {function!r:.100} must take the event, or the event and the queue") from None
-    return takes_queue

@@ -44,7 +44,7 @@ class ConsumerRuntime:
         self._loops: list[PartitionLoop] = []
         self._interrupted: set[int] = set()
         self._generation = self._partitions = 0
-        self._stopping = False
+        self._stopping = self._at_once = False
         self._changed = threading.Event()
         self._renewed = time.monotonic()
 
@@ -58,9 +58,12 @@ class ConsumerRuntime:
         self._notifications.start()
         self.thread.start()
 
-    def stop(self) -> None:
-        """Let the consumer end after the current events, without waiting for the end."""
-        self._stopping = True
+    def stop(self, *, at_once: bool = False) -> None:
+        """Let the consumer end after the current events, without waiting for the end.
+
+        :param at_once: end before the current events, whose handlers may run on without an effect on the progress.
+        """
+        self._stopping, self._at_once = True, self._at_once or at_once
         self._stop_loops()
         self._changed.set()
 
@@ -79,9 +82,10 @@ class ConsumerRuntime:
                 self._with_connection(self._renew_and_acquire)
                 self._wait()
             self._stop_loops()
-            while self._loops:
+            while self._loops and not self._at_once:
                 self._with_connection(self._renew)
                 self._wait()
+            self._with_connection(self._release_all)
         except BaseException as error:
             self.errors[-1] = error
             log.warning("consumer failed: group=%s topic=%s", self._leases.group, self._leases.topic, exc_info=error)
@@ -156,6 +160,10 @@ class ConsumerRuntime:
         loop.thread.start()
         if self._stopping:
             loop.stop()
+
+    def _release_all(self) -> None:
+        for loop in list(self._loops):
+            self._release(loop)
 
     def _release(self, loop: PartitionLoop) -> None:
         self._leases.release(loop.lease, loop.error)

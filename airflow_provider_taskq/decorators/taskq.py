@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import DecoratedOperator, task_decorator_factory
 
-from airflow_provider_taskq.operators.process import TaskQProcessOperator, wants_batch
+from airflow_provider_taskq.operators.process import TaskQProcessOperator, own_parameters
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import TaskDecorator
@@ -54,11 +54,10 @@ def taskq_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any)
 def _dag_file_signature(function: Callable[..., Any]) -> Callable[..., None]:
     """Return a stand-in with the parameters that the call in the DAG file passes, which Airflow checks."""
     signature = inspect.signature(function)
-    given = [*signature.parameters.values()][2 if wants_batch(function) else 1 :]
 
     def called(*_args: Any, **_kwargs: Any) -> None:
         """Do nothing: Airflow only reads the signature."""
 
     called.__name__ = function.__name__
-    called.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
+    called.__signature__ = signature.replace(parameters=own_parameters(function))  # type: ignore[attr-defined]
     return called

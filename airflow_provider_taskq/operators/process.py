@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
@@ -19,7 +20,16 @@ from airflow_provider_taskq.parameters import (
     parse_duration,
     parse_optional_duration,
 )
-from airflow_provider_taskq.queue import Condition, Decision, FailureLimit, MaxFailed, Order, Result, Task
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    FailureLimit,
+    InvalidArgument,
+    MaxFailed,
+    Order,
+    Result,
+    Task,
+)
 from airflow_provider_taskq.queue.errors import error_summary
 from airflow_provider_taskq.worker import WorkerListener
 
@@ -40,11 +50,12 @@ LOGGED_FAILURES = 10
 class TaskQProcessOperator(TaskQBaseOperator):
     """Polls a topic and calls a function for each task, until no task can be polled.
 
-    The arguments of the function are the queue's task, `op_args`, `op_kwargs`, and the names of Airflow's context that
-    it has as parameters. If the second parameter is named `batch`, it gets the batch (see
-    `airflow_provider_taskq.worker`). The function returns a Decision, a Result, or None for SUCCESS. An exception is a
-    FAILURE of that task, which the topic's policy may retry; it does not fail the Airflow task. Instead of a function,
-    `python_callable` may be a Composite, or a handler from `each` or `batch`.
+    The first parameter of the function gets the queue's task, the parameter `batch` the batch (see
+    `airflow_provider_taskq.worker`), the next ones `op_args`, and others by name `op_kwargs` and values of Airflow's
+    context. A parameter without a default that gets none of these is refused. The function returns a Decision, a
+    Result, or None for SUCCESS. An exception is a FAILURE of that task, which the topic's policy may retry; it does not
+    fail the Airflow task. Instead of a function, `python_callable` may be a Composite, or a handler from `each` or
+    `batch`.
 
     The worker holds tasks under the logical task's name and extends its lease while the function runs. A retry first
     releases the tasks that an earlier try still holds, so that it can poll them.
@@ -115,12 +126,22 @@ class TaskQProcessOperator(TaskQBaseOperator):
             raise TypeError("invalid python_callable: expected a function of a task, or a handler of batches")
         if self.success_on and hasattr(python_callable, "handle"):
             raise TypeError("success_on needs a function: for a handler, pass success_on to each() or batch()")
+        if (
+            not hasattr(python_callable, "handle")
+            and isinstance(self.op_args, list | tuple)
+            and isinstance(self.op_kwargs, Mapping)
+        ):
+            from airflow.sdk import Context
+
+            # Refuses the function when the DAG is parsed.
+            bind_arguments(python_callable, self.op_args, self.op_kwargs, dict.fromkeys(Context.__annotations__))
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Drain the topic, and return the numbers of committed results."""
         from airflow_provider_taskq.worker import Worker
 
         name = logical_task_name(context["ti"])
+        handler = self._handler(context)
         failure_limit = FailureLimit.of(cast("MaxFailed", self.max_failed))
         with self.hook.transaction() as queue:
             began = queue.begin_drain(name, self.topic)
@@ -128,7 +149,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         self._worker = worker = Worker(
             self.hook.get_conn,
             self.topic,
-            self._handler(context),
+            handler,
             size=parse_count("size", self.size) or 1,
             workers=parse_count("workers", self.workers) or 1,
             order=self.order,
@@ -169,16 +190,15 @@ class TaskQProcessOperator(TaskQBaseOperator):
         if self._worker is not None:
             self._worker.stop(timedelta(0))
 
-    def _handler(self, context: "Context") -> "WorkHandler":
+    def _handler(self, context: "Context | Mapping[str, Any]") -> "WorkHandler":
         from airflow_provider_taskq.worker import each
         from airflow_provider_taskq.worker.handlers import WorkHandler
 
         function = self.python_callable
         if isinstance(function, WorkHandler):
             return function
-        wanted = [name for name in _own_parameters(function) if name in context and name not in self.op_kwargs]
-        kwargs = {**{name: context[name] for name in wanted}, **self.op_kwargs}  # type: ignore[literal-required]
-        return each(_with_arguments(function, tuple(self.op_args), kwargs), success_on=self.success_on)
+        call = bind_arguments(function, self.op_args, self.op_kwargs, context)
+        return each(call, success_on=self.success_on)
 
 
 class DrainListener(WorkerListener):
@@ -217,16 +237,6 @@ class DrainListener(WorkerListener):
             self._log.warning("Task failed: identifier=%s sequence=%d error=%s", task.identifier, task.sequence, error)
 
 
-def wants_batch(function: Callable[..., Any]) -> bool:
-    """Return whether the second parameter of a function is the batch."""
-    return [*inspect.signature(function).parameters][1:2] == ["batch"]
-
-
-def _own_parameters(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters without the task and the batch."""
-    return [*inspect.signature(function).parameters][2 if wants_batch(function) else 1 :]
-
-
 def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
     """Return exception classes as a tuple. Raises TypeError, when the DAG is parsed, for anything else."""
     kinds = tuple(value) if isinstance(value, tuple | list) else (value,)
@@ -236,20 +246,36 @@ def _exception_classes(value: Any) -> tuple[type[BaseException], ...]:
     return kinds
 
 
-def _with_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return a handler of a task and its batch that also passes these arguments to the function."""
-    size = 2 if wants_batch(function) else 1
-    if inspect.iscoroutinefunction(function):
+def own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function without the first one, which gets the task, and `batch`."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except ValueError:  # a function of C without a signature
+        return []
+    return [each for each in parameters[1:] if each.name != "batch"]
 
-        async def handle_async(task: Any, batch: Any) -> Any:
-            return await function(*(task, batch)[:size], *args, **kwargs)
 
-        return handle_async
+def bind_arguments(
+    function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any], context: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the function with these arguments, as a handler of a task.
 
-    def handle(task: Any, batch: Any) -> Any:
-        return function(*(task, batch)[:size], *args, **kwargs)
+    Raises InvalidArgument if an argument has no parameter, or a parameter without a default has no argument.
+    """
+    from airflow_provider_taskq.worker.parameters import HandlerFunction
 
-    return handle
+    own = own_parameters(function)
+    positional = [each.name for each in own if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if len(args) > len(positional):
+        raise InvalidArgument(f"op_args has {len(args)} values, but the function has parameters for {len(positional)}")
+    given = {**dict(zip(positional, args, strict=False)), **kwargs}
+    named = {each.name for each in own}
+    if any(each.kind is each.VAR_KEYWORD for each in own):
+        function = partial(function, **{name: value for name, value in given.items() if name not in named})
+    elif unknown := sorted(set(given) - named):
+        raise InvalidArgument(f"op_kwargs has {unknown[0]!r}, but the function has no such parameter")
+    names = HandlerFunction.of(function, "TaskQProcessOperator", ("batch", *given, *context)).names
+    return partial(function, **{name: given.get(name, context.get(name)) for name in names if name != "batch"})
 
 
 def _release_earlier_tries(queue: "TaskQueue", topic: str, name: str) -> None:

@@ -77,8 +77,8 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
     :param in_arrow: a function of Arrow batches (templated).
     :param in_pandas: a function of pandas DataFrames (templated).
     :param composite: a composite, whose steps run on executors (templated).
-    :param options: a mapping for a function that takes options as its second argument. The options are visible in the
-        process arguments (templated).
+    :param options: a mapping for a function that has a parameter `options`. The options are visible in the process
+        arguments (templated).
     :param size: the most tasks in a round (templated).
     :param rounds: the most rounds, or "all" (templated).
     :param budget: the most tasks in all rounds; with a claim the default is the number of its tasks (templated).

@@ -14,7 +14,6 @@ if __name__ == "__main__":
         sys.exit(str(error))
 
 import argparse
-import inspect
 import logging
 import os
 import signal
@@ -41,18 +40,18 @@ from airflow_provider_taskq.queue import (
     verify_for_work,
 )
 from airflow_provider_taskq.queue.durations import parse_duration
-from airflow_provider_taskq.spark.composite import by_composite
+from airflow_provider_taskq.spark.composite import Transform, by_composite, transform_of
 from airflow_provider_taskq.spark.drain import drain
 from airflow_provider_taskq.spark.jobs import SparkJobs
-from airflow_provider_taskq.spark.session import Transform, describe_error
-from airflow_provider_taskq.spark.transforms import BatchTransform, TaskTransform, by_task, in_arrow, in_pandas
+from airflow_provider_taskq.spark.session import describe_error
+from airflow_provider_taskq.spark.transforms import by_task, in_arrow, in_pandas
 from airflow_provider_taskq.worker.composite import Composite
 
 logger = logging.getLogger("airflow_provider_taskq.spark")
 
 NamedFunction = Callable[..., Any]
 MAKERS: Mapping[str, Callable[[Any], Transform]] = {
-    "transform": lambda function: function,
+    "transform": transform_of,
     "each": by_task,
     "in_arrow": in_arrow,
     "in_pandas": in_pandas,
@@ -65,11 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     _log_to_stdout()
     try:
-        transform = _load_transform(options)
+        transform, values = _load_transform(options), _function_options(options)
         with connect() as conn:  # a wrong schema or topic fails here, before Spark starts
             verify_for_work(conn)
             TaskQueue(conn).policy(options.topic)
-        _run(options, transform)
+        _run(options, transform, values)
     except Exception as error:
         print(f"drain of topic {options.topic} failed: {describe_error(error)}", file=sys.stderr, flush=True)  # noqa: T201
         logger.debug("drain failed: topic=%s", options.topic, exc_info=True)
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, transform: Transform) -> None:
+def _run(options: argparse.Namespace, transform: Transform, values: Mapping[str, str]) -> None:
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit: a local session with this Python
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.appName(f"taskq drain of {options.topic}").getOrCreate()
@@ -90,6 +89,7 @@ def _run(options: argparse.Namespace, transform: Transform) -> None:
             options.topic,
             options.owner,
             transform,
+            options=values,
             claim=options.claim,
             lease=options.lease,
             size=options.size,
@@ -111,15 +111,17 @@ def _run(options: argparse.Namespace, transform: Transform) -> None:
         spark.stop()
 
 
-def _load_transform(options: argparse.Namespace) -> Transform:
+def _function_options(options: argparse.Namespace) -> Mapping[str, str]:
     for text in options.option:
         if "=" not in text:
             raise TaskQueueError(f"--option must be key=value, not {text!r}")
-    pairs = dict(text.split("=", 1) for text in options.option)
+    return dict(text.split("=", 1) for text in options.option)
+
+
+def _load_transform(options: argparse.Namespace) -> Transform:
     for kind, make in MAKERS.items():
         if name := getattr(options, kind):
-            found = _import_function("--" + kind.replace("_", "-"), name)
-            return make(found if isinstance(found, Composite) else _with_pairs(found, pairs))
+            return make(_import_function("--" + kind.replace("_", "-"), name))
     raise AssertionError("the parser requires a function or a composite")
 
 
@@ -141,17 +143,6 @@ def _import_function(argument: str, name: str) -> NamedFunction | Composite:
     return function
 
 
-def _with_pairs(function: NamedFunction, pairs: Mapping[str, str]) -> NamedFunction:
-    """Return a function that passes the values of --option as the second argument, if the function takes two."""
-    if isinstance(function, TaskTransform | BatchTransform):
-        return function
-    try:
-        inspect.signature(function).bind(None, pairs)
-    except (TypeError, ValueError):
-        return function
-    return lambda argument: function(argument, pairs)
-
-
 def _parser() -> argparse.ArgumentParser:
     # No argument names the database, because every user of the machine sees the arguments of a process.
     parser = argparse.ArgumentParser(
@@ -168,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--in-pandas", "an iterator of DataFrames of pandas, which returns one of decisions"),
         ("--each", "one task, which returns a Result, Decision, TaskOutcome or None"),
     ):
-        text = f"a function of {given}; it gets the values of --option as its second argument, if it takes two"
+        text = f"a function of {given}; it gets the values of --option, if it has a parameter `options`"
         work.add_argument(name, metavar="PACKAGE.MODULE:FUNCTION", help=text)
     work.add_argument("--composite", metavar="PACKAGE.MODULE:NAME", help="a composite, whose steps run on executors")
     parser.add_argument(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -24,6 +24,12 @@ from airflow_provider_taskq.spark.transforms import (
     DECISION_ARROW_SCHEMA,
     DECISION_SCHEMA,
     TASK_COLUMNS,
+    BatchTransform,
+    FrameFunction,
+    FrameTransform,
+    Options,
+    TaskTransform,
+    as_one_frame,
     blocks_identifier,
     decision_values,
     task_from_row,
@@ -65,6 +71,16 @@ def by_composite(composite: Composite, size: int = BATCH_SIZE) -> "CompositeTran
     return CompositeTransform(composite, size)
 
 
+def transform_of(given: FrameFunction | Composite) -> "Transform":
+    """Return a transform as it is, and make one of a composite, or of a function of all tasks as a DataFrame.
+
+    Raises the errors of `by_composite`, and InvalidArgument for a parameter of the function that a drain cannot supply.
+    """
+    if isinstance(given, FrameTransform | BatchTransform | TaskTransform | CompositeTransform):
+        return given
+    return by_composite(given) if isinstance(given, Composite) else as_one_frame(given)
+
+
 @dataclass(frozen=True, slots=True)
 class CompositeTransform:
     """A transform that processes batches by the steps of a composite.
@@ -78,7 +94,7 @@ class CompositeTransform:
     size: int = BATCH_SIZE
     condition: Condition = Condition.NONE
 
-    def with_condition(self, condition: Condition) -> "CompositeTransform":
+    def in_drain(self, condition: Condition, options: Options) -> "CompositeTransform":  # noqa: ARG002 -- steps get none
         """Return this transform for tasks that were claimed under a condition."""
         return replace(self, condition=condition)
 
@@ -160,6 +176,9 @@ def _decision_rows(
         decision_values(task.sequence, decision, tasks.get(task, ()), groups.get(task, ()))
         for task, decision in decisions.items()
     ]
+
+
+Transform: TypeAlias = FrameTransform | BatchTransform | TaskTransform | CompositeTransform
 
 
 @dataclass(frozen=True, slots=True)

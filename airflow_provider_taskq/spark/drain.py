@@ -29,11 +29,12 @@ from airflow_provider_taskq.queue import (
     TooManyFailures,
 )
 from airflow_provider_taskq.spark.claimer import ClaimAhead
-from airflow_provider_taskq.spark.composite import by_composite
+from airflow_provider_taskq.spark.composite import Transform, transform_of
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.progress import DrainProgress, OnProgress, ProgressReporter, report_progress
-from airflow_provider_taskq.spark.session import DrainSession, Transform
+from airflow_provider_taskq.spark.session import DrainSession
+from airflow_provider_taskq.spark.transforms import FrameFunction
 from airflow_provider_taskq.worker.composite import Composite
 
 logger = logging.getLogger(__name__)
@@ -166,8 +167,9 @@ def drain(
     spark: SparkSession,
     topic: str,
     owner: str,
-    transform: Transform | Composite,
+    transform: FrameFunction | Composite,
     *,
+    options: Mapping[str, str] | None = None,
     dsn: str | psycopg.Connection[Any] | None = None,
     claim: int | None = None,
     lease: timedelta | None = None,
@@ -196,6 +198,7 @@ def drain(
     :param transform: a function that gets the tasks (see `TaskQDataSource`) and returns decisions: sequence, result,
         and optionally message, error, delay and follow-ups (see follow_ups.py). `in_arrow`, `in_pandas` and `by_task`
         return a transform. It may also be a composite, whose steps executors run (see `by_composite`).
+    :param options: what a function gets that has a parameter `options`; the steps of a composite do not get it.
     :param owner: the name of the work. A retry has the same name: it processes the tasks that a killed attempt has
         held, and locks that attempt out. Two concurrent drains need different names.
     :param dsn: a DSN, or an open connection whose parameters to use; None for TASKQ_DSN and the environment. Name
@@ -222,8 +225,7 @@ def drain(
     began = time.monotonic()
     limits = DrainLimits.of(size, rounds, budget, deadline)
     failure_limit = FailureLimit.of(max_failed)
-    if isinstance(transform, Composite):
-        transform = by_composite(transform)
+    work = transform_of(transform).in_drain(condition, options or {})
     # Executors of a local master inherit the driver's environment, so a TASKQ_DSN there is not their own.
     local = str(spark.conf.get("spark.master", "")).split("[")[0] == "local"
     info = ConnectionInfo.resolve(dsn, executors_may_override=not local)
@@ -234,7 +236,7 @@ def drain(
         drain_lease.start_upkeep()  # after the expiry, which would skip leases that another session is ending
         if claim is not None and budget is None:
             limits = replace(limits, budget=session.count_resumed())
-        loop = DrainLoop(session, drain_lease, transform, limits, order, partitions, on_progress, began)
+        loop = DrainLoop(session, drain_lease, work, limits, order, partitions, on_progress, began)
         stop_reason = loop.run()
         result, failure = loop.finish(stop_reason, since, failure_limit)
     logger.info("drain report: %s", json.dumps(result.report()))

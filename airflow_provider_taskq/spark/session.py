@@ -5,7 +5,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -28,7 +28,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
-from airflow_provider_taskq.spark.composite import CompositeTransform, composite_source
+from airflow_provider_taskq.spark.composite import CompositeTransform, Transform, composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.jobs import SparkJobs
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 PARTITION_TASKS = 50_000
 PARTITION_CALLS = 10_000  # if executors call a function for each task
 DEFAULT_LEASE = timedelta(minutes=5)
-
-Transform = Callable[[DataFrame], DataFrame]
 
 # The last line of a Python trace, as Spark quotes it from a worker.
 _QUEUE_ERROR = re.compile(r"airflow_provider_taskq\.queue\.errors\.(\w+): (.+)")
@@ -199,16 +197,10 @@ class DrainSession:
             reader = reader.option("until", until.isoformat())
         if isinstance(transform, CompositeTransform):
             tasks = self._ordered_tasks(reader, number, by_identifier=True).select(*TASK_COLUMNS)
-            transform = transform.with_condition(self.condition)
             with composite_source(self.spark, self.connection_info, transform) as composite:
                 self._write(tasks, composite, stage, drain_lease)
             return
-        if isinstance(transform, TaskTransform):
-            transform = transform.with_condition(self.condition)
-        decisions: object = transform(self._ordered_tasks(reader, number, by_identifier=False))
-        if not isinstance(decisions, DataFrame):
-            kind = type(decisions).__name__
-            raise TaskQueueError(f"the transform returned a {kind}, not a DataFrame of decisions")
+        decisions = transform(self._ordered_tasks(reader, number, by_identifier=False))
         self._write(decisions, source, stage, drain_lease)
 
     def _write(self, frame: DataFrame, source: str, stage: str, drain_lease: DrainLease) -> None:

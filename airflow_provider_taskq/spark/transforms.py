@@ -20,13 +20,23 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from pyspark.sql import DataFrame
 
-from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, Junction, Result, Task, UnreadablePayload
+from airflow_provider_taskq.queue import (
+    Condition,
+    Decision,
+    InvalidTask,
+    Junction,
+    Result,
+    Task,
+    TaskQueueError,
+    UnreadablePayload,
+)
 from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.spark.encoding import RESULT_NAMES, require_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
+from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,9 +71,15 @@ class TaskOutcome:
 
 
 FunctionResult = Decision | Result | TaskOutcome | None
-TaskFunction = Callable[[Task], FunctionResult]
-ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-PandasFunction = Callable[[Iterator["pd.DataFrame"]], Iterator["pd.DataFrame"]]
+# Each of these functions may also have a parameter `options`.
+TaskFunction = Callable[..., FunctionResult]
+ArrowFunction = Callable[..., Iterator[pa.RecordBatch]]
+PandasFunction = Callable[..., Iterator["pd.DataFrame"]]
+FrameFunction = Callable[..., DataFrame]
+Options = Mapping[str, str]
+
+_RUNNER = "a drain"
+_SUPPLIED = ("options",)  # the values that a function may get, by the names of its parameters
 
 
 def in_arrow(function: ArrowFunction) -> "BatchTransform":
@@ -71,18 +87,22 @@ def in_arrow(function: ArrowFunction) -> "BatchTransform":
 
     The function may yield any number of batches. Their columns are `sequence`, `result`, and optionally `message`,
     `error`, `delay`, `continued`, `push`, `junctions`.
+
+    Raises InvalidArgument if the function has a parameter without a default that is neither its first one nor
+    `options`; so do `in_pandas` and `by_task`.
     """
-    return BatchTransform(function)
+    return BatchTransform(HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the batches"))
 
 
 def in_pandas(function: PandasFunction) -> "BatchTransform":
     """Return the transform of a function from DataFrames of pandas to DataFrames of decisions; see `in_arrow`."""
+    called = HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the DataFrames")
 
-    def convert(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for frame in function(batch.to_pandas() for batch in batches):
+    def convert(batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+        for frame in called((batch.to_pandas() for batch in batches), options=options):
             yield pa.RecordBatch.from_pandas(frame, preserve_index=False)
 
-    return BatchTransform(convert)
+    return BatchTransform(HandlerFunction.of(convert, _RUNNER, _SUPPLIED))
 
 
 def by_task(function: TaskFunction) -> "TaskTransform":
@@ -91,21 +111,51 @@ def by_task(function: TaskFunction) -> "TaskTransform":
     The function returns a Result, a Decision or a TaskOutcome. If it returns None, the drain releases the task without
     a decision. If it raises an exception or returns anything else, the result is FAILURE, with the trace as error.
     """
-    return TaskTransform(function)
+    return TaskTransform(HandlerFunction.of(function, _RUNNER, _SUPPLIED))
+
+
+def as_one_frame(function: FrameFunction) -> "FrameTransform":
+    """Return the transform of a function of all tasks as a DataFrame. Raises the errors of `in_arrow`."""
+    return FrameTransform(HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the tasks"))
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTransform:
+    """A transform that processes all tasks as one DataFrame."""
+
+    function: HandlerFunction
+    options: Options = field(default_factory=dict)
+
+    def in_drain(self, condition: Condition, options: Options) -> "FrameTransform":  # noqa: ARG002 -- it orders nothing
+        """Return this transform for tasks that were claimed under a condition, with the options of the drain."""
+        return replace(self, options=options)
+
+    def __call__(self, tasks: DataFrame) -> DataFrame:
+        """Return the decisions on these tasks."""
+        decisions: object = self.function(tasks, options=self.options)
+        if not isinstance(decisions, DataFrame):
+            kind = type(decisions).__name__
+            raise TaskQueueError(f"the transform returned a {kind}, not a DataFrame of decisions")
+        return decisions
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTransform:
     """A transform that processes the batches of a partition."""
 
-    function: ArrowFunction
+    function: HandlerFunction
+    options: Options = field(default_factory=dict)
+
+    def in_drain(self, condition: Condition, options: Options) -> "BatchTransform":  # noqa: ARG002 -- it orders nothing
+        """Return this transform for tasks that were claimed under a condition, with the options of the drain."""
+        return replace(self, options=options)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
-        function = self.function
+        function, options = self.function, self.options
 
         def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from map(decisions_batch, function(batches))
+            yield from map(decisions_batch, function(batches, options=options))
 
         return tasks.mapInArrow(decide, DECISION_SCHEMA)
 
@@ -118,16 +168,21 @@ class TaskTransform:
     identifier, the later ones get no decision.
     """
 
-    function: TaskFunction
+    function: HandlerFunction
+    options: Options = field(default_factory=dict)
     condition: Condition = Condition.NONE
 
-    def with_condition(self, condition: Condition) -> "TaskTransform":
-        """Return this transform for tasks that were claimed under a condition."""
-        return replace(self, condition=condition)
+    def in_drain(self, condition: Condition, options: Options) -> "TaskTransform":
+        """Return this transform for tasks that were claimed under a condition, with the options of the drain."""
+        return replace(self, options=options, condition=condition)
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
-        function, condition = self.function, self.condition
+        function, options, condition = self.function, self.options, self.condition
+
+        def call(task: Task) -> FunctionResult:
+            result: FunctionResult = function(task, options=options)
+            return result
 
         def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             identifier, blocked = None, False
@@ -138,7 +193,7 @@ class TaskTransform:
                         identifier, blocked = values["identifier"], False
                     if blocked:
                         continue
-                    row = decision_row(function, values)
+                    row = decision_row(call, values)
                     blocked = condition is not Condition.NONE and blocks_identifier(row, condition)
                     rows += [row] if row else []
                 yield pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
@@ -146,7 +201,7 @@ class TaskTransform:
         return tasks.select(*TASK_COLUMNS).mapInArrow(decide, DECISION_SCHEMA)
 
 
-def decision_row(function: TaskFunction, values: Mapping[str, Any]) -> dict[str, Any] | None:
+def decision_row(function: Callable[[Task], FunctionResult], values: Mapping[str, Any]) -> dict[str, Any] | None:
     """Call the function with a task, and return its decision as a row of DECISION_SCHEMA; None for no decision."""
     sequence = values["sequence"]
     try:

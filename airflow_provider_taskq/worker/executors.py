@@ -35,10 +35,10 @@ def each(
     executor: Executor | None = None,
     success_on: Exceptions = (),
 ) -> BatchHandler:
-    """Return a handler that calls a function for each task: `task -> decision`, or `(task, batch) -> decision`.
+    """Return a handler that calls a function for each task: `task -> decision`.
 
-    The function returns a Decision or a Result, or raises TaskResultException; None means SUCCESS. Any other exception
-    fails its task only.
+    If the function has a parameter `batch`, it gets the batch. It returns a Decision or a Result, or raises
+    TaskResultException; None means SUCCESS. Any other exception fails its task only.
 
     The function may return a `concurrent.futures.Future` of its decision, which any thread may complete. The handler
     calls the function for all tasks of the batch before it waits for the Futures.
@@ -51,6 +51,7 @@ def each(
         down.
     :param success_on: exceptions that mean SUCCESS, such as `psycopg.errors.UniqueViolation` of a write that an earlier
         attempt has committed.
+    :raises InvalidArgument: if the function has another parameter without a default.
     """
     if executor is not None and (threads != 1 or processes or inspect.iscoroutinefunction(function)):
         raise ValueError("executor cannot be combined with threads, processes or a coroutine function")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, UnreadablePayload
 from airflow_provider_taskq.worker.batches import Batch, PartialBatch, name_of
 from airflow_provider_taskq.worker.handlers import BatchHandler, HandlerOutcome, WorkHandler, decision_of, handle_batch
+from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 # Decides on some tasks of a batch. The handler gets the others.
 Judge = Callable[[Iterable[Task]], Mapping[Task, Decision]]
@@ -55,17 +56,19 @@ def partial(
 
 def matching(
     predicate: Callable[[Task], bool],
-    function: Callable[[Sequence[Task], Batch], Mapping[Task, HandlerOutcome] | HandlerOutcome],
+    function: Callable[..., Mapping[Task, HandlerOutcome] | HandlerOutcome],
     fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
 ) -> Callable[[Sequence[Task], Batch], dict[Task, HandlerOutcome]]:
     """Return a batch step of a composite that passes the tasks for which `predicate` is true to `function`.
 
+    :param function: a batch step: a function of the tasks, which may have a parameter `batch`.
     :param fallback: see `partial`.
     """
+    called = HandlerFunction.of(function, "a composite", ("batch",), "the tasks")
 
     def step(tasks: Sequence[Task], batch: Batch) -> dict[Task, HandlerOutcome]:
         chosen = [task for task in tasks if predicate(task)]
-        returned = function(chosen, batch) if chosen else {}
+        returned = called(chosen, batch=batch) if chosen else {}
         decided = {task: fallback(task) if callable(fallback) else fallback for task in set(tasks).difference(chosen)}
         return {**decided, **(returned if isinstance(returned, Mapping) else dict.fromkeys(chosen, returned))}
 

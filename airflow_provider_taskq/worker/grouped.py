@@ -32,7 +32,7 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_transient
-from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
+from airflow_provider_taskq.worker.batches import Batch, Exceptions
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
     Connect,
@@ -44,9 +44,9 @@ from airflow_provider_taskq.worker.handlers import (
     HandlerOutcome,
     decision_of,
     decision_on,
-    requires_two_arguments,
 )
 from airflow_provider_taskq.worker.lease import Lease, LeaseKeeper, UpkeepThread
+from airflow_provider_taskq.worker.parameters import HandlerFunction
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
@@ -84,10 +84,10 @@ def by_sequence(task: Task) -> int:
 class GroupedWorker(PeriodicService):
     """Handles a topic's tasks periodically, in groups of one identifier, each task in a transaction of its own.
 
-    The handler takes a task, or a task and the queue of the transaction that completes it. It decides as the handler of
-    a `Worker` does. It may return a `concurrent.futures.Future` of its decision, which any thread may complete; `stop`
-    waits for it. A run skips a group while one of its tasks waits for a retry or has no attempts left. While the worker
-    runs, it carries out upkeep, as a `Worker` does.
+    The handler takes a task. If it has a parameter `queue`, it gets the queue of the transaction that completes the
+    task. It decides as the handler of a `Worker` does. It may return a `concurrent.futures.Future` of its decision,
+    which any thread may complete; `stop` waits for it. A run skips a group while one of its tasks waits for a retry or
+    has no attempts left. While the worker runs, it carries out upkeep, as a `Worker` does.
 
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
 
@@ -141,7 +141,7 @@ class GroupedWorker(PeriodicService):
             raise InvalidArgument("groups must be at least 1, and size at least 0, or -1 for whole groups")
         self.topic, self.mode, self.size = topic, GroupMode(mode), size
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._handler, self._takes_queue = handler, requires_two_arguments(handler)
+        self._handler = HandlerFunction.of(handler, "a grouped worker", ("queue",))
         self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
         self._sorter, self._rules, self._success_on = sorter, rules, success_on
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
@@ -298,7 +298,7 @@ class GroupedWorker(PeriodicService):
     def _handle_task(self, queue: TaskQueue, owner: Owner, task: Task) -> bool:
         """Commit the decision of the handler, or the decision on its error. Return True for a success."""
         try:
-            if self._takes_queue:
+            if "queue" in self._handler.names:
                 decision = self._retry_commit(lambda: self._handle_in_transaction(queue, owner, task))
             else:
                 decision = self._call_handler(task)
@@ -323,7 +323,7 @@ class GroupedWorker(PeriodicService):
             queue.complete(owner, {task: decision})
         return decision
 
-    def _call_handler(self, task: Task, *queue: TaskQueue) -> Decision:
+    def _call_handler(self, task: Task, queue: TaskQueue | None = None) -> Decision:
         """Call the handler. Raises HandlerFailed for its errors, and for the last of several timeouts in a row."""
         count, reason = self._timeouts.get(task, (0, None))
         if count >= _MAX_TIMEOUTS:
@@ -332,7 +332,7 @@ class GroupedWorker(PeriodicService):
         try:
             if (error := self._unsortable.get(task)) is not None:
                 raise error  # noqa: TRY301 -- the task fails with the error of the sorter
-            decision = decision_of(Batch([task]).result_of(self._handler(task, *queue), name_of(self._handler)))
+            decision = decision_of(Batch([task]).result_of(self._handler(task, queue=queue), self._handler.name))
         except Exception as error:
             raise HandlerFailed from error
         self._timeouts.pop(task, None)

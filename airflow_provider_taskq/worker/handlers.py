@@ -1,7 +1,6 @@
 """Protocols of handlers, the conversion of what they return to decisions, and `batch`, which makes a handler."""
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -10,6 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
+from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 HandlerOutcome: TypeAlias = Decision | Result | None
 TaskFunction: TypeAlias = (
@@ -90,15 +90,14 @@ def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandl
 
 
 class FunctionHandler:
-    """Base class of handlers that call `function(task)` or `function(task, batch)`."""
+    """Base class of handlers that call a function of one task, which may have a parameter `batch`."""
 
     def __init__(self, function: Callable[..., Any], success_on: Exceptions) -> None:
-        self._function = function
-        self._takes_batch = requires_two_arguments(function)
+        self._function = HandlerFunction.of(function, "a worker", ("batch",))
         self._success_on = success_on
 
     def _call(self, task: Task, batch: Batch) -> Any:
-        return self._function(task, batch) if self._takes_batch else self._function(task)
+        return self._function(task, batch=batch)
 
     @property
     def name(self) -> str:
@@ -110,7 +109,7 @@ class BatchFunctionHandler:
     """The handler that `batch` returns."""
 
     def __init__(self, function: BatchFunction, success_on: Exceptions) -> None:
-        self._function = function
+        self._function = HandlerFunction.of(function, "a worker", (), "the batch")
         self._success_on = success_on
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision]:
@@ -189,16 +188,6 @@ def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, 
         raise ForeignDecision(f"{name} returned decisions for tasks that it did not get: {', '.join(foreign[:10])}")
     missing = Decision(Result.FAILURE, error=f"{name} made no decision on this task")
     return {task: decided.get(task) or missing for task in tasks}
-
-
-def requires_two_arguments(function: Callable[..., Any]) -> bool:
-    """Return whether a function has at least two positional parameters without a default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:
-        return False
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(each.kind in kinds and each.default is inspect.Parameter.empty for each in parameters) >= 2
 
 
 async def decision_of_call(call: Callable[[], Awaitable[HandlerOutcome]], success_on: Exceptions = ()) -> Decision:

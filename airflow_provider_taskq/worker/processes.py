@@ -17,7 +17,8 @@ from typing import Any
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.errors import picklable_error
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of, stack_of
-from airflow_provider_taskq.worker.handlers import FunctionHandler, decision_of, decision_on, requires_two_arguments
+from airflow_provider_taskq.worker.handlers import FunctionHandler, decision_of, decision_on
+from airflow_provider_taskq.worker.parameters import HandlerFunction
 from airflow_provider_taskq.worker.threads import ThreadPool
 
 _ANSWER_SECONDS = 1.0  # that a process has to send its stack, or to end
@@ -109,7 +110,7 @@ class _ProcessCall:
 class _ChildProcess:
     """A child process with two pipes: one for tasks, one for requests of its stack."""
 
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions) -> None:
+    def __init__(self, function: HandlerFunction, success_on: Exceptions) -> None:
         self._tasks, tasks = _SPAWN.Pipe()
         self._requests, requests = _SPAWN.Pipe()
         arguments = (tasks, requests, function, success_on)
@@ -166,13 +167,12 @@ class _ChildProcess:
         self._requests.close()
 
 
-def _serve(tasks: Connection, requests: Connection, function: Callable[..., Any], success_on: Exceptions) -> None:
+def _serve(tasks: Connection, requests: Connection, function: HandlerFunction, success_on: Exceptions) -> None:
     """Handle tasks in a child process until the parent closes the pipe."""
     for each in (signal.SIGINT, signal.SIGTERM):
         # A terminal or a service manager signals all processes of a group. The parent decides when this one ends.
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_send_stacks, args=(requests, threading.get_ident()), daemon=True).start()
-    takes_batch = requires_two_arguments(function)
     while True:
         try:
             task: Task = tasks.recv()
@@ -180,8 +180,7 @@ def _serve(tasks: Connection, requests: Connection, function: Callable[..., Any]
             return
         batch = Batch([task])
         try:
-            outcome = function(task, batch) if takes_batch else function(task)
-            decision = decision_of(batch.result_of(outcome, name_of(function)))
+            decision = decision_of(batch.result_of(function(task, batch=batch), name_of(function)))
         except BaseException as error:  # noqa: BLE001 -- it fails this task only
             decision = decision_on(error, success_on)
         _answer(tasks, decision, batch)

@@ -5,7 +5,7 @@ from functools import partial
 from statistics import median
 
 from airflow_provider_taskq.spark import by_task
-from airflow_provider_taskq.spark.session import Transform
+from airflow_provider_taskq.spark.transforms import FrameFunction
 from bench.rig import Rig
 from bench.spark.drains import drained, timed
 from bench.spark.section import Scale
@@ -16,7 +16,7 @@ from bench.spark.work import decide, decide_one
 def run(rig: Rig, scale: Scale) -> None:
     """Measures one core in one session, and two in another."""
     print(f"\nSpark: drains on one core and on two of {os.cpu_count()}; the server is on the same machine", flush=True)
-    kinds: dict[str, Transform] = {"DataFrame": decide, "by_task": by_task(decide_one)}
+    kinds: dict[str, FrameFunction] = {"DataFrame": decide, "by_task": by_task(decide_one)}
     medians: dict[tuple[str, int], float] = {}
     with filled(rig, scale.flights) as site:
         for cores in (1, 2):

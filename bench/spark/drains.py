@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import connect
 from airflow_provider_taskq.spark import drain
-from airflow_provider_taskq.spark.session import Transform
+from airflow_provider_taskq.spark.transforms import FrameFunction
 from bench.rig import Rig, in_turn
 from bench.spark import by_hand
 from bench.spark.meter import cpu
@@ -42,7 +42,7 @@ def run(rig: Rig, scale: Scale) -> None:
         print(f"  {name:<30} {theirs:>10,.0f}/s {spread:>20}   drain is {ours / theirs:.1f} x as fast", flush=True)
 
 
-def drained(transform: Transform, spark: SparkSession, dsn: str) -> int:
+def drained(transform: FrameFunction, spark: SparkSession, dsn: str) -> int:
     """Drains the topic; returns how many tasks are done."""
     result = drain(spark, TOPIC, "bench", transform, dsn=dsn)
     with connect(dsn) as conn:

@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.spark import by_task, drain
-from airflow_provider_taskq.spark.session import Transform
+from airflow_provider_taskq.spark.composite import Transform
 from airflow_provider_taskq.worker.composite import Composite
 from tests.faults.poison import POISON, poison
 

@@ -114,7 +114,7 @@ def test_a_step_cannot_come_after_itself_so_there_are_no_cycles() -> None:
 def test_an_invalid_composite_raises() -> None:
     with pytest.raises(InvalidArgument, match="'orders' has no steps"):
         Composite("orders").handle(batch_of(1))
-    with pytest.raises(InvalidArgument, match="a step must be a function, not int"):
+    with pytest.raises(InvalidArgument, match="needs a function of the task, not a int"):
         Composite("orders").with_step(7, name="seven")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="threads must be at least 1"):
         Composite("orders", threads=0)

@@ -54,7 +54,7 @@ def noting() -> Noting:
 
 
 def transform(noting: Noting, size: int, condition: Condition = Condition.NONE) -> CompositeTransform:
-    return CompositeTransform(Composite("noting").with_batch(noting), size).with_condition(condition)
+    return CompositeTransform(Composite("noting").with_batch(noting), size).in_drain(condition, {})
 
 
 def test_a_batch_of_a_partition_has_at_most_the_given_size(noting: Noting) -> None:

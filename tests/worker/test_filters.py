@@ -91,7 +91,7 @@ def test_a_commit_hook_of_a_partial_handler_gets_matching_tasks_only(
 def test_a_step_of_a_composite_may_get_matching_tasks_only() -> None:
     seen: list[Task] = []
 
-    def look(tasks: Sequence[Task], _: Batch) -> Result:
+    def look(tasks: Sequence[Task]) -> Result:
         seen.extend(tasks)
         return FILTER
 

@@ -90,14 +90,16 @@ class Composite:
         after: After = (),
         mode: StepMode = StepMode.PARALLEL,
     ) -> F | Callable[[F], F]:
-        """Add a function of one task, as a decorator: `task -> outcome`, or `(task, batch) -> outcome`.
+        """Add a function of one task, as a decorator: `task -> outcome`.
 
-        The function returns a Decision or a Result, or raises TaskResultException; None means SUCCESS. Any other
-        exception fails its task only. A coroutine function is awaited, for all tasks at once if `mode` is PARALLEL.
+        If the function has a parameter `batch`, it gets the batch. It returns a Decision or a Result, or raises
+        TaskResultException; None means SUCCESS. Any other exception fails its task only. A coroutine function is
+        awaited, for all tasks at once if `mode` is PARALLEL.
 
         :param name: by default the name of the function.
         :param after: names or functions of steps that end before this one starts.
-        :raises InvalidArgument: if the name is taken, a step of `after` is missing, or the composite has started.
+        :raises InvalidArgument: if the name is taken, a step of `after` is missing, the function has another parameter
+            without a default, or the composite has started.
         """
         return self._add_step(function, name, after, mode, whole=False)
 
@@ -110,10 +112,11 @@ class Composite:
     def batch(
         self, function: F | None = None, /, *, name: str | None = None, after: After = ()
     ) -> F | Callable[[F], F]:
-        """Add a function of all tasks at once, as a decorator: `tasks -> outcome`, or `(tasks, batch) -> outcome`.
+        """Add a function of all tasks at once, as a decorator: `tasks -> outcome`.
 
-        The function returns a mapping with a decision on each task, or one outcome for all tasks. It may return a
-        coroutine or a `concurrent.futures.Future` of these. An exception fails all tasks. For the options see `step`.
+        If the function has a parameter `batch`, it gets the batch. The function returns a mapping with a decision on
+        each task, or one outcome for all tasks. It may return a coroutine or a `concurrent.futures.Future` of these. An
+        exception fails all tasks. For the options see `step`.
         """
         return self._add_step(function, name, after, StepMode.SEQUENTIAL, whole=True)
 

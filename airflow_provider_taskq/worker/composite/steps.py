@@ -19,8 +19,8 @@ from airflow_provider_taskq.worker.handlers import (
     decision_of_call,
     decision_on,
     decisions_of,
-    requires_two_arguments,
 )
+from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 StepFunction: TypeAlias = Callable[..., Any]
 After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
@@ -40,21 +40,18 @@ class StepMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A named function of one task, or of all tasks at once if `whole`. It runs after the steps of these names.
-
-    `wants_batch` is True if the second argument of the function is the batch.
-    """
+    """A named function of one task, or of all tasks at once if `whole`. It runs after the steps of these names."""
 
     name: str
-    function: StepFunction
+    function: HandlerFunction
     after: tuple[str, ...] = ()
     mode: StepMode = StepMode.PARALLEL
     whole: bool = False
-    wants_batch: bool = False
 
-    def call(self, given: object, batch: Batch) -> Any:
-        """Call the function with a task, or with all tasks."""
-        return self.function(given, batch) if self.wants_batch else self.function(given)
+    @property
+    def is_coroutine(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return inspect.iscoroutinefunction(self.function.function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +72,12 @@ class CompositeDefinition:
     ) -> "CompositeDefinition":
         """Return a copy with one more step.
 
-        Raises InvalidArgument if the name of the step is taken, or a step of `after` is unknown.
+        Raises InvalidArgument if the name of the step is taken, a step of `after` is unknown, or the function has a
+        parameter without a default that is neither its first one nor `batch`.
         """
-        if not callable(function):
-            raise InvalidArgument(f"composite {self.name!r}: a step must be a function, not {type(function).__name__}")
-        step = Step(
-            name or _name_of(function),
-            function,
-            self._names(after),
-            StepMode(mode),
-            whole,
-            requires_two_arguments(function),
-        )
+        runner, first = f"composite {self.name!r}", "the tasks" if whole else "the task"
+        called = HandlerFunction.of(function, runner, ("batch",), first)
+        step = Step(name or _name_of(function), called, self._names(after), StepMode(mode), whole)
         if any(each.name == step.name for each in self.steps):
             raise InvalidArgument(f"composite {self.name!r} has a step {step.name!r} already")
         return replace(self, steps=(*self.steps, step))
@@ -108,7 +99,7 @@ class CompositeDefinition:
         return tuple(dict.fromkeys(self._name(each) for each in given))
 
     def _name(self, given: str | StepFunction) -> str:
-        found = [step.name for step in self.steps if given in (step.name, step.function)]
+        found = [step.name for step in self.steps if given in (step.name, step.function.function)]
         if len(found) == 1:
             return found[0]
         name = given if isinstance(given, str) else _name_of(given)
@@ -182,11 +173,11 @@ def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
 
 
 def _call_whole(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:
-    return decisions_of(_result_of(step.call(tasks, batch), batch, threads), tasks)
+    return decisions_of(_result_of(step.function(tasks, batch=batch), batch, threads), tasks)
 
 
 def _call_each(step: Step, tasks: Sequence[Task], batch: Batch, threads: CompositeThreads) -> dict[Task, Decision]:
-    if inspect.iscoroutinefunction(step.function):
+    if step.is_coroutine:
         return threads.run_awaitable(_await_each(step, tasks, batch), batch)
     decided: dict[Task, Decision] = {}
 
@@ -194,7 +185,7 @@ def _call_each(step: Step, tasks: Sequence[Task], batch: Batch, threads: Composi
         if batch.cancelled.is_set():
             return
         try:
-            decided[task] = decision_of(_result_of(step.call(task, batch), batch, threads))
+            decided[task] = decision_of(_result_of(step.function(task, batch=batch), batch, threads))
         except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
             decided[task] = decision_on(error)
 
@@ -208,7 +199,7 @@ def _call_each(step: Step, tasks: Sequence[Task], batch: Batch, threads: Composi
 
 async def _await_each(step: Step, tasks: Sequence[Task], batch: Batch) -> dict[Task, Decision]:
     def decide(task: Task) -> Coroutine[Any, Any, Decision]:
-        return decision_of_call(lambda: step.call(task, batch))
+        return decision_of_call(lambda: step.function(task, batch=batch))
 
     if step.mode is StepMode.SEQUENTIAL:
         return {task: await decide(task) for task in tasks}

@@ -1,0 +1,325 @@
+"""The parameters of handlers, for every runner: the task first, what the runner supplies by name, and defaults."""
+
+import json
+import operator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
+from airflow_provider_taskq.queue import InvalidArgument, Result, Task, TaskQueue
+from airflow_provider_taskq.worker import Composite, GroupedWorker, Worker, batch, each
+from airflow_provider_taskq.worker.parameters import HandlerFunction
+
+OWN = "own"  # the default of every parameter that a runner may supply
+NAMES = ("batch", "queue", "options")
+Handler = Callable[..., Any]
+SLOW = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a runner runs: the database, and the fixtures of the test."""
+
+    dsn: str
+    request: pytest.FixtureRequest
+
+    def drain(self, transform: Any) -> None:
+        """Drains the topic with the shared Spark session."""
+        from airflow_provider_taskq.spark import drain
+
+        spark = self.request.getfixturevalue("spark")
+        drain(spark, "work", "me", transform, dsn=self.dsn, options={"note": "given"})
+
+    def drain_in_airflow(self, make: Callable[[Handler], Any], handler: Handler) -> None:
+        """Drains the topic with an operator."""
+        from tests.airflow.conftest import connection_json, context_of
+
+        patch = self.request.getfixturevalue("monkeypatch")
+        patch.setenv("AIRFLOW_CONN_TASKQ_DEFAULT", connection_json(self.dsn))
+        make(handler).execute(context_of("process"))
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How a runner gets a handler and runs until the topic is empty, and what it supplies."""
+
+    supplies: frozenset[str]
+    run: Callable[[Place, Handler], object]
+    kind: str = "task"  # what the first argument is
+
+
+def work(place: Place, handler: Any) -> None:
+    Worker(place.dsn, "work", handler, pause=timedelta(hours=1)).drain()
+
+
+def work_in_threads(place: Place, handler: Handler) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        work(place, each(handler, executor=pool))
+
+
+def work_in_groups(place: Place, handler: Handler) -> None:
+    GroupedWorker(place.dsn, "work", handler).run_once()
+
+
+def consume(place: Place, handler: Handler, *, transactional: bool) -> None:
+    from tests.consumer.consumers import read_all
+
+    group = ConsumerGroup("readers")
+    group.on()(handler)
+    config = ConsumerConfig(transactional=transactional)
+    read_all(place.request.getfixturevalue("queue"), Consumer(place.dsn, group, "work", config))
+
+
+def operate(place: Place, handler: Handler) -> None:
+    from airflow_provider_taskq.operators import TaskQProcessOperator
+
+    def make(function: Handler) -> Any:
+        return TaskQProcessOperator(task_id="process", topic="work", python_callable=function)
+
+    place.drain_in_airflow(make, handler)
+
+
+def decorate(place: Place, handler: Handler) -> None:
+    from airflow.sdk import DAG, task
+
+    def make(function: Handler) -> Any:
+        with DAG("handles", schedule=None):
+            return task.taskq(topic="work")(function)().operator  # type: ignore[attr-defined]
+
+    place.drain_in_airflow(make, handler)
+
+
+def by_rows(place: Place, handler: Handler) -> None:
+    from airflow_provider_taskq.spark import by_task
+
+    place.drain(by_task(handler))
+
+
+def by_arrow(place: Place, handler: Handler) -> None:
+    from airflow_provider_taskq.spark import in_arrow
+
+    place.drain(in_arrow(handler))
+
+
+def by_pandas(place: Place, handler: Handler) -> None:
+    from airflow_provider_taskq.spark import in_pandas
+
+    place.drain(in_pandas(handler))
+
+
+BATCH, NONE = frozenset({"batch"}), frozenset[str]()
+RUNNERS: Mapping[str, Runner] = {
+    "worker": Runner(BATCH, work),
+    "each in threads": Runner(BATCH, lambda place, handler: work(place, each(handler, threads=2))),
+    "each in an executor": Runner(BATCH, work_in_threads),
+    "each in processes": Runner(BATCH, lambda place, handler: work(place, each(handler, processes=1)), "process"),
+    "coroutine": Runner(BATCH, work, "coroutine"),
+    "batch": Runner(NONE, lambda place, handler: work(place, batch(handler))),
+    "step": Runner(BATCH, lambda place, handler: work(place, Composite("one").with_step(handler))),
+    "coroutine step": Runner(
+        BATCH, lambda place, handler: work(place, Composite("one").with_step(handler)), "coroutine"
+    ),
+    "batch step": Runner(BATCH, lambda place, handler: work(place, Composite("one").with_batch(handler))),
+    "grouped worker": Runner(frozenset({"queue"}), work_in_groups),
+    "consumer": Runner(NONE, partial(consume, transactional=False)),
+    "transactional consumer": Runner(frozenset({"queue"}), partial(consume, transactional=True)),
+    "operator": Runner(BATCH, operate),
+    "decorator": Runner(BATCH, decorate),
+    "Spark by task": Runner(frozenset({"options"}), by_rows),
+    "Spark in Arrow": Runner(frozenset({"options"}), by_arrow, "Arrow"),
+    "Spark in pandas": Runner(frozenset({"options"}), by_pandas, "pandas"),
+    "Spark transform": Runner(frozenset({"options"}), lambda place, handler: place.drain(handler), "DataFrame"),
+    "Spark step": Runner(BATCH, lambda place, handler: place.drain(Composite("one").with_step(handler))),
+}
+ALL = [pytest.param(each, marks=SLOW if "Spark" in name else (), id=name) for name, each in RUNNERS.items()]
+
+
+@pytest.fixture
+def place(dsn: str, queue: TaskQueue, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The topic with one task."""
+    queue.push("work", ["a"])
+    notes = request.getfixturevalue("tmp_path") / "notes"
+    monkeypatch.setenv("TASKQ_TEST_NOTES", str(notes))
+    return Place(dsn, request)
+
+
+def note(path: str, **given: object) -> None:
+    """Notes what a handler got: own defaults as they are, supplied values by their types."""
+    noted = {name: value if value in (OWN, 100) else type(value).__name__ for name, value in given.items()}
+    with Path(path).open("a") as file:
+        file.write(json.dumps(noted) + "\n")
+
+
+def handle_in_process(_: Task, limit: int = 100, batch: Any = OWN, *, queue: Any = OWN, options: Any = OWN) -> Result:
+    """A handler that a child process finds by its name."""
+    note(os.environ["TASKQ_TEST_NOTES"], limit=limit, batch=batch, queue=queue, options=options)
+    return Result.SUCCESS
+
+
+def handler_of_kind(kind: str, path: str) -> Handler:
+    """A handler with one parameter that each runner leaves alone, and one for each name that a runner supplies."""
+
+    def handle(_: Any, limit: int = 100, batch: Any = OWN, *, queue: Any = OWN, options: Any = OWN) -> Result:
+        note(path, limit=limit, batch=batch, queue=queue, options=options)
+        return Result.SUCCESS
+
+    async def wait(_: Any, limit: int = 100, batch: Any = OWN, *, queue: Any = OWN, options: Any = OWN) -> Result:
+        return handle(_, limit, batch, queue=queue, options=options)
+
+    def transform(tasks: Any, limit: int = 100, batch: Any = OWN, *, queue: Any = OWN, options: Any = OWN) -> Any:
+        handle(tasks, limit, batch, queue=queue, options=options)
+        return tasks.selectExpr("sequence", "'SUCCESS' AS result")
+
+    def arrow(
+        batches: Any, limit: int = 100, batch: Any = OWN, *, queue: Any = OWN, options: Any = OWN
+    ) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for some in batches:
+            handle(some, limit, batch, queue=queue, options=options)
+            results = pa.array(["SUCCESS"] * some.num_rows)
+            yield pa.record_batch([some.column("sequence"), results], names=["sequence", "result"])
+
+    def pandas(
+        frames: Any, limit: int = 100, batch: Any = OWN, *, queue: Any = OWN, options: Any = OWN
+    ) -> Iterator[Any]:
+        for frame in frames:
+            handle(frame, limit, batch, queue=queue, options=options)
+            yield frame[["sequence"]].assign(result="SUCCESS")
+
+    kinds = {"task": handle, "process": handle_in_process, "coroutine": wait, "DataFrame": transform}
+    return {**kinds, "Arrow": arrow, "pandas": pandas}[kind]
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+@pytest.mark.parametrize("runner", ALL)
+def test_a_runner_supplies_its_values_by_name_and_leaves_other_defaults_alone(
+    place: Place, tmp_path: Path, runner: Runner
+) -> None:
+    path = tmp_path / "notes"
+    runner.run(place, handler_of_kind(runner.kind, str(path)))
+    (noted,) = {*path.read_text().splitlines()}
+    types = {"batch": "Batch", "queue": "TaskQueue", "options": "dict"}
+    assert json.loads(noted) == {
+        "limit": 100,
+        **{name: types[name] if name in runner.supplies else OWN for name in NAMES},
+    }
+
+
+def wants_more(_: Any, more: Any) -> None:
+    """No runner supplies the second parameter."""
+
+
+def wants_batch(_: Any, batch: Any) -> None:
+    """Some runners supply the second parameter."""
+
+
+def wants_queue(_: Any, *, queue: Any) -> None:
+    """Some runners supply the second parameter."""
+
+
+def wants_options(_: Any, options: Any) -> None:
+    """Some runners supply the second parameter."""
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+@pytest.mark.parametrize("runner", ALL)
+def test_a_parameter_that_a_runner_cannot_supply_is_refused_before_a_task_is_touched(
+    place: Place, queue: TaskQueue, runner: Runner
+) -> None:
+    handlers: dict[str, Handler] = {
+        "more": wants_more,
+        "batch": wants_batch,
+        "queue": wants_queue,
+        "options": wants_options,
+    }
+    for name in sorted(handlers.keys() - runner.supplies):
+        with pytest.raises((InvalidArgument, TypeError), match=f"'{name}'"):
+            runner.run(place, handlers[name])
+    [task] = queue.page("work")
+    assert (task.state.name, task.attempt) == ("READY", 0)
+
+
+def test_the_refusal_names_the_runner_the_function_the_parameter_and_what_may_be_asked_for(dsn: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        Worker(dsn, "work", wants_more)
+    assert str(refused.value) == (
+        "a worker calls wants_more with the task, and has no value for its parameter 'more': "
+        "a parameter after the first one is named batch, or has a default"
+    )
+
+
+def test_the_command_line_refuses_such_a_handler_as_a_usage_error(place: Place, queue: TaskQueue) -> None:
+    program = [
+        sys.executable,
+        "-m",
+        "airflow_provider_taskq.cli",
+        "worker",
+        f"{__name__}:wants_more",
+        "--topic",
+        "work",
+    ]
+    environment = {**os.environ, "TASKQ_DSN": place.dsn}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "has no value for its parameter 'more'" in done.stderr) == (2, True), done.stderr
+    assert queue.page("work")[0].state.name == "READY"
+
+
+TASK = Task(1, "work", "a", None, None, 1, False)
+
+
+class Callables:
+    """Functions in other forms than `def`."""
+
+    def method(self, task: Task, batch: Any) -> tuple[Any, ...]:
+        return (task, batch)
+
+    def __call__(self, task: Task, *, batch: Any) -> tuple[Any, ...]:
+        return (task, batch)
+
+    @staticmethod
+    def static(task: Task, batch: Any, /) -> tuple[Any, ...]:
+        return (task, batch)
+
+
+def gather(task: Task, limit: int, batch: Any = None, *rest: Any, **named: Any) -> tuple[Any, ...]:
+    return (task, limit, batch, rest, named)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (Callables().method, ("task", "given")),
+        (Callables(), ("task", "given")),
+        (Callables.static, ("task", "given")),
+        (partial(gather, limit=5), ("task", 5, "given", (), {})),
+        (partial(gather, limit=5, batch="bound"), ("task", 5, "bound", (), {})),
+        (partial(gather, TASK), (TASK, "task", "given", (), {})),
+        (lambda *arguments: arguments, ("task",)),
+        (str.upper, "TASK"),
+        (operator.itemgetter(0), "t"),
+    ],
+    ids=lambda each: getattr(each, "__qualname__", type(each).__name__),
+)
+def test_methods_partials_callable_objects_and_functions_of_c_get_what_they_ask_for(
+    function: Handler, expected: object
+) -> None:
+    assert HandlerFunction.of(function, "a worker", ("batch",))("task", batch="given") == expected
+
+
+def test_a_function_that_takes_no_argument_and_an_object_that_is_no_function_are_refused() -> None:
+    for function in (lambda: None, lambda *, task: task):
+        with pytest.raises(InvalidArgument, match="takes no positional argument"):
+            HandlerFunction.of(function, "a worker", ("batch",))
+    with pytest.raises(InvalidArgument, match="a worker needs a function of the task, not a int"):
+        HandlerFunction.of(7, "a worker", ("batch",))  # type: ignore[arg-type]
