@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
 from demo.postgres import EmbeddedPostgres
-from tests.groups import order_by_group
+from tests.groups import in_order_of_groups, make_scheduler
 from tests.internals import SCHEMAS, empty_queue
 from tests.spark.session import python_environment, spark, spark_log
 
@@ -40,10 +40,15 @@ def pytest_configure() -> None:
         os.environ.pop(name, None)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist adds the groups to the names of the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups the tests for pytest-xdist, also when it does not run: the order is the same."""
-    items[:] = order_by_group(items)
+    """Puts the tests in the order of their groups, also in a single process."""
+    items[:] = in_order_of_groups(items)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Lets each process take the next group."""
+    return make_scheduler(config, log)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

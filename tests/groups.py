@@ -1,29 +1,46 @@
 """Which tests run in one process of pytest-xdist, and in which order these groups begin.
 
-A group is a file, or all files that share a server which starts once in a session. Each process takes the next group
-when it is free, so the groups that take longest begin first.
+A group is a file, or the files that share a server which starts once in a session. Each process takes the next group
+when it is free, so the groups that take longest begin first. The mark `xdist_group` would do the same, but pytest-xdist
+3.8 ignores it under pytest 9.2.
 """
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-# Fixtures that start a server for a session: the slowest group first.
-SHARED = ("spark", "site", "page_site")
+# The start of a file's path, and its group; the slowest group first.
+SHARED = {
+    "tests/spark/": "Spark's session",
+    "tests/worker/test_composite_spark.py": "Spark's session",
+    "tests/worker/test_engines.py": "Spark's session",
+    "tests/airflow/test_end_to_end.py": "Airflow",
+    "tests/airflow/test_event_dags.py": "Airflow",
+    "tests/airflow/test_gates_end_to_end.py": "Airflow",
+    "tests/plugin/": "Airflow's page",
+}
 
 
-def order_by_group(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Mark each test with its group. Return the tests in the order in which their groups begin."""
-    shared: dict[Path, int] = {}
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        for place, name in enumerate(SHARED):
-            if name in fixtures:
-                shared[item.path] = min(place, shared.get(item.path, place))
-    for item in items:
-        name = SHARED[shared[item.path]] if item.path in shared else os.fspath(item.path)
-        item.add_marker(pytest.mark.xdist_group(name))
-    return sorted(items, key=lambda item: (shared.get(item.path, len(SHARED)), item.path not in slow))
+def group(nodeid: str) -> str:
+    """Return the group of a test."""
+    path = nodeid.partition("::")[0]
+    return next((name for start, name in SHARED.items() if path.startswith(start)), path)
+
+
+def in_order_of_groups(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests in the order in which their groups begin."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(SHARED.values()))}
+    slow = {group(item.nodeid) for item in items if item.get_closest_marker("slow")}
+    return sorted(items, key=lambda item: (places.get(name := group(item.nodeid), len(places)), name not in slow, name))
+
+
+def make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Make a scheduler of pytest-xdist that hands out groups."""
+    from xdist.scheduler import LoadScopeScheduling  # not at the top: a single process needs no pytest-xdist
+
+    class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist ships no types
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return GroupScheduling(config, log)
