@@ -29,7 +29,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_transient
-from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
+from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, Exceptions, name_of
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
     Connect,
@@ -82,9 +82,9 @@ class GroupedWorker(PeriodicService):
     """Handles a topic's tasks periodically, in groups of one identifier, each task in a transaction of its own.
 
     The handler takes a task. If it has a parameter `queue`, it gets the queue of the transaction that completes the
-    task. It decides as the handler of a `Worker` does. It may return a `concurrent.futures.Future` of its decision,
-    which any thread may complete; `stop` waits for it. A run skips a group while one of its tasks waits for a retry or
-    has no attempts left.
+    task. A parameter `batch` gets an object with `owner`. It decides as the handler of a `Worker` does. It may return a
+    `concurrent.futures.Future` of its decision, which any thread may complete; `stop` waits for it. A run skips a group
+    while one of its tasks waits for a retry or has no attempts left.
 
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
 
@@ -136,7 +136,7 @@ class GroupedWorker(PeriodicService):
             raise InvalidArgument("groups must be at least 1, and size at least 0, or -1 for whole groups")
         self.topic, self.mode, self.size = topic, GroupMode(mode), size
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._handler = HandlerFunction.of(handler, "a grouped worker", ("queue",))
+        self._handler = HandlerFunction.of(handler, "a grouped worker", ("batch", "queue"))
         self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
         self._sorter, self._rules, self._success_on = sorter, rules, success_on
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
@@ -145,6 +145,7 @@ class GroupedWorker(PeriodicService):
         self._connect = connection_factory(dsn, self._lease)
         self._seconds: list[float] = []  # of each handled task
         self._unsortable: dict[Task, Exception] = {}
+        self._context = BatchContext()  # of the groups of the current run
         self._timeouts: dict[Task, tuple[int, BaseException | None]] = {}
         limit = lease_call_limit(self._lease, to_timedelta(call_timeout), to_timedelta(handler_statement_timeout))
         super().__init__(f"grouped worker {topic}", self._connect, self._pause, limit)
@@ -213,6 +214,8 @@ class GroupedWorker(PeriodicService):
         self._unsortable = {}
         with queue.conn.transaction():
             polled = queue.poll_batch(self.topic, owner, self._groups) if self.size else {}
+            if polled:
+                self._context = BatchContext(BatchOwner(owner.name, queue.draw_fence(owner)))
             groups = [self._sorted(group) for group in polled.values()]
             if self.size >= 0:
                 queue.release_tasks(owner, [task for group in groups for task in group[self.size :]])
@@ -289,7 +292,9 @@ class GroupedWorker(PeriodicService):
         try:
             if (error := self._unsortable.get(task)) is not None:
                 raise error  # noqa: TRY301 -- the task fails with the error of the sorter
-            decision = decision_of(Batch([task]).result_of(self._handler(task, queue=queue), name_of(self._handler)))
+            decision = decision_of(
+                Batch([task]).result_of(self._handler(task, batch=self._context, queue=queue), name_of(self._handler))
+            )
         except Exception as error:
             raise HandlerFailed from error
         self._timeouts.pop(task, None)
