@@ -175,15 +175,19 @@ class Consumer:
 
     def _supplied_group(self) -> ConsumerGroup:
         """Return the group, whose handlers get what this consumer supplies."""
+        fenced, transactional = self.config.progress == ProgressStore.DATABASE, self.config.transactional
+        supplied = [name for name, has in (("batch", fenced), ("queue", transactional)) if has]
         try:
-            return self.group.supplied_with(("queue",) if self.config.transactional else ())
+            return self.group.supplied_with(supplied)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{error}; the queue needs transactional=True") from None
+            needs = "batch needs progress in the database, and queue transactional=True"
+            raise InvalidArgument(f"{error}; {needs}") from None
 
     def _make_loop(self, lease: PartitionLease) -> PartitionLoop:
         limit = self.config.call_limit()
+        group = self._supplied_group()
         return PartitionLoop(
-            lease, self._supplied_group(), self.config, lambda: self._progress(lease, limit), self._on_failure
+            lease, group, self.config, self.member_id, lambda: self._progress(lease, limit), self._on_failure
         )
 
     def _progress(self, lease: PartitionLease, limit: CallLimit) -> PartitionProgress:

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import Task, TaskQueue
+from airflow_provider_taskq.worker.batches import BatchContext
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 Predicate = Callable[[Task], object]
 Kind = Callable[[Task], object]
 H = TypeVar("H", bound=Callable[..., Any])
-SUPPLIED = ("queue",)  # the values that a handler may get, by the names of its parameters
+SUPPLIED = ("batch", "queue")  # the values that a handler may get, by the names of its parameters
 
 
 class NonTransient(Exception):
@@ -40,9 +41,9 @@ class EventHandler:
     matches: Predicate
     function: HandlerFunction
 
-    def __call__(self, event: Task, queue: TaskQueue | None) -> None:
-        """Call the function with the event, and with the queue of the transaction if it has a parameter for it."""
-        self.function(event, queue=queue)
+    def __call__(self, event: Task, batch: BatchContext, queue: TaskQueue | None) -> None:
+        """Call the function with the event, and with the batch and the transaction's queue if it asks for them."""
+        self.function(event, batch=batch, queue=queue)
 
 
 class ConsumerGroup:
@@ -54,6 +55,7 @@ class ConsumerGroup:
         def added(event: Task, queue: TaskQueue) -> None: ...
 
     A handler takes the event. If it has a parameter `queue`, it gets the queue of the transaction that stores progress.
+    A parameter `batch` gets an object with `owner`: the consumer, and the fence of its lease on the partition.
 
     :param kind: returns the kind of an event, which `on` compares.
     """

@@ -34,6 +34,7 @@ from airflow_provider_taskq.queue.errors import (
     is_session_timeout,
     is_transient,
 )
+from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 from airflow_provider_taskq.worker.handlers import HandlerFailed
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class PartitionLoop:
         lease: PartitionLease,
         group: ConsumerGroup,
         config: ConsumerConfig,
+        member: str,
         connect: Callable[[], PartitionProgress],
         on_failure: OnFailure,
     ) -> None:
@@ -111,6 +113,7 @@ class PartitionLoop:
         self.error: BaseException | None = None
         self.interrupted = False
         self.on_end: Callable[[], None] = lambda: None
+        self._batch = BatchContext(BatchOwner(member, lease.fence))
         self._connect = connect
         self._on_failure = on_failure
         self._attempts = AttemptCounter(config.retry_delay)
@@ -216,7 +219,7 @@ class PartitionLoop:
         try:
             calls = [(handlers, event) for _, event in some if (handlers := self._handlers_of(event))]
             if calls:
-                progress.proceed(partial(_call_all, calls), after, some[-1][0])
+                progress.proceed(partial(_call_all, calls, self._batch), after, some[-1][0])
                 self._timeouts = 0
         except HandlerFailed as failed:
             if progress.conn.closed:
@@ -230,7 +233,7 @@ class PartitionLoop:
             try:
                 handlers = self._handlers_of(event)
                 if handlers:
-                    progress.proceed(partial(_call_all, [(handlers, event)]), after, cursor)
+                    progress.proceed(partial(_call_all, [(handlers, event)], self._batch), after, cursor)
                     self._attempts.reset()
                     self._timeouts = 0
                 return bool(handlers)
@@ -298,11 +301,11 @@ class PartitionLoop:
             raise LoopEnded
 
 
-def _call_all(calls: list[tuple[list[EventHandler], Task]], queue: TaskQueue | None) -> None:
+def _call_all(calls: list[tuple[list[EventHandler], Task]], batch: BatchContext, queue: TaskQueue | None) -> None:
     try:
         for handlers, event in calls:
             for handler in handlers:
-                handler(event, queue)
+                handler(event, batch, queue)
     except Exception as error:
         raise HandlerFailed from error
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.queue import Decision, Offered, Outcome, Owner, Pushed, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import Decision, Offered, Outcome, Owner, Polled, Pushed, Result, Task, TaskQueue
 
 if TYPE_CHECKING:
     import psycopg
@@ -65,7 +65,7 @@ class InstrumentedQueue(TaskQueue):
         self._count(metrics.PUSHED, sum(each.outcome is Outcome.CREATED for each in offered), topic=topic)
         return offered
 
-    def poll(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
+    def poll(self, topic: str, *args: Any, **kwargs: Any) -> Polled:
         """Poll tasks, and count them."""
         with self._timed(topic):
             polled = super().poll(topic, *args, **kwargs)
@@ -92,7 +92,7 @@ class InstrumentedQueue(TaskQueue):
         super().complete(owner, decisions)
         self._count_completed(decisions)
 
-    def exchange(self, owner: Owner, decisions: Decisions, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
+    def exchange(self, owner: Owner, decisions: Decisions, topic: str, *args: Any, **kwargs: Any) -> Polled:
         """Complete tasks and poll the next ones, and count both."""
         with self._timed(topic):
             polled = super().exchange(owner, decisions, topic, *args, **kwargs)

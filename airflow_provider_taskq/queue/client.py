@@ -1,16 +1,16 @@
 """The client: `TaskQueue`, with topics, owners, poll and complete; its mixins have the other verbs."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Unpack
+from typing import Any, LiteralString, Unpack
 
 from psycopg.rows import dict_row
 
 from airflow_provider_taskq.queue.admin import AdminMixin
 from airflow_provider_taskq.queue.drains import DrainMixin
-from airflow_provider_taskq.queue.encoding import interval_text, json_text, model_row, task_row, to_int4
+from airflow_provider_taskq.queue.encoding import interval_text, json_text, model_row, polled_row, task_row, to_int4
 from airflow_provider_taskq.queue.errors import (
     InvalidArgument,
     InvalidTask,
@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue.models import (
     MaintenanceResult,
     Order,
     Owner,
+    Polled,
     Result,
     Task,
 )
@@ -167,6 +168,17 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         until = self._value("SELECT taskq.heartbeat(%s::text, %s::bigint)", (owner.name, owner.fence))
         return replace(owner, lease_until=until)
 
+    def draw_fence(self, owner: Owner) -> int:
+        """Draw a number for a system outside of the database, which then refuses smaller numbers.
+
+        It is greater than all fences before. An owner draws it after it has claimed a task: then it is greater than the
+        number of each earlier owner of the task. `owner.fence` is not, because an earlier owner may have registered
+        later. `poll` and `exchange` draw a number with their tasks.
+
+        :raises LeaseLost: if the lease is gone.
+        """
+        return self._number("SELECT taskq.draw_fence(%s::text, %s::bigint)", (owner.name, owner.fence))
+
     def owner(self, name: str, claim: int | None = None) -> Owner | None:
         """Return the owner of a name whose lease is not gone, lapsed or not.
 
@@ -236,16 +248,18 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         size: int = 1,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
-    ) -> list[Task]:
-        """Claim up to `size` READY and due tasks for an owner, and return them in order.
+    ) -> Polled:
+        """Claim up to `size` READY and due tasks for an owner, and return them in order, with the fence of the poll.
 
         A poll never waits for another transaction. A `size` below 1 claims nothing.
 
         :raises LeaseLost: if the lease has lapsed or is gone.
         """
-        return self._fetch(
-            task_row(topic),
-            "SELECT * FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
+        return self._polled(
+            topic,
+            owner,
+            "SELECT t.*, (SELECT taskq.draw_fence(%s::text, %s::bigint))"
+            " FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text) t",
             (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
         )
 
@@ -341,21 +355,32 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         size: int = 1,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
-    ) -> list[Task]:
+    ) -> Polled:
         """Complete tasks and poll the next ones, both or neither, in one round trip.
 
         If the lease has lapsed, the call raises LeaseLost and completes nothing; `complete` alone still works then. The
         call raises the other errors of `complete` and `poll` too.
         """
-        return self._fetch(
-            task_row(topic),
-            "SELECT * FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
-            " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text, %b::int[])",
+        return self._polled(
+            topic,
+            owner,
+            "SELECT t.*, (SELECT taskq.draw_fence(%s::text, %s::bigint))"
+            " FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
+            " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text, %b::int[]) t",
             (
                 *(owner.name, owner.fence, *_decision_columns(decisions)),
                 *(topic, to_int4(size), Order(order), Condition(condition), _attempts(decisions)),
             ),
         )
+
+    def _polled(self, topic: str, owner: Owner, call: LiteralString, arguments: Sequence[object]) -> Polled:
+        """Fetch the tasks that a call has claimed, and the fence that it has drawn.
+
+        The server runs the function in FROM to its end. Then, for the first row only, it runs the subquery that draws.
+        """
+        polled = Polled()
+        polled.extend(self._fetch(polled_row(topic, polled), call, (owner.name, owner.fence, *arguments)))
+        return polled
 
 
 def _sql_value(value: Any) -> Any:

@@ -21,7 +21,7 @@ from psycopg.pq import Format
 from psycopg.rows import BaseRowFactory, RowMaker
 from psycopg.types.datetime import IntervalLoader
 
-from airflow_provider_taskq.queue.models import Json, State, Task, UnreadablePayload
+from airflow_provider_taskq.queue.models import Json, Polled, State, Task, UnreadablePayload
 
 T = TypeVar("T")
 
@@ -275,3 +275,13 @@ def task_row(topic: str) -> BaseRowFactory[Task]:
         return lambda row: Task(row[0], topic, row[1], row[2], row[3], row[4], row[5])
 
     return factory
+
+
+def polled_row(topic: str, polled: Polled) -> BaseRowFactory[Task]:
+    """Create a row factory for the columns of `task_row` and the fence of the poll, which it stores in `polled`."""
+
+    def make(row: Sequence[Any]) -> Task:
+        polled.fence = row[6]
+        return Task(row[0], topic, row[1], row[2], row[3], row[4], row[5])
+
+    return lambda _: make

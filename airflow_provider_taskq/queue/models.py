@@ -307,6 +307,15 @@ class Owner:
     resumed: bool
 
 
+class Polled(list[Task]):
+    """The tasks that one poll claimed, in order, and the fence that it drew (see `TaskQueue.draw_fence`).
+
+    `fence` is greater than that of each earlier poll of one of these tasks. It is 0 if there are no tasks.
+    """
+
+    fence: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
     """What a call of `TaskQueue.maintain` did.

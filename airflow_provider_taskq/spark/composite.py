@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -35,7 +35,7 @@ from airflow_provider_taskq.spark.transforms import (
     task_from_row,
 )
 from airflow_provider_taskq.spark.writers import CompleteWriter
-from airflow_provider_taskq.worker.batches import Batch, FollowUp, Release
+from airflow_provider_taskq.worker.batches import Batch, BatchContext, FollowUp, Release
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.filters import readable
 from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
@@ -93,6 +93,7 @@ class CompositeTransform:
     composite: Composite
     size: int = BATCH_SIZE
     condition: Condition = Condition.NONE
+    batch: BatchContext = field(default_factory=BatchContext)
 
     def in_drain(self, condition: Condition, options: Options) -> "CompositeTransform":  # noqa: ARG002 -- steps get none
         """Return this transform for tasks that were claimed under a condition."""
@@ -146,7 +147,7 @@ class CompositeTransform:
             yield [rest.popleft() for rest in waiting.values()]
 
     def _decide_batch(self, tasks: Sequence[Task], send: SendToDriver) -> list[dict[str, Any]]:
-        batch = Batch(tasks)
+        batch = Batch(tasks, owner=self.batch.known_owner)
         handler = readable(self.composite, batch)
         try:
             decisions = handle_batch(handler, batch)

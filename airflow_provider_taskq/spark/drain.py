@@ -328,7 +328,7 @@ class DrainLoop:
 
     def _run_round(self, count: int, before: DrainProgress) -> None:
         session = self.session
-        stage, now = session.open_stage()
+        stage, now, batch = session.open_stage()
         self._claim_ahead(now)
         description = f"taskq: decide {count:,} tasks of topic {session.topic} for {session.lease.name}"
         if before.round:
@@ -337,7 +337,9 @@ class DrainLoop:
             ProgressReporter(session.connection_info, before, count, stage, self.on_progress),
             session.jobs.described(description),
         ):
-            session.run_transform(self.transform, stage, count, self.partitions, self.lease, self.until)
+            session.run_transform(
+                replace(self.transform, batch=batch), stage, count, self.partitions, self.lease, self.until
+            )
         self.totals.add(*session.finish_stage(stage))
         self.totals.rounds += 1
         report_progress(self._progress(), self.on_progress)

@@ -34,6 +34,7 @@ from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.jobs import SparkJobs
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.spark.transforms import TASK_COLUMNS, TaskTransform
+from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 
 logger = logging.getLogger(__name__)
 
@@ -166,16 +167,17 @@ class DrainSession:
         with self.connection_info.connect() as conn:
             return TaskQueue(conn).has_unclaimed(self.topic, self.condition)
 
-    def open_stage(self) -> tuple[str, datetime]:
-        """Open a stage, which applies the condition to the decisions. Return its ID and the server's time.
+    def open_stage(self) -> tuple[str, datetime, BatchContext]:
+        """Open a stage, which applies the condition to the decisions. Return its ID, the server's time, and the owner.
 
         In rounds, the tasks of failures within a task's ttl, which the queue does not record, stay undecided.
         """
-        ((stage, now),) = self.connection_info.fetch_all(
-            "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text, clock_timestamp()",
-            (self.lease.name, self.lease.fence, self.condition, self.in_rounds),
+        ((stage, now, fence),) = self.connection_info.fetch_all(
+            "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text, clock_timestamp(),"
+            " taskq.draw_fence(%s::text, %s::bigint)",
+            (self.lease.name, self.lease.fence, self.condition, self.in_rounds, self.lease.name, self.lease.fence),
         )
-        return str(stage), now
+        return str(stage), now, BatchContext(BatchOwner(self.lease.name, fence))
 
     def run_transform(
         self,

@@ -36,6 +36,7 @@ from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.spark.encoding import RESULT_NAMES, require_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
+from airflow_provider_taskq.worker.batches import BatchContext
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class TaskOutcome:
 
 
 FunctionResult = Decision | Result | TaskOutcome | None
-# Each of these functions may also have a parameter `options`.
+# Each of these functions may also have the parameters `batch` and `options`.
 TaskFunction = Callable[..., FunctionResult]
 ArrowFunction = Callable[..., Iterator[pa.RecordBatch]]
 PandasFunction = Callable[..., Iterator["pd.DataFrame"]]
@@ -79,7 +80,7 @@ FrameFunction = Callable[..., DataFrame]
 Options = Mapping[str, str]
 
 _RUNNER = "a drain"
-_SUPPLIED = ("options",)  # the values that a function may get, by the names of its parameters
+_SUPPLIED = ("batch", "options")  # the values that a function may get, by the names of its parameters
 
 
 def in_arrow(function: ArrowFunction) -> "BatchTransform":
@@ -89,7 +90,7 @@ def in_arrow(function: ArrowFunction) -> "BatchTransform":
     `error`, `delay`, `continued`, `push`, `junctions`.
 
     Raises InvalidArgument if the function has a parameter without a default that is neither its first one nor
-    `options`; so do `in_pandas` and `by_task`.
+    `batch` or `options`; so do `in_pandas` and `by_task`.
     """
     return BatchTransform(HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the batches"))
 
@@ -98,8 +99,8 @@ def in_pandas(function: PandasFunction) -> "BatchTransform":
     """Return the transform of a function from DataFrames of pandas to DataFrames of decisions; see `in_arrow`."""
     called = HandlerFunction.of(function, _RUNNER, _SUPPLIED, "the DataFrames")
 
-    def convert(batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
-        for frame in called((batch.to_pandas() for batch in batches), options=options):
+    def convert(batches: Iterator[pa.RecordBatch], batch: BatchContext, options: Options) -> Iterator[pa.RecordBatch]:
+        for frame in called((each.to_pandas() for each in batches), batch=batch, options=options):
             yield pa.RecordBatch.from_pandas(frame, preserve_index=False)
 
     return BatchTransform(HandlerFunction.of(convert, _RUNNER, _SUPPLIED))
@@ -125,6 +126,7 @@ class FrameTransform:
 
     function: HandlerFunction
     options: Options = field(default_factory=dict)
+    batch: BatchContext = field(default_factory=BatchContext)
 
     def in_drain(self, condition: Condition, options: Options) -> "FrameTransform":  # noqa: ARG002 -- it orders nothing
         """Return this transform for tasks that were claimed under a condition, with the options of the drain."""
@@ -132,7 +134,7 @@ class FrameTransform:
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
-        decisions: object = self.function(tasks, options=self.options)
+        decisions: object = self.function(tasks, batch=self.batch, options=self.options)
         if not isinstance(decisions, DataFrame):
             kind = type(decisions).__name__
             raise TaskQueueError(f"the transform returned a {kind}, not a DataFrame of decisions")
@@ -145,6 +147,7 @@ class BatchTransform:
 
     function: HandlerFunction
     options: Options = field(default_factory=dict)
+    batch: BatchContext = field(default_factory=BatchContext)
 
     def in_drain(self, condition: Condition, options: Options) -> "BatchTransform":  # noqa: ARG002 -- it orders nothing
         """Return this transform for tasks that were claimed under a condition, with the options of the drain."""
@@ -152,10 +155,10 @@ class BatchTransform:
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
-        function, options = self.function, self.options
+        function, batch, options = self.function, self.batch, self.options
 
         def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from map(decisions_batch, function(batches, options=options))
+            yield from map(decisions_batch, function(batches, batch=batch, options=options))
 
         return tasks.mapInArrow(decide, DECISION_SCHEMA)
 
@@ -170,6 +173,7 @@ class TaskTransform:
 
     function: HandlerFunction
     options: Options = field(default_factory=dict)
+    batch: BatchContext = field(default_factory=BatchContext)
     condition: Condition = Condition.NONE
 
     def in_drain(self, condition: Condition, options: Options) -> "TaskTransform":
@@ -178,10 +182,10 @@ class TaskTransform:
 
     def __call__(self, tasks: DataFrame) -> DataFrame:
         """Return the decisions on these tasks."""
-        function, options, condition = self.function, self.options, self.condition
+        function, context, options, condition = self.function, self.batch, self.options, self.condition
 
         def call(task: Task) -> FunctionResult:
-            result: FunctionResult = function(task, options=options)
+            result: FunctionResult = function(task, batch=context, options=options)
             return result
 
         def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

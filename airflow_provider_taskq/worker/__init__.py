@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.batches import Batch, FollowUp, Release, tagged
+    from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, FollowUp, Release, tagged
     from airflow_provider_taskq.worker.commit import commit_batch
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
     from airflow_provider_taskq.worker.config import Pending
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # __getattr__ imports a module when one of its names is used, so a worker of plain functions loads no composites.
 _MODULES = {
-    "batches": ("Batch", "FollowUp", "Release", "tagged"),
+    "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "tagged"),
     "commit": ("commit_batch",),
     "composite": ("Composite", "CompositeClosed", "StepMode"),
     "config": ("Pending",),
@@ -60,8 +60,10 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "Batch",
+    "BatchContext",
     "BatchDurations",
     "BatchHandler",
+    "BatchOwner",
     "BoundedLimiter",
     "Composite",
     "CompositeClosed",

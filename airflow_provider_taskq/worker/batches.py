@@ -64,10 +64,41 @@ class Activity:
     cancel: Callable[[], None] | None
 
 
-class Batch:
+@dataclass(frozen=True, slots=True)
+class BatchOwner:
+    """The holder of a batch, for systems outside of the database: the name of the owner, and a fence.
+
+    The fence is a number. It is greater than that of each earlier batch with one of these tasks, whatever owner held
+    it. An outside system that stores the greatest fence for a key and refuses smaller ones refuses a late handler whose
+    tasks have another owner by now.
+    """
+
+    name: str
+    fence: int
+
+
+class BatchContext:
+    """What each runner tells a handler that has a parameter `batch`."""
+
+    def __init__(self, owner: BatchOwner | None = None) -> None:
+        self.known_owner = owner
+
+    @property
+    def owner(self) -> BatchOwner:
+        """The holder of the batch when the handler got it. It stays readable when the batch has another holder.
+
+        Raises LookupError for a batch that no runner has made, such as `Batch(tasks)` in a test.
+        """
+        if self.known_owner is None:
+            raise LookupError("this batch has no owner: no worker, consumer or drain has claimed it")
+        return self.known_owner
+
+
+class Batch(BatchContext):
     """A batch of tasks, in the order of the poll. All threads may use it until the handler returns its decisions."""
 
-    def __init__(self, tasks: Iterable[Task], rewrite: Rewrite | None = None) -> None:
+    def __init__(self, tasks: Iterable[Task], rewrite: Rewrite | None = None, owner: BatchOwner | None = None) -> None:
+        super().__init__(owner)
         self.tasks: Sequence[Task] = tuple(tasks)
         self.cancelled = threading.Event()  # set when the worker ignores the decisions of this batch
         self.follow_ups: list[FollowUp] = []
@@ -200,6 +231,10 @@ class Batch:
             raise RuntimeError(f"the batch was abandoned before the Future of {name} was completed")
         return outcome.result()
 
+    def for_task(self, task: Task) -> "Batch":
+        """Return a batch of one task with the same owner, which another process can fill for `adopt`."""
+        return Batch([task], owner=self.known_owner)
+
     def adopt(self, other: "Batch", task: Task) -> None:
         """Add the follow-ups, releases and hooks that another process has recorded for one task of this batch."""
         for follow_up in other.follow_ups:
@@ -219,8 +254,8 @@ class Batch:
             raise InvalidTask(f"task {task.sequence} of topic {task.topic!r} is not in this batch")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the tasks, follow-ups, releases and hooks, without the supplement."""
-        kept = ("tasks", "follow_ups", "releases", "commit_hooks", "after_commit_calls")
+        """Pickle the tasks, the owner, follow-ups, releases and hooks, without the supplement."""
+        kept = ("tasks", "known_owner", "follow_ups", "releases", "commit_hooks", "after_commit_calls")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -232,7 +267,7 @@ class PartialBatch(Batch):
     """Some tasks of a batch. Follow-ups, releases and hooks of this part go to the whole batch."""
 
     def __init__(self, whole: Batch, tasks: Iterable[Task]) -> None:
-        super().__init__(tasks, whole._rewrite)  # noqa: SLF001 -- of the same class
+        super().__init__(tasks, whole._rewrite, whole.known_owner)  # noqa: SLF001 -- of the same class
         self._whole = whole
         self.cancelled = whole.cancelled
         self.follow_ups = whole.follow_ups

@@ -32,7 +32,7 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_transient
-from airflow_provider_taskq.worker.batches import Batch, Exceptions
+from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, Exceptions
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
     Connect,
@@ -85,9 +85,10 @@ class GroupedWorker(PeriodicService):
     """Handles a topic's tasks periodically, in groups of one identifier, each task in a transaction of its own.
 
     The handler takes a task. If it has a parameter `queue`, it gets the queue of the transaction that completes the
-    task. It decides as the handler of a `Worker` does. It may return a `concurrent.futures.Future` of its decision,
-    which any thread may complete; `stop` waits for it. A run skips a group while one of its tasks waits for a retry or
-    has no attempts left. While the worker runs, it carries out upkeep, as a `Worker` does.
+    task. A parameter `batch` gets an object with `owner`. It decides as the handler of a `Worker` does. It may return a
+    `concurrent.futures.Future` of its decision, which any thread may complete; `stop` waits for it. A run skips a group
+    while one of its tasks waits for a retry or has no attempts left. While the worker runs, it carries out upkeep, as a
+    `Worker` does.
 
     Each duration is a timedelta, a number of seconds, or a text such as `6s` or `PT6S`.
 
@@ -141,7 +142,7 @@ class GroupedWorker(PeriodicService):
             raise InvalidArgument("groups must be at least 1, and size at least 0, or -1 for whole groups")
         self.topic, self.mode, self.size = topic, GroupMode(mode), size
         self.name = owner or f"batches {topic} {socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._handler = HandlerFunction.of(handler, "a grouped worker", ("queue",))
+        self._handler = HandlerFunction.of(handler, "a grouped worker", ("batch", "queue"))
         self._groups, self._pause, self._lease = groups, to_timedelta(pause).total_seconds(), to_timedelta(lease)
         self._sorter, self._rules, self._success_on = sorter, rules, success_on
         self._initial_delays = to_timedelta(initial_delay), to_timedelta(cleanup_initial_delay)
@@ -149,6 +150,7 @@ class GroupedWorker(PeriodicService):
         self._run_due = self._cleanup_due = 0.0  # by time.monotonic(); start() sets both
         self._seconds: list[float] = []  # of each handled task
         self._unsortable: dict[Task, Exception] = {}
+        self._context = BatchContext()  # of the groups of the current run
         self._timeouts: dict[Task, tuple[int, BaseException | None]] = {}
         self._call_timeouts = to_timedelta(call_timeout), to_timedelta(handler_statement_timeout)
         self._running = threading.Lock()
@@ -256,6 +258,8 @@ class GroupedWorker(PeriodicService):
         claims_whole = self.size > 0 and self._sorter is not by_sequence  # the sorter has to see all tasks of a group
         with queue.conn.transaction():
             polled = queue.poll_batch(self.topic, owner, self._groups, -1 if claims_whole else self.size)
+            if polled:
+                self._context = BatchContext(BatchOwner(owner.name, queue.draw_fence(owner)))
             groups = [self._sorted(group) for group in polled.values()]
             if claims_whole:
                 queue.release_tasks(owner, [task for group in groups for task in group[self.size :]])
@@ -332,7 +336,8 @@ class GroupedWorker(PeriodicService):
         try:
             if (error := self._unsortable.get(task)) is not None:
                 raise error  # noqa: TRY301 -- the task fails with the error of the sorter
-            decision = decision_of(Batch([task]).result_of(self._handler(task, queue=queue), self._handler.name))
+            outcome = self._handler(task, batch=self._context, queue=queue)
+            decision = decision_of(Batch([task]).result_of(outcome, self._handler.name))
         except Exception as error:
             raise HandlerFailed from error
         self._timeouts.pop(task, None)

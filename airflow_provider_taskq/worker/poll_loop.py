@@ -4,10 +4,10 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
-from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, Polled, Result, Task, TaskQueue
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.worker.commit import BatchCommitter
 from airflow_provider_taskq.worker.connection import DatabaseSession, is_refused
@@ -76,7 +76,7 @@ class TaskPoller:
             self._runtime.keeper.add(self._lease)
         return self._lease
 
-    def poll(self, size: int) -> list[Task]:
+    def poll(self, size: int) -> Polled:
         """Poll up to `size` tasks.
 
         If the owner holds tasks that this process does not know yet, return these tasks instead.
@@ -87,8 +87,11 @@ class TaskPoller:
             known = {task for batch in lease.batches for task in batch.batch.tasks}
             with self._session.queue() as queue:
                 held = queue.held(lease.owner, config.topic)
+                unknown = Polled(task for task in held if task not in known)
+                if unknown:
+                    unknown.fence = queue.draw_fence(lease.owner)
             self.may_hold_unknown = False
-            if unknown := [task for task in held if task not in known]:
+            if unknown:
                 return unknown
         return self.claim(lambda queue: queue.poll(config.topic, lease.owner, size, config.order, config.condition))
 
@@ -164,7 +167,7 @@ class BasePollLoop(ABC):
     def _dispatch(self, batch: InFlightBatch) -> None:
         """Handle a polled batch, or pass it on."""
 
-    def _poll(self, size: int) -> Sequence[Task]:
+    def _poll(self, size: int) -> Polled:
         return self._poller.poll(size)
 
     def _completed_by_poll(self) -> int:
@@ -220,7 +223,7 @@ class BasePollLoop(ABC):
         self._backoff.reset()
         return len(tasks)
 
-    def _counted_poll(self, size: int, token: Token) -> tuple[Sequence[Task], InFlightBatch | None]:
+    def _counted_poll(self, size: int, token: Token) -> tuple[Polled, InFlightBatch | None]:
         """Poll, and set `idle` if the topic is drained. Count an unanswered poll together with its retry."""
         runtime = self._runtime
         quiet = runtime.counters.poll_started(self._completed_by_poll(), retried=self._unanswered)
@@ -306,7 +309,7 @@ class PollLoop(BasePollLoop):
     def _completed_by_poll(self) -> int:
         return len(self._handled[0].batch.tasks) if self._handled is not None else 0
 
-    def _poll(self, size: int) -> Sequence[Task]:
+    def _poll(self, size: int) -> Polled:
         if self._handled is None:
             return self._poller.poll(size)
         (batch, decisions), self._handled = self._handled, None
@@ -335,9 +338,7 @@ class PollLoop(BasePollLoop):
         else:
             self._committer.complete(batch, outcome)
 
-    def _complete_and_poll(
-        self, queue: TaskQueue, batch: InFlightBatch, decisions: Mapping[Task, Decision]
-    ) -> list[Task]:
+    def _complete_and_poll(self, queue: TaskQueue, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> Polled:
         config = self._runtime.config
         completed = cast("Mapping[Task | int, Decision | Result]", decisions)
         return queue.exchange(batch.lease.owner, completed, config.topic, config.size, config.order, config.condition)

@@ -131,7 +131,7 @@ class _ChildProcess:
     def call(self, task: Task, batch: Batch) -> Decision:
         """Return the decision on a task, and adopt its follow-ups and hooks into `batch`."""
         try:
-            self._tasks.send(task)
+            self._tasks.send(batch.for_task(task))
             wait([self._tasks, self._process.sentinel])
             if self._tasks.poll():
                 decision, handled = self._tasks.recv()
@@ -175,10 +175,10 @@ def _serve(tasks: Connection, requests: Connection, function: HandlerFunction, s
     threading.Thread(target=_send_stacks, args=(requests, threading.get_ident()), daemon=True).start()
     while True:
         try:
-            task: Task = tasks.recv()
+            batch: Batch = tasks.recv()
         except (EOFError, ConnectionError):
             return
-        batch = Batch([task])
+        [task] = batch.tasks
         try:
             decision = decision_of(batch.result_of(function(task, batch=batch), name_of(function)))
         except BaseException as error:  # noqa: BLE001 -- it fails this task only

@@ -9,9 +9,9 @@ from contextlib import closing
 from datetime import datetime
 from typing import Protocol
 
-from airflow_provider_taskq.queue import Decision, LeaseLost, Task, verify_for_work
+from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Task, verify_for_work
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
-from airflow_provider_taskq.worker.batches import Batch, name_of
+from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 from airflow_provider_taskq.worker.filters import failures_of_unreadable, readable
@@ -250,12 +250,13 @@ class WorkerRuntime:
             self.stop_polling()
             return None
 
-    def start_batch(self, tasks: Sequence[Task], lease: Lease, token: Token) -> InFlightBatch:
+    def start_batch(self, polled: Polled, lease: Lease, token: Token) -> InFlightBatch:
         """Count a polled batch and add it to its lease."""
-        batch = InFlightBatch(Batch(tasks, self.config.rewrite), lease, token, self.listeners.on_start(tasks))
-        self.counters.polled(len(tasks))
-        lease.add(batch)
-        return batch
+        batch = Batch(polled, self.config.rewrite, BatchOwner(lease.owner.name, polled.fence))
+        in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(polled))
+        self.counters.polled(len(polled))
+        lease.add(in_flight)
+        return in_flight
 
     def run_handler(self, batch: InFlightBatch, thread: BatchThread) -> dict[Task, Decision] | BaseException | None:
         """Call the handler in this thread. Return its decisions, or the error that fails the whole batch.

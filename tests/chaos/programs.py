@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -36,8 +36,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
-from airflow_provider_taskq.worker import Batch, Worker
-from airflow_provider_taskq.worker.lease import Lease
+from airflow_provider_taskq.worker import Batch, Worker, WorkerListener
 from tests.chaos.history import Event, Recorder
 
 TOPIC = "work"
@@ -230,7 +229,7 @@ class Looping:
                 self._open = None
 
 
-class Working:
+class Working(WorkerListener):
     """The worker of the queue. Its handler records the claim, and a commit hook writes the effect.
 
     The handler does not know when its task was claimed, so the claim begins with the process. It does not know the
@@ -240,6 +239,7 @@ class Working:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._began = time.monotonic()
+        self._until: dict[int, float] = {}
         options = program.options
         self._worker = Worker(
             program.dsn,
@@ -253,7 +253,15 @@ class Working:
             lease=options.lease,
             handler_statement_timeout=options.lease,  # of the commit hook
             name=program.name,
+            listener=self,
         )
+
+    def on_start(self, tasks: Sequence[Task]) -> None:
+        """Note the earliest end of the lease under which the worker has just claimed tasks."""
+        # The worker prefetches, so only the thread that calls this method registers leases: it has one or none.
+        now = time.monotonic()
+        until = now + min(self._worker.lease_seconds_left(), default=0.0)
+        self._until.update((task.sequence, until) for task in tasks)
 
     def run(self) -> None:
         """Works until the process is to end."""
@@ -267,9 +275,7 @@ class Working:
         self._worker.stop(timedelta(seconds=self._program.options.lease))
 
     def _handle(self, task: Task, batch: Batch) -> None:
-        lease = self._lease_of(task)
-        until = lease.extended_at + self._program.options.lease
-        claim = claim_of(task, lease.owner.name, lease.owner.fence, until)
+        claim = claim_of(task, batch.owner.name, batch.owner.fence, self._until[task.sequence])
         self._program.recorder.write("claim", self._began, time.monotonic(), [claim])
         self._program.stopping.wait(self._program.options.work)
         if self._program.result() is Result.FAILURE:
@@ -282,14 +288,6 @@ class Working:
             self._program.dally()
 
         batch.in_commit(note, task)
-
-    def _lease_of(self, task: Task) -> Lease:
-        """The lease under which the worker holds a task, which no public name gives."""
-        runtime = self._worker._last_runtime
-        for lease in runtime.keeper.leases if runtime is not None else ():
-            if any(task in held.batch.tasks for held in lease.batches):
-                return lease
-        raise RuntimeError("the worker has abandoned the task")
 
 
 class Reading:

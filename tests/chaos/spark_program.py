@@ -2,8 +2,7 @@
 
 A task is decided in a Python worker of Spark, which pushes the task's effect as its follow-up: a task of the topic
 `effects`, which the drain commits together with the decision. The worker records that the drain has claimed the task,
-and asks for a decision: only the effect shows whether that was committed. It does not know the fence of the drain, so
-the moment before the drain's registration stands for it: a later registration has a later one.
+and asks for a decision: only the effect shows whether that was committed.
 """
 
 import json
@@ -20,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Condition, NewTask, Result, Task
 from airflow_provider_taskq.spark import TaskOutcome, by_task, drain
+from airflow_provider_taskq.worker import BatchContext
 from tests.chaos.history import Recorder
 from tests.chaos.programs import (
     ATTEMPT,
@@ -41,14 +41,13 @@ class Deciding:
     owner: str
     lease: float
     folder: str
-    began: int = field(default_factory=time.monotonic_ns)
+    began: float = field(default_factory=time.monotonic)
 
-    def __call__(self, task: Task) -> TaskOutcome:
+    def __call__(self, task: Task, batch: BatchContext) -> TaskOutcome:
         """Record the claim, and ask for the decision."""
-        claimed = self.began / 1e9
-        claim = claim_of(task, self.owner, self.began, claimed + self.lease)
+        claim = claim_of(task, self.owner, batch.owner.fence, self.began + self.lease)
         with Recorder(Path(self.folder), f"{self.owner}-{os.getpid()}") as recorder:
-            recorder.write("claim", claimed, time.monotonic(), [claim])
+            recorder.write("claim", self.began, time.monotonic(), [claim])
             recorder.write("decision", time.monotonic(), None, [decision_of(claim)])
         effect = {name: claim[name] for name in ATTEMPT if name != "task"}
         return TaskOutcome(Result.SUCCESS, push={EFFECTS: [NewTask(claim["task"], effect)]})

@@ -8,6 +8,7 @@ import psycopg
 
 from airflow_provider_taskq.queue import NewTask, Owner, TaskQueue
 from airflow_provider_taskq.spark import TaskOutcome
+from airflow_provider_taskq.worker import BatchContext, BatchOwner
 from tests.chaos.checker import SUCCEEDED, SUCCESS, judge
 from tests.chaos.history import Recorder, read
 from tests.chaos.programs import EFFECTS, SCHEMA, TOPIC
@@ -45,8 +46,10 @@ def test_a_drain_that_decides_after_the_claim_of_a_later_one_is_found_out(
         recorder.final("task", [{**row, "state": SUCCEEDED}])
     queue.push(TOPIC, [NewTask("id", {"key": "first"})])
     [task] = queue.poll(TOPIC, owner, 1)
-    earlier = Deciding("driver", 60.0, str(tmp_path))(task)
-    later = Deciding("driver", 60.0, str(tmp_path))(task)
+    earlier, later = (
+        Deciding("driver", 60.0, str(tmp_path))(task, BatchContext(BatchOwner("driver", queue.draw_fence(owner))))
+        for _ in range(2)
+    )
 
     def rules(committed: TaskOutcome) -> set[str]:
         [effect] = committed.push[EFFECTS]

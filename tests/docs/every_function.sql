@@ -27,6 +27,7 @@ SELECT taskq.notify('orders');
 -- Leases, polls and decisions
 SELECT * FROM taskq.register('worker-1', '5 minutes');
 SELECT taskq.heartbeat('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
+SELECT taskq.draw_fence('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 SELECT * FROM taskq.owners('1 hour');
 SELECT taskq.ready('orders', 10, 'SINGULAR_BY_IDENTIFIER');
 SELECT * FROM taskq.ready_many(ARRAY['orders', 'mails'], ARRAY[10, 10]);

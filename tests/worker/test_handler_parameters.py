@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
 from airflow_provider_taskq.queue import InvalidArgument, Result, Task, TaskQueue
-from airflow_provider_taskq.worker import Composite, GroupedWorker, Worker, batch, each
+from airflow_provider_taskq.worker import BatchContext, Composite, GroupedWorker, Worker, batch, each
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 OWN = "own"  # the default of every parameter that a runner may supply
@@ -117,7 +117,8 @@ def by_pandas(place: Place, handler: Handler) -> None:
     place.drain(in_pandas(handler))
 
 
-BATCH, NONE = frozenset({"batch"}), frozenset[str]()
+BATCH, QUEUE, NONE = frozenset({"batch"}), frozenset({"batch", "queue"}), frozenset[str]()
+OPTIONS = frozenset({"batch", "options"})
 RUNNERS: Mapping[str, Runner] = {
     "worker": Runner(BATCH, work),
     "each in threads": Runner(BATCH, lambda place, handler: work(place, each(handler, threads=2))),
@@ -130,15 +131,15 @@ RUNNERS: Mapping[str, Runner] = {
         BATCH, lambda place, handler: work(place, Composite("one").with_step(handler)), "coroutine"
     ),
     "batch step": Runner(BATCH, lambda place, handler: work(place, Composite("one").with_batch(handler))),
-    "grouped worker": Runner(frozenset({"queue"}), work_in_groups),
-    "consumer": Runner(NONE, partial(consume, transactional=False)),
-    "transactional consumer": Runner(frozenset({"queue"}), partial(consume, transactional=True)),
+    "grouped worker": Runner(QUEUE, work_in_groups),
+    "consumer": Runner(BATCH, partial(consume, transactional=False)),
+    "transactional consumer": Runner(QUEUE, partial(consume, transactional=True)),
     "operator": Runner(BATCH, operate),
     "decorator": Runner(BATCH, decorate),
-    "Spark by task": Runner(frozenset({"options"}), by_rows),
-    "Spark in Arrow": Runner(frozenset({"options"}), by_arrow, "Arrow"),
-    "Spark in pandas": Runner(frozenset({"options"}), by_pandas, "pandas"),
-    "Spark transform": Runner(frozenset({"options"}), lambda place, handler: place.drain(handler), "DataFrame"),
+    "Spark by task": Runner(OPTIONS, by_rows),
+    "Spark in Arrow": Runner(OPTIONS, by_arrow, "Arrow"),
+    "Spark in pandas": Runner(OPTIONS, by_pandas, "pandas"),
+    "Spark transform": Runner(OPTIONS, lambda place, handler: place.drain(handler), "DataFrame"),
     "Spark step": Runner(BATCH, lambda place, handler: place.drain(Composite("one").with_step(handler))),
 }
 ALL = [pytest.param(each, marks=SLOW if "Spark" in name else (), id=name) for name, each in RUNNERS.items()]
@@ -156,6 +157,9 @@ def place(dsn: str, queue: TaskQueue, request: pytest.FixtureRequest, monkeypatc
 def note(path: str, **given: object) -> None:
     """Notes what a handler got: own defaults as they are, supplied values by their types."""
     noted = {name: value if value in (OWN, 100) else type(value).__name__ for name, value in given.items()}
+    if isinstance(given["batch"], BatchContext):
+        owner = given["batch"].owner
+        noted["batch"] = f"batch of {type(owner.name).__name__} with fence {owner.fence > 0}"
     with Path(path).open("a") as file:
         file.write(json.dumps(noted) + "\n")
 
@@ -209,7 +213,7 @@ def test_a_runner_supplies_its_values_by_name_and_leaves_other_defaults_alone(
     path = tmp_path / "notes"
     runner.run(place, handler_of_kind(runner.kind, str(path)))
     (noted,) = {*path.read_text().splitlines()}
-    types = {"batch": "Batch", "queue": "TaskQueue", "options": "dict"}
+    types = {"batch": "batch of str with fence True", "queue": "TaskQueue", "options": "dict"}
     assert json.loads(noted) == {
         "limit": 100,
         **{name: types[name] if name in runner.supplies else OWN for name in NAMES},

@@ -79,6 +79,19 @@ COMMENT ON FUNCTION taskq.heartbeat IS
 'Renews a lease for its full length from now, even if the lease has lapsed. Returns the new end of the lease. Raises
 TQ005 if the owner has no lease under the fence.';
 
+-- The owner holds the lease until the transaction ends. So a later owner of its tasks claims them after the draw, and
+-- draws a greater number.
+CREATE FUNCTION taskq.draw_fence(p_owner text, p_fence bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq_internal.require_lease(p_owner, p_fence);
+    RETURN nextval('taskq_internal.fence');
+END $$;
+COMMENT ON FUNCTION taskq.draw_fence IS
+'Draws a number for a system outside of the database, which then refuses smaller numbers: it is greater than all fences
+before. If an owner draws it after it has claimed a task, it is greater than each number that an earlier owner of the
+task has drawn, also if that owner has registered later. The fence of the registration stays p_fence. Raises TQ005 if
+the owner has no lease under the fence.';
+
 CREATE FUNCTION taskq.owners(p_within interval)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE sql STABLE AS $$
