@@ -11,7 +11,7 @@ from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.chaos_run import SECONDS, Run
 from tests.airflow.chaos_site import Installation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -25,6 +25,7 @@ from demo.postgres import EmbeddedPostgres
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 def test_a_round_writes_its_samples_and_its_chart_and_loses_nothing(tmp_path: Path) -> None:
     name = "restart"
     programs = os.environ.get("TASKQ_TEST_PROGRAMS")
@@ -45,6 +46,7 @@ def test_a_round_writes_its_samples_and_its_chart_and_loses_nothing(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 def test_a_fault_loses_no_job_and_pauses_the_worker(tmp_path: Path) -> None:
     programs = os.environ.get("TASKQ_TEST_PROGRAMS")
     scale = Scale(rate=200, seconds=3, backlog=1_000, at_once=True, programs=Path(programs) if programs else None)

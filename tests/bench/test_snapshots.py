@@ -8,6 +8,7 @@ from bench.snapshots import parse, run
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 def test_both_servers_hand_out_tasks_of_each_shape() -> None:
     programs = os.environ.get("TASKQ_TEST_PROGRAMS")
     given = ["--shapes", "retries", "watch", "--sizes", "100", "--minutes", "2", "--seconds", "1"]

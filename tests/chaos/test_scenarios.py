@@ -27,7 +27,9 @@ CUTS = 100
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
-@pytest.mark.parametrize("name", ["processes", "sessions", "crash", "cut"])
+@pytest.mark.parametrize(
+    "name", ["processes", *(pytest.param(name, marks=pytest.mark.faults) for name in ("sessions", "crash", "cut"))]
+)
 def test_nothing_is_lost_and_no_decision_is_committed_twice(tmp_path: Path, name: str) -> None:
     found = run(name, replace(SCENARIOS[name], options=LIGHT), tmp_path / name, SECONDS)
     assert [f"{violation.rule}: {violation.detail}" for violation in found.violations] == []
@@ -45,18 +47,21 @@ def test_a_worker_that_is_stopped_for_longer_than_its_lease_loses_its_tasks_to_a
     assert found.notes == ["stopped: loop-1, loop-2, worker, reader-1, reader-2"]
 
 
+@pytest.mark.faults
 def test_a_worker_that_is_killed_with_tasks_in_hand_loses_them_to_its_successor(tmp_path: Path) -> None:
     found = run("worker", replace(SCENARIOS["worker"], options=LIGHT), tmp_path / "worker", SECONDS)
     assert (found.violations, found.unfinished) == ([], [])
     assert found.again
 
 
+@pytest.mark.faults
 def test_a_queue_that_gives_no_turns_is_found_out(tmp_path: Path) -> None:
     options = replace(LIGHT, condition=Condition.NONE)
     found = run("quiet", replace(SCENARIOS["quiet"], options=options), tmp_path / "quiet", SECONDS)
     assert "one at a time" in {violation.rule for violation in found.violations}
 
 
+@pytest.mark.faults
 def test_a_queue_that_ignores_fences_is_found_out(tmp_path: Path) -> None:
     def rules(site: Site) -> set[str]:
         return {violation.rule for violation in judge(chain.from_iterable(map(site.recorded, LOOPS)))}
@@ -84,6 +89,7 @@ def test_a_queue_that_ignores_fences_is_found_out(tmp_path: Path) -> None:
     assert "superseded" in {violation.rule for violation in found.violations}
 
 
+@pytest.mark.faults
 def test_a_scenario_without_a_fault_decides_each_task_in_its_first_attempt(tmp_path: Path) -> None:
     found = run("quiet", replace(SCENARIOS["quiet"], options=LIGHT), tmp_path / "quiet", SECONDS)
     assert found.violations == []

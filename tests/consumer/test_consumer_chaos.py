@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "12"))
 LONGER = 275.0  # more seconds for enough kills, if programs start slowly
 LEASE = 1.5
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + LONGER + 450)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(SECONDS + LONGER + 450)]
 PARTITIONS = {"two": 2, "three": 3}
 
 LOST = "SELECT sequence FROM taskq.task_info EXCEPT SELECT sequence FROM handled"

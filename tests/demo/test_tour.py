@@ -25,7 +25,7 @@ from demo.tour import prepare
 from tests.demo.expected import expected
 from tests.spark.session import SHORT_LIVED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.documents, pytest.mark.timeout(1800)]
 
 SLICE = 4_000
 

@@ -45,6 +45,7 @@ def test_every_page_installs_what_exists() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.documents
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("command", FRESH)
 def test_an_install_command_of_a_page_works_in_a_new_environment(

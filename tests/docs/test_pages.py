@@ -24,7 +24,11 @@ def pages() -> list[ParameterSet]:
     parameters = []
     for path in (page for page in PAGES if str(page.relative_to(ROOT)) not in OF_ANOTHER_TEST):
         code = "".join(re.findall(r"^ *```\w.*?^ *```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
-        marks = [pytest.mark.slow, pytest.mark.timeout(1800)] if STARTS_AIRFLOW_OR_SPARK.search(code) else []
+        marks = (
+            [pytest.mark.slow, pytest.mark.documents, pytest.mark.timeout(1800)]
+            if STARTS_AIRFLOW_OR_SPARK.search(code)
+            else []
+        )
         parameters.append(pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks))
     return parameters
 

@@ -22,7 +22,7 @@ from tests.programs import load
 
 __all__ = ["chromium"]  # a fixture that pytest finds here
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.documents]
 
 HTML = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Playground</title>
 <meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><body>{element}</body></html>"""

@@ -20,6 +20,7 @@ def test_the_first_screen_has_both_commands_and_a_picture() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.documents
 def test_the_queue_alone_works_as_the_first_screen_says(tmp_path: Path) -> None:
     """The lines are typed as they stand there, but the environment is in a folder of the test."""
     _, alone, in_that_shell, shown = _BLOCK.findall(FIRST_SCREEN)

@@ -9,6 +9,7 @@ SMALL = [names for names in PROTOCOL if names[0] not in ("CRASHES", "LOST_ANSWER
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.faults,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(bool(missing()), reason="the model checker spin and a C compiler are not on the PATH"),
 ]

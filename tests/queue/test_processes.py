@@ -18,7 +18,7 @@ from demo.postgres import EmbeddedPostgres
 from tests.queue.conftest import lapse, numbered, until
 from tests.queue.consumer import TABLES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 SECONDS = 12
 LOST = "SELECT identifier FROM pushed EXCEPT SELECT identifier FROM ledger"

@@ -90,6 +90,7 @@ def _one(queue: TaskQueue, query: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(180)
 def test_under_stress_no_task_is_lost_repeated_or_out_of_order(stressed: TaskQueue) -> None:
     counted = stressed.count()

@@ -20,7 +20,7 @@ from airflow_provider_taskq.queue import NewTask, State, TaskQueue, TopicPolicy,
 from tests.queue.conftest import until
 from tests.worker.chaos_worker import LEASE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
 
 SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "15"))
 IDENTIFIERS = 40
