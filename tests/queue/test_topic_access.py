@@ -467,6 +467,7 @@ WITHOUT_TOPIC = {
     "defer_held_tasks": OWN_OWNER,
     "finish_stage": OWN_STAGE,
     "format_duration": NO_TASK,
+    "draw_fence": OWN_OWNER,
     "heartbeat": OWN_OWNER,
     "is_worker_active": NO_TASK,
     "maintain": ENDS_DUE,

@@ -85,7 +85,7 @@ def test_a_failing_batch_follows_the_table_of_camunda_correlate_and_later_messag
             queue.complete(owner, dict.fromkeys(group, Decision(Result.FAILURE, error=f"at {second}")))
             reported.append((second, known(queue, first).attempt, schedule.due(first)))
     assert reported == CORRELATION
-    assert seen == [(6, ["first"]), (12, ["first"])] + [(second, ["second", "first"]) for second in (72, 192, 432, 600)]
+    assert seen == [(6, ["first"]), (12, ["first"])] + [(second, ["first", "second"]) for second in (72, 192, 432, 600)]
     info = known(queue, first)
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
     schedule.go_to(7200)
