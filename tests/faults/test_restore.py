@@ -38,7 +38,7 @@ from tests.queue.conftest import passed, states, until
 
 HOUR = timedelta(hours=1)
 GROUP = "copies"
-SKIP_FENCES = "SELECT setval('taskq_internal.fence', nextval('taskq_internal.fence') + 1000000)"
+SKIP_FENCES = "SELECT setval('taskq_internal.fence', nextval('taskq_internal.fence') + 1000000000000)"
 ARCHIVED = "SELECT coalesce(last_archived_wal, '') >= %s FROM pg_stat_archiver"
 # The server has to answer these with nothing, whatever was open at the moment of the copy.
 BROKEN = {
