@@ -258,7 +258,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         return self._polled(
             topic,
             owner,
-            "SELECT t.*, (SELECT taskq.draw_fence(%s::text, %s::bigint))"
+            "SELECT (SELECT taskq.draw_fence(%s::text, %s::bigint)), t.*"
             " FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text) t",
             (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
         )
@@ -364,7 +364,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         return self._polled(
             topic,
             owner,
-            "SELECT t.*, (SELECT taskq.draw_fence(%s::text, %s::bigint))"
+            "SELECT (SELECT taskq.draw_fence(%s::text, %s::bigint)), t.*"
             " FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
             " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text, %b::int[]) t",
             (

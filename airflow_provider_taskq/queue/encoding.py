@@ -278,10 +278,10 @@ def task_row(topic: str) -> BaseRowFactory[Task]:
 
 
 def polled_row(topic: str, polled: Polled) -> BaseRowFactory[Task]:
-    """Create a row factory for the columns of `task_row` and the fence of the poll, which it stores in `polled`."""
+    """Create a row factory for the fence of the poll, which it stores in `polled`, and the columns of `task_row`."""
 
     def make(row: Sequence[Any]) -> Task:
-        polled.fence = row[6]
-        return Task(row[0], topic, row[1], row[2], row[3], row[4], row[5])
+        polled.fence = row[0]
+        return Task(row[1], topic, row[2], row[3], row[4], row[5], row[6])
 
     return lambda _: make

@@ -162,9 +162,9 @@ def test_a_grouped_worker_does_not_fail_finished_work_when_the_server_cancels_th
         started.set()
         go_on.wait(60)
 
-    def handle_within(task: Task, within: TaskQueue) -> None:
+    def handle_within(task: Task, queue: TaskQueue) -> None:
         handle(task)
-        within.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
+        queue.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
 
     queue.push("work", ["a"])
     limit_statements(queue, setting)
@@ -198,7 +198,7 @@ def test_a_consumer_continues_after_the_server_cancels_its_progress(
 ) -> None:
     heard, started, go_on = Heard(), threading.Event(), threading.Event()
 
-    def handle(event: Task, _: TaskQueue) -> None:
+    def handle(event: Task) -> None:
         started.set()
         go_on.wait(60)
         heard.hear(event)
@@ -250,9 +250,9 @@ def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_with_the_re
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
     called: list[str] = []
 
-    def handle(task: Task, within: TaskQueue) -> None:
+    def handle(task: Task, queue: TaskQueue) -> None:
         called.append(task.identifier)
-        within.conn.execute("SELECT pg_sleep(600)")
+        queue.conn.execute("SELECT pg_sleep(600)")
 
     queue.push("work", ["a"])
     short = SECOND / 10
@@ -268,8 +268,8 @@ def test_a_transactional_handler_that_is_always_too_slow_ends_its_partition_with
 ) -> None:
     heard = Heard()
 
-    def handle(_: Task, within: TaskQueue) -> None:
-        within.conn.execute("SELECT pg_sleep(600)")
+    def handle(_: Task, queue: TaskQueue) -> None:
+        queue.conn.execute("SELECT pg_sleep(600)")
 
     heard.group.on()(handle)
     queue.push("work", ["a"])

@@ -41,7 +41,7 @@ from tests.queue.conftest import hurry, until
 from tests.queue.test_access import verbs
 
 LEASE = timedelta(minutes=5)
-LEASED = PartitionLease("group", "work", 1, 1, None, 0, 2, taken_over=False)
+LEASED = PartitionLease("group", "work", 1, 1, None, 0, 3, taken_over=False)
 WAITING = """SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database()
     AND l.mode = 'AccessExclusiveLock' AND NOT l.granted"""
 BUILDING = """SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database()
@@ -222,6 +222,7 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "deactivate_worker": lambda: queue.deactivate_worker("another"),
         "dependencies": lambda: queue.dependencies("work", 5),
         "drain_counts": lambda: queue.drain_counts("work", "me", now - LEASE),
+        "draw_fence": lambda: queue.draw_fence(owner),
         "drain_report": lambda: queue.drain_report("drain"),
         "end_drain": lambda: queue.end_drain("drain", {}, owner),
         "find_claimed": lambda: queue.find_claimed("work", "me"),
@@ -286,8 +287,8 @@ class WideCursor(psycopg.Cursor[Any]):
 
     def execute(self, query: Any, *args: Any, **options: Any) -> Any:
         """Executes a statement."""
-        wide = rb"SELECT *, 0 AS of_next_release FROM taskq."
-        narrow = rb"SELECT \* FROM taskq\.(?!topics|renew_partitions)"  # these return single values
+        wide = rb"\1*, 0 AS of_next_release FROM taskq."
+        narrow = rb"(SELECT |, t\.)\* FROM taskq\.(?!topics|renew_partitions)"  # these return single values
         return super().execute(
             re.sub(narrow, wide, query if isinstance(query, bytes) else query.encode()), *args, **options
         )
