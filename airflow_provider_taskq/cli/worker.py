@@ -24,9 +24,10 @@ ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 
 
 @click.command(
-    help="Handle the tasks of a topic with MODULE:FUNCTION: a function that takes a task and returns a Result or a "
-    "Decision, or a handler made by worker.each, batch or a Composite. The current folder is searched first. SIGTERM "
-    "and Ctrl-C stop the worker: it finishes its running tasks and releases the rest. A second one stops it at once."
+    help="Handle the tasks of a topic with MODULE:FUNCTION: a function that takes a task and returns a Result, a "
+    "Decision or nothing, which is SUCCESS; or a handler made by worker.each, batch or a Composite. The current folder "
+    "is searched first. SIGTERM and Ctrl-C stop the worker: it finishes its running tasks and releases the rest. A "
+    "second one stops it at once."
 )
 @click.argument("handler", metavar="MODULE:FUNCTION")
 @click.option("--topic", "-t", type=TOPIC, required=True, help="The topic.")
