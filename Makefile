@@ -71,6 +71,7 @@ check: setup  ## check format, lint, types, layers, words, and build the site
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
 	@$(BIN)/python tools/words.py
+	@$(BIN)/python -m tests.durations
 	@$(MKDOCS) build -f tools/mkdocs.yml >.venv/mkdocs.log 2>&1 || { cat .venv/mkdocs.log >&2; exit 1; }
 	@echo 'check: format, lint, types, layers, words and the site are in order'
 

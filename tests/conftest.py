@@ -18,6 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install
 from demo.postgres import EmbeddedPostgres
+from tests.durations import LongTests
 from tests.groups import in_order_of_groups, make_scheduler
 from tests.internals import SCHEMAS, empty_queue
 from tests.spark.session import python_environment, spark, spark_log
@@ -33,9 +34,11 @@ TEMPLATE = f"taskq_template_{os.getpid()}"
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_prepared_transactions": "8"}
 
 
-def pytest_configure() -> None:
-    """Ends pytest on SIGTERM as on Ctrl-C, so that fixtures stop what they started."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Ends pytest on SIGTERM as on Ctrl-C, so that fixtures stop what they started. Lists tests that take long."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if config.pluginmanager.has_plugin("cacheprovider") and not hasattr(config, "workerinput"):  # not in a process of pytest-xdist
+        config.pluginmanager.register(LongTests(config))
     for name in ("COLUMNS", "LINES"):  # readline sets them in the processes of pytest-xdist, which have no terminal
         os.environ.pop(name, None)
 
