@@ -37,7 +37,8 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", 
 def pytest_configure(config: pytest.Config) -> None:
     """Ends pytest on SIGTERM as on Ctrl-C, so that fixtures stop what they started. Lists tests that take long."""
     signal.signal(signal.SIGTERM, _interrupt)
-    if config.pluginmanager.has_plugin("cacheprovider") and not hasattr(config, "workerinput"):  # not in a process of pytest-xdist
+    inside_xdist = hasattr(config, "workerinput")
+    if config.pluginmanager.has_plugin("cacheprovider") and not inside_xdist:
         config.pluginmanager.register(LongTests(config))
     for name in ("COLUMNS", "LINES"):  # readline sets them in the processes of pytest-xdist, which have no terminal
         os.environ.pop(name, None)

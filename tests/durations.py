@@ -25,7 +25,7 @@ class LongTests:
         assert config.cache is not None
         self._cache = config.cache
         self._processes = int(getattr(config.option, "numprocesses", None) or 1)
-        self._found: dict[str, float] = dict(self._cache.get(KEY, {}))
+        self._found = still_there(self._cache.get(KEY, {}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Compares a test with the limit."""
@@ -57,19 +57,23 @@ def lines(found: dict[str, float]) -> Iterable[str]:
         yield f"  {seconds:5.1f} s  {nodeid}"
 
 
-def exists(nodeid: str) -> bool:
-    """Whether a test is still in its file."""
-    path, *_, name = nodeid.partition("[")[0].split("::")
-    file = ROOT / path
-    return file.exists() and f"def {name}(" in file.read_text(encoding="utf-8")
+def still_there(found: dict[str, float]) -> dict[str, float]:
+    """Leave out the tests that were removed or renamed."""
+
+    def exists(nodeid: str) -> bool:
+        path, *_, name = nodeid.partition("[")[0].split("::")
+        file = ROOT / path
+        return file.exists() and f"def {name}(" in file.read_text(encoding="utf-8")
+
+    return {nodeid: seconds for nodeid, seconds in found.items() if exists(nodeid)}
 
 
 def main() -> None:
     """Fail if the last runs found tests above the limit that are not marked slow."""
     noted = ROOT / ".pytest_cache" / "v" / KEY
-    found: dict[str, float] = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {}
-    if left := {nodeid: seconds for nodeid, seconds in found.items() if exists(nodeid)}:
-        listed = "\n".join(lines(left))
+    found = still_there(json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {})
+    if found:
+        listed = "\n".join(lines(found))
         sys.exit(
             f"{listed}\ncheck: these tests take more than {LIMIT:g} s. Shorten them or mark them slow, and run them"
         )

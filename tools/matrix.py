@@ -5,11 +5,15 @@ its environment (`--resolve` writes it). `spark-X.Y.txt` names a Spark: its envi
 packages in the versions of .venv. `wheel.txt` names Airflow and the FAB provider: our wheel is installed with them as
 pip resolves it, without other pins. `postgres.json` pins npm packages with the programs of those releases of PostgreSQL
 that `make test` does not start. They lack pg_dump, so restores are tested on the system's PostgreSQL, if it
-has one. .venv itself has the newest Airflow and comes last. Arguments are passed to pytest.
+has one. .venv itself has the newest Airflow and comes last.
+
+`--oldest` takes the oldest release of each product, as CI does, `--only airflow-3.1` a single one. Other arguments are
+passed to pytest.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -21,8 +25,9 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import NamedTuple
@@ -195,22 +200,30 @@ def airflow_leg(python: Path, *, older: bool = False) -> Leg:
     return Leg("Airflow " + version(python, "apache-airflow-core"), python, [*theirs, *ignored, TESTS])
 
 
-def wheel_leg(python: Path) -> Leg:
+def older_airflow_leg(release: str) -> Leg:
+    """The same tests on an older release."""
+    return airflow_leg(with_airflow(release), older=True)
+
+
+def wheel_leg() -> Leg:
     """The same tests on the wheel's environment, and those of the FAB auth manager."""
-    leg = airflow_leg(python)
+    leg = airflow_leg(python := with_wheel())
     return Leg(leg.name + " from the index, with FAB", python, [*leg.arguments, FAB_TESTS])
 
 
-def spark_leg(python: Path) -> Leg:
+def spark_leg(release: str) -> Leg:
     """The tests of tests/spark that share one session."""
+    python = with_spark(release)
     files = ["tests/spark/test_%s.py" % name for name in SPARK_TESTS]
     return Leg("Spark " + version(python, "pyspark"), python, ["-W", SPARKS_WARNING, *files])
 
 
-def postgres_leg(pin: dict[str, str], programs: Path) -> Leg:
+def postgres_leg(pin: dict[str, str], stack: ExitStack) -> Leg:
     """The tests of the queue and of upgrades on that server. The package has no pg_dump for those of restores."""
+    programs = stack.enter_context(with_postgres(pin))
     name = "PostgreSQL " + pin["version"].partition("-")[0].removesuffix(".0")
-    arguments = ["-m", "not slow", "tests/queue", "tests/faults/test_upgrades.py"]
+    processes = str((os.cpu_count() or 1) + 1)
+    arguments = ["-n", processes, "-m", "not slow", "tests/queue", "tests/faults/test_upgrades.py"]
     return Leg(name, VENV / "bin" / "python", arguments, {"TASKQ_TEST_PROGRAMS": str(programs)})
 
 
@@ -284,21 +297,53 @@ def reason(skipped: ET.Element) -> str:
     return (skipped.text or "").rpartition("Skipped: ")[2].rstrip("')\"") if whole_file else skipped.get("message", "")
 
 
-def failed_servers(options: list[str]) -> list[str]:
-    """The older releases of PostgreSQL on which a test failed."""
+def servers(stack: ExitStack) -> dict[str, Callable[[], Leg | None]]:
+    """The legs of older releases of PostgreSQL by their names; the stack removes the programs at the end."""
     if platform.machine() != "x86_64":
         say("the pinned programs of PostgreSQL run on x86_64 only, and this machine is %s" % platform.machine())
-        return []
-    failed = []
-    for pin in json.loads((PINS / "postgres.json").read_text(encoding="utf-8")):
-        with with_postgres(pin) as programs:
-            leg = postgres_leg(pin, programs)
-            if not test(leg, options):
-                failed.append(leg.name)
-    system = system_leg()
-    if system is not None and not test(system, options):
-        failed.append(system.name)
-    return failed
+        return {}
+    pins = json.loads((PINS / "postgres.json").read_text(encoding="utf-8"))
+    found: dict[str, Callable[[], Leg | None]] = {
+        "postgresql-%s" % pin["version"].partition(".")[0]: partial(postgres_leg, pin, stack) for pin in pins
+    }
+    return {**found, "postgresql-system": system_leg}
+
+
+def all_legs(stack: ExitStack) -> dict[str, Callable[[], Leg | None]]:
+    """Every leg by its name. The releases of a product come oldest first; what a leg lacks is made when it begins."""
+    older = {"airflow-" + release: partial(older_airflow_leg, release) for release in releases()}
+    sparks = {"spark-" + release: partial(spark_leg, release) for release in releases("spark")}
+    newest = partial(airflow_leg, VENV / "bin" / "python")
+    return {**servers(stack), **older, **sparks, "wheel": wheel_leg, "airflow": newest}
+
+
+def oldest(names: Iterable[str]) -> list[str]:
+    """The first leg of each product."""
+    return list({name.partition("-")[0]: name for name in reversed(list(names)) if "-" in name}.values())
+
+
+@contextmanager
+def one_run_at_a_time() -> Iterator[None]:
+    """A second run waits while the first makes environments, and then finds them complete."""
+    FOLDER.mkdir(exist_ok=True)
+    lock = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def failed_legs(only: list[str], of_the_oldest: bool, options: list[str]) -> list[str]:
+    """Run the chosen legs, or all; return the names of those that failed."""
+    with ExitStack() as stack:
+        legs = all_legs(stack)
+        chosen = oldest(legs) if of_the_oldest else only or list(legs)
+        if unknown := set(chosen) - set(legs):
+            sys.exit("test-matrix: unknown leg %s: use %s" % (", ".join(sorted(unknown)), ", ".join(legs)))
+        with one_run_at_a_time():
+            found = [(name, legs[name]()) for name in chosen]
+        return [name for name, leg in found if leg is not None and not test(leg, options)]
 
 
 def main() -> None:
@@ -307,18 +352,18 @@ def main() -> None:
         for release in releases():
             resolve(release)
         return
+    parser = argparse.ArgumentParser(
+        prog="test-matrix", description="Test on older releases. Other options go to pytest."
+    )
+    parser.add_argument("--oldest", action="store_true", help="the oldest PostgreSQL, Airflow and Spark only")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="LEG", help="a leg by its name, e.g. airflow-3.1"
+    )
+    chosen, options = parser.parse_known_args()
     ensure_java()
-    FOLDER.mkdir(exist_ok=True)
-    lock = os.open(FOLDER, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits, and then finds the stamps
-    older = [airflow_leg(with_airflow(release), older=True) for release in releases()]
-    sparks = [spark_leg(with_spark(release)) for release in releases("spark")]
-    wheel = wheel_leg(with_wheel())
-    fcntl.flock(lock, fcntl.LOCK_UN)
-    legs = [*older, *sparks, wheel, airflow_leg(VENV / "bin" / "python")]
-    failed = [] if check_resolutions() else ["the versions of pyspark and pyspark-client"]
-    failed += failed_servers(sys.argv[1:])
-    failed += [leg.name for leg in legs if not test(leg, sys.argv[1:])]
+    whole = not (chosen.oldest or chosen.only)
+    failed = ["the versions of pyspark and pyspark-client"] if whole and not check_resolutions() else []
+    failed += failed_legs(chosen.only, chosen.oldest, options)
     if failed:
         sys.exit("test-matrix: failed on " + ", ".join(failed))
 
