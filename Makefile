@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything runs in .venv; the first target that needs .venv makes it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-spark setup-test demo test tests archive test-fast test-faults test-docs test-matrix chaos fuzz model check docs format bench dist pictures constraints audit clean
+.PHONY: help setup setup-spark setup-test demo test tests archive test-fast test-faults test-docs test-matrix chaos fuzz check docs format bench dist constraints clean
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 FLIGHTS ?=
@@ -22,7 +22,7 @@ SETUP = command -v "$(PYTHON)" >/dev/null || { \
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup:  ## make .venv from the pinned releases, unless it is up to date
+setup:  ## once, or never: make .venv from the pinned releases; each target does it
 	@$(SETUP)
 
 setup-spark:
@@ -53,19 +53,16 @@ test-faults: setup-test archive  ## after a change of leases, workers or commits
 test-docs: setup-test archive  ## after a change of a page or the demonstration: all that a newcomer types; ARGS go to pytest
 	@$(PYTEST) -m documents $(PROCESSES) $(ARGS)
 
-test-matrix: setup  ## run tests on Airflow 3.1 to 3.3 and FAB, on Spark 4.1, and on PostgreSQL 14 to 17; ARGS go to pytest
+test-matrix: setup  ## after an upgrade of a dependency: older Airflow, Spark and PostgreSQL; ARGS=--oldest, '--only airflow-3.1'
 	@$(RUN) tools/matrix.py $(ARGS)
 
-chaos: setup-test archive  ## kill, cut and fill what the queue needs, and judge the histories, in an hour; ARGS='--only crash'
+chaos: setup-test archive  ## before a release: each fault for longer, judged by its history, in an hour; ARGS='--only crash'
 	@$(RUN) -m tests.chaos $(ARGS)
 
-fuzz: setup-test  ## give the queue hostile input that differs each time; TASKQ_FUZZ=fixed for that of CI; ARGS go to pytest
+fuzz: setup-test  ## after a change of what users pass in: hostile input, new in each run; TASKQ_FUZZ=fixed repeats that of CI
 	@TASKQ_FUZZ="$(or $(TASKQ_FUZZ),fresh)" $(RUN) -m pytest -q tests/fuzz tests/plugin/test_hostile_requests.py $(ARGS)
 
-model: setup  ## search all interleavings of the protocol, and find each planted error; needs spin and gcc
-	@$(RUN) -m tests.protocol
-
-check: setup  ## check format, lint, types, layers, words, and build the site
+check: setup  ## before a commit, and part of test: format, lint, types, layers, words, the site
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python -m mypy --no-error-summary
@@ -75,31 +72,28 @@ check: setup  ## check format, lint, types, layers, words, and build the site
 	@$(MKDOCS) build -f tools/mkdocs.yml >.venv/mkdocs.log 2>&1 || { cat .venv/mkdocs.log >&2; exit 1; }
 	@echo 'check: format, lint, types, layers, words and the site are in order'
 
-docs: setup  ## build the site into build/site and check its links; ARGS=serve serves it on the loopback address
+docs: setup  ## while you write: build the site into build/site, and check its links; ARGS=serve serves it
 	@$(MKDOCS) $(or $(ARGS),build) -f tools/mkdocs.yml
 
-pictures: setup-test  ## take the screenshots of the page in docs/pictures again
-	@TASKQ_PICTURES=docs/pictures $(RUN) -m pytest -q tests/plugin/test_page_pictures.py
-
-format: setup  ## format the sources with ruff
+format: setup  ## when check asks for it: format the sources with ruff
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-bench: setup-spark  ## measure push, claim and drain, compared with raw SQL; ARGS=peers compares with other queues
+bench: setup-spark  ## after a change of the hot path: measure push, claim and drain beside raw SQL; ARGS=peers adds other queues
 	@$(RUN) -m bench $(ARGS)
 
-dist: setup  ## build both distributions into dist/, check and install them; ARGS='--release v1.2.3' checks a release
+dist: setup  ## before a release: build both distributions into dist/, check and install them; ARGS='--release v1.2.3'
 	@$(RUN) tools/dist.py $(ARGS)
 
-constraints: setup  ## resolve constraints/*.txt and tools/pins/hashes.txt again from pyproject.toml and the pins of tools/pins
-	@$(BIN)/python tools/constraints.py
-	@$(BIN)/python tools/matrix.py --resolve
+constraints: setup  ## after a change of a dependency: resolve all pins again; ARGS=audit asks the advisory database about them
+	@$(if $(filter audit,$(ARGS)),$(AUDIT),$(BIN)/python tools/constraints.py && $(BIN)/python tools/matrix.py --resolve)
 
-audit: setup  ## ask the advisory database of Python about every pinned package; needs the internet
-	@for pins in constraints/*.txt tools/pins/spark-*.txt bench/peers/pins.txt; do \
+define AUDIT
+	for pins in constraints/*.txt tools/pins/spark-*.txt bench/peers/pins.txt; do \
 		grep == "$$pins" | $(BIN)/uv tool run --quiet pip-audit==2.10.1 --requirement /dev/stdin --no-deps --disable-pip \
 			--strict --progress-spinner off || { echo "audit: $$pins" >&2; exit 1; }; \
 	done
+endef
 
 clean:  ## remove .venv, caches and built files
 	@test ! -e .venv || test -e .venv/made-by-taskq-setup || { echo 'clean: .venv is not ours' >&2; exit 1; }

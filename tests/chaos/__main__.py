@@ -1,4 +1,4 @@
-"""The chaos suite: runs all scenarios, and prints their table; then kills processes of Airflow and Spark.
+"""The chaos suite: runs and judges all scenarios, kills processes of Airflow and Spark, and searches the model.
 
     python -m tests.chaos --only crash silent --seconds 10 --keep /tmp/histories
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.chaos.run import Outcome, run
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.site import ROOT, WORKERS
+from tests.protocol import __main__ as protocol
 
 COLUMNS = (
     "scenario",
@@ -34,6 +35,7 @@ COLUMNS = (
     "decisions/s before, in, after",
     "recovery",
 )
+PARTS = [*SCENARIOS, "airflow", "model"]
 SHOWN = 20
 RATE = 0.95  # at least, of the pushes: one more or less falls into the time that is measured
 RATE_OF_ROUNDS = 0.6  # for Spark, which commits many decisions at once
@@ -54,7 +56,7 @@ TESTS = (
 def main() -> int:
     """Runs the scenarios that are named, or all."""
     parser = ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=[*SCENARIOS, "airflow"], default=[*SCENARIOS, "airflow"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each fault; half of it after, a quarter before")
     parser.add_argument("--allow-missing", action="store_true", help="whether scenarios may lack a program or a right")
     parser.add_argument("--keep", type=Path, help="a folder that keeps the histories")
@@ -70,6 +72,8 @@ def main() -> int:
         failed = shown(name, scenario, options) or failed
     if "airflow" in options.only:
         failed = not tests_pass() or failed
+    if "model" in options.only and not (options.allow_missing and protocol.missing()):
+        failed = bool(protocol.main()) or failed
     return int(failed)
 
 

@@ -1,6 +1,6 @@
 """Three clicks that lead to the reason of a stuck task, and every view: the pictures of docs/production/page.md.
 
-`make pictures` keeps the pictures.
+TASKQ_PICTURES=docs/pictures keeps the pictures.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The model of the protocol, if this machine has spin: `make model` also searches what takes minutes."""
+"""The model of the protocol, if this machine has spin: `make chaos` also searches what takes minutes."""
 
 import pytest
 
