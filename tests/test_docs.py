@@ -26,11 +26,6 @@ def test_every_test_that_a_document_names_exists(repository: Path, defined_tests
         assert named - defined_tests == set(), page.name
 
 
-@pytest.mark.parametrize(("page", "least"), [("why/evidence/guarantees.md", 50), ("why/evidence/features.md", 50)])
-def test_the_pages_of_evidence_name_tests(repository: Path, page: str, least: int) -> None:
-    assert len(set(re.findall(r"`(test_\w+)`", (repository / "docs" / page).read_text(encoding="utf-8")))) > least
-
-
 def test_every_document_that_a_source_names_exists(repository: Path) -> None:
     folders = ("airflow_provider_taskq", "bench", "demo", "example_dags", "tests", "tools")
     for folder in folders:

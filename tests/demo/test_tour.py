@@ -25,7 +25,12 @@ from demo.tour import prepare
 from tests.demo.expected import expected
 from tests.spark.session import SHORT_LIVED
 
-pytestmark = [pytest.mark.slow, pytest.mark.documents, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.documents,
+    pytest.mark.timeout(1800),
+    pytest.mark.promise("The examples, and the code of each page of this site, run as they are written"),
+]
 
 SLICE = 4_000
 
@@ -115,6 +120,7 @@ def test_a_demo_that_keeps_running_proposes_commands_that_work(demo: Demo) -> No
     assert "Would" in demo.answers, "the retry only says what it would do"
 
 
+@pytest.mark.promise("the Spark driver is killed")
 def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_done_twice(demo: Demo) -> None:
     states = re.findall(r"drain (\w+)", demo.output.partition("the gate is deferred")[2])
     assert [state for state, _ in itertools.groupby(states) if state in ("up_for_retry", "success")] == [

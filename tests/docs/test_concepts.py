@@ -40,6 +40,7 @@ def test_the_table_of_insertions_has_every_state() -> None:
     assert {row for row, _, _ in cells()} == {SAME_PUSH, *State.__members__}
 
 
+@pytest.mark.promise("An older task changes as the table of insertions says")
 @pytest.mark.parametrize(("older", "insertion", "cell"), cells())
 def test_a_push_does_what_the_table_of_insertions_says(
     queue: TaskQueue, older: str, insertion: Insertion, cell: str

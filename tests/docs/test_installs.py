@@ -11,6 +11,8 @@ import pytest
 from airflow_provider_taskq import __version__
 from tests.docs.installs import NAMES, PAGES, RELEASED, ROOT, correction, install_commands
 
+pytestmark = pytest.mark.promise("The examples, and the code of each page of this site, run as they are written")
+
 BY_PAGE = {str(page.relative_to(ROOT)): tuple(install_commands(page.read_text(encoding="utf-8"))) for page in PAGES}
 # This keeps the version of an Airflow that is there: it runs after the command without it.
 KEEPS_AIRFLOW = ' "apache-airflow==$(airflow version)"'

@@ -15,6 +15,8 @@ from airflow_provider_taskq import metrics
 from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
 from airflow_provider_taskq.worker.metrics_endpoint import METRICS
 
+pytestmark = pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
+
 Labels = dict[str, set[str]]
 
 PRODUCTION = Path(__file__).parents[2] / "docs" / "production"

@@ -12,6 +12,8 @@ from psycopg import sql
 from tests.docs.blocks import BlockError, read_blocks
 from tests.docs.pages import Page
 
+pytestmark = pytest.mark.promise("The examples, and the code of each page of this site, run as they are written")
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 STARTS_AIRFLOW_OR_SPARK = re.compile(r"\bairflow[. ]|\bexample_dags/|\bpyspark\b|\bspark-submit\b")

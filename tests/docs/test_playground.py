@@ -22,7 +22,11 @@ from tests.programs import load
 
 __all__ = ["chromium"]  # a fixture that pytest finds here
 
-pytestmark = [pytest.mark.slow, pytest.mark.documents]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.documents,
+    pytest.mark.promise("The examples, and the code of each page of this site, run as they are written"),
+]
 
 HTML = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Playground</title>
 <meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><body>{element}</body></html>"""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.promise("The examples, and the code of each page of this site, run as they are written")
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIRST_SCREEN = "\n".join(README.splitlines()[:45])

@@ -14,6 +14,8 @@ from airflow_provider_taskq.cli.program import VERBS
 from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import errors
 
+pytestmark = pytest.mark.promise("A program in any language calls the same functions")
+
 ROOT = Path(__file__).parents[2]
 
 

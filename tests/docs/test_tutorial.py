@@ -17,7 +17,12 @@ from tests.docs.pages import Page
 from tests.docs.test_pages import ROOT
 from tests.spark.session import SHORT_LIVED
 
-pytestmark = [pytest.mark.slow, pytest.mark.documents, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.documents,
+    pytest.mark.timeout(3600),
+    pytest.mark.promise("The examples, and the code of each page of this site, run as they are written"),
+]
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 

@@ -23,7 +23,11 @@ from airflow_provider_taskq.queue import (
 from tests.fuzz.inputs import DURATIONS, FUZZ, JSON, MOMENTS, TEXTS, WHOLE
 from tests.fuzz.outcomes import StoredState, attempt
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue"),
+]
 
 NOW = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)  # the night on which summer time begins in Europe
 RETRY = st.fixed_dictionaries(

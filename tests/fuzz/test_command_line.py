@@ -19,7 +19,13 @@ from tests.fuzz.outcomes import StoredState, check_shares, limited_time
 from tests.fuzz.situation import refill
 from tests.queue.conftest import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.own_database]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.own_database,
+    pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue"),
+    pytest.mark.promise("A command prints what it did or one line of error, as text or JSON"),
+]
 
 ODD = 2  # the exit code of click for words that it cannot use
 # Signs of an error that does not refuse the words.

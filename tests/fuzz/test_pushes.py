@@ -15,7 +15,12 @@ from airflow_provider_taskq.queue.task_input import TASK_FIELDS
 from tests.fuzz.inputs import ANYTHING, DURATIONS, FUZZ, MOMENTS, PAYLOADS, TEXTS, WHOLE, nested
 from tests.fuzz.outcomes import StoredState, attempt, limited_time
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue"),
+    pytest.mark.promise("A payload comes back as it was pushed, or is refused"),
+]
 
 TOPICS = st.one_of(st.just("work"), TEXTS)
 FIELDS = {

@@ -21,7 +21,11 @@ from tests.fuzz.inputs import DIGITS, FUZZ, INPUTS, MOMENTS, TEXTS, WHOLE, mostl
 from tests.fuzz.outcomes import attempt, check_shares, limited_time
 from tests.fuzz.situation import refill
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,7 @@ def test_a_filter_that_the_database_cannot_apply_exactly_is_left_to_spark(column
     assert filters == PushedFilters()
 
 
+@pytest.mark.promise("Filters return the same rows in Spark and in the database")
 def test_a_pushed_filter_is_left_to_spark_or_selects_the_tasks_that_pass_it(bounded: TaskQueue) -> None:
     refill(bounded)
     conn = bounded.conn

@@ -12,7 +12,10 @@ import pytest
 
 from tests.packaging.conftest import CORE, FULL, Distribution
 
-pytestmark = pytest.mark.slow  # builds both distributions
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("The distributions contain what they need, and declare what they import"),
+]  # builds both distributions
 
 PACKAGE = "airflow_provider_taskq"
 OF_CORE = ("__init__.py", "py.typed", "cli/", "consumer/", "queue/", "worker/")

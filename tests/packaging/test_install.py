@@ -12,7 +12,11 @@ import pytest
 from airflow_provider_taskq import __version__
 from tests.packaging.conftest import CORE, FULL, Distribution
 
-pytestmark = [pytest.mark.slow, pytest.mark.documents]  # builds, and installs from the package index
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.documents,
+    pytest.mark.promise("The distributions contain what they need, and declare what they import"),
+]  # builds, and installs from the package index
 
 HANDLERS = """
 from airflow_provider_taskq.queue import Result

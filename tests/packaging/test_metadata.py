@@ -16,6 +16,8 @@ from airflow_provider_taskq import __version__
 from airflow_provider_taskq.get_provider_info import get_provider_info
 from tests.packaging.conftest import CORE, FULL, Distribution
 
+pytestmark = pytest.mark.promise("The distributions contain what they need, and declare what they import")
+
 DOCUMENTS = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("constraints/README.md", "core/README.md"),

@@ -11,6 +11,8 @@ import pytest
 
 from tests.programs import load
 
+pytestmark = pytest.mark.promise("A release belongs to its tag, its changelog and its schema")
+
 HOME = "https://github.com/home/queue"
 CHANGELOG = (
     "# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-11-22\n\n- News.\n\n## [1.2.2] - 2026-10-01\n\n- Older.\n"

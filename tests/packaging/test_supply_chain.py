@@ -15,6 +15,8 @@ import pytest
 from tests.packaging.conftest import FULL
 from tests.programs import load
 
+pytestmark = pytest.mark.promise("A release belongs to its tag, its changelog and its schema")
+
 # Modules that make objects of any class from bytes or text, and the module that has eval() by another name.
 MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "joblib", "yaml", "builtins"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
@@ -111,6 +113,7 @@ def dangers(source: str) -> set[str]:
     return found
 
 
+@pytest.mark.promise("The package never runs data as code")
 def test_no_module_runs_data_as_code(repository: Path) -> None:
     package = repository / FULL.replace("-provider-", "_provider_").replace("-", "_")
     sources = {str(path.relative_to(package)): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}

@@ -13,6 +13,8 @@ import yaml
 
 from airflow_provider_taskq.cli.program import VERBS
 
+pytestmark = pytest.mark.promise("A release belongs to its tag, its changelog and its schema")
+
 
 @pytest.fixture
 def workflows(repository: Path) -> dict[str, str]:

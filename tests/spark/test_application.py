@@ -18,6 +18,8 @@ from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.spark import application_path, drain
 from tests.spark.programs.transforms import wait_for_gate
 
+pytestmark = pytest.mark.promise("A drain claims round by round within its limits, and releases what it did not begin")
+
 Push = Callable[[int], list[int]]
 
 MODULE = [sys.executable, "-m", "airflow_provider_taskq.spark.drain"]
@@ -79,6 +81,7 @@ def test_invalid_arguments_are_reported_before_spark_starts(
     assert "sesame" not in done.stderr + done.stdout
 
 
+@pytest.mark.promise("An error is one sentence that names the object and the remedy")
 @pytest.mark.slow
 @pytest.mark.usefixtures("queue")
 def test_a_missing_java_is_reported(dsn: str, python_environment: Mapping[str, str]) -> None:
@@ -109,6 +112,7 @@ def test_spark_submit_runs_the_program_which_drains_in_rounds_and_logs_its_progr
         assert line in done.stdout
 
 
+@pytest.mark.promise("An error is one sentence that names the object and the remedy")
 @pytest.mark.slow
 def test_an_error_of_the_transform_is_reported_in_one_line(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str]
@@ -131,6 +135,7 @@ def until_staged(conn: psycopg.Connection[Any], process: subprocess.Popen[bytes]
         time.sleep(0.05)
 
 
+@pytest.mark.promise("the Spark driver is killed")
 @pytest.mark.slow
 def test_the_next_drain_continues_the_work_of_a_terminated_driver(
     spark: SparkSession,
@@ -164,6 +169,7 @@ def test_the_next_drain_continues_the_work_of_a_terminated_driver(
     assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
 
 
+@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
 @pytest.mark.slow
 def test_speculative_executors_without_a_database_in_their_environment_decide_once(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path

@@ -10,6 +10,8 @@ import pytest
 from airflow_provider_taskq.queue import connect
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER, binary_rows, record_batches
 
+pytestmark = pytest.mark.promise("A payload comes back as it was pushed, or is refused")
+
 TABLE = "small smallint, whole int, large bigint, flag boolean, words text, bytes bytea, at timestamptz, span interval"
 ARROW = pa.schema(
     [

@@ -11,6 +11,8 @@ from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from tests.internals import interrupted
 
+pytestmark = pytest.mark.promise("A poll never takes more tasks than requested")
+
 Connection = psycopg.Connection[Any]
 
 

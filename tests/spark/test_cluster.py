@@ -18,7 +18,7 @@ from demo.processes import Servers
 from tests.spark.cluster import Cluster, is_executor, python_without_us, spark_home, standalone_cluster
 from tests.spark.cluster import submit_environment as environment_of
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.promise("Executors and clients of Spark Connect need few libraries")]
 
 Push = Callable[[int], list[int]]
 
@@ -111,6 +111,7 @@ def test_executors_drain_with_the_package_that_is_sent_to_them(
     assert f"drain progress: topic=work round=1 done={COUNT} claimed={COUNT}" in output
 
 
+@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
 @pytest.mark.chaos
 def test_killing_an_executor_during_a_task_changes_no_decision(
     submit: Callable[..., Program],

@@ -11,6 +11,8 @@ import pytest
 
 from airflow_provider_taskq.queue import State, TaskQueue
 
+pytestmark = pytest.mark.promise("Executors and clients of Spark Connect need few libraries")
+
 PROGRAM = Path(__file__).parent / "programs" / "connected.py"
 
 

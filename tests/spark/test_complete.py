@@ -24,6 +24,7 @@ from tests.internals import make_due
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all"),
 ]
 
 Tasks = Callable[..., DataFrame]
@@ -76,6 +77,7 @@ def test_no_decisions_change_nothing(tasks: Tasks, held: Held, complete: Complet
     assert states(queue) == {"ACTIVE": 10}
 
 
+@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
 def test_an_attempt_that_fails_after_staging_has_no_effect(
     spark: SparkSession, dsn: str, tasks: Tasks, held: Held, queue: TaskQueue, conn: psycopg.Connection[Any]
 ) -> None:
@@ -155,6 +157,7 @@ def held_beside(queue: TaskQueue, conn: psycopg.Connection[Any], held: Held) -> 
     return held(10)
 
 
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
 def test_the_first_of_several_results_of_a_task_wins(
     tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue
 ) -> None:

@@ -10,6 +10,8 @@ from airflow_provider_taskq.queue import TaskQueueError, connect
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
 
+pytestmark = pytest.mark.promise("the server fails over, or becomes read-only")
+
 VARIABLES = ("TASKQ_DSN", "TASKQ_DSN_FILE", "PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "PGDATABASE", "PGPASSFILE")
 
 
@@ -105,6 +107,7 @@ def test_an_executor_with_a_dsn_of_its_own_uses_it(dsn: str, monkeypatch: pytest
         ConnectionInfo(elsewhere.conninfo, executors_may_override=False).connect_executor()
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_the_parameters_of_a_connection_are_never_printed() -> None:
     connection_info = ConnectionInfo("postgresql://u:sesame@h/d")
     bound = TaskQDataSource.with_connection(connection_info)({})

@@ -10,6 +10,8 @@ import pytest
 from airflow_provider_taskq.queue import InvalidTask
 from airflow_provider_taskq.spark.encoding import check_decision_columns, encode_decisions
 
+pytestmark = pytest.mark.promise("A transform may be a DataFrame, batches or a function of one task")
+
 STAGE = bytes(range(16))
 
 

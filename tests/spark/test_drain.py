@@ -31,6 +31,7 @@ from tests.spark.successor import taken_over
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("A drain claims round by round within its limits, and releases what it did not begin"),
 ]
 
 Push = Callable[[int], list[int]]
@@ -130,6 +131,7 @@ def test_an_unknown_topic_is_named(spark: SparkSession, dsn: str, queue: TaskQue
     assert queue.owners() == []
 
 
+@pytest.mark.promise("Nothing is decided twice")
 def test_a_drain_that_loses_its_lease_commits_nothing(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_drain_that_loses_its_lease_commits_nothing(
     assert (result.resumed, result.done) == (100, 100)
 
 
+@pytest.mark.promise("A worker keeps its lease while a handler runs")
 def test_a_short_lease_is_kept_through_a_long_job(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
     push(10)
 
@@ -166,6 +169,7 @@ def test_a_short_lease_is_kept_through_a_long_job(spark: SparkSession, dsn: str,
     assert states(queue) == {"SUCCEEDED": 10}
 
 
+@pytest.mark.promise("Upkeep takes milliseconds and waits for no session")
 def test_a_drain_carries_out_upkeep_at_its_start_and_while_spark_works(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
 ) -> None:
@@ -188,6 +192,7 @@ def test_a_drain_carries_out_upkeep_at_its_start_and_while_spark_works(
     assert not [thread for thread in threading.enumerate() if thread.name == "taskq upkeep"]
 
 
+@pytest.mark.promise("No call of a consumer waits for another consumer")
 def test_a_drain_does_not_wait_for_a_session_that_locks_a_task_of_a_lapsed_owner(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
 ) -> None:

@@ -26,6 +26,7 @@ from tests.spark.successor import taken_over
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all"),
 ]
 
 Push = Callable[[int], list[int]]
@@ -65,6 +66,7 @@ def check_once(queue: TaskQueue, sequences: list[int], *results: DrainResult) ->
             assert result.claimed + result.resumed == result.done + result.undecided
 
 
+@pytest.mark.promise("Held tasks are read again with the same rows, in partitions of nearly equal size")
 def test_several_actions_on_a_dataframe_decide_each_task_once(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +84,7 @@ def test_several_actions_on_a_dataframe_decide_each_task_once(
     assert "item-0" in capfd.readouterr().out
 
 
+@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
 def test_retried_spark_tasks_decide_each_task_once(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, tmp_path: Path
 ) -> None:
@@ -105,6 +108,7 @@ def test_retried_spark_tasks_decide_each_task_once(
     check_once(queue, sequences, result)
 
 
+@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
 def test_an_attempt_that_fails_after_staging_all_rows_decides_no_task_twice(
     spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +219,7 @@ def held_up(dsn: str, when: str, gate: Path, process: subprocess.Popen[bytes]) -
         yield
 
 
+@pytest.mark.promise("the Spark driver is killed")
 @pytest.mark.parametrize(
     "when", [pytest.param("before", marks=pytest.mark.chaos), "during", pytest.param("after", marks=pytest.mark.chaos)]
 )

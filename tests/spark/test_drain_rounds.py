@@ -32,6 +32,8 @@ from airflow_provider_taskq.spark.drain import DrainLimits, DrainTotals
 from airflow_provider_taskq.spark.session import DrainSession
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("A drain claims round by round within its limits, and releases what it did not begin")
+
 Push = Callable[[int], list[int]]
 
 NUMBER = "cast(get_json_object(payload, '$.number') AS int)"
@@ -90,6 +92,7 @@ def test_rounds_continue_until_no_task_is_ready(
     assert queue.conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
 
 
+@pytest.mark.promise("A drain fails after its commit if more tasks failed than `max_failed` allows")
 @slow
 def test_failures_of_a_finished_drain_do_not_count_in_the_next_drain_of_its_owner(
     spark: SparkSession, dsn: str, queue: TaskQueue

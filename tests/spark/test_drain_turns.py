@@ -29,6 +29,8 @@ from airflow_provider_taskq.spark import StopReason, by_task, drain, in_arrow
 from airflow_provider_taskq.spark.session import DrainSession
 from tests.internals import hold_tasks, hold_turns
 
+pytestmark = pytest.mark.promise("Under a condition, one Spark task handles an identifier in order")
+
 Connection = psycopg.Connection[Any]
 
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER

@@ -34,6 +34,8 @@ from airflow_provider_taskq.worker import Batch, Composite
 from tests.internals import lapse_lease
 from tests.roles import logged_in
 
+pytestmark = pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all")
+
 Connection = psycopg.Connection[Any]
 Push = Callable[[int], list[int]]
 
@@ -114,6 +116,7 @@ def test_follow_ups_staged_during_the_commit_are_refused(
     assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(1,)]
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_the_error_of_a_follow_up_that_cannot_be_staged_shows_no_payload(dsn: str, sequences: list[int]) -> None:
     payload = json.dumps({"secret": "markedpayload0815"})
     pushed = json.dumps([{"topic": "next", "identifier": "late", "payload": payload}])
@@ -225,6 +228,7 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
     assert following["4-1"].payload == {"of": 4}
 
 
+@pytest.mark.promise("A role may call the functions of its kind, and no others")
 @slow
 @PANDAS
 def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(

@@ -12,6 +12,7 @@ from airflow_provider_taskq.spark.connection import freeze_gc
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("Executors and clients of Spark Connect need few libraries"),
 ]
 
 

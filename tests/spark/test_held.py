@@ -14,6 +14,7 @@ from airflow_provider_taskq.spark.session import describe_error, queue_error
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("Held tasks are read again with the same rows, in partitions of nearly equal size"),
 ]
 
 Tasks = Callable[..., DataFrame]

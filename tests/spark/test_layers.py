@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.promise("Executors and clients of Spark Connect need few libraries")
+
 BLOCK = """
 import sys
 class Absent:

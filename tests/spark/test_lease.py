@@ -11,6 +11,8 @@ from airflow_provider_taskq.queue import Owner, TaskQueue
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 
+pytestmark = pytest.mark.promise("A worker keeps its lease while a handler runs")
+
 
 @pytest.fixture
 def brief(queue: TaskQueue) -> Owner:

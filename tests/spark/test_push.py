@@ -27,6 +27,7 @@ from tests.internals import interrupted, ttls
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("The rows of a job become tasks once, in order, although Spark repeats its tasks"),
 ]
 
 Push = Callable[..., None]
@@ -104,6 +105,7 @@ def test_structs_maps_and_arrays_become_json(spark: SparkSession, write: Push, q
     assert third == [{"n": 1, "none": None}]
 
 
+@pytest.mark.promise("An older task changes as the table of insertions says")
 @pytest.mark.parametrize("insertion", ["append", "SUPERSEDE", "REPLACE", "DELETE"])
 def test_each_insertion_changes_older_tasks_as_a_push_does(
     spark: SparkSession, write: Push, queue: TaskQueue, insertion: str
@@ -152,6 +154,7 @@ def test_a_row_may_depend_on_one_before_it_in_another_topic(spark: SparkSession,
     assert {name: [on.identifier for on in ons] for name, ons in waits.items()} == {"a": [], "b": ["a"], "c": ["b"]}
 
 
+@pytest.mark.promise("An invalid task is refused by its position, and nothing is stored")
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
@@ -325,6 +328,7 @@ def test_the_staged_tasks_of_dead_drivers_are_pruned_after_a_day(
     assert conn.execute(left).fetchall() == [(fresh,)]
 
 
+@pytest.mark.promise("A role may call the functions of its kind, and no others")
 def test_a_producer_may_push_from_spark_and_read_nothing(conn: psycopg.Connection[Any], queue: TaskQueue) -> None:
     name = "taskq_spark_producer"
     conn.execute(f"DROP ROLE IF EXISTS {name}".encode())

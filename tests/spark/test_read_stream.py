@@ -19,6 +19,7 @@ LIMITED = pytest.mark.skipif(not ADMISSION_CONTROL, reason="maxTasksPerTrigger n
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("A stream never passes an open push, and a replayed batch has its effect once"),
 ]
 
 

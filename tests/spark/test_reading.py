@@ -14,6 +14,8 @@ from airflow_provider_taskq.spark.options import HeldOptions, PushOptions
 from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, SequenceRange, TasksOptions
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, LogOptions
 
+pytestmark = pytest.mark.promise("Held tasks are read again with the same rows, in partitions of nearly equal size")
+
 ODD = [
     "plain",
     "",

@@ -24,6 +24,7 @@ from airflow_provider_taskq.worker import Batch, Composite
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan"),
 ]
 
 PASSWORD = "opensesame4711"

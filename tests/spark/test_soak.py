@@ -28,7 +28,12 @@ EVERY = 0.1  # seconds between two pushes
 PATIENCE = max(600.0, SECONDS)
 PROGRAM = Path(__file__).parent / "programs" / "soak.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(SECONDS + 3 * PATIENCE)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.chaos,
+    pytest.mark.timeout(SECONDS + 3 * PATIENCE),
+    pytest.mark.promise("A stream never passes an open push, and a replayed batch has its effect once"),
+]
 
 COPIED = "SELECT coalesce(max(sequence), 0) FROM taskq.newest('copies', 1)"
 COMMITTING = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.push_staged%'"

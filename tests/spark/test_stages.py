@@ -26,6 +26,8 @@ from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.writers import abandon_stage, open_stage
 from tests.queue.conftest import await_lock_wait, until
 
+pytestmark = pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all")
+
 Connection = psycopg.Connection[Any]
 
 CHECK = "SELECT taskq.check_stage(%s, %s, %s)"
@@ -72,6 +74,7 @@ def staged(conn: Connection) -> int:
     return int(row[0])
 
 
+@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
 def test_only_successful_attempts_count(conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]) -> None:
     a, b, c, d = sequences
     stage = open_stage(conn, "owner", owner.fence)
@@ -113,6 +116,7 @@ def test_an_incomplete_stage_is_refused(
     assert complete_stage(conn, owner, stage, {(0, 1): 2}) == 2
 
 
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
 def test_two_results_of_one_task_merge_to_the_first(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
@@ -131,6 +135,7 @@ def test_two_results_of_one_task_merge_to_the_first(
         assert finish_stage(conn, stage) == [(3, 0, [1, 0, 1, 1])]
 
 
+@pytest.mark.promise("Held tasks are read again with the same rows, in partitions of nearly equal size")
 @pytest.mark.parametrize("parts", [1, 3, 4, 20])
 def test_ranges_have_nearly_equal_sizes_without_deferred_and_later_tasks(
     conn: Connection, queue: TaskQueue, owner: Owner, parts: int

@@ -19,6 +19,7 @@ from airflow_provider_taskq.spark.session import describe_error
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("Filters return the same rows in Spark and in the database"),
 ]
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -74,6 +75,7 @@ def test_tasks_are_read_with_all_columns(load: Load, queue: TaskQueue, spark: Sp
         assert row.created.timestamp() == pytest.approx(task.created.timestamp(), abs=1e-5)
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 @pytest.mark.usefixtures("mixed")
 def test_payloads_are_read_only_on_request(load: Load) -> None:
     assert "payload" not in load().columns
@@ -200,6 +202,7 @@ def test_columns_that_cannot_be_read_are_named(
     assert words in describe_error(failed.value)
 
 
+@pytest.mark.promise("A role may call the functions of its kind, and no others")
 def test_a_reader_may_read_tasks_and_nothing_else(
     queue: TaskQueue, conn: psycopg.Connection[Any], mixed: list[int]
 ) -> None:

@@ -13,6 +13,8 @@ from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, NewTa
 from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, drain, in_arrow, in_pandas
 from airflow_provider_taskq.spark.transforms import decision_row, decisions_batch
 
+pytestmark = pytest.mark.promise("A transform may be a DataFrame, batches or a function of one task")
+
 if TYPE_CHECKING:
     import pandas as pd
 

@@ -12,6 +12,7 @@ from tests.faults.poison import POISON, poison
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("A payload that no client can decode fails its own task and stops nothing else"),
 ]
 
 

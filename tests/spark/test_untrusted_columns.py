@@ -22,6 +22,7 @@ from tests.worker.orders import orders
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("The package never runs data as code"),
 ]
 
 # `company` once carried pickled functions to the driver. The other names belong to what an executor reports to it.
