@@ -11,6 +11,8 @@ from airflow_provider_taskq.operators import TaskQPushOperator
 from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.conftest import context_of
 
+pytestmark = pytest.mark.promise("A push emits the events of its assets, lineage and metrics")
+
 
 @pytest.mark.parametrize(
     ("given", "kept"),

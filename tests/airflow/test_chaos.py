@@ -15,7 +15,13 @@ from tests.airflow.chaos_site import Installation
 from tests.airflow.dags.chaos import CHECKING, CLAIMING, HOLDING
 from tests.chaos.faults import END
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.chaos,
+    pytest.mark.timeout(1800),
+    pytest.mark.promise("the triggerer is killed while gates wait"),
+    pytest.mark.promise("PostgreSQL restarts"),
+]
 
 ENDS = 600  # seconds until a step fails; on a machine of its own a step takes a tenth of that
 WORKERS_KILLED = 2

@@ -10,6 +10,8 @@ from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, TaskQueue
 from airflow_provider_taskq.queue.claims import Claim
 from tests.internals import lapse_lease
 
+pytestmark = pytest.mark.promise("A retry, a cleared task and a restarted triggerer find the same claim")
+
 GIVEN: dict[str, Any] = {"topic": "work", "owner": "dag/run/gate/-1", "fence": 7, "claimed": 2}
 
 

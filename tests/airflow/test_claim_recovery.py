@@ -11,7 +11,12 @@ from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.chaos_run import SECONDS, Run
 from tests.airflow.chaos_site import Installation
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.timeout(900),
+    pytest.mark.promise("an Airflow task with a claim is retried or cleared"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -18,7 +18,12 @@ from tests.airflow.chaos_run import SECONDS, Run
 from tests.airflow.chaos_site import Installation
 
 pytest.importorskip("airflow.sdk.bases.resumablejobmixin", reason="Airflow reconnects to drivers from 3.3 on")
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.timeout(900),
+    pytest.mark.promise("an Airflow task with a claim is retried or cleared"),
+]
 
 
 class Durable(Run):

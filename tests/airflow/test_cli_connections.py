@@ -16,6 +16,7 @@ RELEASE = tuple(int(part) for part in __version__.split(".")[:2])
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(RELEASE < (3, 2), reason="Airflow adds commands of providers from 3.2 on"),
+    pytest.mark.promise("Hooks, operators and `airflow taskq` find the connections of Airflow"),
 ]
 
 

@@ -19,7 +19,10 @@ from airflow_provider_taskq.sensors import TaskQSensor
 from tests.airflow.conftest import claim_of, context_of
 from tests.internals import lapse_lease
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("An operator does what its call of the queue does, in one transaction"),
+]
 
 
 def complete(claim: Any, **arguments: Any) -> dict[str, Any]:

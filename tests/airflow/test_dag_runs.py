@@ -17,7 +17,10 @@ from airflow_provider_taskq.queue import Result, State, Task, TaskQueue, connect
 from tests.airflow.dag_runner import run_dags
 from tests.internals import age_tasks, lapse_lease
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("The examples, and the code of each page of this site, run as they are written"),
+]
 
 MARK = "marked-payload"
 DAGS = Path(__file__).parent / "dags"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.promise("The distributions contain what they need, and declare what they import")
+
 DECLARED = {
     "apache-airflow",
     "apache-airflow-providers-apache-spark",

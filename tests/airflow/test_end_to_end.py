@@ -14,7 +14,11 @@ from demo.airflow_site import AirflowSite
 from tests.airflow.dag_runner_program import DagBag
 from tests.airflow.site import MARK, PASSWORD, Arguments, instance, returned, xcoms
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.promise("A gate opens when its topic is ready, in every mode"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,6 +53,7 @@ def test_a_deferred_gate_is_opened_by_a_push(site: AirflowSite, queue: TaskQueue
     assert {json.dumps(task.payload) for task in pushed} == {json.dumps({"mark": MARK})}
 
 
+@pytest.mark.promise("an Airflow task with a claim is retried or cleared")
 def test_a_retry_after_the_claim_continues_with_the_same_tasks(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("claimed")
     queue.push("claimed", ["a", "b", "c"])
@@ -85,6 +90,7 @@ def test_gates_that_open_right_after_they_deferred_all_succeed(
     assert site.wait_run(dag_id, run, {"success"}, 300) == "success"
 
 
+@pytest.mark.promise("A deferred gate uses no worker slot")
 def test_a_gate_that_starts_in_the_triggerer_uses_no_worker(site: AirflowSite, queue: TaskQueue) -> None:
     """A task instance without a worker has no host name, no process id and no queued time."""
     queue.create_topic("started")
@@ -109,6 +115,7 @@ def test_a_gate_that_starts_in_the_triggerer_uses_no_worker(site: AirflowSite, q
     assert site.task_states("started", run)["unknown"] == "failed"
 
 
+@pytest.mark.promise("the triggerer is killed while gates wait")
 def test_a_gate_outlives_its_triggerer(site: AirflowSite, queue: TaskQueue, databases: tuple[str, str]) -> None:
     queue.create_topic("outlived")
     run = site.trigger("gate_only", conf={"topic": "outlived"})
@@ -156,6 +163,7 @@ def test_pushes_in_all_ways_without_showing_a_payload(site: AirflowSite, queue: 
     assert shown == {"count": 2, "identifiers": [f"dict-{run}", "object"]}
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_these_tests_stored_and_logged_no_payload_and_no_password(
     site: AirflowSite, arguments: Arguments, databases: tuple[str, str]
 ) -> None:

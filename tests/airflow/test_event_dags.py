@@ -22,7 +22,11 @@ from tests.airflow.conftest import connection_json
 from tests.airflow.release_marks import CLAIMS_SHARE_STREAMS
 
 pytest.importorskip("airflow.triggers.shared_stream", reason=CLAIMS_SHARE_STREAMS)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.promise("An event trigger ends a task only after its event is stored"),
+]
 
 DAGS = Path(__file__).parent / "dags" / "events.py"
 EXAMPLE = Path(__file__).parents[2] / "example_dags" / "taskq_events.py"

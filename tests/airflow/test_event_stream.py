@@ -30,7 +30,10 @@ from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.faults.poison import POISON, poison
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection"),
+    pytest.mark.promise("An event trigger ends a task only after its event is stored"),
+]
 
 
 class Picky(TaskQEventTrigger):

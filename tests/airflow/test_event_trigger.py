@@ -21,7 +21,10 @@ from tests.airflow.release_marks import CLAIMING
 from tests.airflow.test_trigger import until
 from tests.internals import block_verbs
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection"),
+    pytest.mark.promise("An event trigger ends a task only after its event is stored"),
+]
 
 BLOCKED = (
     "SELECT FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"

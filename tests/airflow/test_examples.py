@@ -15,6 +15,8 @@ from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.triggers.event import has_shared_streams
 from tests.airflow.dag_runner import run_dags
 
+pytestmark = pytest.mark.promise("The examples, and the code of each page of this site, run as they are written")
+
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
 # Imports that every DAG file with Airflow and its Spark provider needs anyway.

@@ -9,7 +9,10 @@ from airflow_provider_taskq.queue import State, TaskQueue, TopicPolicy
 from tests.airflow.conftest import context_of
 from tests.internals import lapse_lease
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("An operator does what its call of the queue does, in one transaction"),
+]
 
 
 def held(queue: TaskQueue, topic: str = "work", owner: str = "worker") -> None:

@@ -26,7 +26,10 @@ from tests.airflow.conftest import Connect, context_of
 from tests.airflow.test_trigger import in_loop, until
 from tests.roles import logged_in
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection"),
+    pytest.mark.promise("A gate opens when its topic is ready, in every mode"),
+]
 
 NOWHERE = "host=127.0.0.1 port=1 user=x password=x dbname=x"
 TRIGGER = ContextVar("TRIGGER", default="no trigger")  # like the triggerer's own context variable

@@ -10,7 +10,11 @@ import pytest
 from airflow_provider_taskq.queue import NewTask, Result, State, TaskQueue, connect
 from tests.airflow.dag_runner import run_dags
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("A gate on task states opens once all are reached, and fails at a failed state"),
+    pytest.mark.promise("A juncture releases each group once under its name, also after a crash"),
+]
 
 DAGS = Path(__file__).parent / "dags" / "state_gates.py"
 MODES = ("deferrable", "reschedule")

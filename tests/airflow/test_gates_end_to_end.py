@@ -10,7 +10,12 @@ from demo.airflow_api import until
 from demo.airflow_site import AirflowSite
 from tests.airflow.site import instance, returned, xcoms
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.promise("A gate on task states opens once all are reached, and fails at a failed state"),
+    pytest.mark.promise("A juncture releases each group once under its name, also after a crash"),
+]
 
 
 @pytest.fixture

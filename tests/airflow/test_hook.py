@@ -18,6 +18,8 @@ from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 from tests.internals import pretend_release
 
+pytestmark = pytest.mark.promise("Hooks, operators and `airflow taskq` find the connections of Airflow")
+
 
 def test_opens_a_psycopg_3_connection_that_works_behind_a_pooler(airflow_connection: str) -> None:
     with TaskQHook(airflow_connection).get_conn() as connection:

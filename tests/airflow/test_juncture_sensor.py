@@ -8,7 +8,10 @@ from airflow_provider_taskq.queue import NewTask, State, TaskQueue
 from airflow_provider_taskq.sensors import TaskQJunctureSensor
 from tests.airflow.conftest import context_of
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("A juncture releases each group once under its name, also after a crash"),
+]
 
 MODES = pytest.mark.parametrize("mode", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
 OPEN = {"topic": "work", "groups": 2}

@@ -7,7 +7,10 @@ from airflow.triggers.base import TriggerEvent
 from airflow_provider_taskq.queue import NewTask, State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQJunctureTrigger
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("A juncture releases each group once under its name, also after a crash"),
+]
 
 READY = {"status": "ready", "topic": "work", "groups": 2}
 

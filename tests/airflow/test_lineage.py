@@ -12,7 +12,10 @@ from airflow_provider_taskq.queue import Result, TaskQueue
 from airflow_provider_taskq.sensors import TaskQSensor
 from tests.airflow.conftest import Connect, claim_of, context_of
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("A push emits the events of its assets, lineage and metrics"),
+]
 
 
 @pytest.fixture

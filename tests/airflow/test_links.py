@@ -10,6 +10,8 @@ from airflow_provider_taskq.operators import TaskQExpireOperator, TaskQPushOpera
 from tests.airflow.conftest import context_of
 from tests.airflow.serialization import restored
 
+pytestmark = pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task")
+
 
 def link_of(operator: Any) -> str:
     operator.render_template_fields(context_of())

@@ -10,6 +10,8 @@ from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.conftest import Connect, context_of
 from tests.internals import age_tasks
 
+pytestmark = pytest.mark.promise("Health names each problem of the queue, and the session that causes it")
+
 
 def health(**arguments: Any) -> dict[str, Any]:
     operator = TaskQHealthOperator(task_id="health", **arguments)

@@ -10,7 +10,12 @@ from demo.airflow_api import until
 from tests.airflow.chaos_site import Installation
 from tests.airflow.dags.many import GATES
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.timeout(900),
+    pytest.mark.promise("A deferred gate uses no worker slot"),
+]
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,8 @@ from airflow_provider_taskq.queues.taskq import TaskQMessageQueueProvider
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 from tests.airflow.release_marks import CLAIMING
 
+pytestmark = pytest.mark.promise("An event trigger ends a task only after its event is stored")
+
 
 @pytest.mark.parametrize(
     "arguments",

@@ -30,6 +30,8 @@ from airflow_provider_taskq.triggers.topic import ClaimRequest
 from tests.airflow.conftest import context_of
 from tests.internals import lapse_lease
 
+pytestmark = pytest.mark.promise("A push emits the events of its assets, lineage and metrics")
+
 
 class Receiver:
     """A receiver of metrics that replaces Airflow's clients of StatsD and OpenTelemetry."""

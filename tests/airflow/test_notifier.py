@@ -11,6 +11,8 @@ from airflow_provider_taskq.queue import State, TaskQueue, UnknownTopic
 from tests.airflow.conftest import context_of
 from tests.airflow.serialization import stored
 
+pytestmark = pytest.mark.promise("An operator does what its call of the queue does, in one transaction")
+
 MARK = "marked-payload"
 
 

@@ -8,6 +8,8 @@ from airflow.sdk import DAG
 from airflow_provider_taskq import operators, sensors
 from airflow_provider_taskq.operators.spark_submit import TaskQSparkSubmitOperator
 
+pytestmark = pytest.mark.promise("An operator does what its call of the queue does, in one transaction")
+
 KINDS: dict[Any, dict[str, Any]] = {
     operators.TaskQPushOperator: {"topic": "work", "tasks": ["a"]},
     operators.TaskQProcessOperator: {"topic": "work", "python_callable": print},

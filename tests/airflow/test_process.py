@@ -28,7 +28,10 @@ from tests.airflow.serialization import restored
 from tests.faults.poison import POISON, poison
 from tests.internals import lapse_lease
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("`TaskQProcessOperator` and `@task.taskq` drain a topic through a function"),
+]
 
 
 def process(python_callable: Any, **arguments: Any) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from airflow.sdk.bases.notifier import BaseNotifier
 
 from airflow_provider_taskq.get_provider_info import get_provider_info
 
+pytestmark = pytest.mark.promise("Hooks, operators and `airflow taskq` find the connections of Airflow")
+
 INFO = get_provider_info()
 
 

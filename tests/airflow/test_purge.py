@@ -10,7 +10,10 @@ from airflow_provider_taskq.queue import NewTask, Result, State, TaskQueue
 from tests.airflow.conftest import context_of
 from tests.internals import age_tasks, interrupted
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("An operator does what its call of the queue does, in one transaction"),
+]
 
 DAY = timedelta(days=1)
 

@@ -13,7 +13,10 @@ from airflow_provider_taskq.queue import InvalidTask, NewTask, State, TaskQueue,
 from tests.airflow.conftest import context_of
 from tests.airflow.serialization import stored
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection"),
+    pytest.mark.promise("An operator does what its call of the queue does, in one transaction"),
+]
 
 MARK = "marked-payload"
 

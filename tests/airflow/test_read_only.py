@@ -13,7 +13,11 @@ from airflow_provider_taskq.triggers.waits import ReadyWait
 from airflow_provider_taskq.triggers.watcher import get_watcher
 from tests.airflow.test_trigger import LINES, in_loop, until
 
-pytestmark = [pytest.mark.usefixtures("airflow_connection"), pytest.mark.own_database]
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection"),
+    pytest.mark.own_database,
+    pytest.mark.promise("the server fails over, or becomes read-only"),
+]
 
 
 def make_read_only(conn: psycopg.Connection, *, on: bool) -> None:

@@ -8,7 +8,7 @@ from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, State, Task
 from airflow_provider_taskq.sensors import TaskQSensor
 from tests.airflow.conftest import claim_of, context_of
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [pytest.mark.usefixtures("airflow_connection", "queue"), pytest.mark.promise("the DAG run fails for good")]
 
 
 def release(claim: Any) -> int:

@@ -10,7 +10,10 @@ from airflow_provider_taskq.queue import Decision, LeaseLost, NotHeld, Result, S
 from tests.airflow.conftest import claim_of, context_of
 from tests.internals import lapse_lease
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection"),
+    pytest.mark.promise("an Airflow task with a claim is retried or cleared"),
+]
 
 
 def complete(claim: dict[str, Any], sequences: list[int] | None = None) -> int:

@@ -6,7 +6,10 @@ from airflow_provider_taskq.operators import TaskQReviveOperator
 from airflow_provider_taskq.queue import InvalidArgument, InvalidState, Result, State, TaskQueue
 from tests.airflow.conftest import context_of
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("An operator does what its call of the queue does, in one transaction"),
+]
 
 
 def ended(queue: TaskQueue, *identifiers: str, result: Result = Result.FAILURE) -> list[int]:

@@ -19,6 +19,8 @@ from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, Tas
 from tests.airflow.conftest import Connect, context_of
 from tests.roles import logged_in
 
+pytestmark = pytest.mark.promise("A role may call the functions of its kind, and no others")
+
 
 @pytest.fixture
 def as_consumer(conn: psycopg.Connection, dsn: str, connect_airflow: Connect) -> Iterator[None]:

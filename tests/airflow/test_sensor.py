@@ -26,7 +26,10 @@ from tests.airflow.conftest import context_of
 from tests.airflow.serialization import restored
 from tests.internals import age_tasks, lapse_lease
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("A gate opens when its topic is ready, in every mode"),
+]
 
 NAME = "dag/run/gate/-1"
 

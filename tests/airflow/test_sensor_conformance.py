@@ -107,6 +107,7 @@ WAITING = ({"mode": "reschedule"}, {"deferrable": True})
 pytestmark = [
     pytest.mark.usefixtures("airflow_connection", "queue"),
     pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()]),
+    pytest.mark.promise("A gate opens when its topic is ready, in every mode"),
 ]
 
 

@@ -36,6 +36,8 @@ from tests.docs.blocks import read_blocks
 from tests.spark.cluster import python_without_us
 from tests.spark.session import SHORT_LIVED
 
+pytestmark = pytest.mark.promise("`TaskQSparkSubmitOperator` drains with Spark, and fails as the drain does")
+
 PROGRAMS = Path(__file__).parents[1] / "spark" / "programs"
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
 

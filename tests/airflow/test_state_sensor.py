@@ -16,7 +16,10 @@ from airflow_provider_taskq.sensors import TaskQStateSensor
 from tests.airflow.conftest import Connect, context_of
 from tests.airflow.serialization import restored
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("A gate on task states opens once all are reached, and fails at a failed state"),
+]
 
 MODES = pytest.mark.parametrize("mode", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
 MESSAGE = "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED"

@@ -8,7 +8,10 @@ from airflow.triggers.base import TriggerEvent
 from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQStateTrigger
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("A gate on task states opens once all are reached, and fails at a failed state"),
+]
 
 
 async def fired(trigger: TaskQStateTrigger) -> TriggerEvent:

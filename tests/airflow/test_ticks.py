@@ -12,7 +12,10 @@ from tests.airflow.serialization import stored
 
 MARK = "marked-payload"
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("An operator does what its call of the queue does, in one transaction"),
+]
 
 
 def install(topic: str = "work", prefix: str = "report", **arguments: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from airflow_provider_taskq.triggers.watcher import Watcher
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [pytest.mark.usefixtures("airflow_connection"), pytest.mark.promise("A deferred gate uses no worker slot")]
 
 LINES = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
 
@@ -239,6 +239,7 @@ def test_reconnects_when_the_server_process_hangs(
         in_loop(lambda: test(conn))
 
 
+@pytest.mark.promise("PostgreSQL restarts")
 def test_survives_a_restart_of_the_server(
     own_server: EmbeddedPostgres, connect_airflow: Connect, checks: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,10 @@ from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers.topic import get_claim_executor
 
-pytestmark = pytest.mark.usefixtures("airflow_connection", "queue")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection", "queue"),
+    pytest.mark.promise("A gate claims in one transaction"),
+]
 
 NAME = "dag/run/gate/-1"
 

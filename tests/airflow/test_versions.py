@@ -10,6 +10,8 @@ from airflow.sdk import DAG
 
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger, has_shared_streams
 
+pytestmark = pytest.mark.promise("A feature that an older Airflow lacks is refused by name")
+
 RELEASE = tuple(int(part) for part in __version__.split(".")[:2])
 EXAMPLE = Path(__file__).parents[2] / "example_dags" / "taskq_events.py"
 MESSAGE = (

@@ -6,6 +6,8 @@ from airflow_provider_taskq.queue import UnknownTopic
 from airflow_provider_taskq.triggers.waits import NO_RESULT, JunctureWait, QueryResult, ReadyWait, StateWait
 from airflow_provider_taskq.triggers.watcher import PollSchedule
 
+pytestmark = pytest.mark.promise("A gate opens when its topic is ready, in every mode")
+
 STATE = StateWait("work", ("a", "b"), frozenset({"SUCCEEDED"}), frozenset({"FAILED"}))
 SUCCEEDED, FAILED, READY = QueryResult(6, None), QueryResult(3, None), QueryResult(1, None)
 

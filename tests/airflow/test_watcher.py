@@ -24,7 +24,7 @@ from tests.airflow.test_trigger import LINES, in_loop, until
 from tests.internals import lapse_lease, make_upkeep_due
 from tests.queue.conftest import lapse
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [pytest.mark.usefixtures("airflow_connection"), pytest.mark.promise("A deferred gate uses no worker slot")]
 
 ROUNDING = 1e-6  # seconds
 SUCCEEDED, FAILED = frozenset({"SUCCEEDED"}), frozenset({"FAILED"})
@@ -185,6 +185,7 @@ def test_waits_end_while_the_server_process_of_the_listener_hangs(
         in_loop(lambda: test(conn))
 
 
+@pytest.mark.promise("PostgreSQL restarts")
 def test_a_listener_reconnects_after_the_server_restarts(
     own_server: EmbeddedPostgres, connect_airflow: Connect
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_role_that_may_only_read_can_wait_and_leaves_upkeep_to_others(
         queue.conn.execute(f"DROP ROLE {role}")
 
 
+@pytest.mark.promise("a worker is killed")
 def test_a_waiting_gate_opens_when_the_tasks_of_a_dead_worker_come_back(
     queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

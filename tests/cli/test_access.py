@@ -9,6 +9,8 @@ from psycopg.conninfo import make_conninfo
 from airflow_provider_taskq.queue import TaskQueue, connect
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.promise("A role may call the functions of its kind, and no others")
+
 
 @pytest.fixture
 def role(dsn: str) -> Iterator[str]:

@@ -14,6 +14,8 @@ from tests.cli.conftest import Ask, Run
 from tests.internals import block_verbs
 from tests.queue.conftest import everything, image, known, lapse, states
 
+pytestmark = pytest.mark.promise("A command asks before it removes anything, and a dry run changes nothing")
+
 
 @pytest.fixture
 def failed(queue: TaskQueue, owner: Owner) -> list[int]:

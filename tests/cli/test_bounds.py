@@ -7,6 +7,8 @@ from tests.cli.conftest import Run
 from tests.internals import store_moments, stored_rows
 from tests.queue.test_bounds import make_world
 
+pytestmark = pytest.mark.promise("A command prints what it did or one line of error, as text or JSON")
+
 DURATIONS = ("99999999d", "9" * 400 + "d", "1e999", "-5m", "nan", "inf", "", "\x00", "\udc80", "365001d")
 MOMENTS = (
     *DURATIONS,

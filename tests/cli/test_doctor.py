@@ -21,6 +21,8 @@ from tests.cli.conftest import Run
 from tests.internals import Release, block_verbs, make_upkeep_due, plant_change, pretend_release, stop_autovacuum
 from tests.queue.conftest import flush_statistics, lapse, pass_time
 
+pytestmark = pytest.mark.promise("`taskq doctor` names each problem with a remedy that mends it")
+
 Doctor = Callable[..., dict[str, Any]]
 MakeRole = Callable[..., str]
 

@@ -20,6 +20,8 @@ from airflow_provider_taskq.cli._times import (
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT
 
+pytestmark = pytest.mark.promise("A duration or a moment is stored as written, or refused")
+
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 

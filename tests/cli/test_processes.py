@@ -16,6 +16,8 @@ import pytest
 from airflow_provider_taskq.queue import NewTask, State, TaskQueue
 from tests.queue.conftest import states, until
 
+pytestmark = pytest.mark.promise("A command prints what it did or one line of error, as text or JSON")
+
 PROGRAM = [sys.executable, "-m", "airflow_provider_taskq.cli"]
 
 
@@ -155,6 +157,7 @@ def test_a_closed_pipe_is_no_error(queue: TaskQueue, environment: dict[str, str]
         assert process.wait() in {0, 1}
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_no_password_is_in_the_arguments_of_any_process(
     queue: TaskQueue, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from airflow_provider_taskq.queue import Insertion, Result, Revival, State, Task
 from airflow_provider_taskq.queue.durations import LONGEST_DURATION
 from tests.cli.conftest import Ask, Run
 
+pytestmark = pytest.mark.promise("A command prints what it did or one line of error, as text or JSON")
+
 VERB_NAMES = [
     *("install", "upgrade", "verify", "uninstall", "sql", "topics", "push", "ls", "show", "why", "retry", "reassign"),
     *(

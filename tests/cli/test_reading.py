@@ -13,6 +13,8 @@ from tests.cli.conftest import Ask, Run
 from tests.internals import damage_task
 from tests.queue.conftest import lapse, pass_time
 
+pytestmark = pytest.mark.promise("A command prints what it did or one line of error, as text or JSON")
+
 HOSTILE = "\x1b[31mred[bold]x[/bold]\u202e\n:smile:"
 
 

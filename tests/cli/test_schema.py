@@ -16,6 +16,8 @@ from airflow_provider_taskq.queue.schema import migrations
 from tests.cli.conftest import Ask, Run
 from tests.internals import SCHEMAS, pretend_release
 
+pytestmark = pytest.mark.promise("A script for a DBA creates exactly what `install` creates")
+
 NEWEST = migrations()[-1].number
 
 Script = Callable[..., subprocess.CompletedProcess[str]]

@@ -8,6 +8,8 @@ from airflow_provider_taskq.queue import NewTask, State, TaskQueue
 from tests.cli.conftest import Ask, Run
 from tests.queue.conftest import image, known
 
+pytestmark = pytest.mark.promise("A waiting task can be run now, get another priority, or be canceled")
+
 HOUR = timedelta(hours=1)
 
 

@@ -10,6 +10,8 @@ from airflow_provider_taskq.queue import Task, TaskQueue, sequence_id
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, table, typed, until_at_end
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
+
 
 def test_a_consumer_handles_every_event_in_order_and_stores_its_progress(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "a"])

@@ -25,7 +25,13 @@ SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "12"))
 LONGER = 275.0  # more seconds for enough kills, if programs start slowly
 LEASE = 1.5
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(SECONDS + LONGER + 450)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.timeout(SECONDS + LONGER + 450),
+    pytest.mark.promise("Progress is committed with the rows of the handler, or not at all"),
+    pytest.mark.promise("Another number of partitions leaves no gap and no duplicate"),
+]
 PARTITIONS = {"two": 2, "three": 3}
 
 LOST = "SELECT sequence FROM taskq.task_info EXCEPT SELECT sequence FROM handled"

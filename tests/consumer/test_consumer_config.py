@@ -11,6 +11,8 @@ from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import QUICK, heard_all
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
+
 
 def test_options_of_a_group_precede_standard_ones_and_these_the_built_in_defaults() -> None:
     settings = merge_options({"partitions": 2, "level": None}, {"partitions": 5, "level": 1, "retry_max_attempts": 5})

@@ -14,6 +14,8 @@ from airflow_provider_taskq.queue import Cursor, Task, TaskQueue, connect
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, table, until_at_end
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("An event that fails is retried, skipped, or ends its partition, as its error says")
+
 TRANSACTION_TIMEOUTS = 170_000  # the first server version with transaction_timeout
 SERIES = [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]
 
@@ -217,6 +219,7 @@ def test_a_consumer_replaces_a_lost_connection_and_handles_each_event_once(dsn: 
     assert heard.failures == []
 
 
+@pytest.mark.promise("a worker stalls and continues")
 @pytest.mark.parametrize("limit", ["the lease's", "the server's"])
 def test_a_suspended_program_loses_its_transaction_and_continues_afterwards(
     dsn: str, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, limit: str

@@ -12,6 +12,8 @@ from airflow_provider_taskq.queue import Cursor, InvalidArgument, NewTask, Task,
 from tests.consumer.consumers import NOW, Heard, heard_all, quick, state
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
+
 
 def by_customer(event: Task) -> str:
     """The customer of an order, which its identifier does not name."""

@@ -12,6 +12,8 @@ from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue, Unkno
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, until_at_end
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
+
 
 def test_a_running_consumer_cannot_be_started_and_can_be_stopped_any_number_of_times(
     dsn: str, queue: TaskQueue

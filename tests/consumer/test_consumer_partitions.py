@@ -12,6 +12,8 @@ from tests.consumer.consumers import Heard, heard_all, place, quick, until_at_en
 from tests.internals import lapse_partitions
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("Another number of partitions leaves no gap and no duplicate")
+
 HOUR = timedelta(hours=1)
 
 

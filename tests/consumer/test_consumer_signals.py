@@ -12,6 +12,8 @@ import pytest
 from airflow_provider_taskq.queue import TaskQueue
 from tests.consumer.consumers import place, state
 
+pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
+
 SECONDS = 120
 
 

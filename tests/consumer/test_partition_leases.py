@@ -15,6 +15,8 @@ from tests.consumer.consumers import LEASE, Heard, heard_all, place, quick, stat
 from tests.internals import lapse_partitions
 from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, until
 
+pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
+
 HOUR = timedelta(hours=1)
 
 

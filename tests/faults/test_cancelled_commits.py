@@ -21,6 +21,8 @@ from tests.faults.conftest import MakeWorker
 from tests.internals import block_verbs, hold_tasks
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("the server cancels a commit")
+
 SECOND = timedelta(seconds=1)
 TIMEOUTS = ["statement_timeout", "lock_timeout"]
 

@@ -12,7 +12,13 @@ from psycopg.conninfo import make_conninfo
 from airflow_provider_taskq.queue import State
 from tests.faults.faults_under_load import TaskRecord, poison_payloads, read_only_servers, silent_connections
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.timeout(1800),
+    pytest.mark.promise("A worker continues after errors of polls, handlers and connections"),
+    pytest.mark.promise("a connection never answers"),
+]
 
 Programs = dict[str, "Future[TaskRecord]"]
 

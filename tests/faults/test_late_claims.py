@@ -11,6 +11,8 @@ from tests.faults.tcp_proxy import TcpProxy
 from tests.internals import interrupted
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
+
 # A claim waits for the test, as it waits for a slow disk elsewhere. A look at the held tasks does not.
 SLOW_CLAIM = "IF OLD.identifier = 'a' THEN PERFORM pg_advisory_xact_lock_shared(1); END IF;"
 CLAIMING = """SELECT count(*) FROM pg_stat_activity

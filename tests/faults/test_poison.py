@@ -15,6 +15,8 @@ from tests.faults.poison import POISON, poison
 from tests.queue.conftest import everything, states
 from tests.worker.conftest import MakeWorker, make_worker
 
+pytestmark = pytest.mark.promise("A payload that no client can decode fails its own task and stops nothing else")
+
 __all__ = ["make_worker"]  # fixtures that pytest finds here
 
 SOON = timedelta(milliseconds=50)

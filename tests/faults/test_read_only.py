@@ -22,6 +22,8 @@ from tests.faults.servers import ServerPair, programs_of_tests
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("the server fails over, or becomes read-only")
+
 SECOND = timedelta(seconds=1)
 
 

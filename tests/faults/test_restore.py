@@ -43,7 +43,13 @@ ARCHIVED = "SELECT coalesce(last_archived_wal, '') >= %s FROM pg_stat_archiver"
 ONE_SIDED = """(SELECT identifier FROM business EXCEPT SELECT identifier FROM taskq.task_info)
     UNION ALL (SELECT identifier FROM taskq.task_info EXCEPT SELECT identifier FROM business)"""
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.timeout(1800),
+    pytest.mark.promise("Nothing is lost"),
+    pytest.mark.promise("PostgreSQL restarts"),
+]
 
 
 def check_whole(conn: psycopg.Connection) -> None:

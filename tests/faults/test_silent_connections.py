@@ -24,6 +24,8 @@ from tests.faults.tcp_proxy import TcpProxy
 from tests.internals import lapse_lease
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("a connection never answers")
+
 SECOND = timedelta(seconds=1)
 
 

@@ -40,6 +40,8 @@ from tests.internals import (
 from tests.queue.conftest import hurry, until
 from tests.queue.test_access import verbs
 
+pytestmark = pytest.mark.promise("The package of a release works with the schema of the next one")
+
 LEASE = timedelta(minutes=5)
 LEASED = PartitionLease("group", "work", 1, 1, None, 0, 3, taken_over=False)
 WAITING = """SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database()
@@ -79,6 +81,7 @@ def catalogs(conn: psycopg.Connection) -> set[tuple[object, ...]]:
     }
 
 
+@pytest.mark.promise("An upgrade scans and rewrites no table of tasks")
 @pytest.mark.parametrize(
     ("migration", "scanned", "rewritten"),
     [
@@ -99,6 +102,7 @@ def test_an_upgrade_by_the_rule_scans_and_rewrites_no_table_of_tasks(
     assert {table for table in before if after[table][1] != before[table][1]} == rewritten
 
 
+@pytest.mark.promise("An upgrade scans and rewrites no table of tasks")
 def test_an_index_that_was_built_before_the_upgrade_holds_up_no_call_and_needs_no_scan(
     queue: TaskQueue, dsn: str
 ) -> None:
@@ -129,6 +133,7 @@ def build_index(dsn: str) -> None:
         build_index_ahead(conn)
 
 
+@pytest.mark.promise("An upgrade scans and rewrites no table of tasks")
 def test_an_upgrade_that_waits_for_a_transaction_lets_other_calls_pass(queue: TaskQueue, dsn: str) -> None:
     patient = make_conninfo(dsn, options="-c statement_timeout=60s")
     with ThreadPoolExecutor() as threads, connect(dsn) as longer, connect(patient, autocommit=True) as other:
@@ -367,6 +372,7 @@ def test_the_package_of_the_next_release_names_the_schema_of_the_last_as_older(q
     assert queue.ready("work", 200) == 100
 
 
+@pytest.mark.promise("The schema is installed once, and removed without a trace")
 def test_an_uninstallation_leaves_no_object_in_any_catalog(empty_dsn: str) -> None:
     with closing(connect(empty_dsn, autocommit=True)) as conn:
         before = catalogs(conn)

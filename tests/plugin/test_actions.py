@@ -14,7 +14,10 @@ from tests.plugin.conftest import Client, patient
 from tests.plugin.situations import SECRET
 from tests.queue.conftest import known
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("Each action is previewed, confirmed and audited, in one transaction"),
+]
 
 # JSON that PostgreSQL accepts and some clients cannot read.
 UNREADABLE = (

@@ -15,7 +15,10 @@ from tests.plugin.conftest import Client
 from tests.plugin.page_site import PageSite
 from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task"),
+]
 
 CLAIM: dict[str, Any] = {"dag_id": "shop", "run_id": "manual__1", "task_id": "claim", "map_index": -1}
 API = "/api/taskq_default"

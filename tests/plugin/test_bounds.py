@@ -10,7 +10,10 @@ from tests.internals import store_moments, stored_rows
 from tests.plugin.conftest import Client
 from tests.queue.test_bounds import make_world
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("A view is read-only, has a time limit, and reads a bounded number of rows"),
+]
 
 API = "/api/taskq_acts"
 INTEGERS = ("-1", str(2**63), str(2**80), "1e999", "9" * 5000, "nan", "1.5", "\x00")

@@ -19,6 +19,8 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.reports import STATUSES, TaskFilter
 
+pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as they are")
+
 
 def fail(queue: TaskQueue, number: int) -> list[int]:
     """Pushes tasks that fail, the first with another error."""

@@ -19,7 +19,12 @@ from tests.fuzz.outcomes import StoredState, check_shares, limited_time
 from tests.fuzz.situation import OWNER, SEQUENCES, refill
 from tests.plugin.conftest import Client
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue"),
+    pytest.mark.promise("A view is read-only, has a time limit, and reads a bounded number of rows"),
+]
 
 CONN = "taskq_acts"
 

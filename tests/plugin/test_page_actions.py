@@ -10,7 +10,10 @@ from airflow_provider_taskq.queue import Decision, NewTask, Result, State, TaskQ
 from tests.internals import lapse_lease
 from tests.plugin.browser import OpenTab
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("Each action is previewed, confirmed and audited, in one transaction"),
+]
 
 
 @pytest.fixture

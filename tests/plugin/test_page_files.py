@@ -4,6 +4,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.promise("Hostile names, payloads and errors stay text")
+
 WWW = Path(__file__).parents[2] / "airflow_provider_taskq" / "plugins" / "www"
 MODULES = sorted(WWW.rglob("*.js"))
 # Calls that could turn a text into markup or code.

@@ -7,7 +7,10 @@ from playwright.sync_api import Locator, expect
 
 from tests.plugin.browser import OpenTab
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task"),
+]
 
 
 def shown(main: Locator) -> list[str]:

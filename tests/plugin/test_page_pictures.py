@@ -15,7 +15,10 @@ from airflow_provider_taskq.queue import TaskQueue
 from tests.plugin import shop_queue
 from tests.plugin.browser import OpenTab
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task"),
+]
 
 MOST_BYTES = 150_000
 CONN = "taskq_acts"

@@ -16,7 +16,10 @@ from tests.plugin.browser import OpenTab, is_api, sentence
 from tests.plugin.page_site import PageSite
 from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT, SECRET
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task"),
+]
 
 # Sets fields, clicks (null) and presses Enter. Between the steps the URL changes, and React renders nothing.
 AT_ONCE = """async (steps) => {
@@ -250,6 +253,7 @@ def test_a_viewer_sees_no_button_to_act_or_to_reveal(tab: OpenTab, page_dsns: di
     expect(main.get_by_text("view only")).to_be_visible()
 
 
+@pytest.mark.promise("No view shows a payload until it is revealed, and that leaves a trace")
 def test_a_payload_is_hidden_until_the_user_reveals_it(tab: OpenTab, page_dsns: dict[str, str]) -> None:
     with connect(page_dsns["situations"], autocommit=True) as conn:
         sequence = TaskQueue(conn).latest("orders", ["order-10"])["order-10"].sequence
@@ -264,6 +268,7 @@ def test_a_payload_is_hidden_until_the_user_reveals_it(tab: OpenTab, page_dsns: 
     assert SECRET not in visit.page.content()
 
 
+@pytest.mark.promise("Hostile names, payloads and errors stay text")
 def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> None:
     policy = (
         "default-src 'self' data: blob:; script-src-attr 'none'; script-src-elem 'self' 'unsafe-inline';"
@@ -340,6 +345,7 @@ def _show(page: Page, *, hidden: bool) -> None:
     )
 
 
+@pytest.mark.promise("The page works with the keyboard alone, and fits screens from 320 px to 4K")
 def test_no_view_is_wider_than_the_screen(tab: OpenTab) -> None:
     visit = tab()
     for view, topic in (("topics", None), ("tasks", "payments"), (None, "orders"), ("owners", None), ("health", None)):
@@ -353,6 +359,7 @@ def test_no_view_is_wider_than_the_screen(tab: OpenTab) -> None:
             assert room[2] <= width, (view, width)
 
 
+@pytest.mark.promise("The page works with the keyboard alone, and fits screens from 320 px to 4K")
 def test_every_control_works_with_the_keyboard(tab: OpenTab) -> None:
     visit = tab()
     main = visit.view()

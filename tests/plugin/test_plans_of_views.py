@@ -10,6 +10,8 @@ from airflow_provider_taskq.queue.inspect import BUDGET
 from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.queue.explained import explain
 
+pytestmark = pytest.mark.promise("A view is read-only, has a time limit, and reads a bounded number of rows")
+
 NOW = datetime.now(UTC)
 SINCE, UNTIL = NOW - timedelta(hours=20), NOW - timedelta(hours=19)
 FILTERS = [

@@ -8,7 +8,10 @@ from airflow_provider_taskq.queue import Decision, NewTask, Result, TaskQueue
 from tests.plugin.conftest import Client
 from tests.plugin.page_site import ROLES
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("Each route of the page needs a login, and each action and payload the right to it"),
+]
 
 LOOKS, REFUSED = 200, 403
 # Viewer, user, op, admin.

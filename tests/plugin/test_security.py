@@ -9,7 +9,10 @@ from airflow_provider_taskq.queue import NewTask, TaskQueue
 from tests.plugin.conftest import HIDDEN, Client, patient
 from tests.plugin.situations import SECRET
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.promise("Each route of the page needs a login, and each action and payload the right to it"),
+]
 
 ACT = "/api/taskq_acts/actions"
 PAUSE = {"action": "pause", "topic": "work", "confirm": True}
@@ -109,6 +112,7 @@ def test_a_request_from_airflows_own_page_is_accepted(client: Client, acts: Task
     assert [each.paused for each in acts.browse_topics()] == [True]
 
 
+@pytest.mark.promise("No view shows a payload until it is revealed, and that leaves a trace")
 def test_no_view_returns_a_payload(client: Client, routes: list[tuple[str, str]]) -> None:
     parameters: dict[str, Any] = {
         "topic": "orders",
@@ -131,6 +135,7 @@ def test_no_view_returns_a_payload(client: Client, routes: list[tuple[str, str]]
     assert SECRET not in texts
 
 
+@pytest.mark.promise("No view shows a payload until it is revealed, and that leaves a trace")
 def test_a_reveal_needs_the_right_to_act_and_writes_an_audit_line(client: Client, acts: TaskQueue) -> None:
     (task,) = acts.push("work", [NewTask("large", {"text": "ä" * 100_000})])
     parameters = {"topic": "work", "sequence": task.sequence}
@@ -163,6 +168,7 @@ def test_error_messages_name_neither_server_nor_role_nor_payload(client: Client)
         assert SECRET not in invalid.text
 
 
+@pytest.mark.promise("A view is read-only, has a time limit, and reads a bounded number of rows")
 def test_views_are_read_only_and_have_a_timeout(page_dsns: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_taskq.plugins import session
 

@@ -22,6 +22,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.internals import pretend_release
 
+pytestmark = pytest.mark.promise("A role may call the functions of its kind, and no others")
+
 KINDS = ["producer", "consumer", "reader", "operator"]
 LEASE = timedelta(minutes=5)
 

@@ -21,6 +21,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import known, lapse, pass_time, task_in
 
+pytestmark = pytest.mark.promise("The history of a task has each recorded failure with time, holder and reason")
+
 Step = Callable[[TaskQueue, Owner], object]
 
 HOUR = timedelta(hours=1)

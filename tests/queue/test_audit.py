@@ -11,6 +11,8 @@ from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueu
 from tests.internals import private_rights
 from tests.roles import logged_in
 
+pytestmark = pytest.mark.promise("The audit names the actor and the database role of each action")
+
 
 @pytest.fixture
 def other(queue: TaskQueue, dsn: str) -> Iterator[str]:

@@ -1,6 +1,10 @@
 """Backoff: pauses that double up to a maximum, with jitter."""
 
+import pytest
+
 from airflow_provider_taskq.queue.backoff import Backoff
+
+pytestmark = pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
 
 
 def test_pauses_double_up_to_the_maximum() -> None:

@@ -17,6 +17,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import lapse, pass_time, states, task_in
 
+pytestmark = pytest.mark.promise("A batch by identifier has all due tasks of its group, and goes to one owner")
+
 retrying = TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(minutes=1)))
 
 

@@ -17,6 +17,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.explained import explain
 
+pytestmark = pytest.mark.promise("Many blocked identifiers, or many tasks of one, hide no free identifier")
+
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 ON_FAILURE = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE
 UNTIL_SUCCESS = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS

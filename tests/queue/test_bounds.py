@@ -31,6 +31,8 @@ from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.internals import SCHEMAS, lapse_lease, overwrite_times, set_attempt, stored_rows
 from tests.queue.conftest import everything, known, last_failure
 
+pytestmark = pytest.mark.promise("A duration or a moment is stored as written, or refused")
+
 EVIL = timedelta(days=99_999_999)
 TEN_YEARS = timedelta(days=3650)
 INSTANT = timedelta(microseconds=1)

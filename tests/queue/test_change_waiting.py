@@ -18,6 +18,8 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
 )
 
+pytestmark = pytest.mark.promise("A waiting task can be run now, get another priority, or be canceled")
+
 HOUR = timedelta(hours=1)
 CHANGES: dict[str, Callable[[TaskQueue, list[int]], int]] = {
     "run_now": lambda queue, sequences: queue.run_now("work", sequences),

@@ -33,6 +33,8 @@ from tests.queue.conftest import (
     task_in,
 )
 
+pytestmark = pytest.mark.promise("A completion works until the lease is gone, also after it has lapsed")
+
 HOUR = timedelta(hours=1)
 
 
@@ -89,6 +91,7 @@ def test_a_task_that_is_not_active_cannot_be_completed(
     assert image(queue) == before
 
 
+@pytest.mark.promise("Nothing is decided twice")
 @pytest.mark.parametrize("result", list(Result))
 def test_a_task_of_another_owner_cannot_be_completed(queue: TaskQueue, owner: Owner, result: Result) -> None:
     other = queue.register("other")
@@ -119,6 +122,7 @@ def test_a_lapsed_lease_still_completes(queue: TaskQueue, owner: Owner) -> None:
     assert known(queue, task).state is State.SUCCEEDED
 
 
+@pytest.mark.promise("Nothing is decided twice")
 def test_a_task_polled_again_cannot_be_completed_by_its_previous_owner(queue: TaskQueue, owner: Owner) -> None:
     """Neither under the same name with an earlier fence, nor by another owner."""
     task = task_in(queue, owner, State.ACTIVE)
@@ -244,6 +248,7 @@ def test_a_completion_is_undone_with_its_transaction(queue: TaskQueue, owner: Ow
     queue.complete(owner, {first: Result.FAILURE})
 
 
+@pytest.mark.promise("Nothing is decided twice")
 def test_of_two_concurrent_completions_the_first_to_commit_decides(
     queue: TaskQueue,
     owner: Owner,

@@ -20,6 +20,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import identifiers, known, lapse, pass_time, task_in
 
+pytestmark = pytest.mark.promise("Each condition is blocked by tasks in its states, and by no others")
+
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 ON_FAILURE = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE
 UNTIL_SUCCESS = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
@@ -50,6 +52,7 @@ def test_the_next_task_of_an_identifier_is_handed_out_once_the_previous_one_has_
     assert queue.poll("work", owner, 10, condition=condition) == []
 
 
+@pytest.mark.promise("Two tasks of one identifier never run at once, and none overtakes another")
 @pytest.mark.parametrize("order", list(Order))
 @singular
 def test_an_active_task_keeps_the_turn_in_either_order(
@@ -86,6 +89,7 @@ def test_a_task_that_is_not_due_leaves_the_turn_to_the_next_of_its_identifier(
     assert queue.poll("work", owner, 10, condition=condition) == [tasks[1]]
 
 
+@pytest.mark.promise("A task that waits to be retried keeps the turn of its identifier")
 @singular
 def test_a_task_that_waits_to_be_retried_has_not_ended_its_turn(
     queue: TaskQueue, owner: Owner, condition: Condition
@@ -100,6 +104,7 @@ def test_a_task_that_waits_to_be_retried_has_not_ended_its_turn(
     assert queue.poll("work", owner, 10, condition=condition) == [first]
 
 
+@pytest.mark.promise("A task that waits to be retried keeps the turn of its identifier")
 def test_of_several_attempted_tasks_the_lowest_sequence_has_the_turn(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", retrying)
     low, high = queue.push("work", [NewTask("a"), NewTask("a", priority=50)])
@@ -122,6 +127,7 @@ def test_an_attempted_task_of_low_priority_goes_before_a_fresh_one_of_high_prior
     assert queue.poll("work", owner, 10, condition=SINGULAR) == [attempted]
 
 
+@pytest.mark.promise("A task that waits to be retried keeps the turn of its identifier")
 @singular
 def test_a_snoozed_task_has_given_up_its_turn(queue: TaskQueue, owner: Owner, condition: Condition) -> None:
     first, second = queue.push("work", ["a", "a"])
@@ -190,6 +196,7 @@ def test_the_size_is_a_hard_bound_under_a_condition(queue: TaskQueue, owner: Own
         assert len(queue.poll("work", owner, size, condition=condition)) == size
 
 
+@pytest.mark.promise("Many blocked identifiers, or many tasks of one, hide no free identifier")
 @pytest.mark.parametrize("behind", [5, 1100], ids=["few identifiers", "more than one hop sees"])
 @pytest.mark.parametrize("hot", ["a", "zzz"], ids=["hot first", "hot last"])
 @singular
@@ -271,6 +278,7 @@ def test_tasks_taken_under_none_keep_their_identifiers_turn(queue: TaskQueue, ow
     assert identifiers(queue.poll("work", owner, 10, condition=SINGULAR)) == ["b"]
 
 
+@pytest.mark.promise("A call that READ COMMITTED makes exact is refused above it")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_condition_above_read_committed_is_refused_with_the_reason(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue], owner: Owner, level: str

@@ -12,6 +12,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from airflow_provider_taskq.queue import TaskQueue
 
+pytestmark = pytest.mark.promise("An error is one sentence that names the object and the remedy")
+
 
 @pytest.fixture
 def engine(dsn: str) -> Iterator[sqlalchemy.Engine]:

@@ -7,6 +7,8 @@ import pytest
 
 from airflow_provider_taskq.queue import Decision, Result
 
+pytestmark = pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
+
 
 @pytest.mark.parametrize("result", [Result.FAILURE, Result.FILTER, Result.SUCCESS])
 def test_only_a_suspension_snoozes(result: Result) -> None:

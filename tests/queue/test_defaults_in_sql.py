@@ -2,8 +2,12 @@
 
 from datetime import timedelta
 
+import pytest
+
 from airflow_provider_taskq.queue import Result, TaskQueue, TopicPolicy
 from tests.internals import lapse_lease
+
+pytestmark = pytest.mark.promise("A program in any language calls the same functions")
 
 
 def value(queue: TaskQueue, call: str) -> object:

@@ -21,6 +21,8 @@ from tests.internals import make_due
 from tests.queue.conftest import identifiers, known, pass_time, states, task_in
 from tests.queue.explained import changed_rows
 
+pytestmark = pytest.mark.promise("A task is handed out once the latest task of each dependency has SUCCEEDED")
+
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
 
@@ -213,6 +215,7 @@ def test_a_suspended_dependent_waits_once_it_is_released(queue: TaskQueue, owner
     assert finish(queue, owner) == ["b"]
 
 
+@pytest.mark.promise("A success that is open during the push of its dependent is found by a later poll")
 def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_its_dependency(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:

@@ -24,6 +24,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import age_leases, store_tasks
 from tests.queue.explained import explain
 
+pytestmark = pytest.mark.promise("A drain fails after its commit if more tasks failed than `max_failed` allows")
+
 NOTHING = DrainCounts(0, 0)
 
 

@@ -20,6 +20,8 @@ from tests.queue.conftest import (
     deadlocks,
 )
 
+pytestmark = pytest.mark.promise("A dropped topic leaves nothing behind")
+
 
 @pytest.fixture
 def dropping(dsn: str) -> Iterator[TaskQueue]:

@@ -11,6 +11,8 @@ from airflow_provider_taskq.queue import InvalidArgument, TaskQueue
 from airflow_provider_taskq.queue.durations import parse_duration, to_timedelta
 from airflow_provider_taskq.queue.encoding import interval_text
 
+pytestmark = pytest.mark.promise("A duration or a moment is stored as written, or refused")
+
 LONGEST = timedelta(days=80_000_000)
 
 

@@ -6,6 +6,8 @@ from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, Retry
 from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.queue.conftest import known
 
+pytestmark = pytest.mark.promise("Failures with the same error form a group")
+
 
 def fail(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str | None]) -> list[int]:
     """Fails a task for each identifier with its error, and returns their sequences."""

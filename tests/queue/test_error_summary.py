@@ -22,6 +22,8 @@ from airflow_provider_taskq.queue.errors import error_summary, picklable_error, 
 from tests.internals import lapse_lease
 from tests.queue.conftest import known, task_in
 
+pytestmark = pytest.mark.promise("The history of a task has each recorded failure with time, holder and reason")
+
 NEVER = timedelta(0)
 
 

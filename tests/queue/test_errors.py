@@ -29,6 +29,8 @@ from airflow_provider_taskq.worker.connection import connection_factory
 from tests.internals import block_verbs
 from tests.queue.conftest import image, lapse, task_in
 
+pytestmark = pytest.mark.promise("An error is one sentence that names the object and the remedy")
+
 SECRET = "hunter2"
 VARIABLES = ("TASKQ_DSN", "TASKQ_DSN_FILE", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 
@@ -66,6 +68,7 @@ def test_the_error_without_a_dsn_names_the_variable_to_set(no_environment: None)
     sentence(error.value)
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 @pytest.mark.parametrize(
     "dsn",
     [
@@ -137,6 +140,7 @@ def test_no_frame_of_a_failed_connection_has_the_password(dsn: str, options: dic
         assert [frame.f_code.co_name for frame in frames if SECRET in repr(frame.f_locals)] == []
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_records_that_hold_payloads_show_none_in_their_repr(queue: TaskQueue) -> None:
     [chunk] = split_into_chunks("work", [NewTask("a", {"secret": SECRET})])
     assert "'a'" in repr(chunk)
@@ -260,6 +264,7 @@ def telling_queue(dsn: str) -> Iterator[TaskQueue]:
         yield TaskQueue(conn)
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_the_traceback_of_an_error_has_no_parameter_of_the_statement(telling_queue: TaskQueue) -> None:
     with pytest.raises(TaskQueueError) as error:
         telling_queue.push("nowhere", [NewTask("a", {"secret": SECRET})])

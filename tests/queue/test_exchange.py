@@ -9,6 +9,8 @@ import pytest
 from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, NotHeld, Owner, Result, State, Task, TaskQueue
 from tests.queue.conftest import identifiers, known, lapse, states
 
+pytestmark = pytest.mark.promise("A completion works until the lease is gone, also after it has lapsed")
+
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
 
@@ -49,6 +51,7 @@ def test_an_exchange_under_a_lapsed_lease_completes_nothing_and_completing_alone
     assert states(queue) == [("a", State.SUCCEEDED)]
 
 
+@pytest.mark.promise("Nothing is decided twice")
 @pytest.mark.parametrize(
     "late",
     [

@@ -28,6 +28,8 @@ from tests.queue.conftest import (
     task_in,
 )
 
+pytestmark = pytest.mark.promise("`expire()` never touches a lease that has not lapsed")
+
 
 def crash(queue: TaskQueue, owner: Owner) -> int:
     lapse(queue, owner)
@@ -80,6 +82,7 @@ def test_grace_spares_leases_that_lapsed_a_moment_ago(queue: TaskQueue, owner: O
     assert queue.expire(timedelta(seconds=29)) == 1
 
 
+@pytest.mark.promise("A task that is reset, released or redelivered gets its old place back")
 def test_expired_tasks_are_redelivered_in_their_old_place(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b", "c"])
     queue.poll("work", owner, 2)
@@ -101,6 +104,7 @@ def test_a_redelivered_task_reads_as_ready_again(queue: TaskQueue, owner: Owner)
     )
 
 
+@pytest.mark.promise("A crash uses no attempt")
 def test_the_last_permitted_crash_ends_the_task_with_the_reason(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.ACTIVE)
     for crashes in (1, 2):
@@ -117,6 +121,7 @@ def test_the_last_permitted_crash_ends_the_task_with_the_reason(queue: TaskQueue
     assert queue.ready("work") == 0
 
 
+@pytest.mark.promise("A crash uses no attempt")
 def test_the_number_of_crashes_is_the_topics(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", TopicPolicy(max_crashes=1))
     task = task_in(queue, owner, State.ACTIVE)

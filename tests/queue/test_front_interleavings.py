@@ -21,6 +21,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.internals import advance_fronts, advance_identifiers, passed_tasks, unlocked_tasks
 
+pytestmark = pytest.mark.promise("A poll passes no due task, however transactions interleave")
+
 MILLISECOND = timedelta(milliseconds=1)
 SEEDS, STEPS = 8, 120
 CONDITIONS = [each for each in Condition if each is not Condition.NONE]

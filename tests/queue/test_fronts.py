@@ -26,6 +26,8 @@ from tests.internals import advance_fronts, fronts, interrupted, passed_tasks, s
 from tests.queue.conftest import await_lock_wait, identifiers, lapse, pass_time, task_in
 from tests.queue.explained import explain
 
+pytestmark = pytest.mark.promise("A poll passes no due task, however transactions interleave")
+
 HOUR = timedelta(hours=1)
 AT_ONCE = timedelta(0)
 LIFO = Order.LAST_IN_FIRST_OUT

@@ -25,6 +25,8 @@ from tests.internals import make_due, stop_autovacuum
 from tests.queue.explained import explain
 from tests.queue.test_plans import database
 
+pytestmark = pytest.mark.promise("The cost of a call does not grow with the other tasks of the queue")
+
 Call = Callable[["Grown"], object]
 HOUR = timedelta(hours=1)
 SIZE = 10  # tasks that a call is about

@@ -36,6 +36,8 @@ from tests.queue.conftest import (
     until,
 )
 
+pytestmark = pytest.mark.promise("Health names each problem of the queue, and the session that causes it")
+
 SUBJECTS = {
     "bloated indexes",
     "connections",

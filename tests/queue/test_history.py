@@ -21,6 +21,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import lapse, pass_time, task_in
 
+pytestmark = pytest.mark.promise("The history of a task has each recorded failure with time, holder and reason")
+
 HOUR = timedelta(hours=1)
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
@@ -164,6 +166,7 @@ def failed(queue: TaskQueue, owner: Owner) -> Task:
     return task_in(queue, owner, State.FAILED)
 
 
+@pytest.mark.promise("One sentence says why a task is not running")
 @pytest.mark.parametrize(
     ("scene", "sentence"),
     [

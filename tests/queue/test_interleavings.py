@@ -10,6 +10,8 @@ import pytest
 from airflow_provider_taskq.queue import Insertion, LeaseLost, Result, State, TaskQueue, connect
 from tests.queue.conftest import everything, known, numbered, states, task_in
 
+pytestmark = pytest.mark.promise("Nothing is decided twice")
+
 NAIVE_TABLE = """CREATE TABLE naive (topic text, sequence bigint, state int DEFAULT 1, owner text, output text,
     PRIMARY KEY (topic, sequence))"""
 NAIVE_POLL = """UPDATE naive SET state = 0, owner = %s WHERE topic = 'work' AND sequence IN (

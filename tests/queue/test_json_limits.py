@@ -28,6 +28,8 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from tests.queue.conftest import everything, known
 
+pytestmark = pytest.mark.promise("A payload comes back as it was pushed, or is refused")
+
 TOO_DEEP = "nested deeper than 100 levels"
 TOO_GREAT = "a number outside the range of a double"
 LARGEST = str(int(sys.float_info.max))  # 309 digits

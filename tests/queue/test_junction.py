@@ -22,6 +22,8 @@ from airflow_provider_taskq.queue import (
 from tests.queue.conftest import hurry, identifiers, image, known, numbered, states, task_in
 from tests.queue.test_sessions import pages_of
 
+pytestmark = pytest.mark.promise("A junction releases a group as a whole, once its last identifier has arrived")
+
 BOTH = list(Junction)
 NOT_SUSPENDED = [state for state in State if state is not State.SUSPENDED]
 

@@ -16,6 +16,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import states
 
+pytestmark = pytest.mark.promise("A juncture releases each group once under its name, also after a crash")
+
 BOTH = list(Junction)
 
 

@@ -35,6 +35,8 @@ from tests.queue.conftest import (
     task_in,
 )
 
+pytestmark = pytest.mark.promise("A call that raises an error has changed nothing")
+
 HOUR = timedelta(hours=1)
 OpenQueue = Callable[[], TaskQueue]
 

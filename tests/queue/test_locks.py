@@ -11,6 +11,8 @@ from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from tests.internals import age_leases
 from tests.queue.conftest import hurry, until
 
+pytestmark = pytest.mark.promise("A lock by name keeps others out, and makes none wait")
+
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
 

@@ -28,6 +28,8 @@ from airflow_provider_taskq.queue import (
 from demo.postgres import EmbeddedPostgres
 from tests.queue.conftest import numbered, task_in
 
+pytestmark = pytest.mark.promise("Readers take nothing and lock nothing")
+
 PLACES = st.integers(0, 2**63 - 1)
 
 

@@ -17,6 +17,8 @@ from tests.internals import plant_change
 from tests.queue.conftest import InBackground, await_lock_wait, numbered
 from tests.queue.log_reader import Reader
 
+pytestmark = pytest.mark.promise("A reader of the log never skips a committed task")
+
 
 @pytest.fixture
 def reader(queue: TaskQueue) -> Reader:

@@ -18,6 +18,8 @@ from tests.internals import SCHEMAS, set_next_sequence
 from tests.queue.log_reader import Reader
 from tests.queue.test_outsiders import take_floors
 
+pytestmark = pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
+
 LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
 
 

@@ -26,6 +26,8 @@ from tests.queue.conftest import hurry, keeps_expired, known, lapse, numbered, p
 from tests.queue.test_health import found
 from tests.queue.test_sessions import pages_of
 
+pytestmark = pytest.mark.promise("Upkeep removes a task only after the time that its topic says")
+
 DAY = timedelta(days=1)
 BOTH: dict[str, Any] = {"keep_succeeded": DAY, "keep_failed": DAY}
 OF_A_TOPIC, OF_A_CALL = 500, 2_000
@@ -182,6 +184,7 @@ def test_the_walk_of_a_dropped_topic_is_forgotten(queue: TaskQueue, owner: Owner
 # What stays, because something waits for it.
 
 
+@pytest.mark.promise("No removal changes which tasks run later")
 def test_a_task_that_a_consumer_group_has_not_handled_stays(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", **BOTH)
     first, second, third = ended(queue, owner, "a", "b", "c")
@@ -211,6 +214,7 @@ def test_the_slowest_of_all_groups_decides(queue: TaskQueue, owner: Owner) -> No
     assert left(queue) == ["b"]
 
 
+@pytest.mark.promise("No removal changes which tasks run later")
 def test_a_failed_task_for_which_a_dependent_waits_stays(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", **BOTH)
     [failed] = ended(queue, owner, "a", result=Result.FAILURE)
@@ -234,6 +238,7 @@ def test_a_removed_success_fulfills_a_dependency_as_before(queue: TaskQueue, own
     assert queue.poll("work", owner) == [dependent]
 
 
+@pytest.mark.promise("No removal changes which tasks run later")
 def test_the_latest_task_of_an_identifier_stays_while_an_older_one_does(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", keep_succeeded=DAY)
     ended(queue, owner, "a", result=Result.FAILURE)
@@ -246,6 +251,7 @@ def test_the_latest_task_of_an_identifier_stays_while_an_older_one_does(queue: T
     assert states(queue) == [("a", State.FAILED), ("a", State.READY)]
 
 
+@pytest.mark.promise("No removal changes which tasks run later")
 def test_a_failure_stays_while_it_may_hold_back_its_identifier(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", **BOTH)
     ended(queue, owner, "a", "b", result=Result.FAILURE)
@@ -299,6 +305,7 @@ def test_one_session_at_a_time_removes_tasks_and_no_other_waits(
     assert queue.maintain().purged == 1
 
 
+@pytest.mark.promise("Upkeep takes milliseconds and waits for no session")
 @pytest.mark.slow
 def test_a_call_removes_a_bounded_number_of_tasks_and_each_topic_has_its_turn(own_queue: TaskQueue) -> None:
     queue, topics = own_queue, [f"topic {number}" for number in range(6)]
@@ -375,6 +382,7 @@ def test_upkeep_expires_leases_more_often_than_it_removes_tasks(queue: TaskQueue
     assert queue.maintain().expired == 1
 
 
+@pytest.mark.promise("Upkeep takes milliseconds and waits for no session")
 @pytest.mark.parametrize("work", ["heartbeat", "purge"])
 def test_upkeep_skips_a_lease_that_another_transaction_uses(
     queue: TaskQueue, owner: Owner, session: TaskQueue, work: str
@@ -436,6 +444,7 @@ VERBS: dict[str, Callable[[TaskQueue, Owner], object]] = {
 }
 
 
+@pytest.mark.promise("Upkeep takes milliseconds and waits for no session")
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_waits_for_an_open_upkeep(queue: TaskQueue, owner: Owner, session: TaskQueue, verb: str) -> None:
     queue.alter_topic("work", **BOTH)

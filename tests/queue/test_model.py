@@ -12,6 +12,8 @@ from tests.queue.machine.driver import steps_of
 from tests.queue.machine.owning import Owning
 from tests.queue.machine.reading import Reading
 
+pytestmark = pytest.mark.promise("Nothing is lost")
+
 QUICK = settings(
     max_examples=50,
     stateful_step_count=40,

@@ -18,6 +18,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import identifiers, states
 
+pytestmark = pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue")
+
 Call = Callable[[TaskQueue, Owner], object]
 
 

@@ -9,6 +9,8 @@ import pytest
 from airflow_provider_taskq.queue import NewTask, Owner, Revival, State, TaskQueue
 from tests.queue.conftest import states, task_in
 
+pytestmark = pytest.mark.promise("A push notifies at its commit, if the policy of the topic has `notify`")
+
 # The arrays of taskq.staged_task that a Spark executor fills, and the push by its driver.
 STAGED = """WITH stage AS (SELECT taskq.open_push() AS stage)
     INSERT INTO taskq.staged_task (stage, part, attempt, place, topic, identifier)

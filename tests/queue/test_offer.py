@@ -29,6 +29,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import deadlocks, everything, known, states
 
+pytestmark = pytest.mark.promise("An `offer` leaves at most one waiting task of an identifier")
+
 CREATED, UPDATED, IGNORED = Outcome
 HOUR = timedelta(hours=1)
 
@@ -174,6 +176,7 @@ def test_an_updated_task_ahead_of_a_reader_is_read_once_with_the_new_payload(que
     assert [(task.sequence, task.payload) for _, task in queue.events("work", None)] == [(first.sequence, 2)]
 
 
+@pytest.mark.promise("A `drop` removes the waiting tasks of an identifier and nothing else")
 def test_drop_removes_the_waiting_task_only(queue: TaskQueue, owner: Owner) -> None:
     queue.offer("work", "a")
     [held] = queue.poll("work", owner)
@@ -187,6 +190,7 @@ def test_drop_removes_the_waiting_task_only(queue: TaskQueue, owner: Owner) -> N
     assert not queue.drop("work", "a")
 
 
+@pytest.mark.promise("A `drop` removes the waiting tasks of an identifier and nothing else")
 def test_drop_removes_all_waiting_tasks_of_an_identifier_that_were_pushed(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", NewTask("a", delay=HOUR)])
     assert queue.drop("work", "a")
@@ -258,6 +262,7 @@ def test_an_unknown_topic_and_an_unknown_if_exists_are_refused(queue: TaskQueue)
         queue.offer_many("work", "abc")
 
 
+@pytest.mark.promise("A call that READ COMMITTED makes exact is refused above it")
 @pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
 @pytest.mark.usefixtures("queue")
 def test_offers_and_drops_are_refused_above_read_committed(dsn: str, level: IsolationLevel) -> None:

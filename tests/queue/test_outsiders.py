@@ -30,6 +30,8 @@ from tests.internals import SCHEMAS
 from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, hurry, identifiers, until
 from tests.queue.log_reader import Reader
 
+pytestmark = pytest.mark.promise("A role without rights can neither stop work nor hide a task from readers")
+
 NOON = datetime(2031, 5, 4, 12, tzinfo=UTC)
 STAGE = "00000000-0000-4000-8000-000000000001"
 TOPIC_LOCKS, TICK_LOCKS, INSTALL_LOCK, FLOOR_LOCKS = 8275717, 8275718, 8275717, 32327

@@ -10,6 +10,8 @@ from airflow_provider_taskq.queue import LeaseLost, Owner, Result, State, TaskQu
 from tests.internals import age_leases
 from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, known, lapse, states
 
+pytestmark = pytest.mark.promise("Every registration gets a greater fence")
+
 MINUTE = timedelta(minutes=1)
 
 
@@ -104,6 +106,7 @@ def test_a_lapsed_name_still_takes_its_tasks_over(queue: TaskQueue) -> None:
     assert queue.held(second) == tasks
 
 
+@pytest.mark.promise("Nothing is decided twice")
 @pytest.mark.parametrize(
     "verb",
     [
@@ -179,6 +182,7 @@ def test_an_unregistered_owner_has_no_lease(queue: TaskQueue, owner: Owner) -> N
     assert queue.release(stranger) == 0
 
 
+@pytest.mark.promise("A task that is reset, released or redelivered gets its old place back")
 def test_released_tasks_are_back_in_their_old_place_with_no_attempt_counted(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", "b", "c"])
     queue.poll("work", owner, 2)

@@ -11,6 +11,8 @@ from psycopg.conninfo import make_conninfo
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, connect, install, verify
 from tests.internals import SCHEMAS, pretend_release
 
+pytestmark = pytest.mark.promise("The owner of the schema owns every object, whichever role installs")
+
 Login = Callable[..., psycopg.Connection]
 
 OWNERS = """

@@ -40,6 +40,8 @@ from tests.queue.conftest import (
     until,
 )
 
+pytestmark = pytest.mark.promise("A topic moves to tables of its own and back with all its tasks")
+
 IN_A_MOMENT = timedelta(milliseconds=300)
 
 
@@ -247,6 +249,7 @@ def test_dependents_of_the_tasks_of_a_dropped_topic_may_run(queue: TaskQueue, ow
     assert identifiers(queue.poll("work", owner)) == ["a"]
 
 
+@pytest.mark.promise("A dropped topic leaves nothing behind")
 @pytest.mark.parametrize("own", [True, False], ids=["own tables", "shared tables"])
 def test_a_dropped_topic_leaves_nothing_behind(queue: TaskQueue, owner: Owner, own: bool) -> None:
     queue.drop_topic("work")

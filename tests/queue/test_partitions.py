@@ -22,6 +22,8 @@ from tests.internals import set_next_sequence
 from tests.queue.conftest import numbered
 from tests.queue.test_sessions import pages_of
 
+pytestmark = pytest.mark.promise("Each partition keeps its order, and partitions are complete and disjoint")
+
 CHECK_VALUES = {"/book/4711": 3006319413, "a": 3904355907, "b": 1908338681, "": 0}
 LEVELS = {
     ("/book/4711/pages/2444", 2): "/book/4711",

@@ -26,6 +26,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import SCHEMAS, stop_autovacuum, store_tasks
 from tests.queue.explained import Explained, explain
 
+pytestmark = pytest.mark.promise("The cost of a call does not grow with the other tasks of the queue")
+
 Call = Callable[[TaskQueue, Owner, list[Task]], object]
 SIZE = 10
 
@@ -185,6 +187,7 @@ FORCED = {
 }
 
 
+@pytest.mark.promise("A poll never takes more tasks than requested")
 @pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("forced", FORCED.values(), ids=FORCED.keys())
 @pytest.mark.parametrize("condition", Condition)

@@ -23,6 +23,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import make_due
 from tests.queue.conftest import hurry, identifiers, known, lapse, numbered, pass_time, states
 
+pytestmark = pytest.mark.promise("Tasks are handed out by priority, then due time, then sequence")
+
 FIFO, LIFO = Order.FIRST_IN_FIRST_OUT, Order.LAST_IN_FIRST_OUT
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -129,6 +131,7 @@ def test_a_task_given_back_has_its_old_place(queue: TaskQueue, owner: Owner, giv
     assert identifiers(queue.poll("work", queue.register("next"), 3)) == ["first", "a", "b"]
 
 
+@pytest.mark.promise("A poll never takes more tasks than requested")
 @pytest.mark.parametrize("settings", FORCED_PLANS.values(), ids=FORCED_PLANS.keys())
 @pytest.mark.parametrize("order", [FIFO, LIFO])
 def test_the_size_is_a_hard_bound_on_any_plan(own_queue: TaskQueue, settings: str, order: Order) -> None:
@@ -173,6 +176,7 @@ def test_a_poll_is_undone_with_its_transaction(queue: TaskQueue, owner: Owner, s
     assert task.attempt == 1
 
 
+@pytest.mark.promise("No call of a consumer waits for another consumer")
 def test_a_poll_skips_the_tasks_that_another_open_transaction_polls(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
@@ -183,6 +187,7 @@ def test_a_poll_skips_the_tasks_that_another_open_transaction_polls(
     assert identifiers(hurry(queue).poll("work", owner, 10)) == ["d"]
 
 
+@pytest.mark.promise("No call of a consumer waits for another consumer")
 @pytest.mark.parametrize(
     "work",
     [

@@ -17,6 +17,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import identifiers, known, lapse, pass_time, states
 
+pytestmark = pytest.mark.promise("While the retries of a topic fail, one is tried at a time, if its policy has `probe`")
+
 MINUTE = timedelta(minutes=1)
 
 

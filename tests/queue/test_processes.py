@@ -18,7 +18,12 @@ from demo.postgres import EmbeddedPostgres
 from tests.queue.conftest import lapse, numbered, until
 from tests.queue.consumer import TABLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.promise("Nothing is lost"),
+    pytest.mark.promise("Effects in the same database happen once"),
+]
 
 SECONDS = 12
 LOST = "SELECT identifier FROM pushed EXCEPT SELECT identifier FROM ledger"
@@ -121,6 +126,7 @@ def test_every_effect_happens_exactly_once_although_processes_are_killed(own_que
     assert expired > 0
 
 
+@pytest.mark.promise("PostgreSQL restarts")
 def test_a_server_that_restarts_during_polls_loses_and_repeats_no_task(tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedPostgres())
@@ -174,6 +180,7 @@ def test_a_poll_that_the_restart_cut_off_took_nothing() -> None:
             queue.complete(owner, dict.fromkeys(held, Result.SUCCESS))
 
 
+@pytest.mark.promise("A push of any length needs little memory in the client")
 def test_a_push_of_200_000_tasks_in_one_call_adds_less_than_50_mb(own_dsn: str, own_queue: TaskQueue) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.queue.consumer", "stream", "producer"],

@@ -8,6 +8,8 @@ from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, Unkn
 from tests.internals import stored_rows
 from tests.queue.conftest import InBackground, await_lock_wait, numbered
 
+pytestmark = pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
+
 
 def test_progress_is_none_before_the_first_advance(queue: TaskQueue) -> None:
     assert queue.progress("readers", "work") is None

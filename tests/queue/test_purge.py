@@ -30,6 +30,8 @@ from tests.queue.conftest import (
 from tests.queue.test_revive import failed
 from tests.queue.test_sessions import pages_of
 
+pytestmark = pytest.mark.promise("A purge removes ended tasks with all that is stored of them")
+
 SPARED = [State.ACTIVE, State.READY, State.EXPIRED]
 
 

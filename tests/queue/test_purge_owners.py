@@ -18,6 +18,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import age_leases, lapse_lease
 from tests.queue.conftest import hurry, known, lapse, task_in
 
+pytestmark = pytest.mark.promise("A purge removes ended tasks with all that is stored of them")
+
 HOUR = timedelta(hours=1)
 NOTHING = timedelta(0)
 

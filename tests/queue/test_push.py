@@ -18,6 +18,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import everything, identifiers, known, numbered, states, task_in
 
+pytestmark = pytest.mark.promise("A push of many tasks stores all or none")
+
 DISPLACING = [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE]
 A, R, X = State.ACTIVE, State.READY, State.REDUNDANT
 ENDED = [State.EXPIRED, State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED]
@@ -37,6 +39,7 @@ BECOMES: dict[tuple[State, Insertion], State | None] = {
 }
 
 
+@pytest.mark.promise("An older task changes as the table of insertions says")
 @pytest.mark.parametrize("insertion", list(Insertion))
 @pytest.mark.parametrize("state", list(State))
 def test_a_push_changes_an_older_task_as_its_insertion_requires(
@@ -66,6 +69,7 @@ def test_a_push_leaves_other_identifiers_and_other_topics_alone(queue: TaskQueue
     assert states(queue) == [("b", R), ("a", R)]
 
 
+@pytest.mark.promise("An older task changes as the table of insertions says")
 @pytest.mark.parametrize(
     ("insertion", "expected"),
     [
@@ -141,6 +145,7 @@ def test_an_empty_push_does_nothing(queue: TaskQueue) -> None:
     assert states(queue) == []
 
 
+@pytest.mark.promise("Every call runs in your transaction and never commits")
 def test_a_push_rolls_back_with_the_callers_transaction(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["old"])
     session.push("work", ["a", "old"], Insertion.REPLACE)
@@ -150,6 +155,7 @@ def test_a_push_rolls_back_with_the_callers_transaction(queue: TaskQueue, sessio
     assert states(queue) == [("old", R)]
 
 
+@pytest.mark.promise("Every call runs in your transaction and never commits")
 def test_a_push_commits_with_the_callers_own_rows(queue: TaskQueue, session: TaskQueue) -> None:
     session.conn.execute("CREATE TEMP TABLE business (id int) ON COMMIT PRESERVE ROWS")
     session.conn.execute("INSERT INTO business VALUES (1)")
@@ -167,6 +173,7 @@ def test_a_push_of_many_calls_in_autocommit_is_all_or_nothing(queue: TaskQueue, 
     assert queue.count("work") == {"work": {}}
 
 
+@pytest.mark.promise("A call that raises an error has changed nothing")
 def test_a_refused_push_leaves_the_callers_transaction_to_be_rolled_back_to_a_savepoint(session: TaskQueue) -> None:
     session.create_topic("mine")
     session.push("mine", ["a"])

@@ -10,6 +10,8 @@ from airflow_provider_taskq.queue import InvalidTask, NewTask, TaskInput, TaskQu
 from airflow_provider_taskq.queue.task_input import to_new_task
 from tests.queue.conftest import everything, identifiers
 
+pytestmark = pytest.mark.promise("An invalid task is refused by its position, and nothing is stored")
+
 Push = Callable[[str, Iterable[Any]], object]
 
 EVERY_FIELD = {

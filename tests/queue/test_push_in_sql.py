@@ -9,6 +9,8 @@ from airflow_provider_taskq.queue import InvalidTask, State, TaskInfo, TaskQueue
 from airflow_provider_taskq.queue.errors import translate_errors
 from tests.internals import private_rights
 
+pytestmark = pytest.mark.promise("A program in any language calls the same functions")
+
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 

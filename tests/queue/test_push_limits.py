@@ -9,6 +9,8 @@ import pytest
 from airflow_provider_taskq.queue import InvalidTask, NewTask, Owner, TaskQueue, TaskQueueError, TopicPolicy
 from tests.queue.conftest import everything, known
 
+pytestmark = pytest.mark.promise("An invalid task is refused by its position, and nothing is stored")
+
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 BAD: dict[str, NewTask] = {

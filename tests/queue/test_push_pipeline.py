@@ -10,6 +10,11 @@ from psycopg.rows import tuple_row
 from airflow_provider_taskq.queue import InvalidTask, NewTask, TaskQueue, UnknownTopic, connect
 from tests.queue.conftest import everything, numbered
 
+pytestmark = [
+    pytest.mark.promise("A push of many tasks stores all or none"),
+    pytest.mark.promise("A push of any length needs little memory in the client"),
+]
+
 MANY = 25_000  # three calls
 
 

@@ -20,6 +20,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.queue.conftest import hurry, identifiers, known, lapse, pass_time, task_in
 
+pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as they are")
+
 
 def numbers(infos: list[TaskInfo]) -> list[int]:
     return [info.sequence for info in infos]

@@ -22,6 +22,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import hold_turns
 from tests.queue.conftest import hurry, identifiers, numbered, states
 
+pytestmark = pytest.mark.promise("`ready` counts what a poll would return, and takes and locks nothing")
+
 
 def test_ready_counts_to_its_limit(queue: TaskQueue) -> None:
     queue.push("work", [NewTask(f"{number}", priority=number % 3 - 1) for number in range(9)])

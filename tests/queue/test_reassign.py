@@ -17,6 +17,8 @@ from tests.queue.conftest import hurry, image, known, numbered, states, task_in
 from tests.queue.test_revive import ENDED, NOT_ENDED, failed
 from tests.queue.test_sessions import pages_of
 
+pytestmark = pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
+
 BECOMES = {
     Result.FAILURE: State.FAILED,
     Result.SUSPENSION: State.SUSPENDED,

@@ -1,6 +1,10 @@
 """The comments of the schema taskq are the reference of its functions and views."""
 
+import pytest
+
 from airflow_provider_taskq.queue import TaskQueue
+
+pytestmark = pytest.mark.promise("A program in any language calls the same functions")
 
 OBJECTS = """
     SELECT p.oid::regprocedure::text AS name, obj_description(p.oid, 'pg_proc') AS text

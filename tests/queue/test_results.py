@@ -11,6 +11,8 @@ from tests.internals import interrupted, set_created, set_next_sequence, store_t
 from tests.queue.conftest import known, task_in
 from tests.queue.test_sessions import pages_of
 
+pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as they are")
+
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 DONE = [State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED]

@@ -26,6 +26,8 @@ from tests.conftest import SharedDatabase
 from tests.internals import make_due, set_attempt, set_created
 from tests.queue.conftest import identifiers, in_second, known, lapse, last_failure, pass_time, task_in
 
+pytestmark = pytest.mark.promise("A failure with attempts left goes back to READY, due after the delay of the policy")
+
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 SOON = timedelta(seconds=5)  # what the test itself may take between two readings of the clock
 

@@ -33,6 +33,8 @@ from tests.queue.conftest import (
 )
 from tests.queue.test_push import BECOMES
 
+pytestmark = pytest.mark.promise("A revived task starts again as it was pushed")
+
 ENDED = [State.EXPIRED, State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED]
 NOT_ENDED = [state for state in State if state not in ENDED]
 RECREATING = [Revival.APPEND, Revival.SUPERSEDE, Revival.REPLACE]

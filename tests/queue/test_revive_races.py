@@ -16,6 +16,8 @@ from tests.queue.conftest import InBackground, await_lock_wait, known, numbered
 from tests.queue.test_revive import failed
 from tests.queue.test_sessions import pages_of
 
+pytestmark = pytest.mark.promise("A revived task starts again as it was pushed")
+
 
 def test_two_revivals_of_the_same_tasks_in_opposite_order_never_deadlock(
     queue: TaskQueue,

@@ -7,6 +7,8 @@ import pytest
 from airflow_provider_taskq.queue import NewTask, TaskQueue, config_hash, ticks_cron, ticks_daily, ticks_every
 from airflow_provider_taskq.queue.schedules import describe_schedule
 
+pytestmark = pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task")
+
 NOW = datetime(2026, 11, 18, 10, 7, tzinfo=UTC)  # a Wednesday
 WEEKS = timedelta(days=20)
 

@@ -29,6 +29,8 @@ from demo.postgres import EmbeddedPostgres
 from tests.internals import SCHEMAS, pretend_release
 from tests.queue.conftest import identifiers
 
+pytestmark = pytest.mark.promise("The schema is installed once, and removed without a trace")
+
 THINGS = """SELECT 'f', p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p
     JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = ANY (%(schemas)s)
     UNION ALL SELECT 'c', c.oid::regclass::text, c.relkind::text FROM pg_class c

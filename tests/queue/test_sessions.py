@@ -27,6 +27,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import SCHEMAS, stored_rows
 from tests.queue.conftest import flush_statistics, numbered
 
+pytestmark = pytest.mark.promise("A call is one round trip and leaves nothing in the session")
+
 HOUR = timedelta(hours=1)
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 Verb = Callable[[TaskQueue, Owner, Any], object]
@@ -123,6 +125,7 @@ CASES = [
 ]
 
 
+@pytest.mark.promise("Every call runs in your transaction and never commits")
 @pytest.mark.parametrize(("arrange", "name", "verb"), CASES)
 def test_a_verb_takes_one_round_trip_and_is_undone_by_the_callers_rollback(
     queue: TaskQueue, owner: Owner, session: TaskQueue, arrange: Arrange, name: str, verb: Verb, tmp_path: Path

@@ -14,6 +14,8 @@ from airflow_provider_taskq.queue import Result, State, TaskQueue, TopicPolicy, 
 from tests.internals import lapse_lease
 from tests.queue.stress import LEDGER, PUSHED, SEEN, TOPICS
 
+pytestmark = pytest.mark.promise("Nothing is lost")
+
 SECONDS = 8
 ROLES = ["produce", "produce", "consume", "consume", "consume", "expire", "revive", "terminate", "watch"]
 OVERTAKEN = """SELECT count(*) FROM (

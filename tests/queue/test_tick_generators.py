@@ -23,6 +23,8 @@ from airflow_provider_taskq.queue import (
     ticks_every,
 )
 
+pytestmark = pytest.mark.promise("An hour that a time change skips gives no tick, and one that occurs twice gives one")
+
 ZONES = ["UTC", "Europe/Oslo", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "America/Sao_Paulo"]
 MOMENTS = st.integers(631_152_000, 2_051_222_400).map(lambda seconds: datetime.fromtimestamp(seconds, UTC))  # 1990-2035
 HOURS = st.lists(st.times(), min_size=1, max_size=5)

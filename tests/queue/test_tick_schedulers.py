@@ -15,6 +15,8 @@ from tests.queue.conftest import numbered
 from tests.queue.test_sessions import pages_of
 from tests.queue.test_ticks import FAR, HOUR, LONG_AGO, moments, stored
 
+pytestmark = pytest.mark.promise("Any number of schedulers store one task for each moment")
+
 
 def test_one_installation_takes_thousands_of_ticks(queue: TaskQueue, session: TaskQueue) -> None:
     assert session.install_ticks("work", "p", "h", iter(moments(12_000))) == 12_000

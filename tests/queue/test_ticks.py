@@ -21,6 +21,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import stored_rows
 from tests.queue.conftest import everything, known, lapse, states
 
+pytestmark = pytest.mark.promise("A tick that exists is never changed, and one that has ended is never stored again")
+
 HOUR = timedelta(hours=1)
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)  # so that its ticks are due
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
@@ -86,6 +88,7 @@ def test_a_tick_that_has_ended_is_not_stored_again(queue: TaskQueue, owner: Owne
     assert len(stored(queue)) == 2
 
 
+@pytest.mark.promise("Another configuration replaces waiting ticks only")
 def test_another_configuration_removes_the_ticks_of_the_old_one(queue: TaskQueue) -> None:
     queue.install_ticks("work", "p", "old", moments(3))
     assert queue.install_ticks("work", "p", "new", moments(2, FAR)) == 2
@@ -100,6 +103,7 @@ def test_installing_no_ticks_removes_only_those_of_other_configurations(queue: T
     assert stored(queue) == []
 
 
+@pytest.mark.promise("Another configuration replaces waiting ticks only")
 @pytest.mark.parametrize("verb", ["install another", "uninstall"])
 def test_a_new_configuration_removes_waiting_ticks_and_keeps_held_polled_and_ended_ones(
     queue: TaskQueue, owner: Owner, session: TaskQueue, verb: str
@@ -167,6 +171,7 @@ PREFIXES = [
 ]
 
 
+@pytest.mark.promise("Another configuration replaces waiting ticks only")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(data=st.data())
 def test_prefixes_are_literal_and_leave_each_other_alone(queue: TaskQueue, data: st.DataObject) -> None:

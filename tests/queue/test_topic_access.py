@@ -28,6 +28,8 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.errors import translate_errors
 from tests.internals import pretend_release
 
+pytestmark = pytest.mark.promise("A role that is limited to topics reaches no other topic")
+
 Limited = Callable[..., TaskQueue]
 Denied = psycopg.errors.InsufficientPrivilege
 

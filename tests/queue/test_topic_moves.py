@@ -39,6 +39,8 @@ from tests.queue.conftest import (
 )
 from tests.queue.killed_mover import CALLS
 
+pytestmark = pytest.mark.promise("A topic moves to tables of its own and back with all its tasks")
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = timedelta(seconds=30)
 MOVES: dict[str, Callable[[TaskQueue], bool]] = {

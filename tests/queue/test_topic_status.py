@@ -27,6 +27,8 @@ from airflow_provider_taskq.queue.topic_status import (
 from tests.queue.explained import explain
 from tests.roles import logged_in
 
+pytestmark = pytest.mark.promise("One sentence says why a task is not running")
+
 HOUR = timedelta(hours=1)
 SINCE = datetime(2026, 11, 22, 10, 4, 34, tzinfo=UTC)
 PAUSE = "topic paused by alice since 2026-11-22 10:04:34 UTC"

@@ -23,6 +23,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import stored_rows
 from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, states
 
+pytestmark = pytest.mark.promise("A topic keeps its policy until it is altered")
+
 RICH = TopicPolicy(
     RetryPolicy(
         7,
@@ -237,6 +239,7 @@ def test_an_unknown_topic_is_refused_by_name(
         verb(queue, owner)
 
 
+@pytest.mark.promise("A paused topic takes pushes and completions, and hands out nothing")
 def test_a_paused_topic_hands_out_nothing(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     assert queue.pause_topic("work") is True
@@ -245,6 +248,7 @@ def test_a_paused_topic_hands_out_nothing(queue: TaskQueue, owner: Owner) -> Non
     assert queue.ready("work") == 0
 
 
+@pytest.mark.promise("A paused topic takes pushes and completions, and hands out nothing")
 def test_a_paused_topic_takes_pushes_and_completions(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     [held] = queue.poll("work", owner)
@@ -254,6 +258,7 @@ def test_a_paused_topic_takes_pushes_and_completions(queue: TaskQueue, owner: Ow
     assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
 
 
+@pytest.mark.promise("A paused topic takes pushes and completions, and hands out nothing")
 def test_a_resumed_topic_hands_out_again(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     queue.pause_topic("work")

@@ -10,6 +10,8 @@ from tests.internals import plant_change
 from tests.queue.conftest import InBackground, task_in, until
 from tests.queue.explained import changed_rows
 
+pytestmark = pytest.mark.promise("Two tasks of one identifier never run at once, and none overtakes another")
+
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
 

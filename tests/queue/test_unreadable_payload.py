@@ -30,6 +30,8 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.encoding import decode_json, register_loaders
 from tests.internals import damage_task
 
+pytestmark = pytest.mark.promise("A payload that no client can decode fails its own task and stops nothing else")
+
 # Each is valid JSON for PostgreSQL, and nothing that json.loads returns as data without loss.
 UNREADABLE = {
     "digits": "9" * 5_000,

@@ -26,6 +26,8 @@ from airflow_provider_taskq.queue import (
 from tests.internals import pretend_release, private_rights
 from tests.queue.conftest import RESULTS, everything, lapse, numbered, task_in
 
+pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as they are")
+
 
 def rows(queue: TaskQueue, where: str = "true", source: str = "taskq.tasks") -> list[dict[str, Any]]:
     """Rows of a view, in order of sequence or topic."""

@@ -10,6 +10,8 @@ from airflow_provider_taskq.queue import NewTask, Owner, State, TaskQueue
 from tests.internals import age_tasks
 from tests.queue.conftest import states, task_in
 
+pytestmark = pytest.mark.promise("A gate opens when its topic is ready, in every mode")
+
 LOOK = (
     "SELECT kind, position, number, waited FROM taskq.watch(%b::text[], %b::int[], %b::text[], %b::boolean[],"
     " %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"

@@ -23,6 +23,11 @@ from airflow_provider_taskq.queue import (
 from tests.internals import make_due
 from tests.queue.conftest import everything, identifiers, in_second, known, lapse, pass_time, states
 
+pytestmark = [
+    pytest.mark.promise("A failure with attempts left goes back to READY, due after the delay of the policy"),
+    pytest.mark.promise("An `offer` leaves at most one waiting task of an identifier"),
+]
+
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 MILLISECOND = timedelta(milliseconds=1)
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)

@@ -11,6 +11,10 @@ from airflow_provider_taskq.queue import InvalidTask, NewTask, Task
 from airflow_provider_taskq.worker import Batch, SupplementError, batch, each, filters, tagged
 from airflow_provider_taskq.worker.batches import name_of
 
+pytestmark = pytest.mark.promise(
+    "A decision, its follow-ups and its commit hooks are committed together, or not at all"
+)
+
 
 def task(sequence: int) -> Task:
     return Task(sequence, "work", f"t{sequence}", None, None, 1, False)

@@ -12,6 +12,8 @@ from tests.consumer.consumers import quick, state
 from tests.queue.conftest import lapse, until
 from tests.worker.conftest import MakeWorker
 
+pytestmark = pytest.mark.promise("Each batch has an owner with a greater fence than any delivery before")
+
 SECONDS = 60
 
 

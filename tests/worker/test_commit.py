@@ -32,6 +32,10 @@ from airflow_provider_taskq.worker.commit import (
 from tests.queue.conftest import identifiers, known, states, until
 from tests.worker.conftest import MakeWorker
 
+pytestmark = pytest.mark.promise(
+    "A decision, its follow-ups and its commit hooks are committed together, or not at all"
+)
+
 SUCCESS = Decision(Result.SUCCESS)
 FAILURE = Decision(Result.FAILURE)
 
@@ -47,6 +51,7 @@ def two_tasks(queue: TaskQueue, owner: Owner) -> Batch:
     return Batch(queue.poll("work", owner, 2))
 
 
+@pytest.mark.promise("Effects in the same database happen once")
 def test_commit_hooks_write_in_the_transaction_that_completes_the_batch(
     queue: TaskQueue, owner: Owner, batch: Batch, effects: Effects
 ) -> None:
@@ -193,6 +198,7 @@ def _listeners(queue: TaskQueue) -> int:
     return int(found[0]) if found else 0
 
 
+@pytest.mark.promise("Effects in the same database happen once")
 def test_a_worker_commits_the_effects_of_a_batch_once(
     queue: TaskQueue, effects: Effects, make_worker: MakeWorker
 ) -> None:

@@ -16,6 +16,8 @@ from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.composite import Composite, StepMode
 from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, TaskResultException
 
+pytestmark = pytest.mark.promise("A composite gives the same results in threads and as a Spark plan")
+
 SECONDS = 30  # the timeout for an event
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 

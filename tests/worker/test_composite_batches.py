@@ -12,6 +12,8 @@ from airflow_provider_taskq.spark.composite import CompositeTransform, by_compos
 from airflow_provider_taskq.spark.driver_commit import DriverActions
 from airflow_provider_taskq.worker.composite import Composite
 
+pytestmark = pytest.mark.promise("A composite gives the same results in threads and as a Spark plan")
+
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 PLAIN = Condition.SINGULAR_BY_IDENTIFIER
 UNTIL = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS

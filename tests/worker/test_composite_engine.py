@@ -16,6 +16,8 @@ from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, 
 from airflow_provider_taskq.worker.composite.engine import BatchFuture
 from airflow_provider_taskq.worker.composite.threads import CompositeThreads
 
+pytestmark = pytest.mark.promise("A composite gives the same results in threads and as a Spark plan")
+
 SECONDS = 30
 
 

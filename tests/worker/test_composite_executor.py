@@ -14,6 +14,8 @@ from airflow_provider_taskq.worker import Composite, Worker
 from airflow_provider_taskq.worker.batches import Batch
 from tests.worker.test_handlers import task
 
+pytestmark = pytest.mark.promise("A composite gives the same results in threads and as a Spark plan")
+
 SECONDS = 60
 BAGGAGE: ContextVar[str] = ContextVar("baggage")
 Noted = list[tuple[str, str]]

@@ -43,7 +43,11 @@ from tests.queue.conftest import until
 
 SECONDS = 60  # the timeout for a program
 
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("A composite gives the same results in threads and as a Spark plan"),
+    pytest.mark.promise("The examples, and the code of each page of this site, run as they are written"),
+]
 
 
 def states(queue: TaskQueue) -> list[State]:

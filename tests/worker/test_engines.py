@@ -32,7 +32,10 @@ from tests.worker.orders import orders
 SECONDS = 60  # the timeout for an engine
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.promise("A composite gives the same results in threads and as a Spark plan"),
+]
 
 
 class Engine(Protocol):

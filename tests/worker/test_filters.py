@@ -13,6 +13,8 @@ from airflow_provider_taskq.worker.executors import each
 from airflow_provider_taskq.worker.filters import Judge, matching, outdated, partial, repeated, step_of, without
 from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, batch
 
+pytestmark = pytest.mark.promise("A handler of some tasks of a batch gets exactly those")
+
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
 

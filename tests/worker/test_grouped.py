@@ -27,6 +27,8 @@ from airflow_provider_taskq.worker.grouped import GroupedRun, GroupedWorker
 from tests.consumer.consumers import table
 from tests.queue.conftest import known, pass_time, until
 
+pytestmark = pytest.mark.promise("A grouped worker handles an identifier in order, and stops it at an error")
+
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
 

@@ -15,6 +15,11 @@ from tests.internals import stored_rows
 from tests.queue.conftest import known, lapse, states, until
 from tests.worker.test_grouped import HOUR, Recorder, batches, push
 
+pytestmark = [
+    pytest.mark.promise("A grouped worker handles an identifier in order, and stops it at an error"),
+    pytest.mark.promise("a worker is killed"),
+]
+
 
 def test_a_grouped_worker_takes_back_the_tasks_of_a_killed_one(dsn: str, queue: TaskQueue, repository: Path) -> None:
     tasks = push(queue, 1, 2)

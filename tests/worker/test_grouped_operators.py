@@ -23,6 +23,8 @@ from airflow_provider_taskq.worker.grouped import GroupedRun
 from tests.queue.conftest import identifiers, known, pass_time, until
 from tests.worker.test_grouped import HOUR, Recorder, batches, push, retrying
 
+pytestmark = pytest.mark.promise("A waiting task can be run now, get another priority, or be canceled")
+
 
 def test_a_paused_task_is_not_handed_out_until_it_is_resumed_in_its_old_place(queue: TaskQueue, owner: Owner) -> None:
     a, b = queue.push("work", ["a", "b"])

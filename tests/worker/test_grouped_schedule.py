@@ -3,10 +3,14 @@
 import time
 from datetime import timedelta
 
+import pytest
+
 from airflow_provider_taskq.queue import Decision, Result, State, Task, TaskQueue
 from airflow_provider_taskq.worker.grouped import GroupedRun
 from tests.queue.conftest import known, pass_time, until
 from tests.worker.test_grouped import HOUR, Recorder, batches, push
+
+pytestmark = pytest.mark.promise("A grouped worker handles an identifier in order, and stops it at an error")
 
 SHORT = timedelta(milliseconds=20)
 A_CENTURY = timedelta(days=36_500)

@@ -17,6 +17,8 @@ from tests.faults.poison import POISON, poison
 from tests.queue.conftest import until
 from tests.worker.test_handlers import results, task
 
+pytestmark = pytest.mark.promise("A handler is a function, a coroutine or an object, in threads or in processes")
+
 SECONDS = 60
 BAGGAGE: ContextVar[str] = ContextVar("baggage")
 

@@ -20,6 +20,8 @@ from airflow_provider_taskq.queue import InvalidArgument, Result, Task, TaskQueu
 from airflow_provider_taskq.worker import BatchContext, Composite, GroupedWorker, Worker, batch, each
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
+pytestmark = pytest.mark.promise("A handler gets its task, and by name what its runner supplies")
+
 OWN = "own"  # the default of every parameter that a runner may supply
 NAMES = ("batch", "queue", "options")
 Handler = Callable[..., Any]

@@ -16,6 +16,8 @@ from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.worker import Batch, BatchHandler, TaskResultException, batch, each
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("A handler is a function, a coroutine or an object, in threads or in processes")
+
 BAGGAGE: ContextVar[str] = ContextVar("baggage")
 
 

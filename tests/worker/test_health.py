@@ -25,6 +25,8 @@ from tests.consumer.consumers import Heard, quick
 from tests.internals import age_tasks, space_ends
 from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
 
+pytestmark = pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
+
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
 

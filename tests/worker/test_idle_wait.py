@@ -3,8 +3,12 @@
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from airflow_provider_taskq.worker.runtime import IdleWait
 from tests.queue.conftest import until
+
+pytestmark = pytest.mark.promise("The cost of a call does not grow with the other tasks of the queue")
 
 
 def test_a_waiting_thread_polls_next_although_another_one_sleeps() -> None:

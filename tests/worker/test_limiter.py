@@ -12,6 +12,8 @@ from airflow_provider_taskq.worker import BoundedLimiter, Limiter, NoLimit, Prio
 from tests.queue.conftest import states, until
 from tests.worker.conftest import MakeWorker
 
+pytestmark = pytest.mark.promise("A limiter bounds the work of all workers that share it")
+
 
 def never() -> bool:
     return False

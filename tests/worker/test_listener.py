@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from airflow_provider_taskq.queue import Decision, State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, FatalListener, WorkerListener, batch
 from tests.internals import interrupted
 from tests.queue.conftest import states, until
 from tests.worker.conftest import MakeWorker
+
+pytestmark = pytest.mark.promise("A listener is called at each step of a batch, in order")
 
 
 class Diary(WorkerListener):

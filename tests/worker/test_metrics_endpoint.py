@@ -25,6 +25,8 @@ from tests.queue.conftest import pass_time, until
 from tests.roles import logged_in
 from tests.worker.conftest import MakeWorker
 
+pytestmark = pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
+
 parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra prometheus")
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -12,6 +12,8 @@ from airflow_provider_taskq.worker import PersistentWorker
 from tests.queue.conftest import states, until
 from tests.worker.conftest import HOUR, MakeWorker
 
+pytestmark = pytest.mark.promise("A worker under a stored name stays on or off across restarts")
+
 MakePersistent = Callable[..., PersistentWorker]
 
 

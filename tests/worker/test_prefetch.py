@@ -10,6 +10,8 @@ from airflow_provider_taskq.worker import Batch, Pending, Worker, batch
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
+pytestmark = pytest.mark.promise("a worker is stopped")
+
 
 class Gate:
     """A handler that waits until the test opens it."""

@@ -15,6 +15,8 @@ from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.queue.conftest import until
 from tests.roles import logged_in
 
+pytestmark = pytest.mark.promise("A role may call the functions of its kind, and no others")
+
 As = Callable[..., str]
 
 

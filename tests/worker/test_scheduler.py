@@ -11,6 +11,8 @@ from airflow_provider_taskq.queue import InvalidArgument, NewTask, Owner, TaskQu
 from airflow_provider_taskq.worker.scheduler import Scheduler, Ticks
 from tests.queue.conftest import until
 
+pytestmark = pytest.mark.promise("Any number of schedulers store one task for each moment")
+
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 FAR = datetime(2100, 1, 1, tzinfo=UTC)

@@ -14,6 +14,8 @@ from airflow_provider_taskq.worker import Worker
 from tests.cli.conftest import Run, run
 from tests.internals import Release, pretend_release
 
+pytestmark = pytest.mark.promise("The package of a release works with the schema of the next one")
+
 __all__ = ["run"]  # a fixture that pytest finds here
 
 OLDER: tuple[Release, str] = ("other functions", "the schema taskq in this database is older: .*; run ")

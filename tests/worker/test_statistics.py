@@ -7,6 +7,8 @@ from airflow_provider_taskq.worker.statistics import WorkerCounters, percentile
 from tests.queue.conftest import until
 from tests.worker.conftest import MakeWorker
 
+pytestmark = pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
+
 
 def test_a_worker_counts_its_tasks_by_result(queue: TaskQueue, make_worker: MakeWorker) -> None:
     def decide(task: Task) -> Result:

@@ -16,6 +16,8 @@ from airflow_provider_taskq.worker.runtime import WorkerThread
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
+pytestmark = pytest.mark.promise("a handler hangs beyond its `limit`")
+
 
 def test_a_slow_handler_is_reported_with_its_stack_once_per_interval(
     queue: TaskQueue, make_worker: MakeWorker, caplog: pytest.LogCaptureFixture

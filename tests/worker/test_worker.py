@@ -30,6 +30,8 @@ from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, known, states, until
 from tests.worker.conftest import HOUR, MakeWorker
 
+pytestmark = pytest.mark.promise("A handler is a function, a coroutine or an object, in threads or in processes")
+
 
 def test_a_worker_handles_waiting_and_new_tasks(queue: TaskQueue, make_worker: MakeWorker) -> None:
     queue.push("work", ["a"])
@@ -123,6 +125,7 @@ def test_resume_ends_a_long_pause_within_half_a_second(queue: TaskQueue, make_wo
     assert min(took) < 0.5, "at least one of five, because the machine may be busy"
 
 
+@pytest.mark.promise("A push notifies at its commit, if the policy of the topic has `notify`")
 def test_a_notification_ends_a_long_pause(queue: TaskQueue, make_worker: MakeWorker) -> None:
     handled = threading.Event()
     worker = make_worker(lambda _: handled.set())

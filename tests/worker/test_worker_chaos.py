@@ -20,7 +20,13 @@ from airflow_provider_taskq.queue import NewTask, State, TaskQueue, TopicPolicy,
 from tests.queue.conftest import until
 from tests.worker.chaos_worker import LEASE
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.timeout(600),
+    pytest.mark.promise("a worker is killed"),
+    pytest.mark.promise("Effects in the same database happen once"),
+]
 
 SECONDS = float(os.environ.get("TASKQ_CHAOS_SECONDS", "15"))
 IDENTIFIERS = 40

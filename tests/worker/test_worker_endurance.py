@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import psycopg
+import pytest
 
 from airflow_provider_taskq.queue import (
     Decision,
@@ -20,6 +21,8 @@ from airflow_provider_taskq.worker import Batch, WorkerListener, batch
 from airflow_provider_taskq.worker.lease import LeaseKeeper, UpkeepThread
 from tests.queue.conftest import known, lapse, states, until
 from tests.worker.conftest import MakeWorker
+
+pytestmark = pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
 
 
 def test_errors_of_polls_are_reported_and_followed_by_growing_pauses(queue: TaskQueue, make_worker: MakeWorker) -> None:
@@ -57,6 +60,7 @@ def _cut_all(conn: psycopg.Connection) -> None:
     )
 
 
+@pytest.mark.promise("the connection is lost during a commit")
 def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_forgotten(
     queue: TaskQueue, make_worker: MakeWorker, effects: Callable[[], list[str]]
 ) -> None:
@@ -79,6 +83,7 @@ def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_forgotten(
     assert effects() == ["cut", "whole"]
 
 
+@pytest.mark.promise("a worker is stopped")
 def test_a_stop_waits_for_batches_in_flight_and_starts_no_new_one(queue: TaskQueue, make_worker: MakeWorker) -> None:
     started, go_on = threading.Event(), threading.Event()
     queue.push("work", ["a", "b"])
@@ -120,6 +125,7 @@ def test_a_stop_releases_batches_that_exceed_its_timeout_and_ignores_their_handl
     assert worker.statistics().abandoned == 1
 
 
+@pytest.mark.promise("A worker keeps its lease while a handler runs")
 def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(queue: TaskQueue, make_worker: MakeWorker) -> None:
     go_on = threading.Event()
 
@@ -140,6 +146,7 @@ def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(queue: TaskQueue, 
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
+@pytest.mark.promise("A worker keeps its lease while a handler runs")
 def test_a_lost_lease_abandons_its_batch_and_commits_nothing(
     queue: TaskQueue, make_worker: MakeWorker, effects: Callable[[], list[str]]
 ) -> None:
@@ -171,6 +178,7 @@ def test_a_lost_lease_abandons_its_batch_and_commits_nothing(
     assert queue.held(successor) == [task]
 
 
+@pytest.mark.promise("a worker is killed")
 def test_living_workers_expire_the_leases_of_dead_workers(queue: TaskQueue, make_worker: MakeWorker) -> None:
     dead = queue.register("dead")
     queue.push("work", ["a"])

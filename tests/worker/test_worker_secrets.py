@@ -17,6 +17,8 @@ from airflow_provider_taskq.worker import Batch, GroupedWorker, MetricsEndpoint,
 from tests.consumer.consumers import quick
 from tests.queue.conftest import everything, states, until
 
+pytestmark = pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
+
 MARK = "markedpayload0815"
 NAME = "taskq marked"
 # With a time limit, the function returns when the session has ended.

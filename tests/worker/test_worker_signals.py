@@ -14,6 +14,8 @@ from tests.internals import block_verbs
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
+pytestmark = pytest.mark.promise("a worker is stopped")
+
 
 def test_a_signal_waits_for_batches_in_flight_and_restores_the_signal_handlers(
     queue: TaskQueue, make_worker: MakeWorker
