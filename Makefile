@@ -62,22 +62,24 @@ chaos: setup-test archive  ## before a release: each fault for longer, judged by
 fuzz: setup-test  ## after a change of what users pass in: hostile input, new in each run; TASKQ_FUZZ=fixed repeats that of CI
 	@TASKQ_FUZZ="$(or $(TASKQ_FUZZ),fresh)" $(RUN) -m pytest -q tests/fuzz tests/plugin/test_hostile_requests.py $(ARGS)
 
-check: setup  ## before a commit, and part of test: format, lint, types, layers, words, the site
+check: setup  ## before a commit, and part of test: format, lint, types, layers, words, promises, the site
 	@$(BIN)/ruff format --check --quiet . || { echo 'check: run `make format`' >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python -m mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >.venv/lint-imports.log || { cat .venv/lint-imports.log >&2; exit 1; }
 	@$(BIN)/python tools/words.py
 	@$(BIN)/python -m tests.durations
+	@$(BIN)/python tools/promises.py --check
 	@$(MKDOCS) build -f tools/mkdocs.yml >.venv/mkdocs.log 2>&1 || { cat .venv/mkdocs.log >&2; exit 1; }
-	@echo 'check: format, lint, types, layers, words and the site are in order'
+	@echo 'check: format, lint, types, layers, words, promises and the site are in order'
 
 docs: setup  ## while you write: build the site into build/site, and check its links; ARGS=serve serves it
 	@$(MKDOCS) $(or $(ARGS),build) -f tools/mkdocs.yml
 
-format: setup  ## when check asks for it: format the sources with ruff
+format: setup  ## when check asks for it: format the sources, and write the page of promises
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
+	@$(BIN)/python tools/promises.py
 
 bench: setup-spark  ## after a change of the hot path: measure push, claim and drain beside raw SQL; ARGS=peers adds other queues
 	@$(RUN) -m bench $(ARGS)
