@@ -3,25 +3,20 @@
 import json
 import os
 import sys
-import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from bench.peers.compare import write_payloads
-from bench.peers.load import LoadMeter, Timing
 from bench.peers.sites import Started
 from bench.pressure import runs
 from bench.pressure.faults import FAULTS, cell, details
 from bench.pressure.lineup import LINEUP
-from bench.pressure.runs import Files, Scale
+from bench.pressure.runs import Scale
 from bench.pressure.section import measure
-from bench.pressure.shapes import SHAPES, Site, in_background
-from demo.postgres import EmbeddedPostgres
+from bench.pressure.shapes import SHAPES
 
 
 @pytest.mark.slow
@@ -61,42 +56,3 @@ def test_a_fault_loses_no_job_and_pauses_the_worker(tmp_path: Path) -> None:
     assert found["pause"] > 0.1
     assert found["restarts"]["consumer"] > 0
     assert cell(found) in details(found)
-
-
-def test_handled_jobs_are_on_record_before_they_end_also_the_repeated_ones(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    timing = Timing(time.monotonic(), 1.0, 10.0)
-    jobs = [{"number": number, "pushed": time.monotonic()} for number in (1, 2, 2)]
-    meter = LoadMeter(files.records, timing, at_once=True)
-    for job in jobs:
-        meter.handle(job)
-    assert [number for number, _ in files.handled()] == [1, 2, 2]
-
-    later = LoadMeter(files.records, timing, at_once=False)  # the next worker, in a run without faults
-    later.handle({**jobs[0], "number": 3})
-    assert len(files.handled()) == 3
-    assert later.line().keys() == {"p50", "p99", "most"}
-    later.handle(jobs[0])
-    assert later.line() == {}
-    assert [number for number, _ in files.handled()] == [1, 2, 2, 3, 1]
-    files.produced.write_text('{"ranges": [[1, 5]]}\n', encoding="utf-8")
-    assert files.missing() == 2
-
-
-def test_an_error_of_a_fault_fails_the_run() -> None:
-    with closing(EmbeddedPostgres()) as server:
-        site = Site(server, "", "", "", 1.0, {})
-        with pytest.raises(RuntimeError, match="connect to the server itself"), FAULTS["cut"].act(site):
-            pass
-
-
-def test_work_in_the_background_ends_with_the_block() -> None:
-    ended = []
-
-    def work(over: Event) -> None:
-        assert over.wait(30)
-        ended.append(1)
-
-    with in_background(work, 2):
-        assert not ended
-    assert len(ended) == 2

@@ -121,14 +121,6 @@ def test_a_wait_for_a_state_that_cannot_come_fails_at_once(site: AirflowSite) ->
         site.run_state("none", "r")
 
 
-def test_a_dag_that_cannot_be_imported_is_named(site: AirflowSite, place: Path) -> None:
-    broken = place / "dags" / "broken.py"
-    broken.write_text("from airflow.sdk import DAG\nraise RuntimeError('so it goes')\n", encoding="utf-8")
-    with pytest.raises(AirflowError, match=r"broken\.py(.|\n)*so it goes"):
-        site.wait_dags("never", timeout=60)
-    broken.unlink()
-
-
 def test_killing_the_scheduler_kills_its_tasks_and_it_can_be_restarted(site: AirflowSite) -> None:
     run = site.trigger("hangs")
     site.wait_task("hangs", run, "hang", {"running"}, 300)
@@ -147,32 +139,12 @@ def test_killing_the_scheduler_kills_its_tasks_and_it_can_be_restarted(site: Air
     assert site.health()["scheduler"]["status"] == "healthy"
 
 
-def test_the_triggerer_restarts(site: AirflowSite) -> None:
-    old = site.pids["triggerer"]
-    site.restart("triggerer")
-    assert site.pids["triggerer"] != old
-    assert not psutil.pid_exists(old)
-
-
 def test_a_component_that_dies_by_itself_is_named_with_its_log(site: AirflowSite) -> None:
     psutil.Process(site.pids["triggerer"]).kill()
     with pytest.raises(AirflowError, match=r"airflow triggerer ended with -9:(.|\n)*[Tt]rigger"):
         site.restart("dag-processor")
     site.restart("triggerer")
     assert set(site.pids) == COMPONENTS
-
-
-def test_stop_ends_all_processes(site: AirflowSite) -> None:
-    everything = everything_of(site)
-    site.stop()
-    assert not any(alive(process) for process in everything)
-    assert not site.pids
-
-
-def test_a_wrong_metadata_database_is_reported_with_the_error_of_the_migration(place: Path) -> None:
-    wrong = AirflowSite(place / "second", place / "dags", metadata_dsn="postgresql://u:p@127.0.0.1:1/none")
-    with pytest.raises(AirflowError, match=r"db migrate failed(.|\n)*Connection refused"):
-        wrong.start()
 
 
 def test_a_second_start_knows_the_runs_and_ends_when_its_program_is_killed(

@@ -44,12 +44,3 @@ def test_a_signal_ends_the_command_and_the_server(tmp_path: Path, number: signal
         assert running.stdout.read() == "", "the command has ended, because the pipe has"
     assert not [process for process in processes_of(tmp_path) if alive(process)]
     assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_command_is_an_error_of_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*SHELL, "no-such-command"], env=environment(tmp_path), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 127
-    assert done.stderr.count("\n") == 1
-    assert "no-such-command" in done.stderr

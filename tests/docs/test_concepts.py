@@ -34,12 +34,6 @@ def cells() -> list[tuple[str, Insertion, str]]:
     return [(row[0], insertion, cell) for row in rows for insertion, cell in zip(Insertion, row[1:], strict=True)]
 
 
-def test_the_table_of_insertions_has_every_state() -> None:
-    text = (CONCEPTS / "insertions.md").read_text(encoding="utf-8")
-    assert f"| older task | {' | '.join(Insertion)} |" in text
-    assert {row for row, _, _ in cells()} == {SAME_PUSH, *State.__members__}
-
-
 @pytest.mark.promise("An older task changes as the table of insertions says")
 @pytest.mark.parametrize(("older", "insertion", "cell"), cells())
 def test_a_push_does_what_the_table_of_insertions_says(
@@ -59,7 +53,10 @@ def test_a_push_does_what_the_table_of_insertions_says(
     assert after.state is State.READY
 
 
-def test_the_page_and_the_diagram_of_states_have_every_state_and_result() -> None:
+def test_the_pages_of_concepts_have_every_state_result_and_choice() -> None:
+    assert {row for row, _, _ in cells()} == {SAME_PUSH, *State.__members__}
+    for names in (State, Result, Insertion, Condition, Junction, Order, Revival):
+        assert set(names.__members__) <= glossary()
     assert [(int(row[0]), row[1]) for row in table("index.md", "| state")] == [(each, each.name) for each in State]
     assert [(int(row[0]), row[1]) for row in table("index.md", "number | result")] == [
         (each, each.name) for each in Result
@@ -73,12 +70,6 @@ def glossary() -> set[str]:
     return {row[0].partition("</a>")[2].strip("`") for row in table("glossary.md", "word")}
 
 
-def test_the_glossary_has_each_name_in_capitals() -> None:
-    words = glossary()
-    for names in (State, Result, Insertion, Condition, Junction, Order, Revival):
-        assert set(names.__members__) <= words
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_glossary_has_each_word_that_a_page_introduces(page: Path) -> None:
     """A page introduces a word in bold or italics and in small letters, and emphasizes nothing else in this way."""
@@ -86,11 +77,3 @@ def test_the_glossary_has_each_word_that_a_page_introduces(page: Path) -> None:
     introduced = re.findall(r"(?<!\*)\*{1,2}([a-z][a-z -]*)\*{1,2}(?!\*)", text)
     known = {word + ending for word in glossary() for ending in ("", "s", "es", "d")}
     assert [word for word in introduced if word not in known] == []
-
-
-def test_the_words_of_the_glossary_are_in_order_with_an_anchor() -> None:
-    rows = [row[0] for row in table("glossary.md", "word")]
-    words = [row.partition("</a>")[2].strip("`") for row in rows]
-    assert words == sorted(words, key=lambda word: (word.casefold().replace("_", " "), word))
-    for row, word in zip(rows, words, strict=True):
-        assert f'id="{word.lower().replace(" ", "-")}"' in row

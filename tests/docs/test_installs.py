@@ -81,28 +81,3 @@ def test_an_install_command_of_a_page_works_in_a_new_environment(
         assert "--no-deps" in command or shell("taskq --version") == f"taskq {__version__}\n"
     if "[spark]" in command:
         shell("python -c 'import pyspark, airflow_provider_taskq.spark as spark; spark.drain'")
-
-
-@pytest.mark.parametrize(
-    ("text", "commands"),
-    [
-        ("```bash\npip install '.[spark]'    # from a clone\n```", ["pip install '.[spark]'"]),
-        ("```\npip install ./core\ntaskq install\n```", ["pip install ./core"]),
-        ("Use `pip install a && pip install --no-deps\n.`, then:", ["pip install a && pip install --no-deps ."]),
-        ("A plain `pip install`, or `pip install --no-deps`", []),
-        ("`make setup` lets pip install nothing else. `setup.py` is run", []),
-    ],
-)
-def test_the_commands_of_a_page_are_found_in_its_blocks_and_sentences(text: str, commands: list[str]) -> None:
-    assert list(install_commands(text)) == commands
-
-
-@pytest.mark.parametrize("released", [False, True])
-def test_a_release_changes_the_commands(released: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.docs.installs.RELEASED", released)
-    in_clone = "pip install './core[prometheus]' 'psycopg[binary]' -c constraints/constraints-3.12.txt"
-    by_name = in_clone.replace("./core", "airflow-provider-taskq-core")
-    wanted = by_name if released else in_clone
-    assert (correction(in_clone), correction(by_name)) == (wanted, wanted)
-    assert correction("pip install --editable ./core") == "pip install --editable ./core"
-    assert correction("pip install --no-deps .") == "pip install --no-deps " + (NAMES["."] if released else ".")

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
 from airflow_provider_taskq.worker.metrics_endpoint import METRICS
 
 pytestmark = pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
@@ -177,51 +176,3 @@ def test_an_expression_names_metrics_that_are_sent_with_labels_that_they_have(
     assert matched, f"{place} names no metric"
     grouped = {label for found in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression) for label in found.split(", ")}
     assert grouped <= set.union(*matched) | ADDED_BY_PROMETHEUS, place
-
-
-def test_an_expression_on_a_counter_of_airflow_matches_both_of_its_names() -> None:
-    for place, expression in expressions():
-        for pattern, _ in selectors(expression):
-            for name, kind in SENT.items():
-                plain = f"airflow_{name.replace('.', '_')}"
-                if kind == "counter" and re.fullmatch(pattern, plain):
-                    assert re.fullmatch(pattern, f"{plain}_total"), f"{place}: OpenTelemetry adds _total"
-
-
-def test_the_dashboard_can_be_imported() -> None:
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    panels = dashboard["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
-    assert variables == {"datasource", "topic"}
-    cells: set[tuple[int, int]] = set()
-    for panel in panels:
-        place = panel["gridPos"]
-        width, height = range(place["w"]), range(place["h"])
-        taken = {(place["x"] + x, place["y"] + y) for x in width for y in height}
-        assert not taken & cells, f"{panel['title']} overlaps another panel"
-        assert place["x"] + place["w"] <= 24
-        cells |= taken
-        if panel["type"] != "row":
-            assert panel["datasource"]["uid"] == "${datasource}"
-            assert panel["description"]
-    used = {name for _, expression in expressions() for name in re.findall(r"\$(\w+)", expression)}
-    assert used <= variables | {"__rate_interval", "value", "labels"}
-
-
-def test_each_alert_says_what_to_do() -> None:
-    rules = [rule for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
-    assert len({rule["alert"] for rule in rules}) == len(rules)
-    for rule in rules:
-        assert rule["labels"]["severity"] in {"warning", "critical"}
-        assert set(rule["annotations"]) == {"summary", "action"}
-        shown = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
-        grouped = {label for found in re.findall(r"\bby \(([^)]*)\)", rule["expr"]) for label in found.split(", ")}
-        assert shown <= grouped, f"{rule['alert']} shows a label that its expression drops"
-        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
-
-
-def test_the_statuses_in_expressions_are_those_that_are_counted() -> None:
-    used = {state for _, expression in expressions() for state in re.findall(r'\bstate="(\w+)"', expression)}
-    assert used
-    assert used <= set(DEPTH_FIELDS)

@@ -31,11 +31,6 @@ def parts() -> dict[str, Callable[[], str]]:
     return dict(module.PARTS)
 
 
-def test_each_part_has_its_place_in_one_page(parts: dict[str, Callable[[], str]]) -> None:
-    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
-    assert sorted(re.findall(r"^<!-- reference: ([\w-]+) -->$", pages, re.MULTILINE)) == sorted(parts)
-
-
 def test_every_sql_function_and_view_is_in_the_reference(
     parts: dict[str, Callable[[], str]], conn: psycopg.Connection
 ) -> None:
@@ -45,15 +40,6 @@ def test_every_sql_function_and_view_is_in_the_reference(
     text = parts["sql-functions"]()
     assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == {name for (name,) in functions}
     assert {name for (name,) in views} <= set(re.findall(r"^\| `(\w+)`", parts["sql-views"](), re.MULTILINE))
-
-
-def test_the_signatures_of_the_reference_are_those_of_the_database(
-    parts: dict[str, Callable[[], str]], conn: psycopg.Connection
-) -> None:
-    blocks = re.findall(r"```sql\n(taskq\..*?)\n```", parts["sql-functions"](), re.DOTALL)
-    query = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace"
-    row = conn.execute(query).fetchone()
-    assert row == (len(blocks),)
 
 
 def test_every_command_metric_error_and_option_is_in_the_reference(parts: dict[str, Callable[[], str]]) -> None:

@@ -41,21 +41,14 @@ def in_core(name: str) -> bool:
     return inside.startswith(OF_CORE) and inside != "cli/airflow.py"
 
 
-def test_the_wheel_has_the_tracked_files_of_the_package_and_no_other(
+def test_a_wheel_has_the_tracked_files_of_its_package_and_no_other(
     built: dict[str, Distribution], repository: Path
 ) -> None:
+    assert built[CORE].wheel_files() == {name for name in tracked(repository, PACKAGE) if in_core(name)}
     files = built[FULL].wheel_files()
     assert files == tracked(repository, PACKAGE)
     assert {f"{PACKAGE}/py.typed", f"{PACKAGE}/plugins/www/taskq.js", f"{PACKAGE}/plugins/www/icon.svg"} <= files
     assert any(re.fullmatch(rf"{PACKAGE}/queue/sql/migrations/\d{{4}}_\w+\.sql", name) for name in files)
-
-
-def test_the_wheel_of_the_core_has_its_tracked_files_and_no_other(
-    built: dict[str, Distribution], repository: Path
-) -> None:
-    files = built[CORE].wheel_files()
-    assert files == {name for name in tracked(repository, PACKAGE) if in_core(name)}
-    assert f"{PACKAGE}/queue/sql/api/push.sql" in files
 
 
 @pytest.mark.parametrize("name", [FULL, CORE])
@@ -65,14 +58,6 @@ def test_the_source_distribution_has_tracked_files_only(
     root = "" if name == FULL else "core/"
     known = tracked(repository) | {"PKG-INFO"}
     assert {f for f in built[name].sdist_files() if f not in known and root + f not in known} == set()
-
-
-def test_the_source_distribution_has_what_a_reader_and_a_packager_need(built: dict[str, Distribution]) -> None:
-    files = built[FULL].sdist_files()
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "pyproject.toml"} <= files
-    for folder in ("constraints", "demo", "docs", "example_dags", "tests"):
-        assert any(name.startswith(f"{folder}/") for name in files), folder
-    assert {"LICENSE", "README.md", "pyproject.toml"} <= built[CORE].sdist_files()
 
 
 @pytest.mark.parametrize("name", [FULL, CORE])

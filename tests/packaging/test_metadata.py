@@ -18,11 +18,6 @@ from tests.packaging.conftest import CORE, FULL, Distribution
 
 pytestmark = pytest.mark.promise("The distributions contain what they need, and declare what they import")
 
-DOCUMENTS = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
-    *("constraints/README.md", "core/README.md"),
-)
-
 
 def project(repository: Path, folder: str = "") -> dict[str, Any]:
     """The table `project` of pyproject.toml, of the root or of a folder."""
@@ -39,14 +34,6 @@ def texts(repository: Path) -> dict[str, str]:
         pytest.skip(f"not a checkout of git: {listed.stderr.strip()}")
     names = [name for name in listed.stdout.split("\0") if name]
     return {name: (repository / name).read_text(encoding="utf-8") for name in names if (repository / name).is_file()}
-
-
-def test_both_distributions_read_their_version_from_the_package(repository: Path) -> None:
-    for folder in ("", "core"):
-        settings = tomllib.loads((repository / folder / "pyproject.toml").read_text(encoding="utf-8"))
-        assert "version" in settings["project"]["dynamic"]
-        path = repository / folder / settings["tool"]["hatch"]["version"]["path"]
-        assert path.resolve() == repository / "airflow_provider_taskq" / "__init__.py"
 
 
 def test_airflow_knows_the_provider_by_the_name_of_the_distribution(repository: Path) -> None:
@@ -74,31 +61,6 @@ def test_every_address_of_the_project_is_that_of_pyproject(repository: Path) -> 
     address = re.compile(r"https://github\.com/[\w.-]+/airflow-provider-taskq\b(?!-)")
     for path, text in texts(repository).items():
         assert set(address.findall(text)) <= {urls["Source"]}, path
-
-
-def test_the_core_has_the_metadata_of_the_other_distribution_where_they_are_the_same(repository: Path) -> None:
-    full, core = project(repository), project(repository, "core")
-    for field in ("license", "license-files", "requires-python"):
-        assert core[field] == full[field], field
-    assert (repository / "core" / "LICENSE").read_bytes() == (repository / "LICENSE").read_bytes()
-    of_airflow = {each for each in full["classifiers"] if "Airflow" in each}
-    of_airflow |= {"Environment :: Web Environment", "Topic :: System :: Monitoring"}  # the page
-    assert set(core["classifiers"]) == set(full["classifiers"]) - of_airflow
-    shared = {each for each in full["dependencies"] if not each.startswith("apache-airflow")}
-    assert shared <= set(core["dependencies"])
-
-
-def test_each_python_of_the_classifiers_has_constraints(repository: Path) -> None:
-    pythons = {found[1] for each in project(repository)["classifiers"] if (found := re.search(r":: (3\.\d+)$", each))}
-    files = {path.stem.removeprefix("constraints-") for path in repository.glob("constraints/constraints-3.*.txt")}
-    assert pythons == files
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_relative_link_of_a_document_leads_to_a_file(document: str, repository: Path) -> None:
-    path = repository / document
-    links = re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
-    assert {link for link in links if not (path.parent / link).exists()} == set()
 
 
 @pytest.mark.slow
