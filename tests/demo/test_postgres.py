@@ -13,7 +13,6 @@ import psutil
 import psycopg
 import pytest
 
-from demo import postgres_binaries
 from demo.guardian import alive
 from demo.postgres import EmbeddedPostgres, EmbeddedPostgresError
 
@@ -119,6 +118,10 @@ def test_a_given_folder_is_kept_and_opened_again(folder: Path) -> None:
         password = server.dsn
         with psycopg.connect(server.dsn) as conn:
             conn.execute("CREATE TABLE kept AS SELECT 1 AS x")
+        with pytest.raises(EmbeddedPostgresError, match="Another program runs"):
+            EmbeddedPostgres(folder / "below").start()
+        with pytest.raises(EmbeddedPostgresError, match=f"port {server.port}(.|\n)*Address already in use"):
+            EmbeddedPostgres(port=server.port).__enter__()
     with EmbeddedPostgres(folder / "below", port=server.port, settings=FAST) as again:
         assert again.dsn == password
         assert count(again.dsn) == 1
@@ -161,22 +164,3 @@ def test_a_server_that_lost_program_and_guardian_is_ended_by_the_next_start(fold
     with EmbeddedPostgres(folder, settings=FAST) as server:
         assert gone(int(orphan))
         assert server.pid != int(orphan)
-
-
-def test_two_programs_do_not_share_a_folder(folder: Path) -> None:
-    with EmbeddedPostgres(folder, settings=FAST), pytest.raises(EmbeddedPostgresError, match="Another program runs"):
-        EmbeddedPostgres(folder).start()
-
-
-def test_a_port_in_use_is_reported_with_the_error_of_the_server(server: EmbeddedPostgres) -> None:
-    with pytest.raises(EmbeddedPostgresError, match=f"port {server.port}(.|\n)*Address already in use"):
-        EmbeddedPostgres(port=server.port).__enter__()
-
-
-def test_binaries_that_the_account_cannot_run_are_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reach = postgres_binaries.Account.can_run
-    monkeypatch.setattr(
-        postgres_binaries.Account, "can_run", lambda self, program: folder in program.parents and reach(self, program)
-    )
-    with EmbeddedPostgres(folder, settings=FAST) as server:
-        assert str(folder) in psutil.Process(server.pid).exe()

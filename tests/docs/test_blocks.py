@@ -59,22 +59,3 @@ def test_a_page_runs_in_one_database_one_shell_and_one_namespace(run: Run) -> No
 def test_a_page_with_a_wrong_block_fails(run: Run, text: str, message: str) -> None:
     with pytest.raises(BlockError, match=message):
         run(text + "\n")
-
-
-def test_a_block_runs_until_its_condition_or_behind_the_page(run: Run) -> None:
-    run(
-        "```sql\nSELECT taskq.create_topic('orders');\n```\n"
-        "<!-- background: SELECT count(*) = 1 FROM taskq.tasks WHERE state = 'SUCCEEDED' -->\n"
-        "```bash\necho 'def handle(task): pass' >rules.py\n"
-        "taskq push orders a; taskq worker rules:handle --topic orders\n```\n"
-        "<!-- until: SELECT count(*) = 2 FROM taskq.tasks WHERE state = 'SUCCEEDED' -->\n"
-        "```python\nimport os, threading\nfrom airflow_provider_taskq.queue import TaskQueue, connect\n"
-        "with connect() as conn:\n    TaskQueue(conn).push('orders', ['b'])\nthreading.Event().wait()\n```\n"
-        "```python\nprint('on')\n```\n```text\non\n```\n"
-    )
-
-
-@pytest.mark.slow
-def test_a_dag_of_a_page_is_parsed(run: Run) -> None:
-    with pytest.raises(BlockError, match=r"(?s)no_such_module"):
-        run("```python\nimport no_such_module\nfrom airflow.sdk import DAG\nwith DAG('a'):\n    pass\n```\n")

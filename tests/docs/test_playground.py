@@ -1,7 +1,6 @@
 """The playground of the site, played in a browser on the built files, which a server on the loopback address serves."""
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -160,21 +159,13 @@ def states(dsn: str, script: str, topic: str) -> list[tuple[Any, ...]]:
         return conn.execute(query, (topic,)).fetchall()
 
 
-def test_nothing_is_loaded_before_the_visitor_starts_and_the_size_is_told(visit: Visit, site: Path) -> None:
-    manifest = json.loads((site / "playground" / "files" / "manifest.json").read_text(encoding="utf-8"))
-    size = f"Downloads {manifest['bytes'] / 1e6:.1f} MB from this site"
-    expect(visit.page.get_by_text(size)).to_be_visible()
-    loaded = [url for url in visit.requests if "/files/" in url]
-    assert [url.rpartition("/")[2] for url in loaded] == ["manifest.json"]
-    files = site / "playground" / "files"
-    names = [path["path"] for path in manifest["archives"].values()]
-    scripts = [path.relative_to(files).as_posix() for path in files.rglob("*.js")]
-    assert manifest["bytes"] == sum((files / name).stat().st_size for name in [*names, *scripts])
-
-
 @pytest.mark.own_database
-def test_a_visitor_pushes_polls_fails_asks_why_and_retries(visit: Visit, own_dsn: str) -> None:
+def test_a_visitor_pushes_polls_fails_asks_why_and_retries(visit: Visit, own_dsn: str, url: str) -> None:
+    loaded = [url for url in visit.requests if "/files/" in url]
+    assert [url.rpartition("/")[2] for url in loaded] == ["manifest.json"], "nothing is loaded before the start"
+    visit.page.set_viewport_size({"width": 400, "height": 800})
     playground = visit.start_free_play()
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 400
     playground.get_by_label("Identifier").fill("parcel-7")
     playground.get_by_label("Payload (JSON)").fill('{"to": "Lyon"}')
     playground.get_by_label("Priority (-100 to 100)").fill("5")
@@ -196,30 +187,10 @@ def test_a_visitor_pushes_polls_fails_asks_why_and_retries(visit: Visit, own_dsn
     expect(task(playground, 2)).to_contain_text("SUCCEEDED")
     assert "SELECT taskq.push('parcels', 'parcel-7', '{\"to\": \"Lyon\"}', priority => 5);" in visit.script()
     assert states(own_dsn, visit.script(), "parcels") == [(1, "parcel-1", "READY", 0), (2, "parcel-7", "SUCCEEDED", 2)]
-
-
-def test_each_insertion_leaves_the_states_that_it_promises(visit: Visit) -> None:
-    playground = visit.start_free_play()
-    for insertion in ("SUPERSEDE", "REPLACE", "DELETE"):
-        playground.get_by_label("Insertion").select_option(insertion)
-        playground.get_by_role("button", name="Push", exact=True).click()
-        expect(playground.get_by_role("status")).to_contain_text("was pushed")
-        act(playground, "Why?", 2 + ("SUPERSEDE", "REPLACE", "DELETE").index(insertion))
-    expect(playground.locator("[data-sequence]")).to_have_count(1)  # the last push deleted the others
-    transcript = playground.locator(".tq-entries")
-    expect(transcript).to_contain_text("insertion => 'SUPERSEDE'")
-    expect(transcript).to_contain_text("insertion => 'REPLACE'")
-
-
-def test_a_condition_holds_back_the_second_task_of_an_identifier(visit: Visit) -> None:
-    playground = visit.start_free_play()
-    playground.get_by_role("button", name="Push", exact=True).click()
-    playground.get_by_label("Condition").select_option("SINGULAR_BY_IDENTIFIER")
-    playground.get_by_label("Tasks at most").fill("10")
-    playground.get_by_role("button", name="Poll", exact=True).click()
-    expect(task(playground, 1)).to_contain_text("held by worker-a")
-    act(playground, "Why?", 2)
-    expect(task(playground, 2)).to_contain_text("it comes after sequence 1, held by 'worker-a'")
+    act(playground, "Revive", 2)
+    expect(task(playground, 2)).to_contain_text("READY")
+    assert [request for request in visit.requests if not request.startswith((url, "data:", "blob:"))] == []
+    assert any(request.endswith("/pglite.wasm.gz") for request in visit.requests)  # those of the worker are seen, too
 
 
 def test_a_lease_expires_and_its_worker_is_refused(visit: Visit) -> None:
@@ -235,14 +206,6 @@ def test_a_lease_expires_and_its_worker_is_refused(visit: Visit) -> None:
     prompt.press("Control+Enter")
     expect(playground.locator(".tq-failed")).to_contain_text("ERROR:  TQ005: the lease of owner 'worker-a'")
     expect(playground.get_by_role("status")).to_contain_text("the lease of owner 'worker-a'")
-
-
-def test_an_ended_task_is_revived(visit: Visit) -> None:
-    playground = visit.start_free_play()
-    playground.get_by_role("button", name="Poll", exact=True).click()
-    act(playground, "Success", 1)
-    act(playground, "Revive", 1)
-    expect(task(playground, 1)).to_contain_text("READY")
 
 
 def test_the_tour_runs_with_the_keyboard_alone_and_is_the_session_on_its_page(visit: Visit, repository: Path) -> None:
@@ -275,17 +238,6 @@ def test_the_tour_runs_with_the_keyboard_alone_and_is_the_session_on_its_page(vi
     assert blocks == tour
 
 
-def test_every_control_has_a_name_and_the_page_is_not_wider_than_a_phone(visit: Visit) -> None:
-    visit.page.set_viewport_size({"width": 400, "height": 800})
-    playground = visit.start_free_play()
-    playground.get_by_role("button", name="Poll", exact=True).click()
-    act(playground, "Why?", 1)
-    unnamed = """(element) => [...element.querySelectorAll("input, select, textarea")]
-        .filter((control) => !control.labels.length).length"""
-    assert playground.evaluate(unnamed) == 0
-    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 400
-
-
 def test_every_function_of_the_schema_runs_in_the_browser(visit: Visit) -> None:
     text = re.sub(r"^--.*$", "", EVERY_FUNCTION.read_text(encoding="utf-8"), flags=re.MULTILINE)
     statements = [part.strip() for part in re.split(r";\s*\n", text) if part.strip()]
@@ -293,14 +245,6 @@ def test_every_function_of_the_schema_runs_in_the_browser(visit: Visit) -> None:
     result = visit.page.evaluate(CALL_EACH, statements)
     assert result["failed"] == []
     assert set(result["functions"]) - called == set()
-
-
-def test_no_request_leaves_the_own_host(visit: Visit, url: str) -> None:
-    playground = visit.start_free_play()
-    playground.get_by_role("button", name="Poll", exact=True).click()
-    expect(task(playground, 1)).to_contain_text("ACTIVE")
-    assert [request for request in visit.requests if not request.startswith((url, "data:", "blob:"))] == []
-    assert any(request.endswith("/pglite.wasm.gz") for request in visit.requests)  # those of the worker are seen, too
 
 
 def test_without_the_built_files_the_page_says_so_and_links_to_the_recorded_session(visit: Visit) -> None:

@@ -15,12 +15,6 @@ FIRST_SCREEN = "\n".join(README.splitlines()[:45])
 _BLOCK = re.compile(r"^```(?:text|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_the_first_screen_has_both_commands_and_a_picture() -> None:
-    assert "make demo" in FIRST_SCREEN
-    assert "make test" in FIRST_SCREEN
-    assert re.search(r"!\[.+\]\(docs/pictures/.+\.png\)", FIRST_SCREEN)
-
-
 @pytest.mark.slow
 @pytest.mark.documents
 def test_the_queue_alone_works_as_the_first_screen_says(tmp_path: Path) -> None:

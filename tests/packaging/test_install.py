@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskq import __version__
-from tests.packaging.conftest import CORE, FULL, Distribution
+from tests.packaging.conftest import CORE, Distribution
 
 pytestmark = [
     pytest.mark.slow,
@@ -102,34 +101,3 @@ def test_the_environment_has_neither_airflow_nor_spark_nor_their_modules_of_ours
         assert refused.stderr.splitlines()[-1] == f"ModuleNotFoundError: No module named '{name}'"
     assert "apache" not in program("python", "-m", "pip", "list").stdout
     program("python", "-m", "pip", "check")
-
-
-def test_what_needs_airflow_is_refused_in_a_sentence_that_names_the_distribution(
-    program: Program, tmp_path: Path
-) -> None:
-    for words in (("airflow", "topics"), ("topics", "--conn-id", "taskq_default")):
-        refused = program("taskq", *words, code=2).stderr
-        assert "`airflow taskq ...`" in refused
-        assert f"They need {FULL}, and this is {CORE}" in refused
-    (tmp_path / "of_airflow.py").write_text("from airflow_provider_taskq.hooks import TaskQHook\n")
-    refused = program("taskq", "worker", "of_airflow:handle", "--topic", "mail", code=2).stderr
-    assert f"No module named 'airflow_provider_taskq.hooks' in {CORE}: install {FULL} instead" in refused
-
-
-def test_both_distributions_in_one_environment_are_reported(built: dict[str, Distribution], program: Program) -> None:
-    assert program("taskq", "--version").stderr == ""
-    pip = ("-m", *PIP)
-    program("python", *pip, "install", "--quiet", "--no-deps", str(built[FULL].wheel))
-    try:
-        reported = program("taskq", "--version")
-        assert reported.stdout == f"taskq {__version__}\n"
-        assert f"{FULL} {__version__} and {CORE} {__version__} are both installed" in reported.stderr
-        assert f"pip uninstall {CORE}" in reported.stderr
-        # The command that the message names.
-        program("python", *pip, "uninstall", "--yes", CORE)
-        program("python", "-c", "import airflow_provider_taskq.queue", code=1)
-        program("python", *pip, "install", "--quiet", "--force-reinstall", "--no-deps", str(built[FULL].wheel))
-        assert program("taskq", "--version").stderr == ""
-    finally:
-        program("python", *pip, "uninstall", "--yes", FULL)
-        program("python", *pip, "install", "--quiet", "--force-reinstall", "--no-deps", str(built[CORE].wheel))

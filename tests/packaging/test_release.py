@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -109,25 +108,14 @@ def test_statements_that_have_changed_since_the_last_release_need_a_greater_numb
     script.check_schema("v1.2.5")
 
 
-def modify(migration: Path) -> None:
-    change(migration, r"\Z", "\n-- Another text.\n")
-
-
-def remove(migration: Path) -> None:
-    migration.unlink()
-
-
-def renumber_state(migration: Path) -> None:
-    change(migration.parents[2] / "models.py", r"(?m)^    SUSPENDED = \d+", "    SUSPENDED = 99")
-
-
-@pytest.mark.parametrize("alter", [modify, remove, renumber_state])
-def test_a_migration_of_the_last_release_must_stay_as_it_is(
-    alter: Callable[[Path], None], queue: Path, script: ModuleType
-) -> None:
+@pytest.mark.parametrize("renumbered", [False, True])
+def test_a_migration_of_the_last_release_must_stay_as_it_is(renumbered: bool, queue: Path, script: ModuleType) -> None:
     migrations = queue / "sql" / "migrations"
-    alter(migrations / "0004_stages.sql")
+    if renumbered:
+        change(queue / "models.py", r"(?m)^    SUSPENDED = \d+", "    SUSPENDED = 99")
+    else:
+        change(migrations / "0004_stages.sql", r"\Z", "\n-- Another text.\n")
     change(queue / "schema.py", r"(?m)^RELEASE = 1", "RELEASE = 2")
-    named = "0002_tasks" if alter is renumber_state else "0004_stages"
+    named = "0002_tasks" if renumbered else "0004_stages"
     with pytest.raises(script.DistError, match=rf"the migration {named} differs from that of v1\.2\.2, or is missing"):
         script.check_schema("v1.2.3")

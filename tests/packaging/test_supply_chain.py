@@ -40,13 +40,6 @@ def test_every_pinned_release_has_the_hashes_of_its_files(python: str, setup: Mo
     assert all(len(line.split()) > 1 for line in lines)
 
 
-def test_no_hash_is_of_a_release_that_is_not_pinned(setup: ModuleType, repository: Path) -> None:
-    files = (repository / "constraints").glob("constraints-3.*.txt")
-    pinned = {pin for path in files for pin in path.read_text(encoding="utf-8").split()}
-    hashed = [line.split()[0] for line in setup.HASHES.read_text(encoding="utf-8").splitlines()]
-    assert sorted(hashed) == sorted(pinned)
-
-
 def wheel(folder: Path, content: str) -> Path:
     """A wheel of the distribution `pinned` 1.0."""
     path = folder / "pinned-1.0-py3-none-any.whl"
