@@ -70,6 +70,18 @@ def test_no_distribution_has_a_cache_or_a_secret(name: str, built: dict[str, Dis
     assert {file: found[0] for file, text in texts.items() if (found := SECRET.search(text))} == {}
 
 
+@pytest.mark.parametrize("name", [FULL, CORE])
+def test_the_tree_and_the_source_distribution_build_the_same_wheel(
+    name: str, built: dict[str, Distribution], repository: Path, tmp_path: Path
+) -> None:
+    """`built` has the wheel of the source distribution."""
+    source = repository if name == FULL else repository / "core"
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert (tmp_path / built[name].wheel.name).read_bytes() == built[name].wheel.read_bytes()
+
+
 def imports(source: str) -> Iterator[str]:
     """The modules that a source imports, also in functions, and for names of our package the module or name."""
     for node in ast.walk(ast.parse(source)):

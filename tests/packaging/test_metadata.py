@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from email import message_from_string
 from email.message import Message
@@ -85,6 +86,13 @@ class TestBuilt:
         assert "[apache_airflow_provider]" in full
         assert "[airflow.plugins]" in full
         assert core.split() == ["[console_scripts]", "taskq", "=", "airflow_provider_taskq.cli.__main__:main"]
+
+    @pytest.mark.parametrize("name", [FULL, CORE])
+    def test_passes_the_checks_of_the_package_index(self, name: str, built: dict[str, Distribution]) -> None:
+        files = [str(built[name].wheel), str(built[name].sdist)]
+        command = [sys.executable, "-m", "twine", "check", "--strict", *files]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     @pytest.mark.parametrize("name", [FULL, CORE])
     def test_shows_a_readme_without_a_relative_link(

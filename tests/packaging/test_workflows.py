@@ -53,6 +53,14 @@ def test_the_workflows_have_no_known_weakness(repository: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_action_is_pinned_to_a_commit_with_its_version(workflows: dict[str, str]) -> None:
+    used = {line.strip() for text in workflows.values() for line in re.findall(r"uses: (.+)", text)}
+    pinned = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+|\./\.github/workflows/ci\.yml")
+    assert {action for action in used if not pinned.fullmatch(action)} == set()
+    versions = {action.partition("@")[0] for action in used}
+    assert len(versions) == len(used), "an action has two versions"
+
+
 def test_no_job_has_more_permissions_than_it_names(workflows: dict[str, str]) -> None:
     for name, text in workflows.items():
         assert yaml.safe_load(text)["permissions"] == {}, name
