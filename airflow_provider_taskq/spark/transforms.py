@@ -211,7 +211,7 @@ def decision_row(function: Callable[[Task], FunctionResult], values: Mapping[str
     try:
         result = function(_readable_task(values))
         return None if result is None else _outcome_values(sequence, result)
-    except Exception as error:  # noqa: BLE001 -- any error is the failure of this task only
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- any error is the failure of this task only
         return {"sequence": sequence, "result": "FAILURE", "error": trace_text(error)}
 
 

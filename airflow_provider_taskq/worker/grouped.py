@@ -338,7 +338,9 @@ class GroupedWorker(PeriodicService):
                 raise error  # noqa: TRY301 -- the task fails with the error of the sorter
             outcome = self._handler(task, batch=self._context, queue=queue)
             decision = decision_of(Batch([task]).result_of(outcome, self._handler.name))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread():
+                raise  # a signal handler may have raised it
             raise HandlerFailed from error
         self._timeouts.pop(task, None)
         return decision

@@ -1,12 +1,13 @@
-"""The parameters of handlers, for every runner: the task first, what the runner supplies by name, and defaults."""
+"""Handlers in every runner: the parameters that it supplies, and the meaning of what they return or raise."""
 
 import json
 import operator
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -16,8 +17,16 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
-from airflow_provider_taskq.queue import InvalidArgument, Result, Task, TaskQueue
-from airflow_provider_taskq.worker import BatchContext, Composite, GroupedWorker, Worker, batch, each
+from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task, TaskQueue
+from airflow_provider_taskq.worker import (
+    BatchContext,
+    Composite,
+    GroupedWorker,
+    TaskResultException,
+    Worker,
+    batch,
+    each,
+)
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 pytestmark = pytest.mark.promise("A handler gets its task, and by name what its runner supplies")
@@ -61,7 +70,7 @@ class Runner:
 
 
 def work(place: Place, handler: Any) -> None:
-    Worker(place.dsn, "work", handler, pause=timedelta(hours=1)).drain()
+    Worker(place.dsn, "work", handler, size=20, pause=timedelta(hours=1)).drain()
 
 
 def work_in_threads(place: Place, handler: Handler) -> None:
@@ -70,7 +79,9 @@ def work_in_threads(place: Place, handler: Handler) -> None:
 
 
 def work_in_groups(place: Place, handler: Handler) -> None:
-    GroupedWorker(place.dsn, "work", handler).run_once()
+    worker = GroupedWorker(place.dsn, "work", handler)
+    with ThreadPoolExecutor(1) as pool:  # as its service does: in the main thread, SystemExit ends the program
+        pool.submit(worker.run_once).result()
 
 
 def consume(place: Place, handler: Handler, *, transactional: bool) -> None:
@@ -101,22 +112,10 @@ def decorate(place: Place, handler: Handler) -> None:
     place.drain_in_airflow(make, handler)
 
 
-def by_rows(place: Place, handler: Handler) -> None:
-    from airflow_provider_taskq.spark import by_task
+def on_spark(name: str, place: Place, handler: Handler) -> None:
+    from airflow_provider_taskq import spark
 
-    place.drain(by_task(handler))
-
-
-def by_arrow(place: Place, handler: Handler) -> None:
-    from airflow_provider_taskq.spark import in_arrow
-
-    place.drain(in_arrow(handler))
-
-
-def by_pandas(place: Place, handler: Handler) -> None:
-    from airflow_provider_taskq.spark import in_pandas
-
-    place.drain(in_pandas(handler))
+    place.drain(getattr(spark, name)(handler))
 
 
 BATCH, QUEUE, NONE = frozenset({"batch"}), frozenset({"batch", "queue"}), frozenset[str]()
@@ -138,9 +137,9 @@ RUNNERS: Mapping[str, Runner] = {
     "transactional consumer": Runner(QUEUE, partial(consume, transactional=True)),
     "operator": Runner(BATCH, operate),
     "decorator": Runner(BATCH, decorate),
-    "Spark by task": Runner(OPTIONS, by_rows),
-    "Spark in Arrow": Runner(OPTIONS, by_arrow, "Arrow"),
-    "Spark in pandas": Runner(OPTIONS, by_pandas, "pandas"),
+    "Spark by task": Runner(OPTIONS, partial(on_spark, "by_task")),
+    "Spark in Arrow": Runner(OPTIONS, partial(on_spark, "in_arrow"), "Arrow"),
+    "Spark in pandas": Runner(OPTIONS, partial(on_spark, "in_pandas"), "pandas"),
     "Spark transform": Runner(OPTIONS, lambda place, handler: place.drain(handler), "DataFrame"),
     "Spark step": Runner(BATCH, lambda place, handler: place.drain(Composite("one").with_step(handler))),
 }
@@ -254,6 +253,88 @@ def test_a_parameter_that_a_runner_cannot_supply_is_refused_before_a_task_is_tou
             runner.run(place, handlers[name])
     [task] = queue.page("work")
     assert (task.state.name, task.attempt) == ("READY", 0)
+
+
+def complete(future: "Future[Any]", name: str) -> None:
+    """Completes a Future, in another thread."""
+    try:
+        future.set_result(outcome_of(name))
+    except Exception as error:  # noqa: BLE001 -- whatever the handler raises
+        future.set_exception(error)
+
+
+def outcome_of(name: str) -> Any:
+    """What a handler returns. Raises what it raises."""
+    if name in RETURNED:
+        return RETURNED[name]
+    error = RAISED[name]()
+    raise error
+
+
+def decide(task: Task) -> Any:
+    """Returns or raises what the identifier of a task names."""
+    name = task.identifier
+    if not name.startswith("future "):
+        return outcome_of(name) if name in MEANINGS else Result.SUCCESS
+    future: Future[Any] = Future()
+    threading.Thread(target=complete, args=(future, name.removeprefix("future "))).start()
+    return future
+
+
+async def decide_later(task: Task) -> Any:
+    """The same in a coroutine."""
+    return decide(task)
+
+
+RETURNED: dict[str, Any] = {
+    "nothing": None,
+    "result": Result.FILTER,
+    "decision": Decision(Result.SUSPENSION, {"why": 1}),
+    "no decision": 5,
+    "no JSON": Decision(Result.SUCCESS, float("nan")),
+}
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "error": lambda: LookupError("no mailbox"),
+    "exit": lambda: SystemExit("enough"),
+    "raised result": lambda: TaskResultException(Result.FILTER, message="later"),
+}
+# What becomes of the task: its state, its output, and a part of its error.
+MEANINGS = {
+    "nothing": ("SUCCEEDED", None, ""),
+    "result": ("FILTERED", None, ""),
+    "decision": ("SUSPENDED", {"why": 1}, ""),
+    "no decision": ("FAILED", None, "not int"),
+    "no JSON": ("FAILED", None, "JSON"),
+    "error": ("FAILED", None, "LookupError: no mailbox"),
+    "exit": ("FAILED", None, "enough"),
+    "raised result": ("FILTERED", "later", ""),
+    "future result": ("FILTERED", None, ""),
+    "future decision": ("SUSPENDED", {"why": 1}, ""),
+    "future error": ("FAILED", None, "LookupError: no mailbox"),
+    "future raised result": ("FILTERED", "later", ""),
+    "future no decision": ("FAILED", None, "not int"),
+}
+NO_DECISIONS = {"batch", "batch step", "consumer", "transactional consumer"}
+NO_DECISIONS |= {"Spark in Arrow", "Spark in pandas", "Spark transform"}  # return rows
+DECIDING = [each for each in ALL if each.id not in NO_DECISIONS]
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+@pytest.mark.parametrize("runner", DECIDING)
+def test_what_a_handler_returns_or_raises_means_the_same_in_every_runner(
+    place: Place, queue: TaskQueue, runner: Runner
+) -> None:
+    awaited = runner.kind == "coroutine"
+    names = [name for name in MEANINGS if not (awaited and name.startswith("future"))]
+    if runner.supplies == OPTIONS:  # Spark's function of a row: None is no decision, and it knows neither of the others
+        names = [name for name in names if name not in ("nothing", "raised result") and not name.startswith("future")]
+    queue.push("work", names)
+    runner.run(place, decide_later if awaited else decide)
+    ended = [info for info in queue.page("work") if info.identifier in MEANINGS]
+    assert {info.identifier: (info.state.name, info.output) for info in ended} == {
+        name: MEANINGS[name][:2] for name in names
+    }
+    assert [info.identifier for info in ended if MEANINGS[info.identifier][2] not in (info.error or "")] == []
 
 
 def test_the_refusal_names_the_runner_the_function_the_parameter_and_what_may_be_asked_for(dsn: str) -> None:
