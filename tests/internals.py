@@ -458,15 +458,15 @@ def plant_change(conn: psycopg.Connection, change: Change) -> None:
     conn.execute(body.replace(old, new).encode())
 
 
-def is_holding(conn: psycopg.Connection, topic: str, owner: str) -> bool:
-    """Whether owners whose name is LIKE `owner` hold a task of the topic that no open transaction decides on."""
+def undecided_tasks(conn: psycopg.Connection, topic: str, owner: str) -> list[int]:
+    """The tasks of the topic that owners whose name is LIKE `owner` hold and that no open transaction decides on."""
     held = conn.execute(
-        "SELECT FROM taskq_internal.live WHERE (topic_id, sequence) IN ("
+        "SELECT sequence FROM taskq_internal.live WHERE (topic_id, sequence) IN ("
         " SELECT v.topic_id, v.sequence FROM taskq.tasks v"
-        " WHERE v.topic = %s AND v.state = 'ACTIVE' AND v.holder LIKE %s) LIMIT 1 FOR UPDATE SKIP LOCKED",
+        " WHERE v.topic = %s AND v.state = 'ACTIVE' AND v.holder LIKE %s) FOR UPDATE SKIP LOCKED",
         (topic, owner),
     )
-    return held.rowcount > 0
+    return [sequence for (sequence,) in held.fetchall()]
 
 
 def ttls(conn: psycopg.Connection) -> list[timedelta | None]:

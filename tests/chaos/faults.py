@@ -86,8 +86,8 @@ def kill_with_tasks(every: float, name: str) -> Fault:
     def fault(site: Site, seconds: float) -> str:
         since, kills = 0.0, 0
         for _ in times(seconds, every):
-            until(partial(site.has_claimed, name, since), SECONDS, 0.1)
-            until(partial(_stop_with_tasks, site, name, 0.1), SECONDS)
+            until(partial(site.claimed, name, since), SECONDS, 0.1)
+            until(partial(_stop_with_tasks, site, name, 0.1, since), SECONDS)
             site.kill(name)
             since, kills = time.monotonic(), kills + 1
             site.start(name)
@@ -113,11 +113,11 @@ def stop_processes(length: float) -> Fault:
     return fault
 
 
-def _stop_with_tasks(site: Site, name: str, pause: float) -> bool:
+def _stop_with_tasks(site: Site, name: str, pause: float, since: float = 0.0) -> bool:
     """Whether the process is stopped and has tasks. Otherwise it goes on."""
     site.processes[name].send_signal(signal.SIGSTOP)
     time.sleep(pause)  # the server executes what the process has sent: perhaps the decision on these tasks
-    if site.holds_tasks(name):
+    if site.holds_tasks(name, since):
         return True
     site.processes[name].send_signal(signal.SIGCONT)
     return False
@@ -321,6 +321,15 @@ def _follow(site: Site) -> None:
     if site.proxy is not None:
         site.proxy.repoint("127.0.0.1", site.servers.standby.port)
     site.server = site.servers.standby
+
+
+def mislead(site: Site, seconds: float) -> None:
+    """The address of the primary leads to its standby repeatedly. Only new connections reach the primary again."""
+    for _ in times(seconds, 1.0, 4):
+        site.proxied.repoint("127.0.0.1", site.servers.standby.port)
+        site.proxied.cut()
+        time.sleep(1.0)  # in which the programs connect again
+        site.proxied.repoint("127.0.0.1", site.server.port)
 
 
 def overload(factor: float) -> Fault:

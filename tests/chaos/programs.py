@@ -293,8 +293,9 @@ class Working(WorkerListener):
 class Reading:
     """A group of consumers, which writes a row for each event in the transaction that stores its place."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, partitions: int = 2) -> None:
         self._program = program
+        self._partitions = partitions
 
     def run(self) -> None:
         """Reads until the process is to end."""
@@ -307,7 +308,9 @@ class Reading:
         while not self._program.stopping.is_set():
             try:
                 lease = timedelta(seconds=self._program.options.lease)
-                config = ConsumerConfig(lease=lease, transactional=True, partitions=2, handler_statement_timeout=lease)
+                config = ConsumerConfig(
+                    lease=lease, transactional=True, partitions=self._partitions, handler_statement_timeout=lease
+                )
                 with Consumer(self._program.dsn, group, TOPIC, config):
                     self._program.stopping.wait()
             except FAULTS as error:
@@ -335,6 +338,7 @@ ROLES: dict[str, Callable[[Program], Any]] = {
     "loop": Looping,
     "work": Working,
     "read": Reading,
+    "read in three": lambda program: Reading(program, partitions=3),
 }
 
 

@@ -22,7 +22,7 @@ from tests.chaos.history import Event, Recorder, read_file
 from tests.chaos.programs import ATTEMPT, EFFECTS, GROUP, SCHEMA, TOPIC, Options
 from tests.faults.servers import ServerPair
 from tests.faults.tcp_proxy import TcpProxy
-from tests.internals import is_holding
+from tests.internals import undecided_tasks
 from tests.queue.conftest import until
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +46,7 @@ READY = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'READY'"
 ENDED = "SELECT count(*) FROM taskq.tasks WHERE topic = %s AND state = 'SUCCEEDED'"
 ALL = "SELECT count(*) FROM taskq.tasks WHERE topic = %s"
 LAST = "SELECT statement_timestamp() - age > to_timestamp(%(since)s) FROM taskq.newest('{}', 1)"
+READ = "SELECT EXISTS (SELECT FROM reading WHERE at > to_timestamp(%(since)s))"  # the group
 # Whether a program of a role has done its work since a moment. The name of a worker's owner begins with that of its
 # process.
 PROGRESS = {
@@ -53,7 +54,8 @@ PROGRESS = {
     "loop": "SELECT EXISTS (SELECT FROM effect WHERE owner LIKE %(name)s AND at > to_timestamp(%(since)s))",
     "work": "SELECT EXISTS (SELECT FROM effect WHERE owner LIKE %(name)s AND at > to_timestamp(%(since)s))",
     "drain": LAST.format(EFFECTS),
-    "read": "SELECT EXISTS (SELECT FROM reading WHERE at > to_timestamp(%(since)s))",  # the group
+    "read": READ,
+    "read in three": READ,
 }
 TASKS = """SELECT sequence, payload ->> 'key', identifier, taskq.state_name(state),
         extract(epoch FROM completed)::float, error_summary
@@ -171,13 +173,16 @@ class Site:
         """The number of tasks that are there."""
         return self.count(ALL)
 
-    def holds_tasks(self, name: str) -> bool:
-        """Whether a process has tasks of the topic that no open transaction decides on.
+    def holds_tasks(self, name: str, since: float) -> bool:
+        """Whether a process has tasks of the topic, of which it has recorded the claims since a moment.
 
-        A worker has an owner for each of its threads.
+        No open transaction decides on them. A worker has an owner for each of its threads, and claims tasks ahead: it
+        records these claims when it handles the tasks, so a successor would seem to be the first to claim them.
         """
         with psycopg.connect(self.dsn, autocommit=True) as conn:
-            return is_holding(conn, TOPIC, f"{name}%")
+            undecided = undecided_tasks(conn, TOPIC, f"{name}%")
+            keys = conn.execute("SELECT payload ->> 'key' FROM taskq.task_info WHERE sequence = ANY (%s)", (undecided,))
+            return any(key in self.claimed(name, since) for (key,) in keys.fetchall())
 
     def decisions_per_second(self, seconds: float) -> float:
         """The rate of decisions in the next seconds."""
@@ -195,9 +200,9 @@ class Site:
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             return conn.execute(PROGRESS[self.roles[name]].encode(), given).fetchone() == (True,)
 
-    def has_claimed(self, name: str, since: float) -> bool:
-        """Whether a process has claimed tasks since a moment."""
-        return any(each["kind"] == "claim" and each["ended"] > since for each in self.recorded(name))
+    def claimed(self, name: str, since: float) -> set[str]:
+        """The tasks of which a process has recorded claims since a moment."""
+        return {each["task"] for each in self.recorded(name) if each["kind"] == "claim" and each["ended"] > since}
 
     def recorded(self, name: str) -> Iterator[Event]:
         """The history of a process until now."""

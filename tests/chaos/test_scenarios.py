@@ -10,8 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Condition
+from airflow_provider_taskq.queue import Condition, TaskQueue, connect
 from tests.chaos.checker import judge
+from tests.chaos.faults import kill_processes, mislead
 from tests.chaos.programs import Options
 from tests.chaos.run import run
 from tests.chaos.scenarios import SCENARIOS
@@ -27,16 +28,47 @@ CUTS = 100
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400), pytest.mark.promise("Nothing is lost")]
 
 
+SHORT = {
+    "processes": SCENARIOS["processes"],
+    "sessions": SCENARIOS["sessions"],
+    "crash": SCENARIOS["crash"],
+    "cut": SCENARIOS["cut"],
+    "silent": SCENARIOS["silent"],
+    "misled": replace(SCENARIOS["moved"], fault=mislead),
+}
+
+
 @pytest.mark.parametrize(
-    "name", ["processes", *(pytest.param(name, marks=pytest.mark.faults) for name in ("sessions", "crash", "cut"))]
+    "name", [pytest.param(name, marks=() if name == "processes" else pytest.mark.faults) for name in SHORT]
 )
 def test_nothing_is_lost_and_no_decision_is_committed_twice(tmp_path: Path, name: str) -> None:
-    found = run(name, replace(SCENARIOS[name], options=LIGHT), tmp_path / name, SECONDS)
+    found = run(name, replace(SHORT[name], options=LIGHT), tmp_path / name, SECONDS)
     assert [f"{violation.rule}: {violation.detail}" for violation in found.violations] == []
     assert found.unfinished == []
     assert found.pushed > 0
     assert found.decided >= found.pushed
     assert found.behind > 0
+
+
+@pytest.mark.faults
+def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_and_repartitioned(
+    tmp_path: Path,
+) -> None:
+    """Each consumer that starts again asks for another number of partitions than the one before."""
+    kill = kill_processes(3.0, "reader-1", "reader-2")
+
+    def repartition(site: Site, _: float) -> None:
+        def has_changed() -> bool:
+            kill(site, SECONDS)
+            with connect(site.dsn) as conn:
+                return max(each.generation for each in TaskQueue(conn).partition_states()) > 3
+
+        until(has_changed, 300)
+
+    roles = {"producer": "produce", "loop-1": "loop", "reader-1": "read", "reader-2": "read in three"}
+    scenario = replace(SCENARIOS["quiet"], roles=roles, options=replace(LIGHT, lease=2.0), fault=repartition)
+    found = run("readers", scenario, tmp_path / "readers", SECONDS)
+    assert (found.violations, found.unfinished) == ([], [])
 
 
 @pytest.mark.chaos

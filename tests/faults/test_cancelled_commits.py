@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.queue import Result, RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
+from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.spark.staging import commit_with_retry
 from airflow_provider_taskq.worker import Batch, WorkerListener
 from airflow_provider_taskq.worker.grouped import GroupedWorker
@@ -108,48 +108,6 @@ def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
     assert (task.attempt, task.error) == (1, None)
 
 
-def test_a_participant_that_is_always_too_slow_fails_only_its_task_with_the_reason(
-    dsn: str, queue: TaskQueue, run_worker: MakeWorker
-) -> None:
-    called: list[str] = []
-
-    def handle(task: Task, batch: Batch) -> None:
-        def write(within: TaskQueue, _: object) -> None:
-            called.append(task.identifier)
-            if task.identifier == "slow":
-                sleep_until_interrupted(within)
-
-        batch.in_commit(write, task)
-
-    queue.push("work", ["slow", "quick"])
-    run_worker(dsn, handle, size=2, lease=SECOND)
-    until(lambda: ends(queue) == {"slow": State.FAILED, "quick": State.SUCCEEDED})
-    [slow] = queue.page("work", state=State.FAILED)
-    assert "statement timeout" in str(slow.error)
-    assert called.count("slow") >= 5
-
-
-def test_a_participant_whose_session_is_always_ended_fails_its_task_with_the_reason(
-    dsn: str, queue: TaskQueue, run_worker: MakeWorker
-) -> None:
-    def handle(task: Task, batch: Batch) -> None:
-        def write(within: TaskQueue, _: object) -> None:
-            if task.identifier == "idle":
-                within.conn.execute("SET LOCAL idle_in_transaction_session_timeout = 50")
-                until(lambda: not alive(within.conn.info.backend_pid))
-
-        batch.in_commit(write, task)
-
-    def alive(pid: int) -> bool:
-        return queue.conn.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone() is not None
-
-    queue.push("work", ["idle", "quick"])
-    run_worker(dsn, handle, size=2, lease=SECOND)
-    until(lambda: ends(queue) == {"idle": State.FAILED, "quick": State.SUCCEEDED})
-    [idle] = queue.page("work", state=State.FAILED)
-    assert "idle-in-transaction" in str(idle.error)
-
-
 @pytest.mark.parametrize("takes_queue", [False, True])
 @pytest.mark.parametrize("setting", TIMEOUTS)
 def test_a_grouped_worker_does_not_fail_finished_work_when_the_server_cancels_the_commit(
@@ -236,46 +194,76 @@ def test_a_drain_retries_a_commit_that_the_server_cancelled(dsn: str) -> None:
     assert len(tries) == 3
 
 
-def test_a_permanent_error_still_fails_the_batch(dsn: str, queue: TaskQueue, run_worker: MakeWorker) -> None:
-    def handle(task: Task, batch: Batch) -> Result:
-        batch.push(task, "no such topic", ["x"])
-        return Result.SUCCESS
-
-    queue.push("work", ["a"])
-    run_worker(dsn, handle)
-    until(lambda: ends(queue) == {"a": State.FAILED})
+def end_by_idling(queue: TaskQueue) -> None:
+    """Lets the server end the session, because it does nothing in its transaction."""
+    queue.conn.execute("SET LOCAL idle_in_transaction_session_timeout = 50")
+    with connect(queue.conn.info.dsn, password=queue.conn.info.password, autocommit=True) as other:
+        query, pid = "SELECT FROM pg_stat_activity WHERE pid = %s", queue.conn.info.backend_pid
+        until(lambda: other.execute(query, (pid,)).fetchone() is None)
 
 
-def test_a_handler_of_batches_that_is_always_too_slow_fails_its_task_with_the_reason(
-    dsn: str, queue: TaskQueue
+def sleep_long(queue: TaskQueue) -> None:
+    """Runs a statement without an end."""
+    queue.conn.execute("SELECT pg_sleep(600)")
+
+
+TOO_SLOW = [
+    (sleep_until_interrupted, "statement timeout"),
+    (end_by_idling, "idle-in-transaction"),
+    (sleep_long, "no answer within"),
+]
+
+
+@pytest.mark.parametrize(("dawdle", "reason"), TOO_SLOW, ids=[reason for _, reason in TOO_SLOW])
+def test_a_participant_that_is_always_too_slow_fails_only_its_task_with_the_reason(
+    dsn: str, queue: TaskQueue, run_worker: MakeWorker, dawdle: Callable[[TaskQueue], None], reason: str
 ) -> None:
-    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
     called: list[str] = []
 
+    def handle(task: Task, batch: Batch) -> None:
+        def write(within: TaskQueue, _: object) -> None:
+            called.append(task.identifier)
+            if task.identifier == "slow":
+                dawdle(within)
+
+        batch.in_commit(write, task)
+
+    queue.push("work", ["slow", "quick"])
+    run_worker(dsn, handle, size=2, lease=SECOND, handler_statement_timeout=SECOND * 0.3)
+    until(lambda: ends(queue) == {"slow": State.FAILED, "quick": State.SUCCEEDED})
+    [slow] = queue.page("work", state=State.FAILED)
+    assert reason in str(slow.error)
+    assert called.count("slow") >= 3
+
+
+@pytest.mark.parametrize(
+    ("runner", "dawdle", "reason"),
+    [
+        ("grouped worker", sleep_long, "no answer within"),
+        ("consumer", sleep_long, "no answer within"),
+        ("consumer", end_by_idling, "idle-in-transaction"),
+    ],
+)
+def test_a_transactional_handler_that_is_always_too_slow_fails_with_the_reason(
+    dsn: str, queue: TaskQueue, runner: str, dawdle: Callable[[TaskQueue], None], reason: str
+) -> None:
+    heard, called = Heard(), list[str]()
+
+    @heard.group.on()
     def handle(task: Task, queue: TaskQueue) -> None:
         called.append(task.identifier)
-        queue.conn.execute("SELECT pg_sleep(600)")
+        dawdle(queue)
 
     queue.push("work", ["a"])
-    short = SECOND / 10
-    with GroupedWorker(dsn, "work", handle, pause=short, call_timeout=SECOND, handler_statement_timeout=short):
-        until(lambda: ends(queue) == {"a": State.FAILED})
-    [slow] = queue.page("work")
-    assert "no answer within" in str(slow.error)
+    limits: dict[str, Any] = {"call_timeout": SECOND, "handler_statement_timeout": SECOND / 10}
+    if runner == "grouped worker":
+        with GroupedWorker(dsn, "work", handle, pause=SECOND / 10, **limits):
+            until(lambda: ends(queue) == {"a": State.FAILED})
+        error = queue.page("work")[0].error
+    else:
+        settings = quick(lease=SECOND * 30, transactional=True, retry="none", **limits)
+        with Consumer(dsn, heard.group, "work", settings) as consumer:
+            until(lambda: 0 in consumer.errors)
+        error = str(consumer.errors[0])
+    assert reason in str(error)
     assert called == ["a"] * 3
-
-
-def test_a_transactional_handler_that_is_always_too_slow_ends_its_partition_with_the_reason(
-    dsn: str, queue: TaskQueue
-) -> None:
-    heard = Heard()
-
-    def handle(_: Task, queue: TaskQueue) -> None:
-        queue.conn.execute("SELECT pg_sleep(600)")
-
-    heard.group.on()(handle)
-    queue.push("work", ["a"])
-    settings = quick(lease=SECOND * 30, transactional=True, call_timeout=SECOND, handler_statement_timeout=SECOND / 10)
-    with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
-        until(lambda: 0 in consumer.errors)
-    assert "no answer within" in str(consumer.errors[0])

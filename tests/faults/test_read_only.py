@@ -12,10 +12,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect, install
 from airflow_provider_taskq.queue.errors import is_read_only
-from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.lease import DrainLease
-from airflow_provider_taskq.worker.grouped import GroupedWorker
-from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker
 from tests.faults.servers import ServerPair, programs_of_tests
@@ -45,18 +41,6 @@ def read_only_sessions(queue: TaskQueue, proxy: TcpProxy, count: int) -> Iterato
     queue.conn.execute(psycopg.sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
 
 
-def test_a_worker_leaves_sessions_that_are_read_only(
-    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
-) -> None:
-    queue.push("work", ["a"])
-    run_worker(proxy.dsn(dsn), lambda _: None, workers=2, lease=SECOND * 6)
-    until(lambda: all_succeeded(queue, 1))
-    with read_only_sessions(queue, proxy, 4):
-        pass
-    queue.push("work", ["b", "c"])
-    until(lambda: all_succeeded(queue, 3))
-
-
 def test_finished_work_is_committed_on_a_new_session_after_a_read_only_one(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
@@ -74,44 +58,6 @@ def test_finished_work_is_committed_on_a_new_session_after_a_read_only_one(
         go_on.set()
     until(lambda: all_succeeded(queue, 1))
     assert handled == [1]
-
-
-def test_a_consumer_leaves_sessions_that_are_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
-    heard = Heard()
-    heard.group.on()(heard.hear)
-    queue.push("work", ["a"])
-    with Consumer(proxy.dsn(dsn), heard.group, "work", quick(lease=SECOND * 3)) as consumer:
-        heard.wait(1)
-        with read_only_sessions(queue, proxy, 2):
-            pass
-        queue.push("work", ["b"])
-        until(lambda: "b" in heard.identifiers)
-        assert consumer.errors == {}
-
-
-def test_grouped_workers_and_schedulers_leave_sessions_that_are_read_only(
-    dsn: str, queue: TaskQueue, proxy: TcpProxy
-) -> None:
-    queue.create_topic("ticks")
-    ticker = Scheduler(proxy.dsn(dsn))
-    ticker.every("ticks", "each hour", timedelta(hours=1))  # installed again each quarter of an hour
-    batches = GroupedWorker(proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6)
-    with batches, read_only_sessions(queue, proxy, 2):
-        ticker.start()
-    with batches:
-        queue.push("work", ["a"])
-        until(lambda: all_succeeded(queue, 1) and queue.page("ticks"))
-    ticker.stop()
-
-
-def test_the_lease_of_a_drain_leaves_a_session_that_is_read_only(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
-    connection_info = ConnectionInfo.resolve(proxy.dsn(dsn, application_name="lease"))
-    owner = queue.register("drain", SECOND * 9)
-    with DrainLease(owner, connection_info, lambda: None) as keeper:
-        with read_only_sessions(queue, proxy, 1):
-            pass
-        until(lambda: queue.owners()[0].lease_until > owner.lease_until)
-        assert keeper.lost is None
 
 
 def test_a_connection_knows_without_a_call_that_its_server_is_read_only(dsn: str, conn: psycopg.Connection) -> None:
@@ -165,6 +111,11 @@ def test_workers_and_consumers_follow_a_failover_behind_one_address(run_worker: 
     ):
         install(conn)
         before = TaskQueue(conn)
+        servers.catch_up()
+        with connect(servers.standby.dsn) as reading:
+            assert is_read_only(reading)
+        with pytest.raises(TaskQueueError, match="read-only"):  # passes by the standby
+            connect(make_conninfo(servers.standby.dsn, host="127.0.0.1,127.0.0.1"))
         before.create_topic("work")
         before.push("work", ["a"])
         heard = Heard()
@@ -184,21 +135,3 @@ def test_workers_and_consumers_follow_a_failover_behind_one_address(run_worker: 
                 until(lambda: "b" in heard.identifiers)
         worker.stop()
         assert all_succeeded(before, 1)  # the old primary took nothing
-
-
-@pytest.fixture
-def standby_dsn() -> Iterator[str]:
-    """A standby of a primary with the schema."""
-    with ServerPair(programs_of_tests()) as servers:
-        with connect(servers.primary.dsn, autocommit=True) as conn:
-            install(conn)
-            TaskQueue(conn).create_topic("work")
-        servers.catch_up()
-        yield servers.standby.dsn
-
-
-def test_a_standby_is_known_as_read_only_and_passed_by_when_several_hosts_are_named(standby_dsn: str) -> None:
-    with connect(standby_dsn) as conn:
-        assert is_read_only(conn)
-    with pytest.raises(TaskQueueError, match="read-only"):
-        connect(make_conninfo(standby_dsn, host="127.0.0.1,127.0.0.1"))

@@ -7,18 +7,12 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
+from airflow_provider_taskq.queue import State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
-from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.worker import Batch, notification_listener
-from airflow_provider_taskq.worker.grouped import GroupedWorker
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.persistent_worker import CHANNEL
-from airflow_provider_taskq.worker.scheduler import Scheduler
-from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker, Named
 from tests.faults.tcp_proxy import TcpProxy
 from tests.internals import lapse_lease
@@ -70,46 +64,6 @@ def test_a_call_that_keeps_receiving_rows_is_not_abandoned(dsn: str) -> None:
         limit_calls(conn, CallLimit(0.5))
         rows = conn.execute("SELECT repeat('x', 10000), pg_sleep(0.01) FROM generate_series(1, 200)").fetchall()
     assert len(rows) == 200
-
-
-def test_the_time_limit_grows_after_abandoned_calls_up_to_a_maximum() -> None:
-    limit = CallLimit(10)
-    seen = []
-    for _ in range(5):
-        seen.append(limit.seconds)
-        limit.exceed()
-    assert seen == [10, 20, 40, 80, 80]
-
-
-def test_a_worker_continues_when_all_of_its_connections_fall_silent(
-    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
-) -> None:
-    queue.push("work", [f"before {n}" for n in range(20)])
-    run_worker(proxy.dsn(dsn), lambda _: None, workers=2, lease=SECOND * 6, call_timeout=SECOND)
-    until(lambda: all_succeeded(queue))
-    for link in proxy.links():
-        link.freeze()
-    queue.push("work", [f"after {n}" for n in range(20)])
-    until(lambda: all_succeeded(queue))
-
-
-def test_a_commit_without_an_answer_is_looked_up_and_not_repeated(
-    dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
-) -> None:
-    queue.conn.execute("CREATE TABLE effect (sequence bigint)")
-
-    def handle(task: Task, batch: Batch) -> None:
-        def write(within: TaskQueue, _: object) -> None:
-            within.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
-
-        batch.in_commit(write, task)
-        for link in proxy.links("work"):
-            link.freeze()
-
-    queue.push("work", ["a", "b", "c"])
-    run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 6, call_timeout=SECOND, handler_statement_timeout=SECOND)
-    until(lambda: all_succeeded(queue) and len(states(queue)) == 3)
-    assert queue.conn.execute("SELECT count(*), count(DISTINCT sequence) FROM effect").fetchone() == (3, 3)
 
 
 def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
@@ -182,14 +136,6 @@ def test_a_lease_that_was_lost_by_the_clock_is_taken_once_heartbeats_get_through
     assert handled == ["a", "a"]
 
 
-def test_an_expiry_leaves_out_the_given_owners(queue: TaskQueue) -> None:
-    kept, taken = queue.register("kept"), queue.register("taken")
-    lapse_lease(queue.conn)
-    queue.expire(except_owners=[kept.name])
-    assert queue.owner(kept.name) is not None
-    assert queue.owner(taken.name) is None
-
-
 def test_a_participant_may_take_longer_than_a_call_of_the_queue(
     dsn: str, queue: TaskQueue, run_worker: MakeWorker
 ) -> None:
@@ -206,70 +152,6 @@ def test_a_participant_may_take_longer_than_a_call_of_the_queue(
     run_worker(dsn, handle, call_timeout=SECOND * 0.5)
     until(lambda: all_succeeded(queue))
     assert called == [1]
-
-
-def test_a_participant_that_never_ends_in_time_fails_its_tasks_with_the_reason(
-    dsn: str, queue: TaskQueue, run_worker: MakeWorker
-) -> None:
-    def sleep(within: TaskQueue, _: object) -> None:
-        within.conn.execute("SELECT pg_sleep(600)")
-
-    def handle(task: Task, batch: Batch) -> None:
-        if task.identifier == "slow":
-            batch.in_commit(sleep, task)
-
-    queue.push("work", ["slow", "quick"])
-    run_worker(dsn, handle, size=2, lease=SECOND, call_timeout=SECOND * 0.1, handler_statement_timeout=SECOND * 0.1)
-    until(lambda: states(queue) == {"slow": State.FAILED, "quick": State.SUCCEEDED})
-    [slow] = queue.page("work", state=State.FAILED)
-    assert "no answer within" in str(slow.error)
-
-
-def is_kept(queue: TaskQueue) -> bool:
-    """Whether the lease of the only partition has more than a second left."""
-    [kept] = queue.partition_states()
-    return kept.lease_until is not None and kept.lease_until > queue.now() + SECOND
-
-
-def test_a_consumer_continues_when_all_of_its_connections_fall_silent(
-    dsn: str, queue: TaskQueue, proxy: TcpProxy
-) -> None:
-    heard = Heard()
-    heard.group.on()(heard.hear)
-    queue.push("work", ["a"])
-    with Consumer(proxy.dsn(dsn), heard.group, "work", quick(lease=SECOND * 3, call_timeout=SECOND)):
-        heard.wait(1)
-        for link in proxy.links():
-            link.freeze()
-        queue.push("work", ["b"])
-        until(lambda: "b" in heard.identifiers)
-        until(lambda: is_kept(queue))  # on another connection
-
-
-def test_grouped_workers_and_schedulers_continue_when_their_connections_fall_silent(
-    dsn: str, queue: TaskQueue, proxy: TcpProxy
-) -> None:
-    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3)))
-    queue.create_topic("ticks")
-    batches = GroupedWorker(
-        proxy.dsn(dsn), "work", lambda _: None, pause=SECOND / 10, lease=SECOND * 6, call_timeout=SECOND
-    )
-    with batches:
-        queue.push("work", ["a"])
-        until(lambda: all_succeeded(queue))
-        for link in proxy.links():
-            link.freeze()
-        queue.push("work", ["b"])
-        until(lambda: all_succeeded(queue) and len(states(queue)) == 2)
-    ticker = Scheduler(proxy.dsn(dsn))
-    ticker._session._limit = CallLimit(1)
-    ticker.every("ticks", "each second", SECOND)
-    with ticker:
-        until(lambda: queue.page("ticks"))
-        for link in proxy.links():
-            link.freeze()
-        last = queue.page("ticks", size=1000)[-1].sequence
-        until(lambda: queue.page("ticks", size=1000)[-1].sequence > last)
 
 
 def test_a_listener_without_notifications_tests_its_connection(
@@ -290,17 +172,3 @@ def test_a_listener_without_notifications_tests_its_connection(
         until(lambda: heard == ["hello"])
     finally:
         listener.stop()
-
-
-def test_the_lease_of_a_drain_outlives_a_silent_connection(dsn: str, queue: TaskQueue, proxy: TcpProxy) -> None:
-    lost = threading.Event()
-    owner = queue.register("drain", SECOND * 6)
-    with DrainLease(owner, ConnectionInfo.resolve(proxy.dsn(dsn, application_name="lease")), lost.set) as keeper:
-        until(lambda: queue.owners()[0].lease_until > owner.lease_until)
-        [registered] = queue.owners()
-        silent = proxy.wait_for("lease", after=1)
-        silent.freeze()
-        proxy.wait_for("lease", after=silent.number)
-        until(lambda: queue.owners()[0].lease_until > registered.lease_until)
-        assert keeper.lost is None
-        assert not lost.is_set()
