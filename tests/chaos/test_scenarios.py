@@ -38,6 +38,8 @@ SHORT = {
 }
 
 
+@pytest.mark.promise("a worker is killed")
+@pytest.mark.promise("Effects in the same database happen once")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "processes" else pytest.mark.faults) for name in SHORT]
 )
@@ -50,6 +52,8 @@ def test_nothing_is_lost_and_no_decision_is_committed_twice(tmp_path: Path, name
     assert found.behind > 0
 
 
+@pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
+@pytest.mark.promise("Another number of partitions leaves no gap and no duplicate")
 @pytest.mark.faults
 def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_and_repartitioned(
     tmp_path: Path,

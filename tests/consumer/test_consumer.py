@@ -34,14 +34,6 @@ def test_a_consumer_continues_from_the_progress_of_its_group(dsn: str, queue: Ta
     assert (first.identifiers, second.identifiers) == (["a", "b"], ["c"])
 
 
-def test_a_consumer_continues_from_progress_that_was_stored_before_its_first_start(dsn: str, queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    queue.advance("readers", "work", 0, place(queue, 1))
-    heard = heard_all()
-    read_all(queue, Consumer(dsn, heard.group, "work", quick()))
-    assert heard.identifiers == ["b"]
-
-
 def test_groups_read_independently_of_each_other(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     one, two = heard_all("one"), heard_all("two")
@@ -67,15 +59,11 @@ def test_handlers_match_events_by_kind_by_predicate_or_all(dsn: str, queue: Task
     with Consumer(dsn, heard.group, "work", quick()):
         assert heard.wait(4) == ["a", "b", "c", "d"]
     assert calls == [("kind", "a"), ("kind", "c"), ("predicate", "c"), ("predicate", "d")]
-
-
-def test_a_group_may_define_the_kind_of_an_event(dsn: str, queue: TaskQueue) -> None:
-    heard = Heard()
-    heard.group.kind = lambda event: event.identifier[0]
-    heard.group.on("b")(heard.hear)
-    queue.push("work", ["a1", "b1", "b2"])
-    read_all(queue, Consumer(dsn, heard.group, "work", quick()))
-    assert heard.identifiers == ["b1", "b2"]
+    named = Heard("named")
+    named.group.kind = lambda event: event.identifier[0]  # a group may define the kind
+    named.group.on("b")(named.hear)
+    read_all(queue, Consumer(dsn, named.group, "work", quick()), "named")
+    assert named.identifiers == ["b"]
 
 
 def test_an_event_without_a_handler_is_skipped_and_progress_moves_on(dsn: str, queue: TaskQueue) -> None:
@@ -215,23 +203,6 @@ def test_a_transactional_handler_commits_its_effects_with_the_progress(dsn: str,
         until(lambda: len(queue.conn.execute("SELECT FROM shelf").fetchall()) == 2)
         until_at_end(queue)
     assert queue.progress("readers", "work") == place(queue, 2)
-
-
-def test_a_transaction_that_fails_has_no_effect_and_is_retried(dsn: str, queue: TaskQueue) -> None:
-    table(queue, "shelf", "book text")
-    queue.push("work", ["a"])
-    heard = Heard()
-
-    @heard.group.on()
-    def shelve(event: Task, queue: TaskQueue) -> None:
-        queue.conn.execute("INSERT INTO shelf VALUES (%s)", (event.identifier,))
-        if len(heard.failures) < 2:
-            raise ValueError("not yet")
-
-    with Consumer(dsn, heard.group, "work", quick(transactional=True), on_failure=heard.fail):
-        heard.wait_failures(2)
-        until_at_end(queue)
-    assert queue.conn.execute("SELECT * FROM shelf").fetchall() == [("a",)]
 
 
 def test_events_share_a_transaction_unless_one_of_them_fails(dsn: str, queue: TaskQueue) -> None:

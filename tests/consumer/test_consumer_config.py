@@ -21,14 +21,6 @@ def test_options_of_a_group_precede_standard_ones_and_these_the_built_in_default
     assert merge_options() == ConsumerConfig()
 
 
-def test_built_in_settings_are_those_of_opencqrs() -> None:
-    built_in = ConsumerConfig()
-    assert (built_in.partitions, built_in.recursive, built_in.auto_start) == (1, True, True)
-    assert (built_in.progress, built_in.transactional, built_in.exclusivity) == ("database", False, "lease")
-    assert (built_in.retry, built_in.retry_multiplier, built_in.retry_max_attempts) == ("exponential", 1.5, None)
-    assert (built_in.retry_initial, built_in.retry_max_interval) == (timedelta(seconds=2), timedelta(seconds=30))
-
-
 def test_an_unknown_option_raises_with_its_name() -> None:
     with pytest.raises(InvalidArgument, match="partitons"):
         merge_options({"partitons": 2})  # type: ignore[typeddict-unknown-key]
@@ -47,12 +39,6 @@ def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) 
     assert (batches._pause, batches._lease, batches._cleanup) == (6.0, timedelta(minutes=5), timedelta(minutes=1))
     with pytest.raises(InvalidArgument, match="invalid duration 'soon': expected for example 90s, 5m, PT5M"):
         Worker(dsn, "work", lambda _: Result.SUCCESS, lease="soon")
-
-
-def test_a_lease_that_is_too_long_to_store_raises() -> None:
-    assert ConsumerConfig(lease=timedelta(days=3650)).lease == timedelta(days=3650)
-    with pytest.raises(InvalidArgument, match="at most 3650 days"):
-        ConsumerConfig(lease=timedelta(days=99_999_999))
 
 
 def test_consumers_start_unless_auto_start_is_off(dsn: str, queue: TaskQueue) -> None:

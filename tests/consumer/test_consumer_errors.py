@@ -1,6 +1,6 @@
 """Errors of handlers: retried, skipped, ending a partition, or ending it quietly."""
 
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from datetime import timedelta
 
 import psycopg
@@ -10,7 +10,7 @@ from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupte
 from airflow_provider_taskq.consumer.partition_loop import AttemptCounter
 from airflow_provider_taskq.consumer.progress import DatabaseProgress
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
-from airflow_provider_taskq.queue import Cursor, Task, TaskQueue, connect
+from airflow_provider_taskq.queue import Cursor, Task, TaskQueue
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, table, until_at_end
 from tests.queue.conftest import until
 
@@ -22,14 +22,6 @@ SERIES = [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]
 
 class OutOfOrder(NonTransient):
     """A subclass of NonTransient in a program."""
-
-
-@pytest.fixture
-def refused() -> ThreadPoolExecutor:
-    """An executor that is shut down."""
-    pool = ThreadPoolExecutor(1)
-    pool.shutdown()
-    return pool
 
 
 def failing(heard: Heard, identifier: str, times: int, error: BaseException | None = None) -> None:
@@ -47,35 +39,30 @@ def delays(attempts: AttemptCounter, count: int) -> list[float | None]:
     return [None if delay is None else delay.total_seconds() for delay in found]
 
 
-def test_a_failed_event_is_retried_with_all_its_handlers_until_it_succeeds(dsn: str, queue: TaskQueue) -> None:
+@pytest.mark.parametrize(
+    ("said", "times", "failures", "heard_events"),
+    [
+        ({}, 3, [(1, False), (2, False), (3, False)], ["a", "a", "a", "a", "b"]),
+        ({"retry_max_attempts": 2}, 1000, [(1, False), (2, False), (3, True)], ["a", "a", "a", "b"]),
+        ({"retry": "none"}, 1000, [(1, True)], ["a", "b"]),
+    ],
+    ids=["succeeds", "without attempts left", "without retries"],
+)
+def test_a_failed_event_is_retried_with_all_its_handlers_until_it_succeeds_or_is_skipped(
+    dsn: str,
+    queue: TaskQueue,
+    said: dict[str, object],
+    times: int,
+    failures: list[tuple[int, bool]],
+    heard_events: list[str],
+) -> None:
     queue.push("work", ["a", "b"])
     heard = heard_all()
-    failing(heard, "a", 3)
-    with Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail):
-        heard.wait(5)
-        until_at_end(queue)
-    assert heard.identifiers == ["a", "a", "a", "a", "b"]
-    assert [failure.failures for failure in heard.failures] == [1, 2, 3]
+    failing(heard, "a", times)
+    read_all(queue, Consumer(dsn, heard.group, "work", quick(**said), on_failure=heard.fail))
+    assert heard.identifiers == heard_events
+    assert [(each.failures, each.delay is None) for each in heard.failures] == failures
     assert queue.progress("readers", "work") == place(queue, 2)
-
-
-def test_an_event_without_attempts_left_is_skipped_and_progress_moves_on(dsn: str, queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    heard = Heard()
-    failing(heard, "a", 1000)
-    heard.group.on(lambda event: event.identifier == "b")(heard.hear)
-    with Consumer(dsn, heard.group, "work", quick(retry_max_attempts=2), on_failure=heard.fail):
-        heard.wait(1)
-        until_at_end(queue)
-    assert [(each.failures, each.delay is None) for each in heard.failures] == [(1, False), (2, False), (3, True)]
-
-
-def test_without_retries_an_event_is_skipped_at_its_first_failure(dsn: str, queue: TaskQueue) -> None:
-    queue.push("work", ["a", "a", "b"])
-    heard = Heard()
-    failing(heard, "a", 1000)
-    read_all(queue, Consumer(dsn, heard.group, "work", quick(retry="none"), on_failure=heard.fail))
-    assert [(each.failures, each.delay) for each in heard.failures] == [(1, None), (1, None)]
 
 
 def test_a_predicate_that_raises_fails_its_event(dsn: str, queue: TaskQueue) -> None:
@@ -127,7 +114,13 @@ def test_other_partitions_continue_and_another_consumer_may_acquire_the_ended_on
 
 @pytest.mark.parametrize(
     "error",
-    [Interrupted("enough"), CancelledError(), KeyboardInterrupt(), SystemExit()],
+    [
+        Interrupted("enough"),
+        CancelledError(),
+        KeyboardInterrupt(),
+        SystemExit(),
+        RuntimeError("cannot schedule new futures after shutdown"),  # of an executor
+    ],
     ids=lambda e: type(e).__name__,
 )
 def test_an_interruption_ends_the_loop_quietly_without_progress(
@@ -142,19 +135,6 @@ def test_an_interruption_ends_the_loop_quietly_without_progress(
     assert (heard.failures, consumer.errors) == ([], {})
     assert queue.progress("readers", "work") is None
     assert (state(queue).member, state(queue).error) == (None, None)
-
-
-def test_an_executor_that_is_shut_down_ends_the_loop_quietly(
-    dsn: str, queue: TaskQueue, refused: ThreadPoolExecutor
-) -> None:
-    queue.push("work", ["a"])
-    heard = Heard()
-    heard.group.on()(lambda event: refused.submit(print, event))
-    consumer = Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail)
-    consumer.start()
-    assert consumer.wait(20)
-    assert (heard.failures, consumer.errors) == ([], {})
-    assert queue.progress("readers", "work") is None
 
 
 def test_a_stop_during_a_retry_delay_ends_at_once_without_progress(dsn: str, queue: TaskQueue) -> None:
@@ -176,21 +156,20 @@ def test_the_retry_delays_are_those_of_opencqrs_and_start_again_after_a_success_
     assert attempts.failed(2) == timedelta(seconds=2), "another event starts again"
 
 
-def test_retries_can_be_limited_by_number_or_time_fixed_or_disabled() -> None:
-    assert delays(AttemptCounter(ConsumerConfig(retry_max_attempts=2).retry_delay), 3) == [2, 3, None]
-    assert delays(AttemptCounter(ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)).retry_delay), 4) == [
-        2,
-        3,
-        4.5,
-        None,
-    ]
-    assert delays(AttemptCounter(ConsumerConfig(retry="fixed", retry_max_attempts=3).retry_delay), 4) == [
-        2,
-        2,
-        2,
-        None,
-    ]
-    assert delays(AttemptCounter(ConsumerConfig(retry="none").retry_delay), 1) == [None]
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (ConsumerConfig(retry_max_attempts=2), [2, 3, None]),
+        (ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)), [2, 3, 4.5, None]),
+        (ConsumerConfig(retry="fixed", retry_max_attempts=3), [2, 2, 2, None]),
+        (ConsumerConfig(retry="none"), [None]),
+    ],
+    ids=["number", "time", "fixed", "none"],
+)
+def test_retries_can_be_limited_by_number_or_time_fixed_or_disabled(
+    config: ConsumerConfig, expected: list[float | None]
+) -> None:
+    assert delays(AttemptCounter(config.retry_delay), len(expected)) == expected
 
 
 def test_a_consumer_replaces_a_lost_connection_and_handles_each_event_once(dsn: str, queue: TaskQueue) -> None:
@@ -250,26 +229,6 @@ def test_a_suspended_program_loses_its_transaction_and_continues_afterwards(
         until_at_end(queue)
     assert queue.conn.execute("SELECT book FROM shelf ORDER BY book").fetchall() == [("a",), ("b",)]
     assert (heard.failures, consumer.errors, len(stood_still)) == ([], {}, 1)
-
-
-def test_a_handler_that_always_exceeds_a_server_timeout_ends_its_partition_with_that_error(
-    dsn: str, queue: TaskQueue
-) -> None:
-    heard = Heard()
-    queue.push("work", ["a"])
-
-    @heard.group.on()
-    def work_long(event: Task, queue: TaskQueue) -> None:
-        heard.hear(event)
-        pid = queue.conn.info.backend_pid
-        queue.conn.execute("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
-        with connect(dsn, autocommit=True) as watching:
-            until(lambda: not has_session(TaskQueue(watching), pid))
-
-    with Consumer(dsn, heard.group, "work", quick(transactional=True, retry="none")) as consumer:
-        until(lambda: consumer.errors)
-    assert isinstance(consumer.errors[0], psycopg.errors.IdleInTransactionSessionTimeout)
-    assert heard.identifiers == ["a"] * 3
 
 
 def test_a_consumer_that_loses_its_connection_at_its_start_opens_another(

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Level
 from airflow_provider_taskq.queue import Cursor, InvalidArgument, NewTask, Task, TaskQueue, partition_of
-from tests.consumer.consumers import NOW, Heard, heard_all, quick, state
+from tests.consumer.consumers import NOW, Heard, heard_all, quick
 from tests.queue.conftest import until
 
 pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
@@ -38,6 +38,7 @@ def test_a_function_maps_events_to_partitions(dsn: str, queue: TaskQueue, progre
     try:
         for consumer in consumers:
             consumer.start()
+        until(lambda: [each.partitions for each in consumers] == [[0], [1], [2]], 20)
         until(lambda: sum(len(each.events) for each in heard) >= len(pushed), 20)
     finally:
         for consumer in consumers:
@@ -46,17 +47,6 @@ def test_a_function_maps_events_to_partitions(dsn: str, queue: TaskQueue, progre
         mine = [task.identifier for task in pushed if partition_of(by_customer(task), 3) == number]
         assert each.identifiers == mine
     assert max(len(each.events) for each in heard) < len(pushed)
-
-
-def test_the_default_level_of_opencqrs_has_a_name(dsn: str, queue: TaskQueue) -> None:
-    queue.push("work", [f"/book/{n % 5}/page/{n}" for n in range(40)])
-    heard = heard_all()
-    with Consumer(dsn, heard.group, "work", quick(partitions=2, level="per_second_level_subject")):
-        heard.wait(40)
-    for number in range(5):
-        pages = [each for each in heard.identifiers if each.startswith(f"/book/{number}/")]
-        assert pages == sorted(pages, key=lambda page: int(page.rpartition("/")[2]))
-    assert state(queue).level == 2
 
 
 @pytest.mark.parametrize(
@@ -87,33 +77,23 @@ class FileTracker:
 def test_a_tracker_stores_progress_and_a_later_consumer_continues_from_it(
     dsn: str, queue: TaskQueue, tmp_path: Path
 ) -> None:
-    tracker = FileTracker(tmp_path)
-    queue.push("work", ["a", "b", "c"])
-    first = heard_all()
-    with Consumer(dsn, first.group, "work", quick(progress=tracker)):
-        first.wait(3)
-    queue.push("work", ["d"])
-    second = heard_all()
-    with Consumer(dsn, second.group, "work", quick(progress=tracker)):
-        assert second.wait(1) == ["d"]
-    assert tracker.current("readers", "work", 0) is not None
-    assert queue.partition_states("work") == []
-
-
-def test_a_tracker_stores_no_progress_for_a_failed_event(dsn: str, queue: TaskQueue, tmp_path: Path) -> None:
+    """It stores none for an event that fails."""
     tracker = FileTracker(tmp_path)
     one, _ = queue.push("work", ["good", "bad"])
-    heard = Heard()
+    first, second = Heard(), heard_all()
 
-    @heard.group.on()
+    @first.group.on()
     def handle(event: Task) -> None:
-        heard.hear(event)
+        first.hear(event)
         if event.identifier == "bad":
             raise ValueError("not now")
 
-    with Consumer(dsn, heard.group, "work", quick(progress=tracker)):
-        heard.wait(4)
+    with Consumer(dsn, first.group, "work", quick(progress=tracker)):
+        first.wait(4)
         assert str(tracker.current("readers", "work", 0)) == str(one.sequence)
+    with Consumer(dsn, second.group, "work", quick(progress=tracker)):
+        assert second.wait(1) == ["bad"]
+    assert queue.partition_states("work") == []
 
 
 @pytest.mark.parametrize(
@@ -138,19 +118,6 @@ def test_a_series_or_a_function_sets_the_delays_between_attempts_and_their_end(
     assert delays == [timedelta(milliseconds=1), timedelta(milliseconds=2), timedelta(milliseconds=3), None]
 
 
-def test_a_consumer_holds_only_the_partitions_of_only_partitions(dsn: str, queue: TaskQueue) -> None:
-    heard = heard_all()
-    consumer = Consumer(dsn, heard.group, "work", quick(partitions=4, only_partitions=[1, 3]))
-    with consumer:
-        until(lambda: consumer.partitions == [1, 3], 20)
-        queue.push("work", [f"id-{n}" for n in range(40)])
-        mine = [name for n in range(40) if partition_of(name := f"id-{n}", 4) in (1, 3)]
-        assert sorted(heard.wait(len(mine))) == sorted(mine)
-        assert [
-            each.member is None for each in sorted(queue.partition_states("work"), key=lambda each: each.partition)
-        ] == [*(True, False, True, False)]
-
-
 def endless() -> Iterator[timedelta]:
     """An iterator, which ends after one use."""
     while True:
@@ -160,6 +127,16 @@ def endless() -> Iterator[timedelta]:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
+        ({"partitions": 0}, "partitions"),
+        ({"size": 0}, "size"),
+        ({"transaction_size": 2}, "transaction_size"),
+        ({"max_partitions": 0}, "max_partitions"),
+        ({"lease": timedelta(0)}, "lease"),
+        ({"lease": timedelta(days=99_999_999)}, "at most 3650 days"),
+        ({"pause": timedelta(0)}, "pause"),
+        ({"progress": "paper"}, "progress"),
+        ({"progress": "memory", "transactional": True}, "transactional"),
+        ({"exclusivity": "none"}, "exclusivity"),
         ({"retry": endless()}, "retry must not be an iterator, which ends after one event"),
         ({"retry": 3}, "retry must be a name, a function or a series of durations, not 3"),
         ({"retry": "sometimes"}, "retry 'sometimes' must be one of exponential, fixed, none"),
@@ -170,6 +147,6 @@ def endless() -> Iterator[timedelta]:
         ({"only_partitions": 2, "partitions": 2}, "only_partitions .2. must be numbers of partitions, 0 to 1"),
     ],
 )
-def test_an_object_of_the_wrong_type_as_a_setting_raises(said: dict[str, object], words: str) -> None:
+def test_an_invalid_setting_raises(said: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         quick(**said)

@@ -2,14 +2,12 @@
 
 import threading
 from datetime import timedelta
-from uuid import uuid4
 
-import psycopg
 import pytest
 
-from airflow_provider_taskq.consumer import AlreadyRunning, Consumer, ConsumerConfig, ConsumerGroup
-from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue, UnknownTopic, connect
-from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, until_at_end
+from airflow_provider_taskq.consumer import AlreadyRunning, Consumer, ConsumerGroup
+from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue, UnknownTopic
+from tests.consumer.consumers import Heard, heard_all, place, quick, state, until_at_end
 from tests.queue.conftest import until
 
 pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
@@ -82,50 +80,9 @@ def test_resume_and_notifications_wake_a_consumer_that_pauses(dsn: str, queue: T
         until(lambda: wake(queue) and len(heard.events) == 2)
 
 
-def test_a_consumer_needs_the_rights_of_a_consumer_and_no_more(dsn: str, queue: TaskQueue) -> None:
-    role = f"taskq_reading_{uuid4().hex[:8]}"
-    queue.conn.execute(f"CREATE ROLE {role}".encode())
-    queue.conn.execute("SELECT taskq.grant_access(%s, 'consumer')", (role,))
-
-    def connected() -> psycopg.Connection:
-        conn = connect(dsn, autocommit=True)
-        conn.execute(f"SET ROLE {role}".encode())
-        return conn
-
-    queue.push("work", ["a"])
-    heard = heard_all()
-    try:
-        read_all(queue, Consumer(connected, heard.group, "work", quick(partitions=2)))
-        assert heard.identifiers == ["a"]
-    finally:
-        queue.conn.execute("SELECT taskq.revoke_access(%s)", (role,))
-        queue.conn.execute(f"DROP ROLE {role}".encode())
-
-
 def wake(queue: TaskQueue) -> bool:
     """Notifies listeners of new tasks."""
     return queue.conn.execute("SELECT taskq.notify('work')").rowcount == 1
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        {"partitions": 0},
-        {"size": 0},
-        {"transaction_size": 2},
-        {"max_partitions": 0},
-        {"lease": timedelta(0)},
-        {"pause": timedelta(0)},
-        {"progress": "paper"},
-        {"progress": "memory", "transactional": True},
-        {"exclusivity": "none"},
-        {"retry": "sometimes"},
-    ],
-    ids=str,
-)
-def test_invalid_settings_raise(refused: dict[str, object]) -> None:
-    with pytest.raises(InvalidArgument):
-        ConsumerConfig(**refused)  # type: ignore[arg-type]
 
 
 def test_a_group_without_handlers_and_a_handler_with_a_wrong_signature_raise(dsn: str) -> None:

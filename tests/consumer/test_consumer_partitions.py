@@ -89,19 +89,6 @@ def test_no_new_partition_starts_before_every_old_one_has_ended_even_if_its_hold
     assert (new.generation, new.partitions) == (2, 1)
 
 
-def test_a_holder_of_a_partition_of_an_earlier_generation_changes_nothing(queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    queue.join_group("readers", "work")
-    [old] = acquire_all(queue)
-    events = queue.read_partition(old)
-    queue.advance_partition(old, events.after, events.cursor)
-    assert queue.join_group("readers", "work", 2).generation == 2, "no event was left in the old partitions"
-    for call in (lambda: queue.read_partition(old), lambda: queue.advance_partition(old, events.cursor, events.after)):
-        with pytest.raises(LeaseLost):
-            call()
-    assert queue.renew_partitions("readers", "work", "me") == set()
-
-
 def test_joining_with_the_same_setting_changes_nothing_and_the_last_join_decides(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     queue.join_group("readers", "work", 2)
@@ -117,16 +104,6 @@ def test_joining_with_the_same_setting_changes_nothing_and_the_last_join_decides
         handle_all(queue, held)
     assert len(acquire_all(queue)) == 4
     assert sharing(queue) == (2, 4, 1, False)
-
-
-def test_a_changed_level_starts_a_new_generation_like_a_changed_number(queue: TaskQueue) -> None:
-    queue.push("work", ["/a/1", "/a/2"])
-    queue.join_group("readers", "work", 2)
-    for held in acquire_all(queue):
-        handle_all(queue, held)
-    assert queue.join_group("readers", "work", 2, 1).generation == 2
-    queue.push("work", ["/a/3", "/a/4", "/a/5"])
-    assert sorted(len(handle_all(queue, held)) for held in acquire_all(queue)) == [0, 3]
 
 
 def test_a_generation_ends_although_its_last_tasks_were_deleted(queue: TaskQueue) -> None:

@@ -236,6 +236,7 @@ def test_a_participant_that_is_always_too_slow_fails_only_its_task_with_the_reas
     assert called.count("slow") >= 3
 
 
+@pytest.mark.promise("a worker stalls and continues")
 @pytest.mark.parametrize(
     ("runner", "dawdle", "reason"),
     [

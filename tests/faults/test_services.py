@@ -20,6 +20,13 @@ from tests.consumer.consumers import heard_all, quick
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
 
+pytestmark = [
+    pytest.mark.promise("A worker continues after errors of polls, handlers and connections"),
+    pytest.mark.promise("a connection never answers"),
+    pytest.mark.promise("the server fails over, or becomes read-only"),
+]
+
+
 SECOND = timedelta(seconds=1)
 GoesOn = Callable[[], None]  # gives a service new work, and waits until it is done
 

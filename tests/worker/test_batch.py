@@ -1,6 +1,5 @@
 """Batches: values that handlers share, and follow-ups."""
 
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -86,36 +85,6 @@ def test_follow_ups_are_rewritten_when_they_are_recorded() -> None:
     batch = Batch([task(7)], tagged)
     batch.push(task(7), "mail", ["a", NewTask("b", 1)])
     assert [new.reference for new in batch.follow_ups[0].tasks] == ["7", "7"]
-
-
-def test_a_pickled_batch_has_its_follow_ups_without_its_supplement() -> None:
-    batch = Batch([task(1)])
-    batch.push(task(1), "mail", ["a"])
-    batch.register(int, 1)
-    crossed = pickle.loads(pickle.dumps(batch))  # noqa: S301 -- our own
-    assert crossed.follow_ups == batch.follow_ups
-    assert task(1) in crossed
-    assert crossed.probe(int) is None
-
-
-def test_a_batch_reports_its_activities_and_cancels_them() -> None:
-    batch, cancelled, inside, go_on = Batch([task(1)]), threading.Event(), threading.Event(), threading.Event()
-
-    def deep_inside() -> None:
-        with batch.running("a thread", cancel=cancelled.set):
-            inside.set()
-            go_on.wait(10)
-
-    thread = threading.Thread(target=deep_inside)
-    thread.start()
-    assert inside.wait(10)
-    [place] = batch.activities()
-    assert (place.name, "deep_inside" in place.stack()) == ("a thread", True)
-    batch.cancel()
-    go_on.set()
-    thread.join()
-    assert cancelled.is_set()
-    assert batch.activities() == []
 
 
 def test_the_name_of_a_function_in_logs_has_no_value_of_the_program() -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
-from airflow_provider_taskq.queue import LeaseLost, Owner, Task, TaskQueue
+from airflow_provider_taskq.queue import Owner, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, BatchContext, BatchOwner
 from tests.consumer.consumers import quick, state
 from tests.queue.conftest import lapse, until
@@ -37,12 +37,6 @@ def test_a_poll_without_tasks_draws_no_fence_and_an_exchange_draws_one(queue: Ta
     second = queue.exchange(owner, dict.fromkeys(first, "SUCCESS"), "work")
     assert [task.identifier for task in (*first, *second)] == ["a", "b"]
     assert owner.fence < first.fence < second.fence
-
-
-def test_an_owner_whose_lease_is_gone_draws_no_fence(queue: TaskQueue, owner: Owner) -> None:
-    queue.release(owner)
-    with pytest.raises(LeaseLost):
-        queue.draw_fence(owner)
 
 
 def test_the_owner_of_a_batch_stays_readable_after_the_worker_has_abandoned_it(

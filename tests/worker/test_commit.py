@@ -1,7 +1,7 @@
 """The commit of a batch: commit hooks, follow-ups, and rollbacks."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,9 +10,6 @@ import pytest
 
 from airflow_provider_taskq.queue import (
     Decision,
-    Insertion,
-    Junction,
-    LeaseLost,
     NewTask,
     Owner,
     Result,
@@ -21,7 +18,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     UnknownTopic,
 )
-from airflow_provider_taskq.worker import Batch, batch, commit_batch, each, tagged
+from airflow_provider_taskq.worker import Batch, commit_batch, each, tagged
 from airflow_provider_taskq.worker.batches import CommitHook
 from airflow_provider_taskq.worker.commit import (
     MAX_HOOK_ATTEMPTS,
@@ -29,7 +26,7 @@ from airflow_provider_taskq.worker.commit import (
     HookInterruptions,
     try_commit_batch,
 )
-from tests.queue.conftest import identifiers, known, states, until
+from tests.queue.conftest import identifiers, states, until
 from tests.worker.conftest import MakeWorker
 
 pytestmark = pytest.mark.promise(
@@ -51,36 +48,6 @@ def two_tasks(queue: TaskQueue, owner: Owner) -> Batch:
     return Batch(queue.poll("work", owner, 2))
 
 
-@pytest.mark.promise("Effects in the same database happen once")
-def test_commit_hooks_write_in_the_transaction_that_completes_the_batch(
-    queue: TaskQueue, owner: Owner, batch: Batch, effects: Effects
-) -> None:
-    def write(own: TaskQueue, decisions: Mapping[Task, Decision]) -> None:
-        own.conn.cursor().executemany(
-            "INSERT INTO effect (identifier) VALUES (%s)", [(each.identifier,) for each in decisions]
-        )
-
-    batch.in_commit(write)
-    commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS))
-    assert effects() == ["a", "b"]
-    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)]
-
-
-def test_without_a_lease_nothing_is_committed(queue: TaskQueue, owner: Owner, batch: Batch, effects: Effects) -> None:
-    called: list[str] = []
-
-    def write(own: TaskQueue, _: Mapping[Task, Decision]) -> None:
-        own.conn.execute("INSERT INTO effect (identifier) VALUES ('x')")
-
-    batch.in_commit(write)
-    batch.push(batch.tasks[0], "mail", ["m"])
-    batch.after_commit(lambda: called.append("after"))
-    queue.register(owner.name)
-    with pytest.raises(LeaseLost):
-        commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS))
-    assert (effects(), states(queue, "mail"), called) == ([], [], [])
-
-
 def test_decisions_of_commit_hooks_are_merged_by_priority(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
     a, b = batch.tasks
     batch.in_commit(lambda *_: {a: Decision(Result.SUSPENSION), b: Decision(Result.SUCCESS, "noted")})
@@ -89,64 +56,6 @@ def test_decisions_of_commit_hooks_are_merged_by_priority(queue: TaskQueue, owne
     assert [stands[task].result for task in batch.tasks] == [Result.SUSPENSION, Result.FILTER]
     assert stands[b].message == "noted"
     assert states(queue) == [("a", State.SUSPENDED), ("b", State.FILTERED)]
-
-
-def test_a_commit_hook_that_fails_writes_nothing_and_fails_its_tasks(
-    queue: TaskQueue, owner: Owner, batch: Batch, effects: Effects
-) -> None:
-    a, b = batch.tasks
-
-    def half(own: TaskQueue, decisions: Mapping[Task, Decision]) -> None:
-        own.conn.execute("INSERT INTO effect (identifier) VALUES ('half')")
-        assert list(decisions) == [a]
-        own.conn.execute("SELECT 1 / 0")
-
-    batch.in_commit(half, a)
-    commit_batch(queue, owner, batch, {a: SUCCESS, b: SUCCESS})
-    assert effects() == []
-    assert states(queue) == [("a", State.FAILED), ("b", State.SUCCEEDED)]
-    assert "DivisionByZero" in (known(queue, a).error or "")
-
-
-def test_a_commit_hook_that_decides_on_some_of_its_tasks_fails_them_all(
-    queue: TaskQueue, owner: Owner, batch: Batch
-) -> None:
-    batch.in_commit(lambda *_: {batch.tasks[0]: SUCCESS})
-    commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS))
-    assert [state for _, state in states(queue)] == [State.FAILED] * 2
-    assert "returned no decisions for tasks that it got" in (known(queue, batch.tasks[0]).error or "")
-
-
-def test_follow_ups_are_pushed_for_continued_tasks_only(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
-    a, b = batch.tasks
-    batch.push(a, "mail", ["follows a", NewTask("later", 1)])
-    batch.push(b, "mail", ["follows b"])
-    batch.push(a, "mail", ["follows a"], Insertion.SUPERSEDE)
-    commit_batch(queue, owner, batch, {a: SUCCESS, b: FAILURE})
-    assert states(queue, "mail") == [
-        ("follows a", State.REDUNDANT),
-        ("later", State.READY),
-        ("follows a", State.READY),
-    ]
-
-
-def test_follow_ups_depend_on_continued_and_not_on_the_result(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
-    a, b = batch.tasks
-    batch.push(a, "mail", ["follows a"])
-    batch.push(b, "mail", ["follows b"])
-    commit_batch(
-        queue, owner, batch, {a: Decision(Result.FAILURE, continued=True), b: Decision(Result.SUCCESS, continued=False)}
-    )
-    assert states(queue, "mail") == [("follows a", State.READY)]
-
-
-def test_groups_of_continued_tasks_are_released_after_all_pushes(queue: TaskQueue, owner: Owner, batch: Batch) -> None:
-    a, b = batch.tasks
-    batch.junction(a, "mail", [["m", "n"]])
-    batch.junction(b, "mail", [["o"]], Junction.ETERNAL)
-    batch.push(a, "mail", [NewTask("m", suspended=True), NewTask("n", suspended=True), NewTask("o", suspended=True)])
-    commit_batch(queue, owner, batch, {a: SUCCESS, b: FAILURE})
-    assert states(queue, "mail") == [("m", State.READY), ("n", State.READY), ("o", State.SUSPENDED)]
 
 
 def test_a_follow_up_that_cannot_be_pushed_undoes_the_whole_commit(
@@ -196,25 +105,6 @@ def _listeners(queue: TaskQueue) -> int:
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
     ).fetchone()
     return int(found[0]) if found else 0
-
-
-@pytest.mark.promise("Effects in the same database happen once")
-def test_a_worker_commits_the_effects_of_a_batch_once(
-    queue: TaskQueue, effects: Effects, make_worker: MakeWorker
-) -> None:
-    queue.push("work", [f"t{number}" for number in range(50)])
-
-    def handle(batch: Batch) -> None:
-        def write(own: TaskQueue, decisions: Mapping[Task, Decision]) -> None:
-            rows = [(task.identifier,) for task, decision in decisions.items() if decision.continued]
-            own.conn.cursor().executemany("INSERT INTO effect (identifier) VALUES (%s)", rows)
-
-        batch.in_commit(write)
-
-    worker = make_worker(batch(handle), size=7, workers=2)
-    worker.start()
-    until(lambda: worker.statistics().succeeded == 50)
-    assert effects() == sorted(f"t{number}" for number in range(50))
 
 
 def test_a_shortage_of_the_server_abandons_no_commit_hook() -> None:

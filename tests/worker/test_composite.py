@@ -1,29 +1,36 @@
-"""Composites in one process: definition of steps, their order, their tasks, and the merge of their decisions."""
+"""Composites in one process: the definition of steps, batches in flight, and executors of the caller.
+
+What both engines do with the outcomes of steps is in test_engines.py.
+"""
 
 import asyncio
 import pickle
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
 
-from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
-from airflow_provider_taskq.worker.batches import Batch, tagged
-from airflow_provider_taskq.worker.composite import Composite, StepMode
-from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, TaskResultException
+from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task, TaskQueue
+from airflow_provider_taskq.worker import Worker
+from airflow_provider_taskq.worker.batches import Batch
+from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode, engine
+from airflow_provider_taskq.worker.composite.engine import BatchFuture
+from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision
 
 pytestmark = pytest.mark.promise("A composite gives the same results in threads and as a Spark plan")
 
-SECONDS = 30  # the timeout for an event
+SECONDS = 60  # the timeout for an event
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
+BAGGAGE: ContextVar[str] = ContextVar("baggage")
 
 
-def task(number: int, topic: str = "work") -> Task:
-    return Task(number, topic, f"item-{number}", {"number": number}, None, 1, False)
+def task(number: int) -> Task:
+    return Task(number, "work", f"item-{number}", {"number": number}, None, 1, False)
 
 
 def batch_of(count: int) -> Batch:
@@ -44,15 +51,7 @@ def decisions(composite: Composite, count: int = 4) -> list[Decision]:
 
 def even(outcome: object) -> Callable[[Task], Any]:
     """A step that returns this outcome for tasks of even numbers, and None for others."""
-
-    def decided(task: Task) -> Any:
-        if task.sequence % 2:
-            return None
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    return decided
+    return lambda task: None if task.sequence % 2 else outcome
 
 
 class Seen:
@@ -63,6 +62,9 @@ class Seen:
 
     def __call__(self, task: Task) -> None:
         self.numbers.append(task.sequence)
+
+
+# Definition
 
 
 def test_a_step_has_the_name_of_its_function_and_comes_after_named_steps() -> None:
@@ -91,99 +93,110 @@ def test_with_step_returns_another_composite_and_leaves_the_first_as_it_was() ->
     assert results(one.with_step(even(FAILURE), name="third")) == [FAILURE, SUCCESS, FAILURE, SUCCESS]
 
 
-def test_an_unknown_dependency_raises_when_the_step_is_added() -> None:
-    composite = Composite("orders").with_step(even(None), name="load")
-    with pytest.raises(InvalidArgument, match="'orders' has no step 'lod' for `after`; its steps: load"):
-        composite.with_step(even(None), name="check", after="lod")
-    with pytest.raises(InvalidArgument, match="has no step 'task' for `after`"):
-        composite.step(after=task)(len)
+LOADED = Composite("orders").with_step(even(None), name="load")
+TWICE = LOADED.with_step(task, name="a").with_step(task, name="b")
 
 
-def test_a_step_name_that_is_taken_raises_when_the_step_is_added() -> None:
-    composite = Composite("orders").with_step(even(None), name="load")
-    with pytest.raises(InvalidArgument, match="has a step 'load' already"):
-        composite.with_batch(len, name="load")
-    twice = composite.with_step(task, name="a").with_step(task, name="b")
-    with pytest.raises(InvalidArgument, match="'task' names several steps; give a step name"):
-        twice.with_step(len, after=task)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LOADED.with_step(len, name="check", after="lod"), "no step 'lod' for `after`; its steps: load"),
+        (lambda: LOADED.with_step(len, after=task), "has no step 'task' for `after`"),
+        (lambda: Composite("orders").with_step(len, name="load", after="load"), "its steps: none"),  # so no cycles
+        (lambda: LOADED.with_batch(len, name="load"), "has a step 'load' already"),
+        (lambda: TWICE.with_step(len, after=task), "'task' names several steps; give a step name"),
+        (lambda: Composite("orders").handle(batch_of(1)), "'orders' has no steps"),
+        (lambda: Composite("orders").with_step(7, name="seven"), "needs a function of the task, not a int"),  # type: ignore[arg-type]
+        (lambda: Composite("orders", threads=0), "threads must be at least 1"),
+    ],
+    ids=["unknown", "unknown function", "itself", "name twice", "ambiguous", "no steps", "no function", "no threads"],
+)
+def test_an_invalid_composite_raises_when_it_is_made(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        make()
 
 
-def test_a_step_cannot_come_after_itself_so_there_are_no_cycles() -> None:
-    with pytest.raises(InvalidArgument, match="its steps: none"):
-        Composite("orders").with_step(even(None), name="load", after="load")
-
-
-def test_an_invalid_composite_raises() -> None:
-    with pytest.raises(InvalidArgument, match="'orders' has no steps"):
-        Composite("orders").handle(batch_of(1))
-    with pytest.raises(InvalidArgument, match="needs a function of the task, not a int"):
-        Composite("orders").with_step(7, name="seven")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="threads must be at least 1"):
-        Composite("orders", threads=0)
-
-
-def test_a_running_composite_takes_no_more_steps_until_it_is_closed() -> None:
-    composite = Composite("orders").with_step(even(None), name="load")
+def test_a_running_composite_takes_no_more_steps_until_it_is_closed_and_pickles_as_its_definition() -> None:
+    composite = Composite("orders", threads=3).with_step(even(None), name="load")
     composite.handle(batch_of(1))
     with pytest.raises(InvalidArgument, match="'orders' has started and cannot be changed"):
         composite.step(len)
     composite.close()
-    composite.step(even(FILTER))
+    composite.step(name="more")(even(FILTER))
     assert results(composite, 1) == [FILTER]
+    running = Composite("orders").with_step(task, name="load").with_batch(batch_of, after="load")
+    running.handle(batch_of(1))
+    assert pickle.loads(pickle.dumps(running)).steps == running.steps  # noqa: S301 -- our own
+    running.close()
 
 
-def test_a_step_runs_when_its_dependencies_are_done_and_independent_steps_at_once() -> None:
-    composite, order, both = Composite("diamond"), list[str](), threading.Barrier(2)
-
-    def noting(name: str, barrier: threading.Barrier | None = None) -> Callable[[Sequence[Task]], None]:
-        def step(_: Sequence[Task]) -> None:
-            if barrier:
-                barrier.wait(SECONDS)
-            order.append(name)
-
-        return step
-
-    composite.batch(name="top")(noting("top"))
-    composite.batch(name="left", after="top")(noting("left", both))
-    composite.batch(name="right", after="top")(noting("right", both))
-    composite.batch(name="bottom", after=("left", "right"))(noting("bottom"))
-    assert results(composite, 1) == [SUCCESS]
-    assert (order[0], set(order[1:3]), order[3:]) == ("top", {"left", "right"}, ["bottom"])
+# Steps
 
 
 def test_a_slow_step_delays_only_steps_that_come_after_it() -> None:
-    composite, passed = Composite("two lanes"), threading.Event()
+    composite, passed, order = Composite("two lanes"), threading.Event(), list[str]()
 
     @composite.batch
     def slow(_: Sequence[Task]) -> None:
         assert passed.wait(SECONDS)
+        order.append("slow")
 
     @composite.batch
     def quick(_: Sequence[Task]) -> None: ...
 
     @composite.batch(after=quick)
     def next_to_quick(_: Sequence[Task]) -> None:
+        order.append("next")
         passed.set()
 
+    @composite.batch(after=(slow, next_to_quick))
+    def last(_: Sequence[Task]) -> None:
+        order.append("last")
+
     assert results(composite, 1) == [SUCCESS]
+    assert order == ["next", "slow", "last"]
 
 
 def test_tasks_of_a_parallel_step_run_at_once_and_those_of_a_sequential_one_in_their_order() -> None:
     met = threading.Barrier(4)
     parallel = Composite("parallel", threads=4).with_step(lambda _: [met.wait(SECONDS)].clear(), name="meet")
     assert results(parallel, 4) == [SUCCESS] * 4
-    seen = Seen()
-    assert results(Composite("one by one").with_step(seen, mode=StepMode.SEQUENTIAL), 50) == [SUCCESS] * 50
+    seen, turns = Seen(), list[str]()
+
+    async def turn(task: Task) -> None:
+        turns.append(f"start {task.sequence}")
+        await asyncio.sleep(0)
+        turns.append(f"end {task.sequence}")
+
+    composite = Composite("one by one").with_step(seen, mode=StepMode.SEQUENTIAL)
+    assert results(composite.with_step(turn, mode=StepMode.SEQUENTIAL), 50) == [SUCCESS] * 50
     assert seen.numbers == list(range(50))
+    assert turns == [f"{what} {number}" for number in range(50) for what in ("start", "end")]
 
 
-@pytest.mark.parametrize("outcome", [FAILURE, SUSPENSION, FILTER, Decision(SUCCESS, continued=False)])
-def test_only_continued_tasks_enter_later_steps(outcome: Result | Decision) -> None:
-    seen = Seen()
-    composite = Composite("chain").with_step(even(outcome), name="first").with_step(seen, after="first")
-    expected = outcome if isinstance(outcome, Result) else outcome.result
-    assert results(composite) == [expected, SUCCESS, expected, SUCCESS]
-    assert sorted(seen.numbers) == [1, 3]
+def test_a_parallel_coroutine_step_awaits_all_tasks_at_once() -> None:
+    """Also on the event loop that all batches share, so that they can share a client."""
+    composite, met, loops = Composite("awaited"), list[asyncio.Barrier](), set[int]()
+
+    @composite.step
+    async def meet(task: Task, batch: Batch) -> Result:
+        barrier = batch.suggest(asyncio.Barrier, lambda: asyncio.Barrier(len(batch.tasks)))
+        async with asyncio.timeout(SECONDS):
+            await barrier.wait()
+        met.append(barrier)
+        loops.add(id(asyncio.get_running_loop()))
+        if task.sequence == 1:
+            raise ValueError("one only")
+        return FILTER if task.sequence else SUCCESS
+
+    @composite.batch(after=meet)
+    async def all_of_them(tasks: Sequence[Task]) -> Mapping[Task, Result]:
+        await asyncio.sleep(0)
+        return dict.fromkeys(tasks, SUSPENSION)
+
+    composite.handle(batch_of(4))
+    assert results(composite) == [SUSPENSION, FAILURE, FILTER, FILTER]
+    assert (len(met), len(loops)) == (8, 1)
 
 
 def test_a_step_that_no_task_enters_is_not_called_and_the_results_pass_through() -> None:
@@ -194,172 +207,11 @@ def test_a_step_that_no_task_enters_is_not_called_and_the_results_pass_through()
     assert seen.numbers == []
 
 
-def test_a_failure_that_is_continued_enters_the_next_step_and_stays_a_failure() -> None:
-    seen = Seen()
-    failing = even(Decision(FAILURE, "half done", continued=True))
-    composite = Composite("chain").with_step(failing, name="first").with_step(seen, after="first")
-    made = decisions(composite)
-    assert sorted(seen.numbers) == [0, 1, 2, 3]
-    assert [(each.result, each.continued) for each in made[:2]] == [(FAILURE, True), (SUCCESS, True)]
-
-
-@pytest.mark.parametrize("one", Result)
-@pytest.mark.parametrize("other", Result)
-def test_results_of_parallel_steps_are_merged_by_priority(one: Result, other: Result) -> None:
-    seen = Seen()
-    composite = Composite("merging").with_batch(lambda _: one, name="a").with_batch(lambda _: other, name="b")
-    composite = composite.with_step(seen, after=("a", "b"))
-    assert results(composite, 1) == [min(one, other)]
-    assert len(seen.numbers) == (one is other is SUCCESS)
-
-
-def test_if_two_steps_have_the_same_result_the_later_message_and_both_errors_are_kept() -> None:
-    composite = Composite("messages").with_batch(lambda _: Decision(SUCCESS, "first"), name="a")
-    assert [each.message for each in decisions(composite.with_batch(lambda _: None, name="b"), 1)] == ["first"]
-    later = composite.with_batch(lambda _: Decision(SUCCESS, "second"), name="b", after="a")
-    assert [each.message for each in decisions(later, 1)] == ["second"]
-    failing = (
-        Composite("errors").with_step(even(ValueError("one")), name="a").with_step(even(ValueError("two")), name="b")
-    )
-    (error,) = [each.error for each in decisions(failing, 1)]
-    assert isinstance(error, ExceptionGroup)
-    assert sorted(map(str, error.exceptions)) == ["one", "two"]
-
-
-def test_an_exception_in_a_step_of_one_task_fails_that_task() -> None:
-    made = decisions(Composite("failing").with_step(even(ValueError("no luck")), name="try"))
-    assert [each.result for each in made] == [FAILURE, SUCCESS, FAILURE, SUCCESS]
-    assert str(made[0].error) == "no luck"
-
-
-def test_an_exception_in_a_batch_step_fails_all_tasks_that_entered_it() -> None:
-    def broken(_: Sequence[Task]) -> None:
-        raise ValueError("no luck")
-
-    composite = Composite("failing").with_step(even(FILTER), name="first").with_batch(broken, after="first")
-    assert results(composite) == [FILTER, FAILURE, FILTER, FAILURE]
-
-
-def test_a_task_result_exception_in_a_step_sets_the_result() -> None:
-    raised = TaskResultException(SUSPENSION, continued=True)
-
-    def broken(_: Sequence[Task]) -> None:
-        raise raised
-
-    assert results(Composite("one").with_step(even(raised), name="a"), 2) == [SUSPENSION, SUCCESS]
-    made = decisions(Composite("all").with_batch(broken), 2)
-    assert [(each.result, each.continued) for each in made] == [(SUSPENSION, True)] * 2
-
-
-def test_a_returned_value_that_is_no_decision_fails_the_task() -> None:
-    (made,) = decisions(Composite("odd").with_step(lambda _: "yes", name="a"), 1)
-    assert made.result is FAILURE
-    assert "a Decision, a Result or None, not str" in str(made.error)
-    assert results(Composite("odd").with_batch(lambda _: 7, name="a"), 1) == [FAILURE]
-    not_json = Decision(SUCCESS, float("nan"))
-    assert results(Composite("odd").with_step(even(not_json), name="a"), 2) == [FAILURE, SUCCESS]
-
-
-def test_a_task_without_a_decision_fails_with_the_name_of_the_step() -> None:
-    made = decisions(Composite("short").with_batch(lambda tasks: {tasks[1]: FILTER}, name="some"), 2)
-    assert [each.result for each in made] == [FAILURE, FILTER]
-    assert made[0].error == "step 'some' made no decision on this task"
-
-
-def test_a_decision_on_a_foreign_task_fails_the_whole_batch() -> None:
+def test_a_decision_on_a_task_that_an_earlier_step_ended_fails_the_whole_batch() -> None:
     composite = Composite("foreign").with_step(even(FILTER), name="first")
-    outside = composite.with_batch(lambda _: {task(77): SUCCESS}, name="second")
-    with pytest.raises(ForeignDecision, match="step 'second' returned decisions for tasks that it did not get: 77"):
-        outside.handle(batch_of(4))
-    # Task 0 is in the batch, but the first step did not continue it.
-    beyond = composite.with_batch(lambda tasks: dict.fromkeys([*tasks, task(0)], SUCCESS), name="third", after="first")
-    with pytest.raises(ForeignDecision, match="did not get: 0"):
+    beyond = composite.with_batch(lambda tasks: dict.fromkeys([*tasks, task(0)], SUCCESS), name="second", after="first")
+    with pytest.raises(ForeignDecision, match="step 'second' returned decisions for tasks that it did not get: 0"):
         beyond.handle(batch_of(4))
-
-
-def test_a_parallel_coroutine_step_awaits_all_tasks_at_once() -> None:
-    composite, met = Composite("awaited"), list[asyncio.Barrier]()
-
-    @composite.step
-    async def meet(task: Task, batch: Batch) -> Result:
-        barrier = batch.suggest(asyncio.Barrier, lambda: asyncio.Barrier(len(batch.tasks)))
-        async with asyncio.timeout(SECONDS):
-            await barrier.wait()
-        met.append(barrier)
-        if task.sequence == 1:
-            raise ValueError("one only")
-        return FILTER if task.sequence else SUCCESS
-
-    @composite.batch(after=meet)
-    async def all_of_them(tasks: Sequence[Task]) -> Mapping[Task, Result]:
-        await asyncio.sleep(0)
-        return dict.fromkeys(tasks, SUSPENSION)
-
-    assert results(composite) == [SUSPENSION, FAILURE, FILTER, FILTER]
-    assert len(met) == 4
-
-
-def test_a_sequential_coroutine_step_awaits_one_task_after_another() -> None:
-    composite, seen = Composite("in turn"), list[str]()
-
-    @composite.step(mode=StepMode.SEQUENTIAL)
-    async def turn(task: Task) -> None:
-        seen.append(f"start {task.sequence}")
-        await asyncio.sleep(0)
-        seen.append(f"end {task.sequence}")
-
-    assert results(composite, 2) == [SUCCESS] * 2
-    assert seen == ["start 0", "end 0", "start 1", "end 1"]
-
-
-def test_awaited_steps_of_all_batches_share_an_event_loop() -> None:
-    composite, loops = Composite("loop"), set[int]()
-
-    @composite.batch
-    async def where(_: Sequence[Task]) -> None:
-        loops.add(id(asyncio.get_running_loop()))
-
-    for _ in range(3):
-        composite.handle(batch_of(1))
-    composite.close()
-    assert len(loops) == 1
-
-
-def test_a_step_may_return_a_future() -> None:
-    def later(_: Sequence[Task]) -> "Future[Result]":
-        future: Future[Result] = Future()
-        threading.Thread(target=future.set_result, args=(FILTER,)).start()
-        return future
-
-    assert results(Composite("future").with_batch(later), 2) == [FILTER] * 2
-
-
-def test_a_step_requires_a_value_that_an_earlier_step_registered() -> None:
-    composite = Composite("supplement")
-
-    @composite.step
-    def load(task: Task, batch: Batch) -> None:
-        batch.register(str, f"order {task.sequence}", task)
-
-    @composite.step(after=load)
-    def check(task: Task, batch: Batch) -> Decision:
-        return Decision(SUCCESS, batch.require(str, task))
-
-    assert [each.message for each in decisions(composite, 2)] == ["order 0", "order 1"]
-
-
-def test_steps_see_the_context_variables_of_the_thread_that_submits_the_batch() -> None:
-    user: ContextVar[str] = ContextVar("user")
-    composite = Composite("baggage", concurrency=1, threads=2)
-    for name in ("a", "b"):
-        composite.step(name=name)(lambda _: Decision(SUCCESS, user.get()))
-
-    @composite.batch(after=("a", "b"))
-    async def awaited(_: Sequence[Task]) -> None:
-        assert user.get() == "me"
-
-    user.set("me")
-    assert [each.message for each in decisions(composite)] == ["me"] * 4
 
 
 def test_a_wrapper_around_a_step_gets_its_name_and_tasks_and_may_change_its_decisions() -> None:
@@ -373,21 +225,17 @@ def test_a_wrapper_around_a_step_gets_its_name_and_tasks_and_may_change_its_deci
         return proceed()
 
     @composite.around
-    def strict(_: str, __: Sequence[Task], proceed: Callable[[], Mapping[Task, Decision]]) -> Mapping[Task, Decision]:
+    def strict(step: str, _: Sequence[Task], proceed: Callable[[], Mapping[Task, Decision]]) -> Mapping[Task, Decision]:
         assert seen  # the wrapper that was added first is the outermost
-        return {task: Decision(FAILURE) if made.result is FILTER else made for task, made in proceed().items()}
+        made = proceed()
+        if step == "last":
+            raise ValueError("no luck")
+        return {task: Decision(SUSPENSION) if each.result is FILTER else each for task, each in made.items()}
 
     composite.step(after="first")(Seen())
-    assert results(composite) == [FAILURE, SUCCESS, FAILURE, SUCCESS]
-    assert seen == [("first", 4), ("Seen", 2)]
-
-
-def test_an_error_in_a_wrapper_fails_the_tasks_of_its_step() -> None:
-    def broken(_: str, __: Sequence[Task], proceed: Callable[[], Mapping[Task, Decision]]) -> Mapping[Task, Decision]:
-        proceed()
-        raise ValueError("no luck")
-
-    assert results(Composite("around").with_step(even(None), name="a").with_around(broken), 2) == [FAILURE] * 2
+    composite.step(name="last", after="Seen")(even(None))
+    assert results(composite) == [SUSPENSION, FAILURE, SUSPENSION, FAILURE]
+    assert seen == [("first", 4), ("Seen", 2), ("last", 2)]
 
 
 def test_contexts_get_the_merged_decisions_and_add_theirs_by_priority() -> None:
@@ -399,25 +247,7 @@ def test_contexts_get_the_merged_decisions_and_add_theirs_by_priority() -> None:
     failed, *others = decisions(with_failure, 2)
     assert (failed.result, others[0].result) == (FAILURE, FAILURE)
     assert str(others[0].error).endswith("made no decision on this task")
-
-
-def test_a_context_that_fails_fails_its_tasks() -> None:
-    composite = Composite("contexts").with_step(even(None), name="first")
     assert results(composite.with_context(lambda *_: next(iter(()))), 2) == [FAILURE] * 2
-
-
-def test_a_composite_rewrites_the_follow_ups_of_its_steps() -> None:
-    composite = Composite("rewriting")
-
-    @composite.step(mode=StepMode.SEQUENTIAL)
-    def send(task: Task, batch: Batch) -> None:
-        batch.push(task, "mail", ["a", NewTask("b", priority=3)])
-
-    composite.rewrite(tagged)
-    batch = batch_of(2)
-    composite.handle(batch)
-    pushed = [(new.identifier, new.reference, new.priority) for each in batch.follow_ups for new in each.tasks]
-    assert pushed == [("a", "0", 0), ("b", "0", 3), ("a", "1", 0), ("b", "1", 3)]
 
 
 def test_follow_ups_are_in_the_order_of_the_tasks_whichever_thread_was_faster() -> None:
@@ -436,44 +266,266 @@ def test_follow_ups_are_in_the_order_of_the_tasks_whichever_thread_was_faster() 
     assert [each.task.sequence for each in batch.releases] == [0, 1, 2, 3]
 
 
-def test_a_rewrite_that_fails_fails_the_task_of_the_follow_up() -> None:
-    composite = Composite("rewriting")
-
-    @composite.step
-    def send(task: Task, batch: Batch) -> None:
-        if task.sequence:
-            batch.push(task, "mail", ["a"])
-
-    composite.rewrite(lambda task, _: NewTask("1"[task.sequence]))
-    assert results(composite, 2) == [SUCCESS, FAILURE]
-
-
-def test_a_follow_up_that_cannot_be_pushed_fails_its_task() -> None:
+def test_a_follow_up_that_cannot_be_rewritten_or_pushed_fails_its_task() -> None:
     composite = Composite("pushing")
 
     @composite.step
     def send(task: Task, batch: Batch) -> None:
-        batch.push(task, "mail", [NewTask("a", priority=500 * task.sequence)])
+        batch.push(task, "mail", [NewTask("a", priority=500 * (task.sequence == 1))])
 
-    made = decisions(composite, 2)
-    assert [each.result for each in made] == [SUCCESS, FAILURE]
+    composite.rewrite(lambda task, new: NewTask(["ok", "ok"][task.sequence], priority=new.priority))
+    made = decisions(composite, 3)
+    assert [each.result for each in made] == [SUCCESS, FAILURE, FAILURE]
     assert "its priority 500 is outside -100..100" in str(made[1].error)
+    assert "index out of range" in str(made[2].error)
 
 
-def test_a_running_composite_pickles_as_its_definition() -> None:
-    composite = Composite("orders", threads=3).with_step(task, name="load").with_batch(batch_of, after="load")
-    composite.handle(batch_of(1))
-    copied = pickle.loads(pickle.dumps(composite))  # noqa: S301 -- our own
-    assert copied.steps == composite.steps
+# Batches in flight
+
+
+class Gate:
+    """A step that reports its start, and waits until the test opens it."""
+
+    def __init__(self) -> None:
+        self.started = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def __call__(self, _: Sequence[Task]) -> None:
+        self.started.release()
+        assert self.open.wait(SECONDS)
+
+    def wait_for_start(self) -> None:
+        assert self.started.acquire(timeout=SECONDS)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def in_thread(composite: Composite) -> "Future[BatchFuture]":
+    """Submits a batch in another thread. The Future is done when `submit` has returned."""
+    returned: Future[BatchFuture] = Future()
+
+    def submit() -> None:
+        try:
+            returned.set_result(composite.submit(batch_of(1)))
+        except CompositeClosed as error:
+            returned.set_exception(error)
+
+    threading.Thread(target=submit, daemon=True).start()
+    return returned
+
+
+@pytest.mark.parametrize("concurrency", [0, 2])
+def test_submit_waits_while_concurrency_batches_are_in_flight(gate: Gate, concurrency: int) -> None:
+    """Without concurrency it returns when its own batch is done."""
+    composite = Composite("some", concurrency=concurrency).with_batch(gate, name="wait")
+    in_flight = [composite.submit(batch_of(1)) for _ in range(concurrency)]
+    for _ in in_flight:
+        gate.wait_for_start()
+    another = in_thread(composite)
+    if concurrency:
+        assert not gate.started.acquire(timeout=0.1)
+    else:
+        gate.wait_for_start()
+    assert not another.done()
+    assert not any(each.done() for each in in_flight)
+    gate.open.set()
+    for each in [*in_flight, another.result(SECONDS)]:
+        each.result(SECONDS)
     composite.close()
 
 
-def test_a_composite_whose_steps_refer_to_it_pickles_by_value() -> None:
-    composite = Composite("orders")
+def test_close_waits_for_the_batches_in_flight_and_the_callbacks_of_their_futures(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completing, go_on = threading.Event(), threading.Event()
+
+    class Slow(Future[Any]):
+        def set_result(self, result: Any) -> None:
+            completing.set()
+            assert go_on.wait(SECONDS)
+            super().set_result(result)
+
+    monkeypatch.setattr(engine, "Future", Slow)
+    composite = Composite("waiting", concurrency=1).with_batch(gate, name="wait")
+    future = composite.submit(batch_of(1))
+    gate.wait_for_start()
+    closing = threading.Thread(target=composite.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    gate.open.set()
+    assert completing.wait(SECONDS)
+    closing.join(0.05)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(SECONDS)
+    assert [each.result for each in future.result(0).values()] == [Result.SUCCESS]
+
+
+def test_a_callback_of_a_future_may_close_the_composite(gate: Gate) -> None:
+    closed = threading.Event()
+    composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
+    future = composite.submit(batch_of(1))
+
+    def close(_: BatchFuture) -> None:
+        composite.close()
+        closed.set()
+
+    future.add_done_callback(close)
+    gate.open.set()
+    assert closed.wait(SECONDS)
+
+
+@pytest.mark.parametrize("concurrency", [0, 1])
+def test_close_fails_the_batches_in_flight_with_fail_pending(gate: Gate, concurrency: int) -> None:
+    seen = Seen()
+    composite = Composite("failing", concurrency=concurrency, fail_pending=True).with_batch(gate, name="wait")
+    composite = composite.with_step(seen, after="wait")
+    returned = in_thread(composite)
+    gate.wait_for_start()
+    composite.close()
+    with pytest.raises(CompositeClosed, match="'failing' was closed"):
+        returned.result(SECONDS).result(0)
+    gate.open.set()
+    assert seen.numbers == []
+
+
+def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) -> None:
+    seen, cancelled = Seen(), threading.Event()
+    composite = Composite("abandoned", concurrency=1).with_batch(gate, name="wait").with_step(seen, after="wait")
 
     @composite.step
-    def load(task: Task) -> Decision:
-        return Decision(SUCCESS, f"{composite.name} {task.sequence}")
+    async def wait_for_ever(_: Task) -> None:
+        gate.started.release()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
-    copied = cloudpickle.loads(cloudpickle.dumps(composite))  # type: ignore[no-untyped-call]
-    assert [each.message for each in decisions(copied, 1)] == ["orders 0"]
+    given = batch_of(1)
+    future = composite.submit(given)
+    gate.wait_for_start()
+    gate.wait_for_start()
+    assert {"step wait", "step wait_for_ever"} <= {each.name for each in given.activities()}
+    given.cancel()
+    with pytest.raises(InterruptedError, match="was abandoned"):
+        future.result(SECONDS)
+    assert cancelled.wait(SECONDS)
+    composite.close()  # does not wait for it
+    gate.open.set()
+    assert seen.numbers == []
+
+
+STUCK = """
+import threading
+from airflow_provider_taskq.worker import Batch, Composite
+from airflow_provider_taskq.queue import Task
+
+started = threading.Semaphore(0)
+
+def stick(_):
+    started.release()
+    threading.Event().wait()
+
+tasks = [Task(number, "work", "a", None, None, 1, False) for number in range(2)]
+composite = Composite("stuck", threads=2, concurrency=1).with_step(stick, name="a").with_step(stick, name="b")
+composite.submit(Batch(tasks))
+for _ in range(3):
+    started.acquire()
+"""
+
+
+def test_a_stuck_step_does_not_keep_the_program_from_ending() -> None:
+    assert subprocess.run([sys.executable, "-c", STUCK], timeout=SECONDS, check=False).returncode == 0
+
+
+# Executors of the caller
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1, thread_name_prefix="mine") as executor:
+        yield executor
+
+
+def test_workers_commit_decisions_of_steps_in_an_executor_of_one_thread_that_they_share(
+    dsn: str, queue: TaskQueue, executor: ThreadPoolExecutor
+) -> None:
+    """Of sequential and parallel steps, of single tasks and of the batch."""
+    queue.push("work", ["bad", *(f"{number}" for number in range(39))])
+    noted: list[tuple[str, str]] = []
+
+    def note(name: str) -> Callable[[object], None]:
+        return lambda _: noted.append((name, threading.current_thread().name))
+
+    def load(task: Task) -> None:
+        note("load")(task)
+        if task.identifier == "bad":
+            raise LookupError("no mailbox")
+
+    composite = Composite("diamond", executor=executor).with_step(load)
+    composite = composite.with_step(note("left"), name="left", after="load")
+    composite = composite.with_batch(note("right"), name="right", after="load")
+    composite = composite.with_step(note("end"), name="end", after=("left", "right"), mode=StepMode.SEQUENTIAL)
+    Worker(dsn, "work", composite, size=5, workers=4).drain()
+    assert [sum(name == each for name, _ in noted) for each in ("load", "left", "end")] == [40, 39, 39]
+    assert {thread for _, thread in noted} == {"mine_0"}
+    assert queue.count_tasks("work", state="SUCCEEDED") == 39
+    assert queue.page("work")[0].error_summary == "LookupError: no mailbox"
+    assert executor.submit(lambda: "open").result() == "open", "the caller shuts it down, and not the worker"
+
+
+@pytest.mark.parametrize("threads", [None, 2], ids=["as many as it has", "2"])
+def test_threads_limits_the_tasks_of_a_step_in_an_executor(threads: int | None) -> None:
+    together = threads or 8
+    lock, busy, most, barrier = threading.Lock(), [0], [0], threading.Barrier(together)
+
+    def count(_: Task) -> None:
+        with lock:
+            busy[0] += 1
+            most[0] = max(most[0], busy[0])
+        barrier.wait(SECONDS)
+        with lock:
+            busy[0] -= 1
+
+    with ThreadPoolExecutor(8) as executor:
+        limited = Composite("some", executor=executor, threads=threads)
+        assert results(limited.with_step(count), 16) == [SUCCESS] * 16
+    assert most[0] == together
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["threads of the composite", "executor of the caller"])
+def test_steps_see_the_context_variables_of_the_thread_that_submits_the_batch(
+    executor: ThreadPoolExecutor, own: bool
+) -> None:
+    composite = Composite("baggage", concurrency=1, threads=2) if own else Composite("baggage", executor=executor)
+    for name in ("a", "b"):
+        composite.step(name=name)(lambda _: Decision(SUCCESS, BAGGAGE.get()))
+
+    @composite.batch(after=("a", "b"))
+    async def awaited(_: Sequence[Task]) -> None:
+        assert BAGGAGE.get() == "me"
+
+    token = BAGGAGE.set("me")
+    try:
+        assert [each.message for each in decisions(composite)] == ["me"] * 4
+    finally:
+        BAGGAGE.reset(token)
+
+
+def of_the_batch(tasks: Sequence[Task]) -> Mapping[Task, Result]:
+    return dict.fromkeys(tasks, FILTER)
+
+
+def test_an_executor_of_processes_raises_and_a_pickled_composite_has_no_executor(executor: ThreadPoolExecutor) -> None:
+    with ProcessPoolExecutor(1) as processes, pytest.raises(TypeError, match="a ProcessPoolExecutor cannot share"):
+        Composite("processes", executor=processes)
+    composite = Composite("pickled", executor=executor).with_batch(of_the_batch)
+    made: Composite = pickle.loads(pickle.dumps(composite))  # noqa: S301 -- our own
+    executor.shutdown()
+    assert results(made, 1) == [FILTER]

@@ -266,6 +266,7 @@ def notes(conn: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
     conn.execute("DROP TABLE notes")
 
 
+@pytest.mark.promise("Effects in the same database happen once")
 def test_a_commit_hook_writes_with_the_decisions_and_adds_its_own(
     notes: psycopg.Connection[Any], queue: TaskQueue, engine: Engine, tmp_path: Path
 ) -> None:
@@ -308,6 +309,7 @@ def test_a_commit_hook_writes_with_the_decisions_and_adds_its_own(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
 
 
+@pytest.mark.promise("Effects in the same database happen once")
 def test_a_commit_hook_that_fails_fails_its_tasks_and_its_writes_are_undone(
     notes: psycopg.Connection[Any], queue: TaskQueue, engine: Engine
 ) -> None:
@@ -334,23 +336,6 @@ def test_a_commit_hook_that_fails_fails_its_tasks_and_its_writes_are_undone(
     error = queue.page("work")[2].error
     assert error is not None
     assert "write returned no decisions for tasks that it got" in error
-
-
-def test_a_decision_on_a_foreign_task_fails_the_batch_without_follow_ups(queue: TaskQueue, engine: Engine) -> None:
-    composite = Composite("foreign")
-
-    @composite.batch
-    def foreign(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Result]:
-        batch.push(tasks[0], "next", ["never"])
-        return dict.fromkeys([*tasks, Task(0, "work", "other", None, None, 1, False)], SUCCESS)
-
-    push(queue, 3)
-    engine(composite)
-    assert states(queue) == [State.FAILED] * 3
-    assert queue.page("next") == []
-    error = queue.page("work")[0].error
-    assert error is not None
-    assert "step 'foreign' returned decisions for tasks that it did not get: 0" in error
 
 
 def test_tasks_of_one_identifier_are_in_one_batch_in_their_order(queue: TaskQueue, engine: Engine) -> None:

@@ -16,11 +16,6 @@ def test_every_exported_name_can_be_imported(name: str) -> None:
     assert not inspect.ismodule(getattr(worker, name)), "a submodule of the same name would hide it"
 
 
-@pytest.mark.parametrize("name", ["GroupedWorker", "HealthMonitor", "HealthSignal", "Scheduler", "Worker"])
-def test_classes_of_long_running_services_are_exported(name: str) -> None:
-    assert name in worker.__all__
-
-
 def test_importing_the_package_loads_no_submodule() -> None:
     code = (
         "import sys, airflow_provider_taskq.worker;"

@@ -1,6 +1,7 @@
 """Handlers that get some tasks of a batch: matching tasks, or one task of each identifier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import psycopg
 import pytest
@@ -9,9 +10,8 @@ from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueu
 from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
-from airflow_provider_taskq.worker.executors import each
 from airflow_provider_taskq.worker.filters import Judge, matching, outdated, partial, repeated, step_of, without
-from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision, batch
+from airflow_provider_taskq.worker.handlers import ForeignDecision, batch
 
 pytestmark = pytest.mark.promise("A handler of some tasks of a batch gets exactly those")
 
@@ -24,33 +24,6 @@ def odd(task: Task) -> bool:
 
 def small_batch() -> Batch:
     return Batch((Task(number, "work", f"item-{number}", None, None, 1, False) for number in range(4)), tagged)
-
-
-def test_a_partial_handler_gets_matching_tasks_and_the_others_get_the_fallback() -> None:
-    seen: list[int] = []
-
-    def look(task: Task) -> Result:
-        seen.append(task.sequence)
-        return FILTER
-
-    decided = partial(each(look), odd).handle(small_batch())
-    assert [decided[task].result for task in small_batch().tasks] == [SUCCESS, FILTER, SUCCESS, FILTER]
-    assert seen == [1, 3]
-
-
-def test_the_fallback_may_be_a_decision_or_a_function_of_the_task() -> None:
-    handler = partial(batch(lambda _: None), odd, Decision(SUSPENSION, "not now"))
-    assert [made.message for made in handler.handle(small_batch()).values()][:2] == ["not now", "not now"]
-    handler = partial(batch(lambda _: None), odd, lambda task: FILTER if task.sequence else FAILURE)
-    decided = handler.handle(small_batch())
-    assert [decided[task].result for task in small_batch().tasks] == [FAILURE, SUCCESS, FILTER, SUCCESS]
-
-
-def test_a_partial_handler_is_not_called_if_no_task_matches() -> None:
-    seen: list[Batch] = []
-    decided = partial(batch(seen.append), lambda _: False).handle(small_batch())
-    assert [made.result for made in decided.values()] == [SUCCESS] * 4
-    assert seen == []
 
 
 def test_a_task_that_does_not_match_is_foreign_to_a_partial_handler() -> None:
@@ -114,40 +87,59 @@ def batch_of_duplicates() -> Batch:
     )
 
 
-def handlers(judge: Judge) -> list[BatchHandler]:
-    """A filter as a handler, and as the first step of a composite."""
-    suspend = batch(lambda _: SUSPENSION)
+@pytest.mark.parametrize(
+    ("predicate", "fallback", "expected"),
+    [
+        (odd, None, [SUCCESS, FILTER, SUCCESS, FILTER]),
+        (odd, Decision(SUSPENSION, "not now"), [SUSPENSION, FILTER, SUSPENSION, FILTER]),
+        (odd, lambda task: SUSPENSION if task.sequence else FAILURE, [FAILURE, FILTER, SUSPENSION, FILTER]),
+        (lambda _: False, None, [SUCCESS] * 4),
+    ],
+    ids=["none", "a decision", "a function", "no task matches"],
+)
+def test_a_partial_handler_gets_matching_tasks_and_the_others_get_the_fallback(
+    predicate: Callable[[Task], bool], fallback: Any, expected: list[Result]
+) -> None:
+    seen: list[int] = []
+
+    def look(part: Batch) -> Result:
+        seen.extend(task.sequence for task in part.tasks)
+        return FILTER
+
+    handler = partial(batch(look), predicate, *([] if fallback is None else [fallback]))
+    decided = handler.handle(small_batch())
+    assert [decided[task].result for task in small_batch().tasks] == expected
+    assert seen == ([1, 3] if predicate is odd else [])
+    assert not isinstance(fallback, Decision) or decided[small_batch().tasks[0]].message == "not now"
+
+
+OUTDATED = (outdated, [SUSPENSION, FILTER, SUSPENSION, FILTER, FILTER, SUSPENSION])
+REPEATED = (repeated, [FAILURE, FAILURE, SUSPENSION, FAILURE, FAILURE, FAILURE])
+
+
+@pytest.mark.parametrize("is_step", [False, True], ids=["handler", "composite"])
+@pytest.mark.parametrize(("judge", "expected"), [OUTDATED, REPEATED], ids=["outdated", "repeated"])
+def test_outdated_keeps_the_last_task_of_an_identifier_and_repeated_fails_all(
+    judge: Judge, expected: list[Result], is_step: bool
+) -> None:
+    given, seen = batch_of_duplicates(), list[Batch]()
+
+    def rest(part: Batch) -> Result:
+        seen.append(part)
+        return SUSPENSION
+
     composite = Composite("filtering").with_batch(step_of(judge))
-    return [without(judge, suspend), composite.with_batch(lambda _: SUSPENSION, name="rest", after=judge.__name__)]
-
-
-@pytest.mark.parametrize("place", [0, 1], ids=["handler", "composite"])
-def test_outdated_filters_all_but_the_highest_sequence_of_an_identifier(place: int) -> None:
-    handler, given = handlers(outdated)[place], batch_of_duplicates()
+    steps = composite.with_batch(lambda _: SUSPENSION, name="rest", after=judge.__name__)
+    handler = steps if is_step else without(judge, batch(rest))
     decided = handler.handle(given)
-    assert [decided[task].result for task in given.tasks] == [
-        SUSPENSION,
-        FILTER,
-        SUSPENSION,
-        FILTER,
-        FILTER,
-        SUSPENSION,
-    ]
-    assert decided[given.tasks[1]].message == "outdated by task 2 of the same batch"
+    assert [decided[task].result for task in given.tasks] == expected
+    reasons = {
+        "outdated": "outdated by task 2 of the same batch",
+        "repeated": "one of 2 tasks of its identifier in one batch",
+    }
+    made = decided[given.tasks[1]]
+    assert reasons[judge.__name__] in (made.message, made.error)
+    seen.clear()
+    handler.handle(Batch(given.tasks[1:2]) if judge is outdated else Batch(given.tasks[:2]))
+    assert len(seen) == (judge is outdated and not is_step), "a handler is not called without tasks"
     handler.close()
-
-
-@pytest.mark.parametrize("place", [0, 1], ids=["handler", "composite"])
-def test_repeated_fails_every_duplicate(place: int) -> None:
-    handler, given = handlers(repeated)[place], batch_of_duplicates()
-    decided = handler.handle(given)
-    assert [decided[task].result for task in given.tasks] == [FAILURE, FAILURE, SUSPENSION, FAILURE, FAILURE, FAILURE]
-    assert decided[given.tasks[0]].error == "one of 2 tasks of its identifier in one batch"
-    handler.close()
-
-
-def test_the_handler_is_not_called_for_a_batch_of_duplicates_only() -> None:
-    given, seen = Batch(batch_of_duplicates().tasks[:2]), list[Batch]()
-    decided = without(repeated, batch(seen.append)).handle(given)
-    assert [made.result for made in decided.values()] == [FAILURE] * 2
-    assert seen == []

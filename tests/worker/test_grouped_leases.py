@@ -1,16 +1,12 @@
 """Leases of grouped workers: the tasks of dead programs, and runs that several threads start."""
 
-import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from airflow_provider_taskq.queue import State, Task, TaskQueue
-from airflow_provider_taskq.worker.grouped import GroupedRun, GroupedWorker
+from airflow_provider_taskq.worker.grouped import GroupedRun
 from tests.internals import stored_rows
 from tests.queue.conftest import known, lapse, states, until
 from tests.worker.test_grouped import HOUR, Recorder, batches, push
@@ -19,22 +15,6 @@ pytestmark = [
     pytest.mark.promise("A grouped worker handles an identifier in order, and stops it at an error"),
     pytest.mark.promise("a worker is killed"),
 ]
-
-
-def test_a_grouped_worker_takes_back_the_tasks_of_a_killed_one(dsn: str, queue: TaskQueue, repository: Path) -> None:
-    tasks = push(queue, 1, 2)
-    program = [sys.executable, "-m", "tests.worker.grouped_program"]
-    environment = {**os.environ, "TASKQ_DSN": dsn, "PYTHONPATH": str(repository)}
-    with subprocess.Popen(program, env=environment, cwd=repository, stdout=subprocess.PIPE) as killed:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == b"key\n"
-        killed.kill()
-    assert [known(queue, task).state for task in tasks] == [State.ACTIVE] * 2
-    recorder = Recorder()
-    with batches(dsn, recorder, lease="1s", pause="20ms"):
-        until(lambda: len(recorder.handled) == 2, 60)
-    assert recorder.handled == [1, 2]
-    assert states(queue) == [("key", State.SUCCEEDED)] * 2
 
 
 def test_single_runs_take_back_the_tasks_of_a_dead_program(dsn: str, queue: TaskQueue) -> None:
@@ -76,17 +56,6 @@ def test_a_run_waits_for_the_current_run_of_its_worker(
     assert caplog.text == ""
 
 
-def test_a_handler_cannot_start_another_run_of_its_worker(dsn: str, queue: TaskQueue) -> None:
-    [task] = push(queue, 1)
-
-    def handle(_: Task) -> None:
-        run.run_once()
-
-    run: GroupedWorker = batches(dsn, handle)
-    assert run.run_once() == GroupedRun(groups=1, failed=1)
-    assert "a handler cannot start another run of its worker" in str(known(queue, task).error)
-
-
 def live_rows(queue: TaskQueue) -> set[str]:
     """The rows of the tasks that have not ended, with their physical places: a claim moves a row."""
     [rows] = [rows for table, rows in stored_rows(queue.conn).items() if table.endswith(".live")]
@@ -103,12 +72,3 @@ def test_a_run_with_a_size_claims_no_other_task_of_its_groups(dsn: str, queue: T
     after = live_rows(queue)
     assert after < before
     assert len(after) == 98
-
-
-def test_a_run_with_a_size_and_a_sorter_handles_the_first_tasks_of_the_sorted_group(dsn: str, queue: TaskQueue) -> None:
-    push(queue, 4, 2, 3, 1)
-    recorder = Recorder()
-    run = batches(dsn, recorder, size=2, sorter=lambda task: task.payload)
-    for _ in range(2):
-        assert run.run_once() == GroupedRun(groups=1, succeeded=2)
-    assert recorder.handled == [1, 2, 3, 4]

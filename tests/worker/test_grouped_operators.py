@@ -16,7 +16,6 @@ from airflow_provider_taskq.queue import (
     RetryPolicy,
     State,
     TaskQueue,
-    TopicPolicy,
 )
 from airflow_provider_taskq.queue.reports import Explanation
 from airflow_provider_taskq.worker.grouped import GroupedRun
@@ -98,19 +97,6 @@ def test_the_attempts_of_a_task_can_be_set_within_the_limit_of_its_policy(queue:
             queue.set_attempts("work", other.sequence, attempts)
 
 
-def test_the_attempts_of_a_probing_topics_task_decide_whether_it_waits_for_the_probe(
-    queue: TaskQueue, owner: Owner
-) -> None:
-    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=5, base=HOUR, probe=True)))
-    tasks = push(queue, 1, 2)
-    for task in queue.poll("work", owner, 2):
-        queue.complete(owner, {task: Result.FAILURE})
-    assert queue.poll("work", owner, 2) == []
-    queue.set_attempts("work", tasks[1].sequence, 0)
-    queue.set_due("work", tasks[1].sequence, None)
-    assert [task.attempt for task in queue.poll("work", owner, 2)] == [1]
-
-
 @pytest.mark.parametrize("state", ["held", "ended", "unknown", "being claimed"])
 def test_only_a_waiting_task_can_be_changed(
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], state: str
@@ -130,24 +116,6 @@ def test_only_a_waiting_task_can_be_changed(
         queue.set_due("work", sequence, None)
     with pytest.raises(InvalidState):
         queue.set_attempts("work", sequence, 0)
-
-
-def test_the_history_names_the_operator_of_each_change(queue: TaskQueue) -> None:
-    queue.alter_topic("work", retrying)
-    [task] = push(queue, 1)
-    with queue.conn.transaction():
-        queue.set_actor("ann")
-        queue.pause_task("work", task.sequence)
-        queue.resume_task("work", task.sequence)
-        queue.set_due("work", task.sequence, None)
-        queue.set_attempts("work", task.sequence, 1)
-    actions = [(each.what, each.actor, each.other) for each in queue.timeline("work", task.sequence)[1:]]
-    assert actions == [
-        ("paused", "ann", None),
-        ("resumed", "ann", None),
-        ("due set", "ann", None),
-        ("attempts set", "ann", 1),
-    ]
 
 
 def test_only_errors_past_their_time_to_live_are_removed(queue: TaskQueue, owner: Owner) -> None:

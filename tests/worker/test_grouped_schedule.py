@@ -77,16 +77,6 @@ def test_the_cleanup_waits_for_its_initial_delay_and_runs_do_not(dsn: str, queue
     assert not is_removed(queue, task)
 
 
-def test_a_start_after_a_stop_waits_for_the_initial_delay_again(dsn: str, queue: TaskQueue) -> None:
-    recorder = Recorder()
-    run = batches(dsn, recorder, pause=SHORT, initial_delay=SHORT)
-    for number in (1, 2):
-        with run:
-            push(queue, number)
-            until(lambda number=number: number in recorder.handled)  # type: ignore[misc]
-    assert recorder.handled == [1, 2]
-
-
 def test_a_program_without_the_cluster_lock_skips_its_run(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1)
     recorder = Recorder()

@@ -1,23 +1,30 @@
-"""Handlers made of functions: signatures, results, threads, processes."""
+"""Handlers made of functions: batches, threads, processes, Futures, and executors of the caller.
+
+What each outcome means, in every runner, is in test_runners.py.
+"""
 
 import asyncio
 import os
 import signal
-import sys
 import threading
 import time
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
+from psycopg.errors import UniqueViolation
 
-from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker import Batch, BatchHandler, TaskResultException, batch, each
+from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
+from airflow_provider_taskq.worker import Batch, BatchHandler, Composite, TaskResultException, Worker, batch, each
 from tests.queue.conftest import until
 
 pytestmark = pytest.mark.promise("A handler is a function, a coroutine or an object, in threads or in processes")
 
+SECONDS = 60
 BAGGAGE: ContextVar[str] = ContextVar("baggage")
 
 
@@ -30,23 +37,12 @@ def results(handler: BatchHandler, *tasks: Task) -> list[Result]:
     return [made[each].result for each in tasks]
 
 
-def test_a_function_takes_a_task_or_a_task_and_its_batch() -> None:
-    class Sized:
-        def __call__(self, task: Task, batch: Batch) -> Result:
-            assert task in batch
-            return Result.FILTER
-
-    def of_one(_: Task, retries: int = 3) -> None:
-        assert retries == 3
-
-    assert results(each(of_one), task(1)) == [Result.SUCCESS]
-    assert results(each(Sized()), task(1)) == [Result.FILTER]
-
-
-def test_a_returned_value_that_is_no_decision_fails_the_task_with_that_reason() -> None:
-    [made] = each(lambda _: 5).handle(Batch([task(1)])).values()  # type: ignore[arg-type]
-    assert made.result is Result.FAILURE
-    assert "not int" in str(made.error)
+def completed_elsewhere(outcome: Any) -> "Future[Any]":
+    """A Future that another thread completes, with a result or an exception."""
+    future: Future[Any] = Future()
+    complete = future.set_exception if isinstance(outcome, BaseException) else future.set_result
+    threading.Thread(target=complete, args=(outcome,)).start()
+    return future
 
 
 def test_a_task_result_exception_keeps_its_message_and_continued() -> None:
@@ -57,27 +53,20 @@ def test_a_task_result_exception_keeps_its_message_and_continued() -> None:
     assert (made.result, made.continued, made.message) == (Result.FILTER, True, {"n": 1})
 
 
-def test_system_exit_in_a_handler_fails_its_task_only() -> None:
-    def leave(task: Task) -> None:
-        if task.sequence == 1:
-            sys.exit("enough")
-
-    assert results(each(leave), task(1), task(2)) == [Result.FAILURE, Result.SUCCESS]
-
-
-def test_a_batch_function_returns_one_outcome_for_all_or_one_for_each() -> None:
+def test_a_batch_function_returns_one_outcome_for_all_or_one_for_each_or_a_future_of_these() -> None:
+    filtered: dict[str, Callable[[Batch], Any]] = {
+        "one": lambda _: Result.FILTER,
+        "each": lambda batch: dict.fromkeys(batch.tasks, Result.FILTER),
+        "Future": lambda batch: completed_elsewhere(dict.fromkeys(batch.tasks, Result.FILTER)),
+    }
     assert results(batch(lambda _: None), task(1), task(2)) == [Result.SUCCESS] * 2
-    assert results(batch(lambda _: Result.FILTER), task(1)) == [Result.FILTER]
-    assert results(batch(lambda batch: {batch.tasks[0]: None}), task(1)) == [Result.SUCCESS]
+    for name, function in filtered.items():
+        assert results(batch(function), task(1), task(2)) == [Result.FILTER] * 2, name
+    with pytest.raises(ValueError, match="bad"):
+        batch(lambda _: completed_elsewhere(ValueError("bad"))).handle(Batch([task(1)]))
 
 
-def test_threads_see_the_context_variables_of_the_worker() -> None:
-    BAGGAGE.set("a span")
-    seen: list[str] = []
-    handler = each(lambda _: seen.append(BAGGAGE.get()), threads=2)
-    assert results(handler, task(1), task(2)) == [Result.SUCCESS] * 2
-    assert seen == ["a span"] * 2
-    handler.close()
+# Processes
 
 
 def by_name(task: Task, batch: Batch) -> Decision | None:
@@ -124,71 +113,262 @@ def test_a_process_that_dies_fails_its_task_only(tmp_path: Path) -> None:
 def _tells_where_a_process_stands(handler: BatchHandler) -> None:
     """Reports the stack of a slow task while its process runs, and kills it."""
     batch = Batch([task(6, "slow")])
-    made: list[Decision] = []
-    thread = threading.Thread(target=lambda: made.extend(handler.handle(batch).values()))
-    thread.start()
-    deadline = time.monotonic() + 200
-    while not (places := batch.activities()) or "time.sleep(60)" not in places[0].stack():
-        assert time.monotonic() < deadline
-    batch.cancel()
-    thread.join(10)
-    assert made[0].error == "the process that handled this task was killed by signal 9"
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(handler.handle, batch)
+        until(lambda: (places := batch.activities()) and "time.sleep(60)" in places[0].stack(), 200)
+        batch.cancel()
+        [killed] = made.result(SECONDS).values()
+    assert killed.error == "the process that handled this task was killed by signal 9"
 
 
 def test_a_late_kill_of_a_task_does_not_hit_the_next_task(tmp_path: Path) -> None:
     handler = each(by_name, processes=1)
     batch = Batch([task(1, f"meet {tmp_path}")])
-    thread = threading.Thread(target=handler.handle, args=(batch,))
-    thread.start()
-    until(batch.activities)
-    [place] = batch.activities()
-    (tmp_path / "other").touch()
-    thread.join(60)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(handler.handle, batch)
+        until(batch.activities)
+        [place] = batch.activities()
+        (tmp_path / "other").touch()
+        made.result(SECONDS)
     assert place.cancel is not None
     place.cancel()  # as a worker does that abandons the batch just before the task ends
     assert results(handler, task(2, "plain")) == [Result.SUCCESS]
     handler.close()
 
 
-def test_a_closed_handler_starts_again() -> None:
+# Threads, coroutines and executors
+
+
+def test_a_closed_handler_starts_again_and_one_without_threads_raises() -> None:
     handler = each(lambda _: None, threads=2)
-    assert results(handler, task(1), task(2)) == [Result.SUCCESS] * 2
-    handler.close()
-    assert results(handler, task(1), task(2)) == [Result.SUCCESS] * 2
-    handler.close()
-
-
-def test_a_handler_without_threads_raises() -> None:
+    for _ in range(2):
+        assert results(handler, task(1), task(2)) == [Result.SUCCESS] * 2
+        handler.close()
     with pytest.raises(ValueError, match="threads must be at least 1"):
         each(lambda _: None, threads=0)
 
 
-def test_a_coroutine_that_cancels_itself_is_a_failure_of_its_task_only() -> None:
+def test_threads_see_the_context_variables_of_the_worker() -> None:
+    """Also those of an executor of the caller, which stays open."""
+    token = BAGGAGE.set("a span")
+    seen: list[str] = []
+
+    def look(task: Task, batch: Batch) -> Result:
+        assert task in batch
+        seen.append(f"{threading.current_thread().name} {BAGGAGE.get()}")
+        return Result.FILTER
+
+    with ThreadPoolExecutor(2, thread_name_prefix="mine") as executor:
+        others = each(look, executor=executor)
+        for handler in (each(look, threads=2), others):
+            assert results(handler, task(1), task(2)) == [Result.FILTER] * 2
+            handler.close()
+        assert executor.submit(lambda: 5).result() == 5
+    BAGGAGE.reset(token)
+    assert all(name.endswith("a span") for name in seen)
+    assert [name.startswith("mine") for name in seen] == [False] * 2 + [True] * 2
+    with pytest.raises(RuntimeError, match="shutdown"):
+        others.handle(Batch([task(1)]))
+
+
+def test_coroutines_of_a_batch_run_at_once_and_one_that_cancels_itself_fails_its_task_only() -> None:
+    met = asyncio.Barrier(3)
+
     async def cancels(task: Task) -> None:
+        await met.wait()
         if task.sequence == 1:
             raise asyncio.CancelledError
 
     handler = each(cancels)
-    assert results(handler, task(1), task(2)) == [Result.FAILURE, Result.SUCCESS]
+    assert results(handler, task(1), task(2), task(3)) == [Result.FAILURE, Result.SUCCESS, Result.SUCCESS]
     handler.close()
 
 
-def test_coroutines_of_a_batch_that_was_abandoned_before_they_started_are_cancelled() -> None:
-    async def waits_for_ever(_: Task) -> None:
-        await asyncio.Event().wait()
+def test_calls_that_wait_for_an_executor_are_cancelled_with_their_batch() -> None:
+    go = threading.Event()
+    called: list[int] = []
+    batch = Batch([task(1), task(2)])
 
-    handler, batch = each(waits_for_ever), Batch([task(1)])
-    ended: list[BaseException] = []
-    batch.cancel()
+    def decide(task: Task) -> None:
+        called.append(task.sequence)
+        batch.cancel()
+        assert go.wait(SECONDS)
 
-    def handle() -> None:
-        try:
-            handler.handle(batch)
-        except CancelledError as error:
-            ended.append(error)
+    with ThreadPoolExecutor(1) as executor:
+        made = each(decide, executor=executor).handle(batch)
+        go.set()
+    assert [decision.result for decision in made.values()] == [Result.FAILURE, Result.FAILURE]
+    assert called == [1]
 
-    thread = threading.Thread(target=handle, daemon=True)
-    thread.start()
-    thread.join(20)
-    assert len(ended) == 1
+
+def test_an_executor_that_cannot_call_the_function_raises() -> None:
+    async def awaited(_: Task) -> None: ...
+
+    with ProcessPoolExecutor(1) as processes, pytest.raises(TypeError, match="processes="):
+        each(lambda _: None, executor=processes)
+    with ThreadPoolExecutor(1) as threads:
+        for options in ({"threads": 2}, {"processes": 2}):
+            with pytest.raises(ValueError, match="cannot be combined"):
+                each(lambda _: None, executor=threads, **options)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="a coroutine function"):
+            each(awaited, executor=threads)
+
+
+# Futures
+
+
+@pytest.mark.parametrize("in_executor", [False, True])
+def test_the_futures_of_a_batch_are_in_progress_at_once(in_executor: bool) -> None:
+    """A Future occupies no thread of an executor: the first one is completed by the second call, in the same thread."""
+    first: Future[Result] = Future()
+
+    def start(task: Task) -> "Future[Result] | Result":
+        if task.sequence == 1:
+            return first
+        first.set_result(Result.FILTER)
+        return completed_elsewhere(Result.SUSPENSION)
+
+    with ThreadPoolExecutor(1) as executor:
+        handler = each(start, executor=executor) if in_executor else each(start)
+        assert results(handler, task(1), task(2)) == [Result.FILTER, Result.SUSPENSION]
+
+
+def abandon_when_running(batch: Batch, count: int) -> None:
+    """Abandons the batch from another thread, once `count` activities run for it."""
+
+    def abandon() -> None:
+        until(lambda: len(batch.activities()) >= count)
+        batch.cancel()
+
+    threading.Thread(target=abandon).start()
+
+
+async def for_ever(_: Task) -> None:
+    await asyncio.Event().wait()
+
+
+ABANDONED: dict[str, Callable[["Future[Any]"], BatchHandler]] = {
+    "batch": lambda future: batch(lambda _: future),
+    "step": lambda future: Composite("c").with_step(lambda _: future, name="wait"),
+    "coroutine": lambda _: each(for_ever),
+    "coroutine step": lambda _: Composite("c").with_step(for_ever, name="wait"),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+@pytest.mark.parametrize("make", ABANDONED.values(), ids=ABANDONED)
+def test_the_wait_for_a_future_or_a_coroutine_ends_when_the_batch_is_abandoned(
+    make: Callable[["Future[Any]"], BatchHandler], when: str
+) -> None:
+    future: Future[Any] = Future()
+    given, handler = Batch([task(1)]), make(future)
+    if when == "while":
+        abandon_when_running(given, 2 if isinstance(handler, Composite) else 1)
+    else:
+        given.cancel()
+    with ThreadPoolExecutor(1) as pool, pytest.raises((CancelledError, InterruptedError)):
+        pool.submit(handler.handle, given).result(SECONDS)
+    if when == "while" and make in (ABANDONED["batch"], ABANDONED["step"]):
+        until(future.cancelled)
     handler.close()
+
+
+def test_the_wait_for_a_running_future_ends_when_the_batch_is_abandoned() -> None:
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()  # as an executor does: now it cannot be cancelled
+    batch = Batch([task(1)])
+    abandon_when_running(batch, 1)
+    [made] = each(lambda _: future).handle(batch).values()
+    assert "abandoned before the Future" in str(made.error)
+
+
+class ByFuture:
+    """A handler of batches that returns a Future of its decisions."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.future: Future[Mapping[Task, Decision]] = Future()
+
+    def handle(self, batch: Batch) -> "Future[Mapping[Task, Decision]]":
+        self.tasks = batch.tasks
+        self.started.set()
+        return self.future
+
+    def close(self) -> None: ...
+
+
+def test_any_thread_may_complete_the_future_of_a_handler_object(dsn: str, queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    handler = ByFuture()
+    worker = Worker(dsn, "work", handler, size=2)
+    worker.start()
+    assert handler.started.wait(SECONDS)
+    assert queue.count_tasks("work", state="ACTIVE") == 2
+    handler.future.set_result(dict.fromkeys(handler.tasks, Decision(Result.FILTER)))
+    until(lambda: queue.count_tasks("work", state="FILTERED") == 2)
+    worker.stop()
+    handler.future = completed_elsewhere(LookupError("no mailbox"))
+    queue.push("work", ["c", "d"])
+    Worker(dsn, "work", handler, size=2).drain()
+    assert [info.error_summary for info in queue.page("work")][2:] == ["LookupError: no mailbox"] * 2
+
+
+# Exceptions that mean success
+
+
+def violate(task: Task) -> None:
+    raise UniqueViolation if task.sequence == 1 else LookupError
+
+
+async def violate_later(task: Task) -> None:
+    violate(task)
+
+
+HANDLERS: dict[str, Callable[[], BatchHandler]] = {
+    "one thread": lambda: each(violate, success_on=(UniqueViolation,)),
+    "threads": lambda: each(violate, threads=2, success_on=UniqueViolation),
+    "processes": lambda: each(violate, processes=1, success_on=(UniqueViolation,)),
+    "coroutine": lambda: each(violate_later, success_on=(UniqueViolation,)),
+    "executor": lambda: each(violate, executor=ThreadPoolExecutor(1), success_on=(UniqueViolation,)),
+    "future": lambda: each(
+        lambda task: completed_elsewhere(UniqueViolation() if task.sequence == 1 else LookupError()),
+        success_on=(UniqueViolation,),
+    ),
+}
+
+
+@pytest.mark.parametrize("make", HANDLERS.values(), ids=HANDLERS.keys())
+def test_only_exceptions_of_success_on_mean_success(make: Callable[[], BatchHandler]) -> None:
+    handler = make()
+    assert results(handler, task(1), task(2)) == [Result.SUCCESS, Result.FAILURE]
+    handler.close()
+
+
+def test_an_exception_of_success_on_in_a_batch_is_success_of_all_tasks_unless_it_has_a_result() -> None:
+    errors: list[Exception] = [UniqueViolation(), TaskResultException(Result.FILTER), LookupError()]
+
+    def write(_: Batch) -> None:
+        raise errors.pop(0)
+
+    handler = batch(write, success_on=(UniqueViolation, TaskResultException))
+    assert results(handler, task(1), task(2)) == [Result.SUCCESS, Result.SUCCESS]
+    assert results(handler, task(1), task(2)) == [Result.FILTER, Result.FILTER]
+    with pytest.raises(LookupError):
+        handler.handle(Batch([task(1)]))
+
+
+def test_a_commit_hook_whose_write_was_done_before_leaves_the_success(
+    dsn: str, queue: TaskQueue, conn: psycopg.Connection
+) -> None:
+    conn.execute("CREATE TABLE paid (identifier text PRIMARY KEY)")
+    conn.execute("INSERT INTO paid VALUES ('a'), ('b')")
+    queue.push("work", ["a", "b"])
+
+    def pay(task: Task, batch: Batch) -> None:
+        def insert(queue: TaskQueue, _: object) -> None:
+            queue.conn.execute("INSERT INTO paid VALUES (%s)", (task.identifier,))
+
+        batch.in_commit(insert, task, success_on=(UniqueViolation,) if task.identifier == "a" else ())
+
+    Worker(dsn, "work", pay, size=2).drain()
+    assert [info.state.name for info in queue.page("work")] == ["SUCCEEDED", "FAILED"]

@@ -1,7 +1,6 @@
 """Health: old errors, stuck owners and consumers, the signal for lasting errors, and statistics."""
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 
 import psycopg
@@ -23,62 +22,39 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
 from tests.consumer.consumers import Heard, quick
 from tests.internals import age_tasks, space_ends
-from tests.queue.conftest import hurry, lapse, pass_time, task_in, until
+from tests.queue.conftest import lapse, pass_time, task_in
 
 pytestmark = pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
 
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
 
-class Clock:
-    """A clock that a test moves."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+HOUR_OF_ERRORS = [1] * 63
 
 
-class SignalRecorder:
-    """A signal that records its calls."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        self.calls: list[object] = []
-        self.signal = HealthSignal(self.calls.append, lambda: self.calls.append("recovered"), clock=self.clock)
-
-    def observe(self, *polls: int, every: float = 60) -> list[object]:
-        for errors in polls:
-            self.clock.now += every
-            self.signal.observe(errors)
-        return self.calls
-
-
-def test_three_checks_with_errors_signal_and_three_without_recover() -> None:
-    recorder = SignalRecorder()
-    assert recorder.observe(1, 2) == []
-    assert recorder.observe(3) == [3]
-    assert recorder.observe(0, 0) == [3]
-    assert recorder.observe(0) == [3, "recovered"]
-    assert recorder.observe(0, 0, 0) == [3, "recovered"]
-    assert recorder.observe(1, 1, 1) == [3, "recovered", 1]
-
-
-def test_mixed_checks_keep_the_state() -> None:
-    recorder = SignalRecorder()
-    assert recorder.observe(1, 1, 0, 1, 1, 0, 0, 0) == [], "never three checks with errors in a row"
-    assert recorder.observe(1, 1, 1, 0, 1, 0, 0, 1) == [1]
-    assert recorder.signal.failing
-
-
-def test_the_signal_is_repeated_after_an_hour_of_errors_and_not_before() -> None:
-    recorder = SignalRecorder()
-    recorder.observe(*[1] * 63)
-    assert recorder.calls == [1], "exactly one hour is not more than one"
-    recorder.observe(7)
-    assert recorder.calls == [1, 7]
-    recorder.observe(*[1] * 60)
-    assert recorder.calls == [1, 7]
+@pytest.mark.parametrize(
+    ("errors", "calls"),
+    [
+        ([1, 2], []),
+        ([1, 2, 3], [3]),
+        ([1, 2, 3, 0, 0], [3]),
+        ([1, 2, 3, 0, 0, 0, 0, 0, 0], [3, "recovered"]),
+        ([1, 2, 3, 0, 0, 0, 1, 1, 1], [3, "recovered", 1]),
+        ([1, 1, 0, 1, 1, 0, 0, 0], []),
+        ([1, 1, 1, 0, 1, 0, 0, 1], [1]),
+        (HOUR_OF_ERRORS, [1]),  # exactly one hour is not more than one
+        ([*HOUR_OF_ERRORS, 7, *HOUR_OF_ERRORS[:60]], [1, 7]),
+    ],
+    ids=lambda value: f"{len(value)} {value[-3:]}",
+)
+def test_three_checks_with_errors_signal_and_three_without_recover(errors: list[int], calls: list[object]) -> None:
+    """The signal is repeated after an hour of errors. Mixed checks keep the state."""
+    now, called = [0.0], list[object]()
+    signal = HealthSignal(called.append, lambda: called.append("recovered"), clock=lambda: now[0])
+    for count in errors:
+        now[0] += 60
+        signal.observe(count)
+    assert called == calls
 
 
 def test_health_reports_the_age_of_retried_and_of_final_errors(queue: TaskQueue, owner: Owner) -> None:
@@ -107,6 +83,8 @@ def test_a_queue_is_healthy_until_an_error_is_too_old(dsn: str, queue: TaskQueue
     assert not health.is_healthy
     assert (finding.subject, finding.topic, finding.sequence) == ("old errors", "work", failed.sequence)
     assert HealthMonitor(dsn, error_age=HOUR).check() == []
+    young = HealthMonitor(dsn)  # the grace of a program that has just started
+    assert (len(young.check()), young.is_healthy) == (1, True)
 
 
 def test_an_owner_with_tasks_and_a_lapsed_lease_is_stuck(dsn: str, queue: TaskQueue) -> None:
@@ -153,6 +131,8 @@ def test_a_health_monitor_checks_periodically_and_calls_its_signal(dsn: str, que
     health.start()
     assert signaled.wait(20)
     assert health.findings
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    queue.conn.execute(f"{kill} AND pid <> pg_backend_pid()".encode())
     queue.revive("work", State.FAILED)
     assert recovered.wait(20)
     assert health.is_healthy
@@ -176,13 +156,6 @@ def test_an_unreachable_database_is_unhealthy_until_it_answers_again(dsn: str) -
     assert (health.check(), health.is_healthy, calls) == ([], True, [1, "recovered"])
 
 
-def test_a_database_that_refuses_the_check_is_unhealthy(empty_dsn: str) -> None:
-    health = HealthMonitor(empty_dsn, grace=SECOND * 0)
-    [finding] = health.check()
-    assert finding.detail.startswith("the database refused the check: ")
-    assert not health.is_healthy
-
-
 def test_a_check_from_another_thread_does_not_use_the_connection_of_the_service(dsn: str, queue: TaskQueue) -> None:
     checked = threading.Event()
     opened: list[psycopg.Connection] = []
@@ -198,27 +171,6 @@ def test_a_check_from_another_thread_does_not_use_the_connection_of_the_service(
         health.check()
         assert [conn.closed for conn in opened] == [False, True]
     assert [conn.closed for conn in opened] == [True, True]
-
-
-def test_a_young_program_counts_as_healthy(dsn: str, queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.FAILED)
-    young, old = HealthMonitor(dsn, error_age=SECOND * 0), HealthMonitor(dsn, error_age=SECOND * 0, grace=SECOND * 0)
-    assert len(young.check()) == len(old.check()) == 1
-    assert (young.is_healthy, old.is_healthy) == (True, False)
-
-
-def test_a_health_check_that_fails_is_repeated(dsn: str, queue: TaskQueue) -> None:
-    found = threading.Event()
-    health = HealthMonitor(
-        dsn, signal=HealthSignal(lambda _: None, found.set, polls=1), every=timedelta(milliseconds=20)
-    )
-    health.start()
-    until(lambda: health.findings is not None)
-    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-    queue.conn.execute(f"{kill} AND pid <> pg_backend_pid()".encode())
-    health.findings = None
-    until(lambda: health.findings is not None)
-    assert health.stop(20)
 
 
 def test_retry_statistics_count_tasks_attempts_and_their_share(queue: TaskQueue, owner: Owner) -> None:
@@ -265,23 +217,3 @@ def test_handling_times_are_recorded_by_handlers_and_reported_by_hour(queue: Tas
     age_tasks(queue.conn, timedelta(days=8))
     queue.record_handling_times("work", [1.0])
     assert queue.handling_times(timedelta(days=30))[0].count == 1, "times older than 8 days are deleted"
-
-
-def test_recording_handling_times_does_not_wait_for_a_drop_of_the_topic(
-    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
-) -> None:
-    queue.record_handling_times("work", [1.0])
-    session = open_queue()
-    session.drop_topic("work")
-    hurry(queue).record_handling_times("work", [1.0, 2.0])
-    session.conn.commit()
-    assert queue.handling_times() == []
-
-
-def test_queue_statistics_count_tasks_by_state(queue: TaskQueue, owner: Owner) -> None:
-    for state in (State.FAILED, State.SUCCEEDED, State.READY):
-        task_in(queue, owner, state, state.name)
-    counts = queue.count("work")["work"]
-    assert {state: each.count for state, each in counts.items()} == dict.fromkeys(
-        (State.FAILED, State.SUCCEEDED, State.READY), 1
-    )

@@ -8,7 +8,13 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import State, TaskQueue
-from airflow_provider_taskq.worker import BoundedLimiter, Limiter, NoLimit, PriorityLimiter, Worker, WorkerListener
+from airflow_provider_taskq.worker import (
+    BoundedLimiter,
+    FatalListener,
+    Limiter,
+    PriorityLimiter,
+    Worker,
+)
 from tests.queue.conftest import states, until
 from tests.worker.conftest import MakeWorker
 
@@ -17,10 +23,6 @@ pytestmark = pytest.mark.promise("A limiter bounds the work of all workers that 
 
 def never() -> bool:
     return False
-
-
-def test_no_limit_hands_out_any_number_of_tokens() -> None:
-    assert all(NoLimit().request(never) for _ in range(100))
 
 
 def test_a_bounded_limiter_makes_requests_wait_for_a_released_token() -> None:
@@ -120,32 +122,25 @@ class Broken:
         raise ZeroDivisionError
 
 
-def test_an_error_of_the_limiter_is_fatal_and_ends_the_worker(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    reported: list[BaseException] = []
-
-    class Listener(WorkerListener):
-        def on_fatal(self, error: BaseException) -> None:
-            reported.append(error)
-
-    queue.push("work", ["a"])
-    worker: Worker = make_worker(lambda _: None, limiter=Broken(), listener=Listener())
+def start_and_wait(worker: Worker) -> None:
     worker.start()
-    with pytest.raises(ZeroDivisionError):
-        worker.wait(60)
-    assert not worker.is_active
-    until(lambda: [type(error) for error in reported] == [ZeroDivisionError])
-    assert states(queue) == [("a", State.READY)]
-    assert not worker.stop(timedelta(seconds=5))
+    worker.wait(60)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("call", [lambda worker: worker.drain(max_failed=0), lambda worker: worker.run()])
-def test_a_drain_and_a_run_raise_the_error_of_the_limiter(
+@pytest.mark.parametrize("call", [lambda worker: worker.drain(max_failed=0), Worker.run, start_and_wait])
+def test_an_error_of_the_limiter_is_fatal_and_ends_the_worker(
     queue: TaskQueue, make_worker: MakeWorker, call: Callable[[Worker], object], prefetch: int
 ) -> None:
+    reported: list[type] = []
+
     queue.push("work", ["a"])
-    worker = make_worker(lambda _: None, limiter=Broken(), prefetch=prefetch)
+    listener = FatalListener(lambda error: reported.append(type(error)))  # hears nothing else
+    worker: Worker = make_worker(lambda _: None, limiter=Broken(), listener=listener, prefetch=prefetch)
     with pytest.raises(ZeroDivisionError):
         call(worker)
+    assert not worker.is_active
+    until(lambda: reported == [ZeroDivisionError])
     assert states(queue) == [("a", State.READY)]
+    assert not worker.stop(timedelta(seconds=5))
     assert queue.owners() == []

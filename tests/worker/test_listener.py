@@ -1,12 +1,12 @@
 """Listeners: the hooks that a worker calls, and their order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from airflow_provider_taskq.queue import Decision, State, Task, TaskQueue
-from airflow_provider_taskq.worker import Batch, FatalListener, WorkerListener, batch
+from airflow_provider_taskq.worker import Batch, WorkerListener, batch
 from tests.internals import interrupted
 from tests.queue.conftest import states, until
 from tests.worker.conftest import MakeWorker
@@ -43,42 +43,38 @@ class Diary(WorkerListener):
         self.heard.append(("error", trace, type(error).__name__))
 
 
-def test_a_listener_is_called_for_a_batch_from_start_to_complete(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def succeed(_: Batch) -> None: ...
+
+
+def fail(_: Batch) -> None:
+    raise ZeroDivisionError
+
+
+def push_to_nowhere(batch: Batch) -> None:
+    batch.push(batch.tasks[0], "a topic that is none", ["x"])
+
+
+TRACE = "trace of a"
+CALLBACK = ("callback", TRACE, "SUCCESS", "SUCCESS")
+
+
+@pytest.mark.parametrize(
+    ("handle", "heard", "ended"),
+    [
+        (succeed, [CALLBACK, ("complete", TRACE, "SUCCESS", "SUCCESS")], State.SUCCEEDED),
+        (fail, [("error", TRACE, "ZeroDivisionError")], State.FAILED),
+        (push_to_nowhere, [CALLBACK, ("error", TRACE, "UnknownTopic")], State.FAILED),
+    ],
+)
+def test_a_listener_is_called_for_a_batch_from_start_to_its_end(
+    queue: TaskQueue, make_worker: MakeWorker, handle: Callable[[Batch], None], heard: list[Any], ended: State
+) -> None:
     diary = Diary()
     queue.push("work", ["a", "b"])
-    make_worker(lambda _: None, size=2, listener=diary, listen=False).start()
+    make_worker(batch(handle), size=2, listener=diary, listen=False).start()
     until(lambda: ("empty",) in diary.heard)
-    trace = "trace of a"
-    assert diary.heard == [
-        ("start", 2),
-        ("dispatched", trace),
-        ("callback", trace, "SUCCESS", "SUCCESS"),
-        ("complete", trace, "SUCCESS", "SUCCESS"),
-        ("empty",),
-    ]
-
-
-def test_a_listener_is_called_for_a_failed_batch_with_its_traceback(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    def fail(_: Batch) -> None:
-        raise ZeroDivisionError
-
-    diary = Diary()
-    queue.push("work", ["a"])
-    make_worker(batch(fail), listener=diary, listen=False).start()
-    until(lambda: ("empty",) in diary.heard)
-    assert diary.heard[1:-1] == [("dispatched", "trace of a"), ("error", "trace of a", "ZeroDivisionError")]
-
-
-def test_a_completion_that_fails_fails_its_batch(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    def push_follow_ups(batch: Batch) -> None:
-        batch.push(batch.tasks[0], "a topic that is none", ["x"])
-
-    diary = Diary()
-    queue.push("work", ["a"])
-    make_worker(batch(push_follow_ups), listener=diary, listen=False).start()
-    until(lambda: ("empty",) in diary.heard)
-    assert diary.heard[-2] == ("error", "trace of a", "UnknownTopic")
-    assert states(queue) == [("a", State.FAILED)]
+    assert diary.heard == [("start", 2), ("dispatched", TRACE), *heard, ("empty",)]
+    assert states(queue) == [("a", ended), ("b", ended)]
 
 
 def test_a_batch_that_cannot_be_marked_as_failed_is_fatal_and_loses_its_lease(
@@ -103,18 +99,6 @@ def test_a_listener_that_fails_does_not_stop_the_worker(queue: TaskQueue, make_w
     queue.push("work", ["a"])
     make_worker(lambda _: None, listener=Broken()).start()
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
-
-
-def test_a_fatal_listener_is_called_for_fatal_errors_only() -> None:
-    reported: list[BaseException] = []
-    listener = FatalListener(reported.append)
-    assert listener.on_start([]) is None
-    listener.on_empty()
-    listener.on_error(None, ValueError())
-    assert reported == []
-    error = ValueError()
-    listener.on_fatal(error)
-    assert reported == [error]
 
 
 def test_a_listener_may_stop_its_worker(queue: TaskQueue, make_worker: MakeWorker) -> None:

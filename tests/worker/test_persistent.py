@@ -38,17 +38,12 @@ def test_a_start_and_a_stop_are_stored(queue: TaskQueue, make_persistent: MakePe
     assert persistent.start()
     assert queue.is_worker_active("mailer") is True
     assert not persistent.start()
+    assert persistent.resume()
+    assert queue.workers() == {"mailer": True}
     assert persistent.stop()
     assert queue.is_worker_active("mailer") is False
     assert not persistent.stop()
     assert queue.workers() == {"mailer": False}
-
-
-def test_a_worker_without_a_stored_state_does_not_start(queue: TaskQueue, make_persistent: MakePersistent) -> None:
-    persistent = make_persistent()
-    assert not persistent.initialize()
-    assert not persistent.is_active
-    assert queue.workers() == {}
 
 
 def test_a_worker_that_was_on_is_on_again_after_a_restart(queue: TaskQueue, make_persistent: MakePersistent) -> None:
@@ -59,13 +54,12 @@ def test_a_worker_that_was_on_is_on_again_after_a_restart(queue: TaskQueue, make
     after = make_persistent()
     assert after.initialize()
     assert after.is_active
-
-
-def test_a_worker_that_was_off_stays_off_after_a_restart(queue: TaskQueue, make_persistent: MakePersistent) -> None:
     queue.deactivate_worker("mailer")
-    persistent = make_persistent()
-    assert persistent.initialize()
-    assert not persistent.is_active
+    off, unknown = make_persistent(), make_persistent(name="unknown")
+    assert off.initialize()
+    assert not unknown.initialize()
+    assert not off.is_active
+    assert not unknown.is_active
 
 
 def test_a_run_that_cannot_start_leaves_no_thread(queue: TaskQueue, make_persistent: MakePersistent) -> None:
@@ -74,14 +68,6 @@ def test_a_run_that_cannot_start_leaves_no_thread(queue: TaskQueue, make_persist
     with pytest.raises(UnknownTopic):
         make_persistent(topic="nowhere").run()
     assert set(threading.enumerate()) == before
-
-
-def test_a_resume_does_not_change_the_stored_state(queue: TaskQueue, make_persistent: MakePersistent) -> None:
-    persistent = make_persistent()
-    assert not persistent.resume()
-    persistent.start()
-    assert persistent.resume()
-    assert queue.workers() == {"mailer": True}
 
 
 def test_workers_of_one_name_follow_each_other_by_notification(
@@ -97,18 +83,9 @@ def test_workers_of_one_name_follow_each_other_by_notification(
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
     there.stop()
     until(lambda: not here.is_active)
+    assert queue.activate_worker("mailer") is False  # as an operator does
+    until(lambda: here.is_active and there.is_active)
     assert not other.is_active
-
-
-def test_an_operator_switches_workers_by_activate_and_deactivate(
-    queue: TaskQueue, make_persistent: MakePersistent
-) -> None:
-    persistent = make_persistent()
-    persistent.initialize()
-    assert queue.activate_worker("mailer") is None
-    until(lambda: persistent.is_active)
-    assert queue.deactivate_worker("mailer") is True
-    until(lambda: not persistent.is_active)
     assert queue.forget_worker("mailer")
     assert not queue.forget_worker("mailer")
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import Condition, State, Task, TaskQueue
-from airflow_provider_taskq.worker import Batch, Pending, Worker, batch
+from airflow_provider_taskq.worker import Batch, Pending, batch
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -52,80 +52,6 @@ def test_idle_threads_handle_new_tasks_at_once(queue: TaskQueue, make_worker: Ma
     until(lambda: worker.statistics().succeeded == 3)
 
 
-def test_a_handler_that_fails_fails_its_batch_only(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    def handle(batch: Batch) -> None:
-        if batch.tasks[0].identifier == "a":
-            raise ZeroDivisionError
-
-    queue.push("work", ["a", "b", "c", "d"])
-    make_worker(batch(handle), size=2, prefetch=10).start()
-    expected = [State.FAILED, State.FAILED, State.SUCCEEDED, State.SUCCEEDED]
-    until(lambda: [state for _, state in states(queue)] == expected)
-
-
-@pytest.fixture
-def stopped(queue: TaskQueue, make_worker: MakeWorker, request: pytest.FixtureRequest) -> tuple[Worker, Gate]:
-    """A worker that is stopped with one task in its handler and two prefetched, and then opens its handler."""
-    gate = Gate()
-    queue.push("work", ["in hand", "ready 1", "ready 2", "not polled"])
-    worker = make_worker(gate, prefetch=2, pending=request.param)
-    worker.start()
-    until(lambda: worker.statistics().in_flight == 3 and gate.started)
-    assert worker._runtime is not None
-    worker._runtime.on_stopping.append(gate.open.set)
-    assert worker.stop(timedelta(seconds=10))
-    assert not queue.owners()
-    return worker, gate
-
-
-@pytest.mark.parametrize("stopped", [Pending.FINISH], indirect=True)
-def test_a_stop_with_finish_handles_the_prefetched_tasks(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
-    assert stopped[1].started == ["in hand", "ready 1", "ready 2"]
-    assert [state for _, state in states(queue)] == [*[State.SUCCEEDED] * 3, State.READY]
-
-
-@pytest.mark.parametrize("stopped", [Pending.FAIL], indirect=True)
-def test_a_stop_with_fail_fails_the_prefetched_tasks(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
-    assert stopped[1].started == ["in hand"]
-    assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.FAILED, State.FAILED, State.READY]
-    assert "WorkerStopped" in (everything(queue)[1].error or "")
-
-
-@pytest.mark.parametrize("stopped", [Pending.RELEASE], indirect=True)
-def test_a_stop_with_release_releases_the_prefetched_tasks(queue: TaskQueue, stopped: tuple[Worker, Gate]) -> None:
-    assert [state for _, state in states(queue)] == [State.SUCCEEDED, *[State.READY] * 3]
-    assert everything(queue)[1].attempt == 0
-    assert stopped[0].statistics().abandoned == 2
-
-
-def test_a_batch_that_exceeds_the_stop_timeout_is_released_with_the_prefetched_tasks(
-    queue: TaskQueue, make_worker: MakeWorker
-) -> None:
-    gate = Gate()
-    queue.push("work", ["a", "b"])
-    worker = make_worker(gate, prefetch=1)
-    worker.start()
-    until(lambda: worker.statistics().in_flight == 2 and gate.started)
-    worker.stop(timedelta(milliseconds=50))
-    gate.open.set()
-    assert [state for _, state in states(queue)] == [State.READY] * 2
-
-
-def test_a_lost_lease_abandons_the_prefetched_tasks_and_all_are_polled_again(
-    queue: TaskQueue, make_worker: MakeWorker
-) -> None:
-    gate = Gate()
-    queue.push("work", ["a", "b", "c"])
-    worker = make_worker(gate, prefetch=2, lease=timedelta(seconds=3), pause=timedelta(milliseconds=50))
-    worker.start()
-    until(lambda: worker.statistics().in_flight == 3)
-    for owner in queue.owners():
-        queue.release(owner)
-    until(lambda: worker.statistics().abandoned == 3)
-    gate.open.set()
-    until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 3)
-
-
 def test_identifiers_keep_their_order_in_the_prefetch_buffer(queue: TaskQueue, make_worker: MakeWorker) -> None:
     done: list[tuple[str, int]] = []
     queue.push("work", [f"k{number % 3}" for number in range(30)])
@@ -143,3 +69,81 @@ def test_identifiers_keep_their_order_in_the_prefetch_buffer(queue: TaskQueue, m
     for key in ("k0", "k1", "k2"):
         sequences = [sequence for identifier, sequence in done if identifier == key]
         assert sequences == sorted(sequences)
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "pending", "expected"),
+    [
+        (0, Pending.FINISH, [State.SUCCEEDED, *[State.READY] * 3]),
+        (2, Pending.FINISH, [*[State.SUCCEEDED] * 3, State.READY]),
+        (2, Pending.FAIL, [State.SUCCEEDED, State.FAILED, State.FAILED, State.READY]),
+        (2, Pending.RELEASE, [State.SUCCEEDED, *[State.READY] * 3]),
+    ],
+    ids=["none", "finish", "fail", "release"],
+)
+def test_a_stop_waits_for_the_batch_in_hand_and_treats_the_prefetched_tasks_as_asked(
+    queue: TaskQueue, make_worker: MakeWorker, prefetch: int, pending: Pending, expected: list[State]
+) -> None:
+    gate = Gate()
+    queue.push("work", ["in hand", "ready 1", "ready 2", "not polled"])
+    worker = make_worker(gate, prefetch=prefetch, pending=pending)
+    worker.start()
+    until(lambda: worker.statistics().in_flight == 1 + prefetch and gate.started)
+    assert worker._runtime is not None
+    worker._runtime.on_stopping.append(gate.open.set)
+    assert worker.stop(timedelta(seconds=10))
+    assert queue.owners() == []
+    assert [state for _, state in states(queue)] == expected
+    assert len(gate.started) == expected.count(State.SUCCEEDED)
+    assert [info.attempt for info in everything(queue) if info.state is State.READY] == [0] * expected.count(
+        State.READY
+    )
+    errors = [info.error or "" for info in everything(queue) if info.state is State.FAILED]
+    assert all("WorkerStopped" in error for error in errors)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_stop_releases_batches_that_exceed_its_timeout_and_ignores_their_handlers(
+    queue: TaskQueue, make_worker: MakeWorker, prefetch: int
+) -> None:
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    queue.push("work", ["a", "b"])
+
+    def handle(batch: Batch) -> None:
+        started.set()
+        go_on.wait(10)
+        assert batch.cancelled.is_set()
+        ended.set()
+
+    worker = make_worker(batch(handle), prefetch=prefetch)
+    worker.start()
+    assert started.wait(10)
+    until(lambda: worker.statistics().in_flight == 1 + prefetch)
+    worker.stop(timedelta(milliseconds=50))
+    go_on.set()
+    assert ended.wait(10)
+    assert [(info.state, info.attempt) for info in everything(queue)] == [(State.READY, 0)] * 2
+    assert worker.statistics().abandoned == 1 + prefetch
+
+
+@pytest.mark.promise("A worker keeps its lease while a handler runs")
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("lost", ["released", "registered again"])
+def test_a_worker_handles_again_what_a_lost_lease_left(
+    queue: TaskQueue, make_worker: MakeWorker, lost: str, prefetch: int
+) -> None:
+    gate = Gate()
+    queue.push("work", ["a", "b", "c"])
+    pause = timedelta(milliseconds=50)
+    worker = make_worker(gate, prefetch=prefetch, lease=timedelta(seconds=1.5), pause=pause)
+    worker.start()
+    until(lambda: worker.statistics().in_flight == 1 + prefetch and gate.started)
+    [owner] = queue.owners()
+    if lost == "released":
+        queue.release(owner)
+    else:  # replaces the fence of the worker, and keeps its tasks ACTIVE
+        queue.register(owner.name)
+    until(lambda: worker.statistics().abandoned == 1 + prefetch)
+    gate.open.set()
+    until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 3)
+    assert sorted(gate.started) == ["a", "a", "b", "c"]

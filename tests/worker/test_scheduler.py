@@ -44,7 +44,9 @@ def test_a_scheduler_installs_several_schedules(dsn: str, queue: TaskQueue) -> N
     with ticker:
         assert again.wait(20)
         until(lambda: len(installed(queue)) >= 5, 20)  # the next installation succeeds
-    assert installed(queue)[:2] == ["fixed/21000101T010000.000000Z", "fixed/21000101T020000.000000Z"]
+        assert installed(queue)[:2] == ["fixed/21000101T010000.000000Z", "fixed/21000101T020000.000000Z"]
+        with pytest.raises(TaskQueueError, match="runs already"):
+            ticker.start()
     assert runs[0].tzinfo is not None
     assert not ticker.is_running
     assert ticker.stop()
@@ -80,7 +82,7 @@ def test_a_program_may_install_while_its_scheduler_runs(
     ticker = Scheduler(dsn)
     ticker.add("work", "p", "h", timedelta(milliseconds=1), lambda _now: far(1, 2))
     with ticker:
-        for _ in range(100):
+        for _ in range(20):
             ticker.install()
     assert installed(queue) == ["p/21000101T010000.000000Z", "p/21000101T020000.000000Z"]
     assert caplog.text == ""
@@ -125,7 +127,6 @@ def test_a_scheduler_replaces_the_waiting_ticks_of_a_changed_payload(
 def test_another_version_of_a_payload_function_replaces_the_waiting_ticks(dsn: str, queue: TaskQueue) -> None:
     three_kinds(dsn, lambda _moment: "old", 1)[0].install()
     assert three_kinds(dsn, lambda _moment: "new", 1)[0].install() == 0
-    assert payloads(queue) == ["old", "old"]
     assert three_kinds(dsn, lambda _moment: "new", 2)[0].install() == 2
     assert payloads(queue) == ["new", "new"]
 
@@ -145,15 +146,10 @@ def test_ticks_are_installed_every_quarter_of_ahead_and_at_least_every_hour(dsn:
         ticker.cron("work", "p", "* * * * *", "UTC", ahead=ahead)
     ticker.daily("work", "p", [time(12)], "UTC", ahead=HOUR, interval=SECOND)
     assert [each.interval for each in ticker.schedules] == [HOUR, HOUR / 4, SECOND, SECOND]
-
-
-def test_the_command_line_installs_the_same_ticks(dsn: str, queue: TaskQueue) -> None:
-    from airflow_provider_taskq.cli.ticks import moments_and_hash
-
-    three_kinds(dsn, {"n": 1})[2].install()
-    now = datetime.now(UTC)
-    _, hash_ = moments_and_hash(None, [], "0 12,18 * * *", "UTC", begin=now, ahead=DAY, payload={"n": 1})
-    assert {info.identifier.split("/")[1] for info in queue.page("work")} == {hash_}
+    periodic = Scheduler(dsn)
+    for period in (60 * SECOND, SECOND):
+        periodic.every("work", "p", period)
+    assert [each.interval for each in periodic.schedules] == [15 * SECOND, SECOND]
 
 
 def test_a_schedule_that_fails_is_logged_without_payload_and_the_others_continue(
@@ -188,23 +184,6 @@ def test_an_installation_fails_if_it_takes_longer_than_its_interval(
     assert installed(queue) == ["p/21000101T020000.000000Z"]
 
 
-def test_a_scheduler_replaces_a_lost_connection(dsn: str, queue: TaskQueue) -> None:
-    runs: list[datetime] = []
-
-    def make(now: datetime) -> Ticks:
-        runs.append(now)
-        return far(len(runs))
-
-    ticker = Scheduler(dsn)
-    ticker.add("work", "p", "h", timedelta(milliseconds=10), make)
-    with ticker:
-        until(lambda: bool(installed(queue)))
-        kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-        queue.conn.execute(f"{kill} AND pid <> pg_backend_pid()".encode())
-        before = len(runs)
-        until(lambda: len(runs) > before + 2)
-
-
 def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue: TaskQueue) -> None:
     ticker = Scheduler(dsn)
     ticker.every("work", "hourly", HOUR, {"report": 1}, ahead=2)
@@ -221,13 +200,6 @@ def test_periodic_daily_and_cron_ticks_come_with_their_payloads(dsn: str, queue:
     assert [datetime.fromisoformat(str(info.payload)) for info in daily] == [info.available_at for info in daily]
 
 
-def test_periodic_ticks_are_installed_every_quarter_of_the_period_and_at_most_each_second(dsn: str) -> None:
-    ticker = Scheduler(dsn)
-    ticker.every("work", "p", timedelta(minutes=1))
-    ticker.every("work", "q", SECOND)
-    assert [each.interval for each in ticker.schedules] == [15 * SECOND, SECOND]
-
-
 def test_a_blank_prefix_a_zero_interval_and_invalid_hours_raise(dsn: str) -> None:
     ticker = Scheduler(dsn)
     for prefix, interval in ((" ", HOUR), ("p", timedelta(0)), ("p", -HOUR)):
@@ -240,12 +212,3 @@ def test_a_blank_prefix_a_zero_interval_and_invalid_hours_raise(dsn: str) -> Non
     with pytest.raises(InvalidArgument, match="time zone"):
         ticker.daily("work", "p", [time(9), time(12, tzinfo=UTC)], "UTC")
     assert ticker.schedules == []
-
-
-@pytest.mark.usefixtures("queue")
-def test_a_running_scheduler_cannot_be_started_and_can_be_stopped_any_number_of_times(dsn: str) -> None:
-    ticker = Scheduler(dsn)
-    with ticker, pytest.raises(TaskQueueError, match="runs already"):
-        ticker.start()
-    assert ticker.stop()
-    assert ticker.stop()

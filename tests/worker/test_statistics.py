@@ -1,27 +1,11 @@
-"""The counters of a worker."""
+"""The counters of a worker, and its waits for tasks."""
 
 import pytest
 
-from airflow_provider_taskq.queue import Result, Task, TaskQueue
-from airflow_provider_taskq.worker.statistics import WorkerCounters, percentile
-from tests.queue.conftest import until
-from tests.worker.conftest import MakeWorker
+from airflow_provider_taskq.worker.runtime import IdleWait
+from airflow_provider_taskq.worker.statistics import WorkerCounters
 
 pytestmark = pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
-
-
-def test_a_worker_counts_its_tasks_by_result(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    def decide(task: Task) -> Result:
-        return Result[task.identifier]
-
-    queue.push("work", ["SUCCESS", "SUCCESS", "FAILURE", "FILTER", "SUSPENSION"])
-    worker = make_worker(decide, size=2)
-    worker.start()
-    until(lambda: worker.statistics().handled == 5)
-    found = worker.statistics()
-    assert (found.succeeded, found.failed, found.filtered, found.suspended) == (2, 1, 1, 1)
-    assert (found.in_flight, found.abandoned, found.batches) == (0, 0, 3)
-    assert 0 < found.minimum <= found.median <= found.p95 <= found.maximum
 
 
 def test_times_are_those_of_the_last_thousand_batches() -> None:
@@ -34,7 +18,7 @@ def test_times_are_those_of_the_last_thousand_batches() -> None:
     assert found.p90 == pytest.approx(101 + 0.9 * 999)
 
 
-def test_percentiles_are_interpolated_and_zero_for_an_empty_list() -> None:
-    assert percentile([], 0.5) == 0
-    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
-    assert percentile([7.0], 0.99) == 7
+@pytest.mark.promise("The cost of a call does not grow with the other tasks of the queue")
+def test_empty_polls_take_at_most_a_fifth_of_the_time() -> None:
+    pause = IdleWait(1.0)
+    assert [pause.seconds_after(took) for took in (0.0, 0.25, 1.5)] == [1.0, 1.0, 6.0]

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
@@ -16,10 +15,8 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
 )
-from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.worker import Batch, WorkerListener, batch
-from airflow_provider_taskq.worker.lease import LeaseKeeper, UpkeepThread
-from tests.queue.conftest import known, lapse, states, until
+from airflow_provider_taskq.worker import Batch, GroupedWorker, Worker, WorkerListener
+from tests.queue.conftest import lapse, states, until
 from tests.worker.conftest import MakeWorker
 
 pytestmark = pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
@@ -40,24 +37,6 @@ def test_errors_of_polls_are_reported_and_followed_by_growing_pauses(queue: Task
     queue.create_topic("work")
     queue.push("work", ["a"])
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
-
-
-def test_a_worker_survives_a_lost_connection(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    worker = make_worker(lambda _: None, pause=timedelta(milliseconds=20), size=2, workers=2)
-    worker.start()
-    for turn in range(5):
-        queue.push("work", [f"{turn}-{number}" for number in range(20)])
-        _cut_all(queue.conn)
-    until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 100)
-    until(lambda: worker.statistics().succeeded == 100)
-
-
-def _cut_all(conn: psycopg.Connection) -> None:
-    """Ends all other sessions on this database."""
-    conn.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-    )
 
 
 @pytest.mark.promise("the connection is lost during a commit")
@@ -81,69 +60,6 @@ def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_forgotten(
     until(lambda: [state for _, state in states(queue)] == [State.SUCCEEDED] * 2)
     until(lambda: done == ["cut once", "cut", "whole"])
     assert effects() == ["cut", "whole"]
-
-
-@pytest.mark.promise("a worker is stopped")
-def test_a_stop_waits_for_batches_in_flight_and_starts_no_new_one(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    started, go_on = threading.Event(), threading.Event()
-    queue.push("work", ["a", "b"])
-
-    def handle(_: Task) -> None:
-        started.set()
-        go_on.wait(10)
-
-    worker = make_worker(handle)
-    worker.start()
-    assert started.wait(10)
-    assert worker._runtime is not None
-    worker._runtime.on_stopping.append(go_on.set)
-    assert worker.stop(timedelta(seconds=10))
-    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
-    assert queue.owners() == []
-
-
-def test_a_stop_releases_batches_that_exceed_its_timeout_and_ignores_their_handlers(
-    queue: TaskQueue, make_worker: MakeWorker
-) -> None:
-    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-    [task] = queue.push("work", ["a"])
-
-    def handle(batch: Batch) -> None:
-        started.set()
-        go_on.wait(10)
-        assert batch.cancelled.is_set()
-        ended.set()
-
-    worker = make_worker(batch(handle))
-    worker.start()
-    assert started.wait(10)
-    worker.stop(timedelta(milliseconds=50))
-    assert (known(queue, task).state, known(queue, task).attempt) == (State.READY, 0)
-    go_on.set()
-    assert ended.wait(10)
-    assert known(queue, task).state is State.READY
-    assert worker.statistics().abandoned == 1
-
-
-@pytest.mark.promise("A worker keeps its lease while a handler runs")
-def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    go_on = threading.Event()
-
-    def handle(_: Task) -> None:
-        go_on.wait(60)
-
-    def has_lapsed(lease: Owner) -> bool:
-        assert queue.expire() == 0
-        found = queue.conn.execute("SELECT clock_timestamp() > %s", (lease.lease_until,)).fetchone()
-        return found is not None and found[0]
-
-    queue.push("work", ["a"])
-    make_worker(handle, lease=timedelta(seconds=4)).start()
-    until(lambda: states(queue) == [("a", State.ACTIVE)])
-    [first] = queue.owners()
-    until(lambda: has_lapsed(first))
-    go_on.set()
-    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
 
 
 @pytest.mark.promise("A worker keeps its lease while a handler runs")
@@ -199,46 +115,28 @@ def test_a_worker_removes_the_tasks_that_its_queue_has_kept_long_enough(
     until(lambda: states(queue, "other") == [])
 
 
-def test_a_worker_handles_tasks_that_a_lost_lease_left_under_its_name(
-    queue: TaskQueue, make_worker: MakeWorker
+@pytest.mark.promise("A worker keeps its lease while a handler runs")
+@pytest.mark.parametrize("runner", [Worker, GroupedWorker])
+def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(
+    dsn: str, queue: TaskQueue, runner: type[Worker | GroupedWorker]
 ) -> None:
-    started, go_on, seen = threading.Event(), threading.Event(), []
+    started, go_on = threading.Event(), threading.Event()
 
-    def handle(task: Task) -> None:
-        seen.append(task.identifier)
-        if len(seen) == 1:
-            started.set()
-            go_on.wait(10)
+    def handle(_: Task) -> None:
+        started.set()
+        go_on.wait(60)
 
-    queue.push("work", ["a", "b"])
-    worker = make_worker(handle, lease=timedelta(seconds=3))
+    def has_lapsed(lease: Owner) -> bool:
+        assert queue.expire() == 0
+        found = queue.conn.execute("SELECT clock_timestamp() > %s", (lease.lease_until,)).fetchone()
+        return found is not None and found[0]
+
+    queue.push("work", ["a"])
+    worker = runner(dsn, "work", handle, lease=timedelta(seconds=2))
     worker.start()
-    assert started.wait(10)
-    queue.register(queue.owners()[0].name)  # replaces the fence of the worker, and keeps its task ACTIVE
-    until(lambda: worker.statistics().abandoned == 1)
+    assert started.wait(60)
+    [first] = queue.owners()
+    until(lambda: has_lapsed(first))
     go_on.set()
-    until(lambda: states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)])
-    assert sorted(seen) == ["a", "a", "b"]
-
-
-def test_a_stop_waits_for_an_upkeep_that_is_under_way() -> None:
-    asked, go_on = threading.Event(), threading.Event()
-
-    def connect() -> psycopg.Connection:
-        asked.set()
-        go_on.wait(10)
-        raise psycopg.OperationalError("no server")
-
-    length = timedelta(seconds=0.03)
-    keeper = LeaseKeeper(connect, length.total_seconds(), lambda _: None)
-    upkeep = UpkeepThread(keeper.owner_names, connect, length, CallLimit(5))
-    upkeep.start()
-    assert asked.wait(10)
-    stopping = threading.Thread(target=upkeep.stop, daemon=True)
-    stopping.start()
-    stopping.join(0.1)
-    assert stopping.is_alive()
-    go_on.set()
-    stopping.join(10)
-    assert not stopping.is_alive()
-    assert not upkeep._thread.is_alive()
+    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
+    worker.stop()

@@ -96,47 +96,35 @@ def test_logs_metrics_and_errors_of_a_worker_show_neither_password_nor_payload(
     assert_hidden(telling_dsn, caplog.text, metrics, *errors.values())
 
 
-def test_logs_and_errors_of_a_grouped_worker_show_neither_password_nor_payload(
-    telling_dsn: str, queue: TaskQueue, cut: Callable[[], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    push(queue, "fails", "cut")
-
-    def handle(task: Task) -> None:
-        if task.identifier == "fails":
-            raise LookupError("no mailbox")
-        cut()
-
-    caplog.set_level(logging.DEBUG)
-    with GroupedWorker(telling_dsn, "work", handle):
-        until(lambda: dict(states(queue)) == {"fails": State.FAILED, "cut": State.SUCCEEDED})
-    assert "taskq" in caplog.text
-    errors = [info.error or "" for info in everything(queue)]
-    assert "no mailbox" in "".join(errors)
-    assert_hidden(telling_dsn, caplog.text, *errors)
-
-
-def test_logs_of_a_consumer_show_neither_password_nor_payload(
-    telling_dsn: str, queue: TaskQueue, cut: Callable[[], None], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("runner", ["grouped worker", "consumer"])
+def test_logs_and_errors_of_a_grouped_worker_and_a_consumer_show_neither_password_nor_payload(
+    telling_dsn: str, queue: TaskQueue, cut: Callable[[], None], caplog: pytest.LogCaptureFixture, runner: str
 ) -> None:
     push(queue, "fails", "cut", "last")
     group = ConsumerGroup("readers")
     heard: list[str] = []
 
     @group.on()
-    def hear(event: Task) -> None:
-        heard.append(event.identifier)
-        if event.identifier == "fails":
+    def handle(task: Task) -> None:
+        heard.append(task.identifier)
+        if task.identifier == "fails":
             raise LookupError("no mailbox")
-        if event.identifier == "cut":
+        if task.identifier == "cut":
             cut()
 
     caplog.set_level(logging.DEBUG)
-    with Consumer(telling_dsn, group, "work", quick(retry_max_attempts=2)):
-        until(lambda: "last" in heard)
-    assert "event failed, skipped" in caplog.text
-    assert "no mailbox" in caplog.text
-    assert "connection lost, will retry" in caplog.text
-    assert_hidden(telling_dsn, caplog.text)
+    if runner == "consumer":
+        with Consumer(telling_dsn, group, "work", quick(retry_max_attempts=2)):
+            until(lambda: "last" in heard)
+        assert "event failed, skipped" in caplog.text
+        assert "no mailbox" in caplog.text
+        assert "connection lost, will retry" in caplog.text
+    else:
+        with GroupedWorker(telling_dsn, "work", handle, pause="50ms", lease="2s"):
+            until(lambda: {state for _, state in states(queue)} == {State.FAILED, State.SUCCEEDED})
+        assert "no mailbox" in "".join(info.error or "" for info in everything(queue))
+    assert "taskq" in caplog.text
+    assert_hidden(telling_dsn, caplog.text, *[info.error or "" for info in everything(queue)])
 
 
 def test_the_log_of_a_worker_that_cannot_connect_again_does_not_show_the_password(
