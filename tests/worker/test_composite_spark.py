@@ -42,7 +42,6 @@ UNTIL = Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
 pytestmark = [
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
     pytest.mark.promise("A composite gives the same results in threads and as a Spark plan"),
-    pytest.mark.promise("The examples, and the code of each page of this site, run as they are written"),
 ]
 
 

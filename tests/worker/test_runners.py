@@ -29,7 +29,10 @@ from airflow_provider_taskq.worker import (
 )
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
-pytestmark = pytest.mark.promise("A handler gets its task, and by name what its runner supplies")
+pytestmark = [
+    pytest.mark.promise("A handler gets its task, and by name what its runner supplies"),
+    pytest.mark.promise("A handler is a function, a coroutine or an object, in threads or in processes"),
+]
 
 OWN = "own"  # the default of every parameter that a runner may supply
 NAMES = ("batch", "queue", "options")
