@@ -70,7 +70,7 @@ def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_
         until(has_changed, 300)
 
     roles = {"producer": "produce", "loop-1": "loop", "reader-1": "read", "reader-2": "read in three"}
-    scenario = replace(SCENARIOS["quiet"], roles=roles, options=replace(LIGHT, lease=2.0), fault=repartition)
+    scenario = replace(SCENARIOS["quiet"], roles=roles, options=replace(LIGHT, rate=20.0, lease=2.0), fault=repartition)
     found = run("readers", scenario, tmp_path / "readers", SECONDS)
     assert (found.violations, found.unfinished) == ([], [])
 
