@@ -1,27 +1,37 @@
-"""Hostile arguments of policies, schedules, ticks and filters of the reads."""
+"""Hostile arguments of policies, schedules and all other verbs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import (
+    Cursor,
+    Decision,
+    LeaseLost,
     NewTask,
+    NotHeld,
+    Owner,
+    Result,
     RetryPolicy,
     State,
     TaskQueue,
     TaskQueueError,
     TopicPolicy,
-    config_hash,
     ticks_cron,
     ticks_daily,
     ticks_every,
 )
-from tests.fuzz.inputs import DURATIONS, FUZZ, JSON, MOMENTS, TEXTS, WHOLE
+from airflow_provider_taskq.queue.reports import TaskFilter
+from tests.fuzz.inputs import DURATIONS, FUZZ, INPUTS, MOMENTS, TEXTS, WHOLE
 from tests.fuzz.outcomes import StoredState, attempt
+from tests.internals import stored_rows
+from tests.queue.conftest import everything
+from tests.queue.hostile import World, beyond, make_world, policy
 
 pytestmark = [
     pytest.mark.slow,
@@ -126,61 +136,127 @@ def test_a_period_gives_ascending_moments_or_an_error_of_the_queue(
     check_moments(lambda: ticks_every(period, now, ahead), now)
 
 
-@FUZZ
-@given(
-    prefix=TEXTS,
-    part=JSON,
-    ticks=st.lists(st.tuples(MOMENTS, st.one_of(JSON, TEXTS.map(NewTask))), max_size=3),
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arbitrary arguments for one call."""
+
+    i: int
+    j: int
+    k: int
+    d: timedelta
+    e: timedelta
+    t: datetime
+    f: float
+    g: float
+    s: str
+
+
+ARGUMENTS = st.builds(
+    Arguments, WHOLE, WHOLE, WHOLE, DURATIONS, DURATIONS, MOMENTS, st.floats(), st.floats(), st.just("work") | TEXTS
 )
-def test_ticks_are_installed_or_refused_and_then_nothing_has_changed(
-    bounded: TaskQueue, state: StoredState, prefix: Any, part: Any, ticks: list[Any]
-) -> None:
-    added = attempt(lambda: bounded.install_ticks("work", prefix, config_hash(part), ticks))
-    if isinstance(added, TaskQueueError):
-        state.check_unchanged()
-    else:
-        assert 0 <= added <= len(ticks)
-        state.remember()
 
-
-FILTERS = {
-    "state": st.sampled_from(State),
-    "identifier": TEXTS,
-    "reference": TEXTS,
-}
-SIZES = st.one_of(st.none(), WHOLE)
-
-
-@FUZZ
-@given(
-    topic=st.one_of(st.just("work"), TEXTS),
-    filters=st.fixed_dictionaries(
-        {}, optional={**FILTERS, "after": SIZES, "before": SIZES, "size": st.integers(-2, 10)}
+CALLS: dict[str, Callable[[World, Arguments], object]] = {
+    "register": lambda w, a: w.queue.register("new", a.d),
+    "register again": lambda w, a: w.queue.register("owner", a.d),
+    "heartbeat": lambda w, a: w.queue.heartbeat(Owner("owner", a.i, a.d, a.t, False)),
+    "release": lambda w, a: w.queue.release(Owner("owner", a.i, a.d, a.t, False)),
+    "maintain": lambda w, a: (
+        w.queue.alter_topic("work", policy(keep_succeeded=a.d, keep_failed=a.e)),  # type: ignore[func-returns-value]
+        w.queue.maintain(),
     ),
-)
-def test_a_page_with_any_filter_is_a_list_or_an_error_of_the_queue(
-    bounded: TaskQueue, topic: Any, filters: dict[str, Any]
-) -> None:
-    page = attempt(lambda: bounded.page(topic, **filters))
-    assert isinstance(page, list | TaskQueueError)
+    "held": lambda w, a: w.queue.held(Owner("owner", a.i, a.d, a.t, False)),
+    "lock": lambda w, a: w.queue.lock("job", "me", a.d, a.e),
+    "install_ticks": lambda w, a: w.queue.install_ticks("work", "p", "h", [(a.t, NewTask("p", ttl=a.d, priority=a.i))]),
+    "install_ticks delayed": lambda w, a: w.queue.install_ticks("work", "p", "h", [(a.t, NewTask("p", delay=a.d))]),
+    "poll": lambda w, a: w.queue.poll("work", w.owner, a.i),
+    "claim": lambda w, a: w.queue.claim("work", w.owner, a.i),
+    "poll_batch": lambda w, a: w.queue.poll_batch("work", w.owner, a.i, a.j),
+    "ready": lambda w, a: w.queue.ready("work", a.i),
+    "complete": lambda w, a: w.queue.complete(w.owner, {w.held: Decision(Result.SUSPENSION, delay=a.d)}),
+    "complete unknown": lambda w, a: w.queue.complete(w.owner, {a.i: Result.SUCCESS}),
+    "exchange": lambda w, a: w.queue.exchange(
+        w.owner, {w.held: Decision(Result.SUSPENSION, delay=a.d)}, "retries", a.i
+    ),
+    "task": lambda w, a: w.queue.task("work", a.i),
+    "results": lambda w, a: w.queue.results(a.t, a.t),
+    "resolve": lambda w, a: w.queue.resolve(a.t, a.i % 2 == 0),
+    "revive": lambda w, a: w.queue.revive("retries", State.SUSPENDED, from_=a.i, to=a.j, size=a.k),
+    "revive named": lambda w, a: w.queue.revive("retries", sequences=[a.i]),
+    "reassign": lambda w, a: w.queue.reassign("retries", Result.SUCCESS, state=State.SUSPENDED, from_=a.i, to=a.j),
+    "purge": lambda w, a: w.queue.purge("retries", a.i, a.j, size=a.k),
+    "purge waiting": lambda w, a: w.queue.purge("retries", a.i, a.j, State.READY, size=a.k),
+    "purge_past_ttl": lambda w, a: w.queue.purge_past_ttl("retries", a.i),
+    "purge_sequences": lambda w, a: w.queue.purge_sequences("retries", [a.i, a.j], [State.READY]),
+    "lock_tasks": lambda w, a: w.queue.lock_tasks("retries", [a.i, a.j], [State.SUSPENDED]),
+    "events": lambda w, a: w.queue.events("work", Cursor(a.i), a.j),
+    "events of a partition": lambda w, a: w.queue.events("work", None, 5, partition=a.i, partitions=a.j, level=a.k),
+    "progress": lambda w, a: w.queue.progress("readers", "work", a.i),
+    "advance": lambda w, a: w.queue.advance("readers", "work", a.i, Cursor(a.j)),
+    "join_group": lambda w, a: w.queue.join_group("group", "work", a.i, a.j),
+    "join_group new": lambda w, a: w.queue.join_group("new", "work", a.i, a.j),
+    "acquire_partition": lambda w, a: w.queue.acquire_partition("group", "work", "other", a.d, [a.i]),
+    "read_partition": lambda w, a: w.queue.read_partition(w.partition, a.i),
+    "advance_partition": lambda w, a: w.queue.advance_partition(w.partition, Cursor(a.i), Cursor(a.j)),
+    "set_due": lambda w, a: w.queue.set_due("retries", w.waiting, a.t),
+    "set_attempts": lambda w, a: w.queue.set_attempts("retries", w.waiting, a.i),
+    "pause_task": lambda w, a: w.queue.pause_task("retries", a.i),
+    "set_priority": lambda w, a: w.queue.set_priority("retries", [w.waiting], a.i),
+    "run_now": lambda w, a: w.queue.run_now("retries", [a.i]),
+    "cancel": lambda w, a: w.queue.cancel("retries", [a.i]),
+    "search_tasks": lambda w, a: w.queue.search_tasks("1", a.i),
+    "release_tasks": lambda w, a: w.queue.release_tasks(w.owner, [a.i]),
+    "record_handling_times": lambda w, a: w.queue.record_handling_times("work", [a.f, a.g]),
+    "throughput": lambda w, a: w.queue.throughput(a.d, a.i),
+    "timeline": lambda w, a: w.queue.timeline("retries", a.i),
+    "explain": lambda w, a: w.queue.explain("retries", a.i),
+    "find_tasks": lambda w, a: w.queue.find_tasks("retries", TaskFilter(), after=a.i, size=a.j, budget=a.k),
+    "find_tasks oldest": lambda w, a: w.queue.find_tasks(
+        "retries", TaskFilter(State.READY, since=a.t), after=a.i, newest=False, size=a.j, budget=a.k
+    ),
+    "find_tasks until": lambda w, a: w.queue.find_tasks("retries", TaskFilter(State.ACTIVE, until=a.t), budget=a.k),
+    "browse_tasks": lambda w, a: w.queue.browse_tasks("retries", [a.i, w.held], a.j),
+    "browse_topics": lambda w, a: w.queue.browse_topics(size=a.i, cap=a.j),
+    "browse_topic": lambda w, a: w.queue.browse_topic("retries", a.i),
+    "browse_owners": lambda w, a: w.queue.browse_owners(after=a.i, size=a.j, budget=a.k),
+    "browse_held": lambda w, a: w.queue.browse_held("owner", a.i, a.j),
+    "browse_locks": lambda w, a: w.queue.browse_locks(size=a.i),
+    "browse_groups": lambda w, a: w.queue.browse_groups(a.i, a.j),
+    "browse_ticks": lambda w, a: w.queue.browse_ticks("work", min(a.i, 5)),
+    "find_pushed": lambda w, a: w.queue.find_pushed("retries", a.i, a.j, a.k),
+    "task_texts": lambda w, a: w.queue.task_texts("retries", w.held, a.i),
+    "dependencies": lambda w, a: w.queue.dependencies("work", a.i),
+    "audit_trail": lambda w, a: w.queue.audit_trail(after=a.i, size=a.j),
+    "record_action": lambda w, a: w.queue.record_action("push", "work", "tasks", a.i),
+    "push ticks": lambda w, a: w.queue.install_ticks("work", a.s, a.s, [(a.t, a.s), (a.t, NewTask(a.s, a.s))]),
+    "page": lambda w, a: w.queue.page(a.s, after=a.i, before=a.j, size=a.k, identifier=a.s, reference=a.s),
+    "page of a state": lambda w, a: w.queue.page("retries", State.FAILED, from_=a.i, to=a.j, size=a.k),
+    "count": lambda w, a: w.queue.count("work", from_=a.i, to=a.j, identifier=a.s, reference=a.s),
+    "count recent": lambda w, a: w.queue.count(a.s, recent=a.i % 2 == 0),
+    "latest": lambda w, a: w.queue.latest("work", [a.s]),
+    "search_tasks for a text": lambda w, a: w.queue.search_tasks(a.s),
+}
 
 
-@FUZZ
-@given(
-    topic=st.one_of(st.just("work"), TEXTS),
-    filters=st.fixed_dictionaries({}, optional={**FILTERS, "from_": SIZES, "to": SIZES, "recent": st.booleans()}),
-    text=TEXTS,
-    moment=MOMENTS,
-)
-def test_a_count_a_search_and_a_moment_have_a_result_or_an_error_of_the_queue(
-    bounded: TaskQueue, topic: Any, filters: dict[str, Any], text: str, moment: datetime
-) -> None:
-    reads: tuple[Callable[[], object], ...] = (
-        lambda: bounded.count(topic, **filters),
-        lambda: bounded.search_tasks(text),
-        lambda: bounded.latest(topic, [text]),
-        lambda: bounded.resolve(moment),
-        lambda: bounded.results(moment),
-    )
-    for read in reads:
-        attempt(read)
+@pytest.mark.parametrize("verb", CALLS)
+def test_any_argument_is_refused_with_a_message_or_stored_within_the_bounds(bounded: TaskQueue, verb: str) -> None:
+    world = make_world(bounded)
+    before = stored_rows(bounded.conn)
+
+    @settings(FUZZ, max_examples=max(INPUTS // 10, 10))
+    @given(ARGUMENTS)
+    def check(arguments: Arguments) -> None:
+        with bounded.conn.transaction(force_rollback=True):
+            attempt(lambda: call(arguments), TaskQueueError, NotHeld, LeaseLost)
+            assert beyond(bounded) == []
+            for listing in (bounded.owners, bounded.browse_owners, bounded.browse_locks, bounded.partition_states):
+                listing()
+            for topic in bounded.topics():
+                assert bounded.policy(topic).retry.base >= timedelta(0)
+                everything(bounded, topic)
+
+    def call(arguments: Arguments) -> None:
+        with bounded.conn.transaction():
+            CALLS[verb](world, arguments)
+
+    check()
+    assert stored_rows(bounded.conn) == before

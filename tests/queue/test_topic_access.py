@@ -591,7 +591,9 @@ def test_a_limit_is_never_ignored_and_a_grant_for_every_topic_lifts_it(limited: 
     producer.is_granted("producer")
     producer.pushes("invoices")
     with (
-        pytest.raises(psycopg.Error, match=r"has access 'producer' to every topic; to limit it, call taskq\.revoke_acc"),
+        pytest.raises(
+            psycopg.Error, match=r"has access 'producer' to every topic; to limit it, call taskq\.revoke_acc"
+        ),
         producer.queue.conn.transaction(),
     ):
         producer.is_granted("producer", ["orders"])
