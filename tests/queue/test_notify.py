@@ -84,23 +84,14 @@ def heard(queue: TaskQueue, listening: psycopg.Connection) -> list[str]:
 
 @pytest.mark.parametrize("verb", PUSHES)
 def test_a_push_notifies_once_its_transaction_commits(
-    notifying: TaskQueue, listening: psycopg.Connection, dsn: str, verb: str
+    notifying: TaskQueue, listening: psycopg.Connection, session: TaskQueue, verb: str
 ) -> None:
-    with psycopg.connect(dsn) as conn:
-        PUSHES[verb](TaskQueue(conn))
-        assert heard(notifying, listening) == []
-        conn.commit()
-    assert heard(notifying, listening) == ["work"]
-
-
-@pytest.mark.parametrize("verb", PUSHES)
-def test_a_push_that_is_rolled_back_notifies_of_nothing(
-    notifying: TaskQueue, listening: psycopg.Connection, dsn: str, verb: str
-) -> None:
-    with psycopg.connect(dsn) as conn:
-        PUSHES[verb](TaskQueue(conn))
-        conn.rollback()
+    PUSHES[verb](session)
+    session.conn.rollback()
+    PUSHES[verb](session)
     assert heard(notifying, listening) == []
+    session.conn.commit()
+    assert heard(notifying, listening) == ["work"]
 
 
 @pytest.mark.parametrize("verb", PUSHES)

@@ -1,12 +1,8 @@
 """Processes killed at random moments, and a server that restarts: nothing is lost or done twice."""
 
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -25,7 +21,6 @@ pytestmark = [
     pytest.mark.promise("Effects in the same database happen once"),
 ]
 
-SECONDS = 12
 LOST = "SELECT identifier FROM pushed EXCEPT SELECT identifier FROM ledger"
 INVENTED = "SELECT identifier FROM ledger EXCEPT SELECT identifier FROM pushed"
 DOUBLED = "SELECT sequence FROM ledger GROUP BY sequence HAVING count(*) > 1"
@@ -48,10 +43,6 @@ class Crew:
                 [sys.executable, "-m", "tests.queue.consumer", action, name], env=self.env, stdout=log, stderr=log
             )
 
-    def kill(self, name: str) -> None:
-        os.kill(self.members[name].pid, signal.SIGKILL)
-        self.members[name].wait()
-
     def wait(self) -> None:
         for name, member in self.members.items():
             assert member.wait(60) == 0, (self.folder / f"{name}.log").read_text()
@@ -61,14 +52,6 @@ class Crew:
             if member.poll() is None:
                 member.kill()
                 member.wait()
-
-
-@pytest.fixture
-def crew(own_dsn: str, own_queue: TaskQueue, tmp_path: Path) -> Iterator[Crew]:
-    own_queue.alter_topic("work", TopicPolicy(max_crashes=1000))
-    own_queue.conn.execute(TABLES.encode())
-    with closing(Crew(own_dsn, tmp_path)) as started:
-        yield started
 
 
 def finish(queue: TaskQueue, crew: Crew) -> None:
@@ -97,36 +80,6 @@ def nothing_lost_nothing_doubled(queue: TaskQueue) -> int:
     return int(row[0])
 
 
-def test_every_effect_happens_exactly_once_although_processes_are_killed(own_queue: TaskQueue, crew: Crew) -> None:
-    """4 consumers and 2 producers are killed with -9 at random. Some restart by name; other leases expire."""
-    chance = random.Random(2)  # noqa: S311 - which process dies next is no secret
-    actions = {**{f"consumer {n}": "consume" for n in range(4)}, **{f"producer {n}": "produce" for n in range(2)}}
-    for name, action in actions.items():
-        crew.start(action, name)
-    ledger = "SELECT count(*) FROM ledger"
-    until(lambda: (own_queue.conn.execute(ledger.encode()).fetchone() or (0,))[0] > 20, 60)
-    resumed = expired = kills = 0
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(chance.uniform(0.02, 0.3))  # the moment of the kill is the chance that the test is about
-        name = chance.choice(list(actions))
-        crew.kill(name)
-        kills += 1
-        victim = own_queue.owner(name)
-        if victim is not None and chance.random() < 0.5:
-            lapse(own_queue, victim)
-            expired += own_queue.expire()
-        elif victim is not None:
-            resumed += len(own_queue.held(victim))
-        crew.start(actions[name], name)
-    finish(own_queue, crew)
-    assert nothing_lost_nothing_doubled(own_queue) > 100
-    assert kills > 10
-    assert resumed > 0
-    assert expired > 0
-
-
-@pytest.mark.promise("PostgreSQL restarts")
 def test_a_server_that_restarts_during_polls_loses_and_repeats_no_task(tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedPostgres())

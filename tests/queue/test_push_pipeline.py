@@ -44,8 +44,11 @@ def test_a_push_sends_all_its_calls_before_it_waits_for_the_first_result(dsn: st
     ]
 
 
-@pytest.mark.parametrize("position", [5, 15_000, 24_999])
-@pytest.mark.parametrize("bad", [NewTask("x" * 501), NewTask("a", float("nan"))], ids=["server", "client"])
+@pytest.mark.parametrize(
+    ("bad", "position"),
+    [(NewTask("x" * 501), 5), (NewTask("x" * 501), 24_999), (NewTask("a", float("nan")), 15_000)],
+    ids=["server, first call", "server, last call", "client"],
+)
 @pytest.mark.parametrize("mode", ["autocommit", "transaction", "pipeline"])
 def test_a_refused_push_of_several_calls_stores_nothing_and_leaves_the_connection_usable(
     dsn: str, queue: TaskQueue, mode: str, bad: NewTask, position: int, caplog: pytest.LogCaptureFixture

@@ -148,28 +148,17 @@ def test_a_verb_takes_one_round_trip_and_is_undone_by_the_callers_rollback(
 def test_verbs_leave_nothing_in_the_session(
     queue: TaskQueue, owner: Owner, dsn: str, arrange: Arrange, verbs: dict[str, Verb]
 ) -> None:
-    """A transaction pooler may give every transaction another session."""
+    """A transaction pooler may give every transaction another session: here each verb has its own."""
     task = arrange(queue, owner)
     settings = "SELECT name, setting FROM pg_settings ORDER BY name"
-    with connect(dsn, autocommit=True) as conn:
-        conn.execute("DO 'BEGIN END'")
-        before = conn.execute(settings.encode()).fetchall()
-        for name, verb in verbs.items():
+    for name, verb in verbs.items():
+        with connect(dsn, autocommit=True) as conn:
+            conn.execute("DO 'BEGIN END'")
+            before = conn.execute(settings.encode()).fetchall()
             if name not in ("complete", "exchange"):  # it was snoozed
                 verb(TaskQueue(conn), owner, task)
             assert conn.execute(LEFT.encode()).fetchone() == (0, 0, 0, 0, 0), name
-        assert conn.execute(settings.encode()).fetchall() == before
-
-
-@pytest.mark.parametrize(("arrange", "verbs"), TABLES.items(), ids=["verbs", "operators' verbs"])
-def test_every_verb_may_have_a_session_of_its_own(
-    queue: TaskQueue, owner: Owner, dsn: str, arrange: Arrange, verbs: dict[str, Verb]
-) -> None:
-    task = arrange(queue, owner)
-    for name, verb in verbs.items():
-        if name not in ("complete", "exchange"):
-            with connect(dsn) as conn:
-                verb(TaskQueue(conn), owner, task)
+            assert conn.execute(settings.encode()).fetchall() == before, name
 
 
 def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
@@ -204,8 +193,9 @@ def make_next_poll_advance_fronts(conn: psycopg.Connection) -> None:
     pytest.fail("no seed gives a number below 0.1")
 
 
-@pytest.mark.parametrize("vacuum", ["VACUUM", "VACUUM ANALYZE"])
-@pytest.mark.parametrize("pinned", [False, True], ids=["free", "while a snapshot is open"])
+@pytest.mark.parametrize(
+    ("vacuum", "pinned"), [("VACUUM", True), ("VACUUM ANALYZE", False)], ids=["while a snapshot is open", "analysed"]
+)
 def test_a_poll_costs_the_same_beside_any_number_of_pending_or_finished_tasks(
     own_queue: TaskQueue, own_dsn: str, vacuum: str, pinned: bool
 ) -> None:
@@ -235,12 +225,11 @@ def test_a_poll_costs_the_same_beside_any_number_of_pending_or_finished_tasks(
     assert {name: pages for name, pages in cost.items() if pages > bound[name]} == {}
 
 
-@pytest.mark.parametrize("verb", ["poll", "ready"])
-def test_many_tasks_scheduled_for_later_do_not_slow_a_poll_down(own_queue: TaskQueue, verb: str) -> None:
+def test_many_tasks_scheduled_for_later_do_not_slow_a_poll_down(own_queue: TaskQueue) -> None:
     queue = own_queue
     owner = queue.register("owner")
     queue.push_stream("work", (NewTask(f"{n}", delay=timedelta(days=1), priority=n % 3) for n in range(20_000)))
     queue.push("work", ["now"])
     queue.conn.execute("VACUUM")
-    work = (lambda: queue.poll("work", owner, 1)) if verb == "poll" else (lambda: queue.ready("work"))
-    assert pages_of(queue, work) < 200
+    assert pages_of(queue, lambda: queue.ready("work")) < 200
+    assert pages_of(queue, lambda: queue.poll("work", owner, 1)) < 200

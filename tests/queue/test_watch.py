@@ -76,12 +76,3 @@ def test_watch_returns_how_long_the_oldest_due_task_has_waited(queue: TaskQueue)
     assert waited == pytest.approx(90, abs=30)
     queue.pause_topic("work")
     assert look(queue.conn, [("work", 9, "NONE", True)])["ready", 1] == (0, None)
-
-
-def test_a_notification_reaches_listeners(queue: TaskQueue, dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as listening:
-        listening.execute("LISTEN taskq")
-        queue.push("work", ["a"])
-        queue.notify("work")
-        [heard] = list(listening.notifies(timeout=10, stop_after=1))
-    assert (heard.channel, heard.payload) == ("taskq", "work")
