@@ -1,5 +1,6 @@
 """Durations as text: one parser reads them for all settings."""
 
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -30,30 +31,20 @@ def test_durations_are_read_in_short_form_as_seconds_and_in_iso_8601(text: str, 
     assert to_timedelta(text) == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", " ", "soon", "5 parsecs", "1h30", "-5m", "5m!", "\u0663s", "5M"),
-        *("P", "PT", "PT5", "-PT5M", "PT-5M", "PT5M ", "P2026-01-01", "PT5M/PT6M", "P1H", "PTM"),
-    ],
-)
-def test_other_text_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(InvalidArgument) as refused:
-        parse_duration(text)
-    assert str(refused.value) == f"invalid duration {text!r}: expected for example 90s, 5m, PT5M"
+EXAMPLES = "expected for example 90s, 5m, PT5M"
+NO_LENGTH = "years and months have no fixed length; use days, as in P30D"
+TOO_LONG = "is too long: at most 365000 days are possible"
+REFUSED = {
+    **dict.fromkeys(["", " ", "soon", "5 parsecs", "1h30", "-5m", "5m!", "\u0663s", "5M"], EXAMPLES),
+    **dict.fromkeys(["P", "PT", "PT5", "-PT5M", "PT-5M", "PT5M ", "P2026-01-01", "PT5M/PT6M", "P1H", "PTM"], EXAMPLES),
+    **dict.fromkeys(["P1Y", "P1M", "P1Y2M10DT2H30M"], NO_LENGTH),
+    **dict.fromkeys(["99999999999w", "9" * 400 + "s", "P99999999999W", "P999999999W", "PT4294967301S"], TOO_LONG),
+}
 
 
-@pytest.mark.parametrize("text", ["P1Y", "P1M", "P1Y2M10DT2H30M"])
-def test_years_and_months_are_refused_as_they_have_no_fixed_length(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="years and months have no fixed length; use days, as in P30D"):
-        parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["99999999999w", "9" * 400 + "s", "P99999999999W", "P999999999W", "PT4294967301S", "PT9999999999999S"]
-)
-def test_a_duration_that_is_too_long_is_refused_and_never_wraps_around(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="is too long: at most 365000 days are possible"):
+@pytest.mark.parametrize(("text", "reason"), REFUSED.items())
+def test_a_text_that_is_no_duration_or_too_long_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"invalid duration {re.escape(repr(text))}:? {reason}"):
         parse_duration(text)
 
 

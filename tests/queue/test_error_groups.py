@@ -4,7 +4,6 @@ import pytest
 
 from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, RetryPolicy, State, TaskQueue, TopicPolicy
 from airflow_provider_taskq.queue.reports import TaskFilter
-from tests.queue.conftest import known
 
 pytestmark = pytest.mark.promise("Failures with the same error form a group")
 
@@ -56,6 +55,7 @@ def test_the_largest_group_comes_first_with_its_newest_example(queue: TaskQueue,
     ]
     assert others[1].newest == last
     assert queue.error_groups("work", 1) == [first]
+    assert [(one.error, one.looked_at) for one in queue.error_groups("work", budget=1)] == [("no error given", 1)]
 
 
 def test_tasks_that_will_be_retried_count_in_their_error_group(queue: TaskQueue, owner: Owner) -> None:
@@ -68,25 +68,12 @@ def test_tasks_that_will_be_retried_count_in_their_error_group(queue: TaskQueue,
     ]
 
 
-def test_only_the_newest_failures_are_grouped(queue: TaskQueue, owner: Owner) -> None:
-    fail(queue, owner, {"a": ValueError("a"), "b": KeyError("b"), "c": KeyError("b")})
-    assert [(one.error, one.failed, one.looked_at) for one in queue.error_groups("work", budget=2)] == [
-        ("KeyError: 'b'", 2, 2)
-    ]
-
-
 def test_a_filter_finds_exactly_the_tasks_of_a_group(queue: TaskQueue, owner: Owner) -> None:
     errors = {f"bad-{number}": ValueError(f"no mailbox for bad-{number}") for number in range(3)}
     sequences = fail(queue, owner, {**errors, "slow": TimeoutError(), "silent": None})
     group = TaskFilter(state=State.FAILED, error_group="ValueError: no mailbox for #")
     assert queue.find_tasks("work", group, newest=False).sequences == sequences[:3]
+    assert set(queue.revive("work", sequences=sequences[:3])) == set(sequences[:3])
+    assert {one.error for one in queue.error_groups("work")} == {"TimeoutError", "no error given"}
     assert queue.find_tasks("work", TaskFilter(error_group="TimeoutError")).sequences == [sequences[3]]
     assert queue.find_tasks("work", TaskFilter(error_group="no error given")).sequences == [sequences[4]]
-
-
-def test_reviving_the_tasks_of_an_error_group_leaves_the_other_failures_alone(queue: TaskQueue, owner: Owner) -> None:
-    first, second, other = fail(queue, owner, {"a": ValueError("at 1"), "b": ValueError("at 2"), "c": KeyError("x")})
-    found = queue.find_tasks("work", TaskFilter(state=State.FAILED, error_group="ValueError: at #"))
-    assert set(queue.revive("work", sequences=found.sequences)) == {first, second}
-    assert [one.error for one in queue.error_groups("work")] == ["KeyError: 'x'"]
-    assert known(queue, other).state is State.FAILED
