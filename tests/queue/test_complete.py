@@ -112,22 +112,6 @@ def test_a_lapsed_lease_still_completes(queue: TaskQueue, owner: Owner) -> None:
     assert known(queue, task).state is State.SUCCEEDED
 
 
-@pytest.mark.promise("Nothing is decided twice")
-def test_a_task_polled_again_cannot_be_completed_by_its_previous_owner(queue: TaskQueue, owner: Owner) -> None:
-    """Neither under the same name with an earlier fence, nor by another owner."""
-    task = task_in(queue, owner, State.ACTIVE)
-    lapse(queue, owner)
-    queue.expire()
-    successor = queue.register("successor")
-    assert queue.poll("work", successor) == [task]
-    renewed = queue.register(owner.name)
-    for late in (owner, renewed):
-        with pytest.raises(NotHeld):
-            queue.complete(late, {task: Result.FAILURE})
-    queue.complete(successor, {task: Result.SUCCESS})
-    assert known(queue, task).state is State.SUCCEEDED
-
-
 def test_an_exception_is_kept_as_its_trace(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.ACTIVE)
     try:

@@ -42,8 +42,8 @@ def test_each_recorded_failure_has_its_time_holder_and_reason(queue: TaskQueue, 
     pushed, *failures = queue.timeline("work", task.sequence)
     assert (pushed.what, pushed.state, pushed.holder) == ("pushed", None, None)
     assert [(one.what, one.state, one.attempt, one.error, one.holder) for one in failures] == [
-        ("failed", None, 1, "first", owner.name),
-        ("failed", None, 2, "second", owner.name),
+        ("failed", State.ACTIVE, 1, "first", owner.name),
+        ("failed", State.ACTIVE, 2, "second", owner.name),
         ("ended", State.FAILED, 3, "third", owner.name),
     ]
     done = task_in(queue, owner, State.SUCCEEDED, "b")
