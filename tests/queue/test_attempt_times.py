@@ -14,7 +14,6 @@ from airflow_provider_taskq.queue import (
     Owner,
     Result,
     RetryPolicy,
-    Revival,
     State,
     TaskQueue,
     TopicPolicy,
@@ -162,30 +161,6 @@ def test_a_task_that_is_ready_again_was_not_polled(queue: TaskQueue, owner: Owne
     queue.cancel("work", [task.sequence])
     *_, ended = queue.timeline("work", task.sequence)
     assert (ended.what, ended.waited, ended.ran) == ("ended", None, None)
-
-
-def test_an_expired_task_has_no_run_time_also_after_it_was_reassigned(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", on_expiry="expire")
-    task = task_in(queue, owner, State.ACTIVE)
-    expire(queue, owner)
-    assert known(queue, task).polled is None
-    queue.reassign("work", Result.SUCCESS, sequences=[task.sequence])
-    *_, lapsed, _reassigned, ended = queue.timeline("work", task.sequence)
-    assert lapsed.what == "lapsed"
-    assert lapsed.ran is not None
-    assert (ended.what, ended.waited, ended.ran) == ("ended", None, None)
-
-
-def test_a_task_that_is_started_again_has_the_times_of_its_new_attempt(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.FAILED)
-    first = known(queue, task).polled
-    queue.revive("work", revival=Revival.RESET, sequences=[task.sequence])
-    assert known(queue, task).polled is None
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
-    second = known(queue, task).polled
-    assert first is not None
-    assert second is not None
-    assert first < second
 
 
 def test_the_queue_time_of_a_retry_begins_when_it_is_due_again(queue: TaskQueue, owner: Owner) -> None:

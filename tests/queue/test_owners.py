@@ -1,12 +1,11 @@
 """Owners: a name with a lease and a fence that only grows; takeover, heartbeat, release."""
 
 from collections.abc import Callable
-from concurrent.futures import wait
 from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.queue import LeaseLost, Owner, Result, State, TaskQueue, TaskQueueError, connect
+from airflow_provider_taskq.queue import LeaseLost, Owner, Result, State, TaskQueue, TaskQueueError
 from tests.internals import age_leases
 from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, known, lapse, states
 
@@ -23,21 +22,6 @@ def test_a_registered_owner_has_the_requested_lease(queue: TaskQueue) -> None:
     assert owner.lease == timedelta(days=3, seconds=1, microseconds=5)
     assert timedelta(0) <= row[0] + owner.lease - owner.lease_until < MINUTE
     assert owner.resumed is False
-
-
-def test_fences_grow_in_the_order_of_commits_across_sessions(dsn: str, background: InBackground[list[int]]) -> None:
-    def registering() -> list[int]:
-        with connect(dsn, autocommit=True) as conn:
-            return [TaskQueue(conn).register("contended").fence for _ in range(25)]
-
-    runs = [background(registering) for _ in range(6)]
-    wait(runs)
-    fences = [fence for run in runs for fence in run.result()]
-    assert len(set(fences)) == 150
-    assert all(run.result() == sorted(run.result()) for run in runs)
-    with connect(dsn, autocommit=True) as conn:
-        [owner] = TaskQueue(conn).owners()
-    assert owner.fence == max(fences)
 
 
 def test_a_registration_that_waited_for_another_gets_the_greater_fence(

@@ -183,15 +183,3 @@ def test_a_push_reads_its_time_after_it_has_displaced_older_tasks(own_queue: Tas
     row = queue.conn.execute("SELECT max(at) FROM public.displaced").fetchone()
     assert row is not None
     assert known(queue, task).created > row[0]
-
-
-@pytest.mark.parametrize("seconds", SPANS.values(), ids=SPANS.keys())
-def test_pages_bounded_by_resolved_moments_lose_and_repeat_no_task(
-    queue: TaskQueue, seconds: tuple[float, ...]
-) -> None:
-    tasks = spread(queue, *seconds)[::2]  # those of the topic
-    for moment in [FIRST, LAST, *(created for _, created in tasks)]:
-        since = queue.page("work", from_=queue.resolve(moment))
-        until = queue.page("work", to=queue.resolve(moment, preceding=True) or 0)
-        assert [task.sequence for task in since] == [sequence for sequence, created in tasks if created >= moment]
-        assert [task.sequence for task in until] == [sequence for sequence, created in tasks if created <= moment]

@@ -81,9 +81,27 @@ def test_a_failure_with_attempts_left_goes_back_with_its_error(queue: TaskQueue,
     assert identifiers(queue.poll("work", owner, 5)) == ["b"], "others may overtake it"
 
 
-def test_delays_grow_by_the_factor_up_to_the_maximum(queue: TaskQueue, owner: Owner) -> None:
-    policy = RetryPolicy(max_attempts=7, base=10 * SECOND, factor=3.0, max_delay=timedelta(minutes=5))
-    assert [delay / SECOND for delay in delays(queue, owner, policy)] == [10, 30, 90, 270, 300, 300]
+EVENTS = [2.0, 3.0, 4.5, 6.8, 10.1, 15.2, 22.8, 30.0, 30.0, 30.0]
+# Policies, and the delays after the failures of a task in seconds. The task is given up after the last one.
+DELAYS: dict[str, tuple[RetryPolicy, list[float]]] = {
+    "by the factor to a maximum": (
+        RetryPolicy(max_attempts=7, base=10 * SECOND, factor=3.0, max_delay=5 * MINUTE),
+        [10, 30, 90, 270, 300, 300],
+    ),
+    "event handling": (RetryPolicy.event_handling(max_attempts=10), EVENTS),
+    "two retries of event handling": (RetryPolicy.event_handling(max_attempts=2), EVENTS[:2]),
+    "no retry of event handling": (RetryPolicy.event_handling(max_attempts=0), []),
+    "at most 9.5 s, which three delays are": (RetryPolicy.event_handling(max_elapsed=9.5 * SECOND), EVENTS[:3]),
+    "at most 9.6 s": (RetryPolicy.event_handling(max_elapsed=9.6 * SECOND), EVENTS[:4]),
+}
+
+
+@pytest.mark.parametrize(("policy", "expected"), DELAYS.values(), ids=DELAYS)
+def test_the_delays_of_a_policy_grow_until_it_gives_up(
+    queue: TaskQueue, owner: Owner, policy: RetryPolicy, expected: list[float]
+) -> None:
+    assert [round(delay / SECOND, 1) for delay in delays(queue, owner, policy)] == expected
+    assert RetryPolicy.event_handling().delay(1_000_000) == 30 * SECOND, "it never gives up"
 
 
 def test_the_worked_example_of_camunda_correlate_to_the_second(queue: TaskQueue, owner: Owner) -> None:
@@ -107,25 +125,6 @@ def test_the_worked_example_of_camunda_correlate_to_the_second(queue: TaskQueue,
     assert reported == [(6, 0, None), (12, 1, 72), (72, 2, 192), (192, 3, 432), (432, 4, 600), (600, 5, None)]
     info = known(queue, task)
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
-
-
-def test_the_delays_of_event_handling(queue: TaskQueue, owner: Owner) -> None:
-    found = delays(queue, owner, RetryPolicy.event_handling(), 12)
-    assert [round(delay / SECOND, 1) for delay in found] == [
-        *(2.0, 3.0, 4.5, 6.8, 10.1, 15.2, 22.8, 30.0, 30.0, 30.0, 30.0, 30.0)
-    ]
-    assert RetryPolicy.event_handling().delay(1_000_000) == 30 * SECOND
-
-
-def test_event_handling_counts_retries_after_the_first_run(queue: TaskQueue, owner: Owner) -> None:
-    assert len(delays(queue, owner, RetryPolicy.event_handling(max_attempts=2))) == 2
-    assert RetryPolicy.event_handling(max_attempts=0).delay(1) is None
-
-
-def test_retries_end_once_their_delays_add_up_to_the_maximum(queue: TaskQueue, owner: Owner) -> None:
-    """2 + 3 + 4.5 = 9.5 s: the fourth failure is final with a maximum of 9.5, the fifth with 9.6."""
-    assert len(delays(queue, owner, RetryPolicy.event_handling(max_elapsed=9.5 * SECOND))) == 3
-    assert len(delays(queue, owner, RetryPolicy.event_handling(max_elapsed=9.6 * SECOND))) == 4
 
 
 def test_no_retry_is_due_beyond_the_horizon(queue: TaskQueue, owner: Owner) -> None:

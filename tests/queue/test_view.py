@@ -13,12 +13,10 @@ from airflow_provider_taskq.queue import (
     NewTask,
     Owner,
     Result,
-    RetryPolicy,
     State,
     TaskQueue,
-    TopicPolicy,
 )
-from tests.queue.conftest import RESULTS, lapse, numbered, task_in
+from tests.queue.conftest import RESULTS, numbered, task_in
 
 pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as they are")
 
@@ -48,28 +46,6 @@ def test_a_held_task_shows_its_owner_and_lease(queue: TaskQueue, owner: Owner) -
     task_in(queue, owner, State.ACTIVE)
     [row] = rows(queue)
     assert (row["holder"], row["lease_until"], row["attempt"]) == ("owner", owner.lease_until, 1)
-    assert why(queue) == "held by owner for another 4 min at least"
-    lapse(queue, owner, timedelta(minutes=7))
-    assert why(queue) == "held by owner, whose lease lapsed 7 min ago"
-
-
-def test_the_view_says_why_a_task_is_not_running(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(hours=1))))
-    queue.push("work", ["tried"])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
-    queue.push("work", [NewTask("later", delay=timedelta(days=3)), "a", "a"])
-    assert why(queue, "tried") == "tried again in 59 min"
-    assert why(queue, "later") == "due in 2 days"
-    assert why(queue) == "may be polled"
-    queue.pause_topic("work")
-    assert why(queue) == "the topic is paused"
-
-
-def test_the_view_names_the_task_that_comes_first_for_its_identifier(queue: TaskQueue, owner: Owner) -> None:
-    first, second = queue.push("work", ["a", "a"])
-    queue.poll("work", owner)
-    sentence = f"may be polled; one at a time per identifier, it comes after sequence {first.sequence}, held by 'owner'"
-    assert rows(queue, f"sequence = {second.sequence}")[0]["why"] == sentence
 
 
 def test_the_view_names_the_dependency_that_a_task_waits_for(queue: TaskQueue, owner: Owner) -> None:
