@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from airflow_provider_taskq.queue import (
     Insertion,
     NewTask,
-    Offered,
     TaskInfo,
     TaskQueue,
     TaskQueueError,
@@ -72,51 +71,25 @@ def check_stored(found: TaskInfo | None, fields: Mapping[str, Any]) -> None:
     assert repr(found.payload) == repr(fields.get("payload"))
 
 
+def store(queue: TaskQueue, topic: str, task: NewTask | dict[str, Any], how: Insertion | str) -> list[int]:
+    """Push a task with an insertion, or offer it. Return the sequences of what was stored."""
+    if isinstance(how, Insertion):
+        return [task.sequence for task in queue.push(topic, [task], how)]
+    [offered] = queue.offer_many(topic, [task], if_exists=how)
+    return [] if offered.outcome == "IGNORED" else [offered.sequence]
+
+
 @FUZZ
-@given(topic=TOPICS, task=TASKS, insertion=st.sampled_from(Insertion))
-def test_a_push_stores_the_task_or_raises_an_error_of_the_queue_and_stores_nothing(
-    bounded: TaskQueue, state: StoredState, topic: str, task: NewTask | dict[str, Any], insertion: Insertion
+@given(topic=TOPICS, task=TASKS, how=st.sampled_from([*Insertion, "update", "ignore"]))
+def test_a_push_or_an_offer_stores_the_task_or_raises_an_error_of_the_queue_and_stores_nothing(
+    bounded: TaskQueue, state: StoredState, topic: str, task: NewTask | dict[str, Any], how: Insertion | str
 ) -> None:
     fields = task if isinstance(task, dict) else {name: getattr(task, name) for name in TASK_FIELDS}
-    tasks = attempt(lambda: bounded.push(topic, [task], insertion))
-    if isinstance(tasks, TaskQueueError):
+    stored = attempt(lambda: store(bounded, topic, task, how))
+    if isinstance(stored, TaskQueueError) or not stored:
         state.check_unchanged()
         return
-    [pushed] = tasks
-    assert repr(pushed.payload) == repr(fields.get("payload"))
-    check_stored(bounded.task("work", pushed.sequence), fields)
-    assert bounded.topics() == ["work"]
-    state.remember()
-
-
-@FUZZ
-@given(
-    topic=TOPICS,
-    identifier=TEXTS,
-    payload=PAYLOADS,
-    options=st.fixed_dictionaries(
-        {},
-        optional={
-            "if_exists": st.sampled_from(["update", "ignore"]),
-            "reference": FIELDS["reference"],
-            "available_at": FIELDS["available_at"],
-            "delay": FIELDS["delay"],
-            "ttl": FIELDS["ttl"],
-            "priority": FIELDS["priority"],
-        },
-    ),
-)
-def test_an_offer_stores_the_task_or_raises_an_error_of_the_queue_and_stores_nothing(
-    bounded: TaskQueue, state: StoredState, topic: str, identifier: str, payload: Any, options: dict[str, Any]
-) -> None:
-    offered = attempt(lambda: bounded.offer(topic, identifier, payload, **options))
-    if not isinstance(offered, Offered):
-        state.check_unchanged()
-        return
-    if offered.outcome == "IGNORED":
-        state.check_unchanged()
-    else:
-        check_stored(bounded.task("work", offered.sequence), {**options, "identifier": identifier, "payload": payload})
+    check_stored(bounded.task("work", stored[0]), fields)
     assert bounded.topics() == ["work"]
     state.remember()
 

@@ -45,7 +45,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED.items())
 def test_a_text_that_is_no_duration_or_too_long_is_refused_with_the_reason(text: str, reason: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"invalid duration {re.escape(repr(text))}:? {reason}"):
+    with pytest.raises(InvalidArgument, match=re.escape(reason)):
         parse_duration(text)
 
 

@@ -108,7 +108,7 @@ EXCEPTIONS = {
 }
 
 
-TEXTS = {
+TEXTS: dict[str, tuple[str | None, str]] = {
     "one line": ("no fuel", "no fuel"),
     "blank lines before it": ("\n\n  late \nmore", "late"),
     "carriage returns": ("windows\r\nlines", "windows"),
@@ -120,7 +120,7 @@ TEXTS = {
     "the traceback of a group": (trace_text(raised(group)), "ExceptionGroup: two failed (2 sub-exceptions)"),
     **{f"the traceback {name}": (trace_text(error), summary) for name, (error, summary) in EXCEPTIONS.items()},
 }
-ERRORS: dict[str, tuple[BaseException | str, str]] = {
+ERRORS: dict[str, tuple[BaseException | str | None, str]] = {
     **EXCEPTIONS,
     "of a group": (raised(group), "ExceptionGroup: two failed (ValueError: the second; KeyError: 'b'; OSError)"),
     "pickled": (picklable_error(raised(chained)), "ValueError: the second"),
@@ -130,7 +130,7 @@ ERRORS: dict[str, tuple[BaseException | str, str]] = {
 
 @pytest.mark.parametrize(("error", "summary"), ERRORS.values(), ids=ERRORS)
 def test_the_summary_of_an_exception_and_of_its_traceback_are_the_same_line(
-    queue: TaskQueue, owner: Owner, error: BaseException | str, summary: str
+    queue: TaskQueue, owner: Owner, error: BaseException | str | None, summary: str
 ) -> None:
     task = task_in(queue, owner, State.ACTIVE)
     queue.complete(owner, {task: Decision(Result.FAILURE, error=error)})

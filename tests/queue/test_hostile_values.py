@@ -20,7 +20,6 @@ from airflow_provider_taskq.queue import (
     NewTask,
     Owner,
     Result,
-    RetryPolicy,
     State,
     TaskQueue,
     TaskQueueError,
@@ -28,13 +27,12 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT, MAX_TIMEDELTA
 from airflow_provider_taskq.queue.reports import TaskFilter
-from tests.internals import lapse_lease, overwrite_times, set_attempt, stored_rows
-from tests.queue.conftest import everything, known, last_failure
+from tests.internals import lapse_lease, overwrite_times, stored_rows
+from tests.queue.conftest import everything, known
 from tests.queue.hostile import (
     ACCEPTED_JSON,
     ACCEPTED_TASKS,
     ACCEPTED_VALUES,
-    INSTANT,
     INTERVALS_TOO_LONG,
     MOMENTS_OUT_OF_RANGE,
     NEW_YEAR,
@@ -307,26 +305,16 @@ def test_a_payload_is_counted_as_utf8_bytes_of_compact_json(queue: TaskQueue, pa
     queue.push("work", ["without a payload"])
 
 
-NAMES: dict[str, Callable[[TaskQueue, str], object]] = {
-    "push": lambda queue, name: queue.push(name, ["a"]),
-    "create_topic": lambda queue, name: queue.create_topic(name),
-    "register": lambda queue, name: queue.register(name),
-    "latest": lambda queue, name: queue.latest("work", [name]),
-    "page": lambda queue, name: queue.page("work", identifier=name),
-}
-
-
-@pytest.mark.parametrize("verb", NAMES)
 @pytest.mark.parametrize(
-    "name", ["a\x00b", "a\ud800b", "", "  ", "\t"], ids=["NUL", "surrogate", "none", "blank", "tab"]
+    "name", ["a\x00b", "a\ud800b", "", "  ", "\t\n"], ids=["NUL", "surrogate", "none", "blank", "tab"]
 )
 def test_a_name_that_is_blank_or_that_postgresql_cannot_store_is_refused_in_one_line(
-    queue: TaskQueue, verb: str, name: str
+    queue: TaskQueue, name: str
 ) -> None:
-    try:
-        assert not NAMES[verb](queue, name)
-    except TaskQueueError as refusal:
-        assert len(str(refusal).splitlines()) == 1  # noqa: PT017 - a search may also just find nothing
+    for verb in (queue.create_topic, queue.register):
+        with pytest.raises(TaskQueueError) as refusal:
+            verb(name)
+        assert len(str(refusal.value).splitlines()) == 1
     assert (queue.topics(), queue.owners()) == (["work"], [])
 
 
@@ -439,30 +427,6 @@ def test_a_snooze_of_any_length_is_due_by_the_year_9999(queue: TaskQueue, delay:
     assert known(queue, world.held, "retries").state is State.READY
     assert beyond(queue) == []
     look(queue)
-
-
-@pytest.mark.parametrize(
-    "retry",
-    [
-        RetryPolicy(2**31 - 1, TEN_YEARS, 1e308, TEN_YEARS),
-        RetryPolicy(2**31 - 1, TEN_YEARS, 5e-324, TEN_YEARS),
-        RetryPolicy(2**31 - 1, INSTANT, 1e308, TEN_YEARS, horizon=TEN_YEARS, max_elapsed=TEN_YEARS, jitter=1.0),
-        RetryPolicy(2**31 - 1, INSTANT, 1.0000001, timedelta(0)),
-        RetryPolicy(2**31 - 1, timedelta(0), 1e308, TEN_YEARS, horizon=timedelta(0)),
-    ],
-    ids=["overflow", "underflow", "fast growth", "no delay", "no base"],
-)
-def test_the_delay_of_an_extreme_policy_has_a_bound(queue: TaskQueue, owner: Owner, retry: RetryPolicy) -> None:
-    queue.alter_topic("work", TopicPolicy(retry))
-    for attempts in (1, 2, 1000, 2_000_000_000):
-        [task] = queue.push("work", ["a"])
-        queue.poll("work", owner)
-        set_attempt(queue.conn, task.sequence, attempts)
-        queue.complete(owner, {task: Result.FAILURE})
-        info = known(queue, task)
-        assert info.state is State.FAILED or info.available_at - last_failure(queue, task) <= retry.max_delay
-        assert beyond(queue) == []
-        queue.purge_all("work")
 
 
 # Verbs that only compare a duration with an age: any duration means something.

@@ -14,6 +14,7 @@ from airflow_provider_taskq.queue import (
     Result,
     RetryPolicy,
     State,
+    Task,
     TaskInfo,
     TaskQueue,
     TopicPolicy,
@@ -129,14 +130,18 @@ def test_a_page_has_the_tasks_of_its_filters_ascending_after_and_descending_befo
     first = queue.push("work", new)[0].sequence
     queue.push("other", new)
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 5)[:2], Result.FAILURE))
-    found = queue.page("work", **{name: first + value if type(value) is int and name != "size" else value
-                                  for name, value in filters.items()})  # fmt: skip
+    given: dict[str, Any] = {
+        name: first + value if type(value) is int and name != "size" else value for name, value in filters.items()
+    }
+    found = queue.page("work", **given)
     assert [info.sequence - first for info in found] == expected
 
 
 @pytest.mark.parametrize("state", list(State))
 def test_a_page_of_one_state(queue: TaskQueue, owner: Owner, state: State) -> None:
-    tasks = {kind: task_in(queue, owner, kind, kind.name) for kind in State if kind is not State.READY}
+    tasks: dict[State, Task] = {
+        kind: task_in(queue, owner, kind, kind.name) for kind in State if kind is not State.READY
+    }
     [tasks[State.READY]] = queue.push("work", ["READY"])
     assert queue.page("work", state=state) == [tasks[state]]
 

@@ -255,6 +255,7 @@ def test_delays_add_up_as_if_each_were_added_to_the_sum(policy: RetryPolicy, att
 BILLIONS = 2_000_000_000
 HOUR = timedelta(hours=1)
 TINY = timedelta(microseconds=1)
+TEN_YEARS = timedelta(days=3650)
 # The delays of each policy add up slowly, or never, to its max_elapsed; and the delay after billions of attempts.
 ENDLESS: dict[str, tuple[RetryPolicy, timedelta | None]] = {
     "no delay": (RetryPolicy(UNLIMITED, timedelta(0), max_elapsed=HOUR), timedelta(0)),
@@ -266,6 +267,9 @@ ENDLESS: dict[str, tuple[RetryPolicy, timedelta | None]] = {
     "the first that does not": (RetryPolicy(UNLIMITED, TINY, 1.0, max_elapsed=(BILLIONS - 1) * TINY), None),
     "slow growth": (RetryPolicy(UNLIMITED, TINY, 1.0 + 1e-9, SECOND, max_elapsed=HOUR), None),
     "fast growth": (RetryPolicy(UNLIMITED, TINY, 1e300, SECOND, max_elapsed=3650 * 24 * HOUR), None),
+    "overflow": (RetryPolicy(UNLIMITED, TEN_YEARS, 1e308, TEN_YEARS), TEN_YEARS),
+    "underflow": (RetryPolicy(UNLIMITED, TEN_YEARS, 5e-324, TEN_YEARS), timedelta(0)),
+    "no base": (RetryPolicy(UNLIMITED, timedelta(0), 1e308, TEN_YEARS, horizon=timedelta(0)), timedelta(0)),
 }
 
 
@@ -283,3 +287,5 @@ def test_a_failure_after_billions_of_attempts_is_decided_without_a_loop_over_the
         queue.complete(owner, {task.sequence: Decision(Result.FAILURE, error="again")})
     info = known(queue, task)
     assert (info.state, info.attempt) == (State.FAILED if expected is None else State.READY, BILLIONS)
+    if expected is not None:
+        assert abs(info.available_at - last_failure(queue, task) - expected) <= TINY

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -146,7 +147,7 @@ def test_a_producer_of_a_topic_pushes_to_it_and_to_no_other(queue: TaskQueue, li
     producer.does(lambda queue: push_staged(queue, "orders", None if by_task else "orders"))
     for topic in ("invoices", "unknown"):  # the error does not tell whether a topic exists
         with pytest.raises(Denied, match=f"may not push to topic '{topic}'"):
-            producer.does(lambda queue, topic=topic: push_staged(queue, topic, None if by_task else topic))
+            producer.does(partial(push_staged, topic=topic, named=None if by_task else topic))
     assert contents(queue) == before
 
 
