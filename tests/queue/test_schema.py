@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE, Popen
 from threading import Event
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ from airflow_provider_taskq.queue.reports import Explanation
 from airflow_provider_taskq.queue.schema import _FOREIGN, _in_turns
 from demo.postgres import EmbeddedPostgres
 from tests.internals import SCHEMAS, Release, pretend_release
-from tests.queue.conftest import identifiers
+from tests.queue.conftest import identifiers, until
 
 pytestmark = pytest.mark.promise("The schema is installed once, and removed without a trace")
 
@@ -68,6 +69,23 @@ def test_concurrent_installs_from_eight_threads_install_once(empty: psycopg.Conn
         list(pool.map(installing, range(8)))
     verify(empty)
     assert empty.execute("SELECT count(*) = count(DISTINCT number) FROM taskq.migrations").fetchone() == (True,)
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["one order of a set", "the other"])
+def test_installs_from_several_processes_create_the_schemas_in_the_same_order(
+    empty: psycopg.Connection, empty_dsn: str, seed: int
+) -> None:
+    """Else two of them would end in a deadlock. The seed of hashes decides the order of a set of names."""
+    command = [sys.executable, "-m", "airflow_provider_taskq.queue", "install"]
+    env = {"TASKQ_DSN": empty_dsn, "PYTHONPATH": str(Path.cwd()), "PYTHONHASHSEED": str(seed)}
+    with connect(empty_dsn) as first:
+        first.execute("CREATE SCHEMA taskq")
+        second = Popen(command, env=env, stdout=PIPE, stderr=PIPE, text=True)
+        until(lambda: empty.execute("SELECT FROM pg_locks WHERE NOT granted").rowcount)
+        first.execute("CREATE SCHEMA taskq_internal")
+        first.rollback()
+    assert second.communicate(timeout=600)[1] == ""
+    verify(empty)
 
 
 def test_an_install_is_part_of_the_callers_transaction(empty: psycopg.Connection, empty_dsn: str) -> None:
