@@ -57,10 +57,10 @@ RELATIONS: dict[str, dict[str, set[str]]] = {
 Matrix = tuple[psycopg.Connection, dict[str, str]]
 
 
-NOBODY = Owner("me", 1, LEASE, datetime.now(UTC), resumed=False)
+UNREGISTERED = Owner("me", 1, LEASE, datetime.now(UTC), resumed=False)
 
 
-def verbs(queue: TaskQueue, topic: str = "work", owner: Owner = NOBODY) -> dict[str, Callable[[], object]]:
+def verbs(queue: TaskQueue, topic: str = "work", owner: Owner = UNREGISTERED) -> dict[str, Callable[[], object]]:
     """One call of each verb. No call changes the rows that another call needs."""
     return {
         "push": lambda: queue.push(topic, ["a"]),
@@ -201,7 +201,7 @@ def test_a_role_may_call_the_functions_of_its_kind_and_no_others(
     allowed = documented(repository, role)
     with conn.transaction(force_rollback=True):
         conn.execute(sql.SQL("SET LOCAL SESSION AUTHORIZATION {}").format(sql.Identifier(names[role])))
-        owner = queue.register("me") if "register" in allowed else NOBODY
+        owner = queue.register("me") if "register" in allowed else UNREGISTERED
         calls = {**verbs(queue, topic, owner), "exchange": lambda: queue.exchange(owner, {}, topic)}
         reasons = refused(queue, calls)
     own = {name for name in calls if FUNCTIONS.get(name, name) in allowed}

@@ -82,7 +82,7 @@ def test_installs_from_several_processes_create_the_schemas_in_the_same_order(
         first.execute("CREATE SCHEMA taskq")
         second = Popen(command, env=env, stdout=PIPE, stderr=PIPE, text=True)
         until(lambda: empty.execute("SELECT FROM pg_locks WHERE NOT granted").rowcount)
-        first.execute("CREATE SCHEMA taskq_internal")
+        first.execute(f"CREATE SCHEMA {SCHEMAS[1]}".encode())
         first.rollback()
     assert second.communicate(timeout=600)[1] == ""
     verify(empty)
