@@ -217,7 +217,7 @@ def reckoning(shared_database: SharedDatabase) -> Any:
         yield conn
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(policy=POLICIES, attempts=st.integers(1, 60) | st.integers(1, 2**31 - 1))
 def test_the_policy_in_python_is_the_policy_in_sql(
     reckoning: psycopg.Connection, policy: RetryPolicy, attempts: int
