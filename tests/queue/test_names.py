@@ -106,6 +106,8 @@ def test_merging_keeps_both_errors() -> None:
     merged = Decision(Result.FAILURE, error=ValueError("one")).merge(Decision(Result.FAILURE, error=OSError("two")))
     assert isinstance(merged.error, BaseExceptionGroup)
     assert [str(error) for error in merged.error.exceptions] == ["one", "two"]
+    mixed = Decision(Result.FAILURE, error=ValueError("one")).merge(Decision(Result.FAILURE, error="two"))
+    assert mixed.error == "ValueError: one\n\ntwo"
 
 
 def test_a_decision_is_continued_for_success_only_unless_set() -> None:

@@ -269,7 +269,7 @@ ENDLESS: dict[str, tuple[RetryPolicy, timedelta | None]] = {
     "fast growth": (RetryPolicy(UNLIMITED, TINY, 1e300, SECOND, max_elapsed=3650 * 24 * HOUR), None),
     "overflow": (RetryPolicy(UNLIMITED, TEN_YEARS, 1e308, TEN_YEARS), TEN_YEARS),
     "underflow": (RetryPolicy(UNLIMITED, TEN_YEARS, 5e-324, TEN_YEARS), timedelta(0)),
-    "no base": (RetryPolicy(UNLIMITED, timedelta(0), 1e308, TEN_YEARS, horizon=timedelta(0)), timedelta(0)),
+    "no base": (RetryPolicy(UNLIMITED, timedelta(0), 1e308, TEN_YEARS), timedelta(0)),
 }
 
 

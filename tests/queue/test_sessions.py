@@ -51,7 +51,7 @@ VERBS: dict[str, Verb] = {
     "offer many": lambda queue, _owner, _task: queue.offer_many("work", ["b", "new", NewTask("b", 1)]),
     "drop a waiting task": lambda queue, _owner, _task: queue.drop("work", "b"),
     "count recent": lambda queue, _owner, _task: queue.count(recent=True),
-    "drop_topic": lambda queue, _owner, _task: queue.drop_topic("work"),
+    "drop its topic": lambda queue, _owner, _task: queue.drop_topic("work"),
 }
 OPERATORS_VERBS: dict[str, Verb] = {
     "lock": lambda queue, _owner, _task: queue.lock("job", "a", HOUR, HOUR),
