@@ -34,12 +34,12 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 Verb = Callable[[TaskQueue, Owner, Any], object]
 
 # A stream takes several calls, record_action needs an actor, and some verbs a task that is not held.
-NAMES = sorted(
-    verbs(TaskQueue.__new__(TaskQueue)).keys()
-    - {*("push_stream", "record_action", "pause_task", "resume_task", "set_priority", "run_now", "cancel")}
-)
+NAMES = [
+    name
+    for name in verbs(TaskQueue.__new__(TaskQueue))
+    if name not in ("push_stream", "record_action", "pause_task", "resume_task", "set_priority", "run_now", "cancel")
+]
 VERBS: dict[str, Verb] = {
-    **{name: lambda queue, owner, _, name=name: verbs(queue, "work", owner)[name]() for name in NAMES},  # type: ignore[misc]
     "push many": lambda queue, _owner, _task: queue.push(
         "work", ["x", NewTask("y", {"z": 1}, priority=1)], Insertion.REPLACE
     ),
@@ -51,6 +51,7 @@ VERBS: dict[str, Verb] = {
     "offer many": lambda queue, _owner, _task: queue.offer_many("work", ["b", "new", NewTask("b", 1)]),
     "drop a waiting task": lambda queue, _owner, _task: queue.drop("work", "b"),
     "count recent": lambda queue, _owner, _task: queue.count(recent=True),
+    **{name: lambda queue, owner, _, name=name: verbs(queue, "work", owner)[name]() for name in NAMES},  # type: ignore[misc]
     "drop its topic": lambda queue, _owner, _task: queue.drop_topic("work"),
 }
 OPERATORS_VERBS: dict[str, Verb] = {
