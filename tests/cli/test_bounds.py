@@ -12,6 +12,8 @@ from tests.fuzz.command_words import Words, uses_with
 from tests.internals import store_moments, stored_rows
 from tests.queue.hostile import WRONG_DURATIONS, WRONG_INTEGERS, WRONG_MOMENTS, WRONG_NUMBERS, make_world
 
+pytestmark = pytest.mark.promise("A command prints what it did or one line of error, as text or JSON")
+
 TEXTS = ("a\x00b", "\udc80", "\ud800x")
 WRONG: dict[type[Any], tuple[str, ...]] = {
     Duration: WRONG_DURATIONS,

@@ -25,6 +25,8 @@ from airflow_provider_taskq.queue import (
 )
 from tests.internals import SCHEMAS, private_rights
 
+pytestmark = pytest.mark.promise("A role may call the functions of its kind, and no others")
+
 KINDS = ("producer", "consumer", "reader", "operator")
 LIMITED = ("limited producer", "limited consumer", "limited reader")
 ROLES = (*KINDS, *LIMITED, "owner", "none", "PUBLIC")

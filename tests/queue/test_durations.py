@@ -97,6 +97,7 @@ def test_the_server_gets_durations_in_a_form_that_every_release_reads(
 # Back-off: pauses that double up to a maximum, with jitter
 
 
+@pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
 def test_pauses_double_up_to_the_maximum() -> None:
     backoff = Backoff(0.1, 1.0, jitter=0)
     assert [backoff.next() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
@@ -106,6 +107,7 @@ def test_pauses_double_up_to_the_maximum() -> None:
     assert (backoff.failures, backoff.next()) == (0, 0.1)
 
 
+@pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
 def test_jitter_shortens_a_pause_by_at_most_its_share() -> None:
     backoff = Backoff(10.0, 10.0, jitter=0.5)
     pauses = [backoff.next() for _ in range(1000)]
@@ -113,6 +115,7 @@ def test_jitter_shortens_a_pause_by_at_most_its_share() -> None:
     assert 9.0 < max(pauses) <= 10.0
 
 
+@pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
 def test_a_program_tries_again_within_five_seconds_after_an_outage_of_any_length() -> None:
     backoff = Backoff(jitter=0)
     assert max(backoff.next() for _ in range(100)) == 5.0

@@ -219,6 +219,7 @@ def fail_with(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | 
     return [task.sequence for task in held]
 
 
+@pytest.mark.promise("Failures with the same error form a group")
 @pytest.mark.parametrize(
     ("summary", "identifier", "group"),
     [
@@ -245,6 +246,7 @@ def test_an_error_group_leaves_out_the_parts_that_differ_from_task_to_task(
     assert [found.error for found in queue.error_groups("work")] == [group]
 
 
+@pytest.mark.promise("Failures with the same error form a group")
 def test_the_largest_group_comes_first_with_its_newest_example(queue: TaskQueue, owner: Owner) -> None:
     many = {f"bad-{number}": ValueError(f"no mailbox for bad-{number}") for number in range(3)}
     *_, newest, _, last = fail_with(queue, owner, {**many, "slow": TimeoutError(), "silent": None})
@@ -261,6 +263,7 @@ def test_the_largest_group_comes_first_with_its_newest_example(queue: TaskQueue,
     assert [(one.error, one.looked_at) for one in queue.error_groups("work", budget=1)] == [("no error given", 1)]
 
 
+@pytest.mark.promise("Failures with the same error form a group")
 def test_tasks_that_will_be_retried_count_in_their_error_group(queue: TaskQueue, owner: Owner) -> None:
     fail_with(queue, owner, {"a": ValueError("for aa1"), "b": ValueError("for b2")})
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
@@ -271,6 +274,7 @@ def test_tasks_that_will_be_retried_count_in_their_error_group(queue: TaskQueue,
     ]
 
 
+@pytest.mark.promise("Failures with the same error form a group")
 def test_a_filter_finds_exactly_the_tasks_of_a_group(queue: TaskQueue, owner: Owner) -> None:
     errors = {f"bad-{number}": ValueError(f"no mailbox for bad-{number}") for number in range(3)}
     sequences = fail_with(queue, owner, {**errors, "slow": TimeoutError(), "silent": None})

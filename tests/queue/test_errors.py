@@ -88,6 +88,7 @@ DSNS = {
 }
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 @pytest.mark.parametrize("dsn", DSNS.values(), ids=DSNS)
 def test_a_malformed_dsn_never_shows_its_password(dsn: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Neither does a frame: formatters of tracebacks, such as those of rich, may print the local variables of each."""
@@ -115,6 +116,7 @@ def test_a_dsn_with_a_nul_is_refused_and_not_cut_off_there(dsn: str) -> None:
         connect(f"{dsn}\x00 dbname=nowhere")
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_records_that_hold_payloads_show_none_in_their_repr(queue: TaskQueue) -> None:
     [chunk] = split_into_chunks("work", [NewTask("a", {"secret": SECRET})])
     assert "'a'" in repr(chunk)

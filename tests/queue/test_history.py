@@ -186,6 +186,7 @@ SCENES: dict[str, tuple[Scene, str, str]] = {
 }
 
 
+@pytest.mark.promise("One sentence says why a task is not running")
 @pytest.mark.parametrize(("scene", "sentence", "why"), SCENES.values(), ids=SCENES)
 def test_one_sentence_says_why_a_task_is_not_running(
     queue: TaskQueue, owner: Owner, scene: Scene, sentence: str, why: str

@@ -48,6 +48,8 @@ from tests.queue.hostile import (
     policy,
 )
 
+pytestmark = pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue")
+
 # JSON in SQL, as any client can send it
 
 
@@ -166,6 +168,7 @@ def wide_queue(queue: TaskQueue) -> TaskQueue:
     return queue
 
 
+@pytest.mark.promise("A payload comes back as it was pushed, or is refused")
 @pytest.mark.parametrize(("text", "reason"), REFUSED_JSON.values(), ids=REFUSED_JSON)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_in_refuses_json_that_not_every_client_can_read(
@@ -179,6 +182,7 @@ def test_each_way_in_refuses_json_that_not_every_client_can_read(
     assert {info.state for info in everything(wide_queue)} <= {State.ACTIVE}, "nothing was stored, nothing has ended"
 
 
+@pytest.mark.promise("A payload comes back as it was pushed, or is refused")
 @pytest.mark.parametrize("text", ACCEPTED_JSON.values(), ids=ACCEPTED_JSON)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_in_takes_json_within_the_limits(wide_queue: TaskQueue, owner: Owner, way: str, text: str) -> None:
@@ -231,6 +235,7 @@ UNFIT = {
 }
 
 
+@pytest.mark.promise("An invalid task is refused by its position, and nothing is stored")
 @pytest.mark.parametrize("push", PUSHES)
 @pytest.mark.parametrize(("bad", "reason"), UNFIT.values(), ids=UNFIT)
 def test_a_task_that_breaks_a_rule_is_refused_by_its_position(
@@ -243,6 +248,7 @@ def test_a_task_that_breaks_a_rule_is_refused_by_its_position(
     assert everything(queue) == []
 
 
+@pytest.mark.promise("An invalid task is refused by its position, and nothing is stored")
 @pytest.mark.parametrize("push", PUSHES)
 @pytest.mark.parametrize(
     "given", [{"identifier": "a"}, NewTask("a"), "order-17", b"abc"], ids=lambda one: type(one).__name__
@@ -254,6 +260,7 @@ def test_one_task_instead_of_a_list_is_refused(queue: TaskQueue, push: str, give
     assert everything(queue) == []
 
 
+@pytest.mark.promise("An invalid task is refused by its position, and nothing is stored")
 @pytest.mark.parametrize("bad", ["long identifier", "NUL in the reference", "lone surrogate in the identifier"])
 def test_a_stream_names_the_position_beyond_its_first_call(queue: TaskQueue, bad: str) -> None:
     with pytest.raises(InvalidTask, match=r"position 10001\b"):
@@ -273,6 +280,7 @@ def test_python_refuses_an_output_that_sql_refuses(queue: TaskQueue, owner: Owne
 FIT = {**ACCEPTED_TASKS, **{name: NewTask("a", value) for name, value in ACCEPTED_VALUES.items()}}
 
 
+@pytest.mark.promise("A payload comes back as it was pushed, or is refused")
 @pytest.mark.parametrize("good", FIT.values(), ids=FIT)
 def test_allowed_values_come_back_as_they_were_pushed(queue: TaskQueue, owner: Owner, good: NewTask) -> None:
     [pushed] = queue.push("work", [good])
@@ -284,6 +292,7 @@ def test_allowed_values_come_back_as_they_were_pushed(queue: TaskQueue, owner: O
     assert known(queue, pushed).output == good.payload
 
 
+@pytest.mark.promise("A payload comes back as it was pushed, or is refused")
 @pytest.mark.parametrize(
     ("payload", "size"),
     [
@@ -346,6 +355,7 @@ STORING: dict[str, Callable[[World, timedelta], object]] = {
 }
 
 
+@pytest.mark.promise("A duration or a moment is stored as written, or refused")
 @pytest.mark.parametrize("verb", STORING)
 def test_a_duration_of_ten_years_is_stored_and_a_longer_one_refused(queue: TaskQueue, verb: str) -> None:
     world = make_world(queue)
@@ -383,6 +393,7 @@ def intervals(queue: TaskQueue, *values: str) -> tuple[str, ...]:
     return (*values, "infinity", "-infinity") if queue.conn.info.server_version >= 170_000 else values
 
 
+@pytest.mark.promise("A duration or a moment is stored as written, or refused")
 @pytest.mark.parametrize("call", INTERVALS)
 def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: str) -> None:
     make_world(queue)
@@ -394,6 +405,7 @@ def test_an_interval_of_sql_is_bound_by_months_and_days(queue: TaskQueue, call: 
     assert stored_rows(queue.conn) == before
 
 
+@pytest.mark.promise("A duration or a moment is stored as written, or refused")
 @pytest.mark.parametrize("call", MOMENTS)
 def test_a_moment_of_sql_outside_of_the_years_1_to_9999_is_refused(queue: TaskQueue, call: str) -> None:
     make_world(queue)
@@ -560,6 +572,7 @@ def test_a_row_with_a_duration_out_of_range_hides_no_other_row(own_queue: TaskQu
         assert own_queue.policy("retries").retry.base == shown
 
 
+@pytest.mark.promise("A duration or a moment is stored as written, or refused")
 def test_a_moment_within_bounds_is_read_as_it_is(queue: TaskQueue) -> None:
     """In any time zone of the session, up to the last day."""
     queue.conn.execute("SET timezone = 'Pacific/Auckland'")

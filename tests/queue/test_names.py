@@ -89,12 +89,14 @@ def test_verbs_refuse_an_unknown_name_and_change_nothing(queue: TaskQueue, owner
 # Decisions
 
 
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
 @pytest.mark.parametrize("result", [Result.FAILURE, Result.FILTER, Result.SUCCESS])
 def test_only_a_suspension_snoozes(result: Result) -> None:
     with pytest.raises(ValueError, match="SUSPENSION"):
         Decision(result, delay=timedelta(hours=1))
 
 
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
 @pytest.mark.parametrize(("first", "second"), list(product(Result, Result)))
 def test_two_results_merge_to_the_one_of_higher_precedence(first: Result, second: Result) -> None:
     merged = Decision(first, "one").merge(Decision(second, "two"))
@@ -102,6 +104,7 @@ def test_two_results_merge_to_the_one_of_higher_precedence(first: Result, second
     assert merged.continued is (first is second is Result.SUCCESS)
 
 
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
 def test_merging_keeps_both_errors() -> None:
     merged = Decision(Result.FAILURE, error=ValueError("one")).merge(Decision(Result.FAILURE, error=OSError("two")))
     assert isinstance(merged.error, BaseExceptionGroup)
@@ -110,6 +113,7 @@ def test_merging_keeps_both_errors() -> None:
     assert mixed.error == "ValueError: one\n\ntwo"
 
 
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
 def test_a_decision_is_continued_for_success_only_unless_set() -> None:
     assert [Decision(result).continued for result in Result] == [False, False, False, True]
     assert Decision(Result.SUCCESS, continued=False).continued is False

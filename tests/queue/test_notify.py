@@ -152,6 +152,7 @@ def look(
     return {(kind, position): (number, waited) for kind, position, number, waited in rows}
 
 
+@pytest.mark.promise("A gate opens when its topic is ready, in every mode")
 def test_one_call_of_watch_answers_all_kinds_of_waits(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", NewTask("c", suspended=True)])
     seen = look(
@@ -175,6 +176,7 @@ def test_one_call_of_watch_answers_all_kinds_of_waits(queue: TaskQueue) -> None:
     assert states(queue)[-1] == ("c", State.READY)
 
 
+@pytest.mark.promise("A gate opens when its topic is ready, in every mode")
 @pytest.mark.parametrize("state", State)
 def test_watch_returns_the_state_of_the_newest_task_of_each_identifier(
     queue: TaskQueue, owner: Owner, state: State
@@ -184,6 +186,7 @@ def test_watch_returns_the_state_of_the_newest_task_of_each_identifier(
     assert look(queue.conn, state=[("work", "a")]) == {("state", 1): (state, None)}
 
 
+@pytest.mark.promise("A gate opens when its topic is ready, in every mode")
 def test_watch_returns_how_long_the_oldest_due_task_has_waited(queue: TaskQueue) -> None:
     late, _ = queue.push("work", [NewTask("late", priority=-5), NewTask("new", priority=5)])
     assert look(queue.conn, [("work", 1, "NONE", False)])["ready", 1] == (1, None)

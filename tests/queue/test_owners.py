@@ -123,6 +123,7 @@ def test_an_owner_can_be_rebuilt_from_its_name_and_fence(queue: TaskQueue, owner
     assert queue.heartbeat(rebuilt).lease_until >= owner.lease_until
 
 
+@pytest.mark.promise("A task that is reset, released or redelivered gets its old place back")
 def test_released_tasks_are_back_in_their_old_place_with_no_attempt_counted(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["done", "a", "b", "c"])
     done, first, _ = queue.poll("work", owner, 3)

@@ -12,14 +12,10 @@ from airflow_provider_taskq.queue import Result, TaskQueue, connect, install
 from demo.postgres import EmbeddedPostgres
 from tests.queue.conftest import numbered
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.faults,
-    pytest.mark.promise("Nothing is lost"),
-    pytest.mark.promise("Effects in the same database happen once"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 
+@pytest.mark.promise("PostgreSQL restarts")
 def test_a_poll_that_the_restart_cut_off_took_nothing() -> None:
     with EmbeddedPostgres() as server:
         with connect(server.dsn, autocommit=True) as conn:
@@ -60,6 +56,7 @@ with connect() as conn:
 """
 
 
+@pytest.mark.promise("A push of any length needs little memory in the client")
 def test_a_push_of_200_000_tasks_in_one_call_adds_less_than_50_mb(dsn: str, queue: TaskQueue) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STREAM],

@@ -184,6 +184,7 @@ def test_a_push_commits_with_the_callers_own_rows(queue: TaskQueue, session: Tas
     assert states(queue) == [("a", R)]
 
 
+@pytest.mark.promise("A call that raises an error has changed nothing")
 def test_a_refused_push_leaves_the_callers_transaction_to_be_rolled_back_to_a_savepoint(session: TaskQueue) -> None:
     session.create_topic("mine")
     session.push("mine", ["a"])
@@ -273,6 +274,7 @@ class RecordingCursor(psycopg.Cursor[tuple[object, ...]]):
         return super().fetchall()
 
 
+@pytest.mark.promise("A push of any length needs little memory in the client")
 def test_a_push_sends_all_its_calls_before_it_waits_for_the_first_result(dsn: str, queue: TaskQueue) -> None:
     with connect(dsn, autocommit=True, cursor_factory=RecordingCursor) as conn:
         RecordingCursor.steps.clear()
@@ -285,6 +287,7 @@ def test_a_push_sends_all_its_calls_before_it_waits_for_the_first_result(dsn: st
     ]
 
 
+@pytest.mark.promise("A push of any length needs little memory in the client")
 @pytest.mark.parametrize(
     ("bad", "position"),
     [(NewTask("x" * 501), 5), (NewTask("x" * 501), 24_999), (NewTask("a", float("nan")), 15_000)],
@@ -311,6 +314,7 @@ def test_a_refused_push_of_several_calls_stores_nothing_and_leaves_the_connectio
     assert not caplog.records
 
 
+@pytest.mark.promise("A push of any length needs little memory in the client")
 def test_a_push_of_several_calls_to_an_unknown_topic_raises_that_error(
     queue: TaskQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -320,6 +324,7 @@ def test_a_push_of_several_calls_to_an_unknown_topic_raises_that_error(
     assert not caplog.records
 
 
+@pytest.mark.promise("A push of any length needs little memory in the client")
 def test_a_push_of_several_calls_works_inside_a_pipeline_of_the_caller(dsn: str, queue: TaskQueue) -> None:
     with connect(dsn) as conn, conn.pipeline():
         counted = conn.cursor(row_factory=tuple_row)

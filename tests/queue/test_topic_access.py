@@ -29,6 +29,8 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.errors import translate_errors
 from tests.internals import pretend_release
 
+pytestmark = pytest.mark.promise("A role that is limited to topics reaches no other topic")
+
 Answer = TypeVar("Answer")
 Limited = Callable[..., "Role"]
 Denied = psycopg.errors.InsufficientPrivilege

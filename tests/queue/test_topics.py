@@ -193,6 +193,7 @@ def test_an_unknown_topic_is_refused_by_name(queue: TaskQueue, owner: Owner, ver
         UNKNOWN[verb](queue, owner)
 
 
+@pytest.mark.promise("A paused topic takes pushes and completions, and hands out nothing")
 def test_a_paused_topic_takes_pushes_and_completions_and_hands_out_nothing_until_it_is_resumed(
     queue: TaskQueue, owner: Owner
 ) -> None:
