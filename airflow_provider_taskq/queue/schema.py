@@ -360,7 +360,8 @@ def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
         found = cursor.execute(_OWNERS.encode()).fetchall()
     try:
         with conn.transaction():
-            for name in {"taskq", "taskq_internal"}.difference(name for name, *_ in found):
+            # In one order, whatever seed of hashes a process has: else two installers may end in a deadlock.
+            for name in sorted({"taskq", "taskq_internal"}.difference(name for name, *_ in found)):
                 conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
             if not any(has_ledger for *_, has_ledger in found):
                 conn.execute(

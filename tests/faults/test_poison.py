@@ -1,7 +1,8 @@
-"""A payload that Python cannot decode fails its own task and stops nothing else."""
+"""A payload that Python cannot decode fails its own task and stops nothing else, whatever runs the tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.promise("A payload that no client can decode fails its 
 __all__ = ["make_worker"]  # fixtures that pytest finds here
 
 SOON = timedelta(milliseconds=50)
+NUMBER = POISON["a number beyond a double"]
 
 
 @pytest.fixture
@@ -29,10 +31,7 @@ def dsn(shared_database: SharedDatabase) -> str:
     return shared_database.dsn
 
 
-unreadable = pytest.mark.parametrize("text", POISON.values(), ids=POISON.keys())
-
-
-def with_poison(queue: TaskQueue, text: str, count: int = 23, place: int = 11) -> Task:
+def with_poison(queue: TaskQueue, text: str = NUMBER, count: int = 23, place: int = 11) -> Task:
     """Pushes tasks, makes the payload of one undecodable, and returns this task."""
     tasks = queue.push("work", [NewTask(f"id-{n}", {"n": n}) for n in range(count)])
     poison(queue.conn, tasks[place], text)
@@ -47,39 +46,61 @@ def only_failure(queue: TaskQueue) -> Task:
     return found[0]
 
 
-@unreadable
-@pytest.mark.parametrize(
-    "options", [{}, {"prefetch": 10, "workers": 2, "pause": SOON}, {"condition": Condition.SINGULAR_BY_IDENTIFIER}]
-)
+Runner = Callable[[MakeWorker, str, list[str]], int]
+
+
+def drain(make_worker: MakeWorker, _dsn: str, seen: list[str], **options: object) -> int:
+    """Handles one task at a time."""
+    return int(make_worker(lambda task: seen.append(task.identifier), size=5, **options).drain().failed)
+
+
+def drain_batches(make_worker: MakeWorker, _dsn: str, seen: list[str]) -> int:
+    """Handles tasks in batches: the handler gets the rest of the batch."""
+    handle = batch(lambda batch: seen.extend(task.identifier for task in batch.tasks))
+    return int(make_worker(handle, size=23).drain().failed)
+
+
+def drain_in_processes(make_worker: MakeWorker, _dsn: str, _seen: list[str]) -> int:
+    """Handles tasks in another process."""
+    return int(make_worker(each(check_payload, processes=1), size=23).drain().failed)
+
+
+def group(_make_worker: MakeWorker, dsn: str, _seen: list[str], mode: GroupMode) -> int:
+    """Handles tasks by groups."""
+    return GroupedWorker(dsn, "work", check_payload, mode=mode).run_once().failed
+
+
+def check_payload(task: Task) -> None:
+    """A handler that a process finds by its name."""
+    assert isinstance(task.payload, dict)
+
+
+RUNNERS: dict[str, Runner] = {
+    "a drain": drain,
+    "a drain with threads": partial(drain, prefetch=10, workers=2, pause=SOON),
+    "a drain by identifier": partial(drain, condition=Condition.SINGULAR_BY_IDENTIFIER),
+    "batches": drain_batches,
+    "processes": drain_in_processes,
+    **{f"groups, {mode.name}": partial(group, mode=mode) for mode in GroupMode},
+}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("text", POISON.values(), ids=POISON.keys())
 def test_a_drain_ends_with_every_task_handled_but_the_unreadable_one(
-    queue: TaskQueue, make_worker: MakeWorker, text: str, options: Mapping[str, object]
+    dsn: str, queue: TaskQueue, make_worker: MakeWorker, runner: str, text: str
 ) -> None:
-    bad = with_poison(queue, text)
-    seen: list[str] = []
-    done = make_worker(lambda task: seen.append(task.identifier), size=5, **options).drain()
-    assert (done.succeeded, done.failed) == (22, 1)
+    bad, seen = with_poison(queue, text), list[str]()
+    assert RUNNERS[runner](make_worker, dsn, seen) == 1
     assert only_failure(queue) == bad
     assert bad.identifier not in seen, "the handler never sees it"
     assert not queue.held(queue.register("another"))
 
 
-@unreadable
-def test_a_handler_of_batches_gets_the_rest_of_the_batch(queue: TaskQueue, make_worker: MakeWorker, text: str) -> None:
-    bad = with_poison(queue, text)
-    batches: list[int] = []
-
-    def handle(batch: Batch) -> None:
-        batches.append(len(batch.tasks))
-
-    assert make_worker(batch(handle), size=23).drain().failed == 1
-    assert only_failure(queue) == bad
-    assert batches == [22]
-
-
 def test_a_result_that_a_handler_raises_is_not_that_of_an_unreadable_task(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
-    bad = with_poison(queue, POISON["a number beyond a double"])
+    bad = with_poison(queue)
 
     def handle(_: Batch) -> None:
         raise TaskResultException(Result.SUCCESS)
@@ -88,37 +109,12 @@ def test_a_result_that_a_handler_raises_is_not_that_of_an_unreadable_task(
     assert only_failure(queue) == bad
 
 
-@unreadable
-def test_a_handler_in_another_process_gets_the_rest_of_the_batch(
-    queue: TaskQueue, make_worker: MakeWorker, text: str
-) -> None:
-    bad = with_poison(queue, text)
-    assert make_worker(each(length_of_payload, processes=1), size=23).drain().failed == 1
-    assert only_failure(queue) == bad
-
-
-def length_of_payload(task: Task) -> None:
-    """A handler that a process finds by its name."""
-    assert isinstance(task.payload, dict)
-
-
 def test_a_worker_that_takes_over_an_unreadable_task_fails_it(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    bad = with_poison(queue, POISON["brackets 2,000 deep"], count=3, place=1)
+    bad = with_poison(queue, count=3, place=1)
     crashed = queue.register("crashed")
     assert len(queue.poll("work", crashed, 3)) == 3
     queue.release(crashed)
     assert make_worker(lambda _: None).drain().failed == 1
-    assert only_failure(queue) == bad
-
-
-@unreadable
-@pytest.mark.parametrize("mode", GroupMode)
-def test_a_grouped_worker_fails_an_unreadable_task_and_handles_every_other_group(
-    dsn: str, queue: TaskQueue, text: str, mode: GroupMode
-) -> None:
-    bad = with_poison(queue, text)
-    tally = GroupedWorker(dsn, "work", length_of_payload, mode=mode).run_once()
-    assert (tally.succeeded, tally.failed) == (22, 1)
     assert only_failure(queue) == bad
 
 
@@ -128,14 +124,11 @@ def test_a_grouped_worker_fails_a_task_whose_sort_key_cannot_be_computed(dsn: st
     )
     seen: list[object] = []
 
-    def handle(task: Task) -> None:
-        seen.append(task.payload)
-
     def place(task: Task) -> object:
         assert isinstance(task.payload, dict)
         return task.payload["place"]
 
-    tally = GroupedWorker(dsn, "work", handle, sorter=place).run_once()
+    tally = GroupedWorker(dsn, "work", lambda task: seen.append(task.payload), sorter=place).run_once()
     assert (tally.succeeded, tally.failed) == (3, 1)
     assert seen == [{"place": 1}, {"place": 2}, {"place": 1}]
     assert [info.identifier for info in everything(queue) if "KeyError: 'place'" in str(info.error)] == ["a"]
@@ -148,28 +141,31 @@ def test_a_grouped_worker_fails_a_group_whose_sort_keys_do_not_compare(dsn: str,
     assert states(queue) == [("a", State.FAILED), ("a", State.FAILED), ("b", State.SUCCEEDED)]
 
 
-@unreadable
-@pytest.mark.parametrize(
-    "options", [{}, {"transaction_size": 5, "transactional": True}, {"transactional": True}, {"progress": "memory"}]
-)
+CONSUMERS: dict[str, dict[str, object]] = {
+    "one by one": {},
+    "transactions of five": {"transaction_size": 5, "transactional": True},
+    "transactional": {"transactional": True},
+    "progress in memory": {"progress": "memory"},
+}
+
+
+@pytest.mark.parametrize("options", CONSUMERS.values(), ids=CONSUMERS)
 def test_a_consumer_skips_an_unreadable_event_at_its_first_failure(
-    dsn: str, queue: TaskQueue, text: str, options: Mapping[str, object]
+    dsn: str, queue: TaskQueue, options: dict[str, object]
 ) -> None:
-    bad = with_poison(queue, text)
+    bad = with_poison(queue)
     heard = Heard()
     heard.group.on()(heard.hear)
     with Consumer(dsn, heard.group, "work", quick(**options), on_failure=heard.fail):
         heard.wait(22)
         [failure] = heard.wait_failures(1)
     assert (failure.event, failure.delay, failure.stopped) == (bad, None, False)
-    assert bad.identifier not in heard.identifiers
     assert heard.identifiers == [f"id-{n}" for n in range(23) if f"id-{n}" != bad.identifier]
 
 
-@unreadable
-def test_a_consumer_of_kinds_reports_an_unreadable_event(dsn: str, queue: TaskQueue, text: str) -> None:
+def test_a_consumer_of_kinds_reports_an_unreadable_event(dsn: str, queue: TaskQueue) -> None:
     tasks = queue.push("work", [NewTask(f"id-{n}", {"type": "added"}) for n in range(3)])
-    poison(queue.conn, tasks[1], text)
+    poison(queue.conn, tasks[1], NUMBER)
     heard = Heard()
     heard.group.on("added")(heard.hear)
     with Consumer(dsn, heard.group, "work", quick(), on_failure=heard.fail):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from hypothesis import strategies as st
@@ -83,11 +84,11 @@ def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tup
             yield from all_commands(command, own)
 
 
-def uses_with(value: str) -> Iterator[Words]:
-    """Yield for each argument and option of each command one use in which it has this value."""
+def uses_with(value: str, kind: type[Any] = click.ParamType) -> Iterator[Words]:
+    """Yield for each argument and option of a kind, of each command, one use in which it has this value."""
     for path, command in all_commands(standalone()):
         for param in command.params:
-            if not (isinstance(param, click.Option) and param.is_flag):
+            if isinstance(param.type, kind) and not (isinstance(param, click.Option) and param.is_flag):
                 words = [_least_words(each, value if each is param else None) for each in command.params]
                 yield Words(path, [*path, *ENDING.get(path, ()), *_joined(words)])
 

@@ -12,6 +12,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.queue.hostile import nested
+
 FUZZING = os.environ.get("TASKQ_FUZZ", "")  # "fresh" or "fixed" in `make fuzz`
 MANY = 10_000
 INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", MANY if FUZZING else MANY // 100))
@@ -68,22 +70,9 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def nested(depth: int, opening: str = "[", closing: str = "]") -> str:
-    """A JSON text of this depth."""
-    return opening * depth + closing * depth
-
-
-def deep(depth: int) -> Any:
-    """A list of this depth."""
-    value: Any = []
-    for _ in range(depth - 1):
-        value = [value]
-    return value
-
-
 PAYLOADS = st.one_of(
     JSON,
-    st.integers(1, 3_000).map(deep),
+    st.one_of(st.integers(98, 103), st.integers(1, 3_000)).map(nested),
     st.integers(0, 400_000).map(lambda size: "x" * size),
     st.sampled_from([{"a": object()}, {"a"}, b"bytes", [float("nan")], {"a\x00": "\x00"}, {"\ud800": "\udfff"}]),
 )

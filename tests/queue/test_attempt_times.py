@@ -14,7 +14,6 @@ from airflow_provider_taskq.queue import (
     Owner,
     Result,
     RetryPolicy,
-    Revival,
     State,
     TaskQueue,
     TopicPolicy,
@@ -115,11 +114,13 @@ RETURNS: dict[str, Step] = {
     "release_tasks": lambda queue, owner: queue.release_tasks(owner, queue.held(owner)),
     "redelivery": expire,
 }
+"""Ways in which a held task becomes READY again."""
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 def test_each_way_to_claim_records_when_it_polled(queue: TaskQueue, owner: Owner, claim: Step) -> None:
-    [task] = queue.push("work", ["a"])
+    """The queue time begins when the task was due, and not before its push."""
+    [task] = queue.push("work", [NewTask("a", available_at=queue.now() - HOUR)])
     assert known(queue, task).polled is None
     before = queue.now()
     claim(queue, owner)
@@ -127,6 +128,10 @@ def test_each_way_to_claim_records_when_it_polled(queue: TaskQueue, owner: Owner
     assert known(queue, task).state is State.ACTIVE
     assert polled is not None
     assert before <= polled <= queue.now()
+    _, held = queue.timeline("work", task.sequence)
+    assert (held.what, held.happened, held.waited) == ("held", polled, polled - known(queue, task).created)
+    assert held.ran is not None
+    assert held.ran >= ZERO
 
 
 @pytest.mark.parametrize("finish", COMPLETIONS.values(), ids=COMPLETIONS)
@@ -141,6 +146,7 @@ def test_each_way_to_complete_keeps_when_the_task_was_polled(queue: TaskQueue, o
     assert info.completed is not None
     *_, ended = queue.timeline("work", task.sequence)
     [line] = queue.browse_tasks("work", [task.sequence])
+    assert queue.conn.execute("SELECT polled FROM taskq.tasks").fetchone() == (polled,)
     assert (ended.waited, ended.ran) == (polled - info.available_at, info.completed - polled)
     assert (line.waited, line.ran) == (ended.waited, ended.ran)
 
@@ -152,47 +158,9 @@ def test_a_task_that_is_ready_again_was_not_polled(queue: TaskQueue, owner: Owne
     assert (known(queue, task).state, known(queue, task).polled) == (State.READY, None)
     [line] = queue.browse_tasks("work", [task.sequence])
     assert (line.waited, line.ran) == (None, None)
-
-
-def test_a_dependent_whose_dependency_is_no_longer_fulfilled_was_not_polled(queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.SUCCEEDED, "a")
-    [dependent] = queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
-    assert queue.ready("work") == 1
-    queue.push("work", [NewTask("a", delay=HOUR)])
-    assert queue.poll("work", owner, 10) == []
-    assert known(queue, dependent).polled is None
-
-
-def test_an_expired_task_has_no_run_time_also_after_it_was_reassigned(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", on_expiry="expire")
-    task = task_in(queue, owner, State.ACTIVE)
-    expire(queue, owner)
-    assert known(queue, task).polled is None
-    queue.reassign("work", Result.SUCCESS, sequences=[task.sequence])
-    *_, lapsed, _reassigned, ended = queue.timeline("work", task.sequence)
-    assert lapsed.what == "lapsed"
-    assert lapsed.ran is not None
-    assert (ended.what, ended.waited, ended.ran) == ("ended", None, None)
-
-
-def test_a_canceled_task_was_not_polled(queue: TaskQueue) -> None:
-    [task] = queue.push("work", ["a"])
     queue.cancel("work", [task.sequence])
     *_, ended = queue.timeline("work", task.sequence)
     assert (ended.what, ended.waited, ended.ran) == ("ended", None, None)
-    assert known(queue, task).polled is None
-
-
-def test_a_task_that_is_started_again_has_the_times_of_its_new_attempt(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.FAILED)
-    first = known(queue, task).polled
-    queue.revive("work", revival=Revival.RESET, sequences=[task.sequence])
-    assert known(queue, task).polled is None
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
-    second = known(queue, task).polled
-    assert first is not None
-    assert second is not None
-    assert first < second
 
 
 def test_the_queue_time_of_a_retry_begins_when_it_is_due_again(queue: TaskQueue, owner: Owner) -> None:
@@ -207,39 +175,3 @@ def test_the_queue_time_of_a_retry_begins_when_it_is_due_again(queue: TaskQueue,
     assert failed.ran is not None
     assert ended.waited is not None
     assert 2 * HOUR <= ended.waited < 3 * HOUR  # pushed three hours ago, and due again an hour after the failure
-
-
-def test_the_queue_time_of_a_task_that_was_given_back_begins_when_it_was_due_first(
-    queue: TaskQueue, owner: Owner
-) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.release_tasks(owner, [task])
-    pass_time(queue, HOUR)
-    queue.poll("work", owner)
-    *_, held = queue.timeline("work", task.sequence)
-    assert held.waited is not None
-    assert held.waited >= HOUR
-
-
-def test_a_due_time_before_the_push_does_not_count_as_queue_time(queue: TaskQueue, owner: Owner) -> None:
-    [task] = queue.push("work", [NewTask("a", available_at=queue.now() - HOUR)])
-    queue.poll("work", owner)
-    info = known(queue, task)
-    *_, held = queue.timeline("work", task.sequence)
-    assert info.polled is not None
-    assert held.waited == info.polled - info.created
-
-
-def test_the_timeline_says_since_when_a_task_is_held(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    _, held = queue.timeline("work", task.sequence)
-    assert (held.what, held.happened) == ("held", known(queue, task).polled)
-    assert held.ran is not None
-    assert held.ran >= ZERO
-
-
-def test_the_view_for_people_shows_when_a_task_was_polled(queue: TaskQueue, owner: Owner) -> None:
-    tasks = [task_in(queue, owner, state, state.name) for state in (State.SUCCEEDED, State.ACTIVE, State.READY)]
-    found = queue.conn.execute("SELECT polled FROM taskq.tasks ORDER BY sequence").fetchall()
-    assert [polled for (polled,) in found] == [known(queue, task).polled for task in tasks]
-    assert [polled is None for (polled,) in found] == [False, False, True]

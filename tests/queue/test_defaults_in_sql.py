@@ -17,47 +17,32 @@ def value(queue: TaskQueue, call: str) -> object:
     return row[0]
 
 
-def test_a_topic_without_a_policy_has_the_default_policy(queue: TaskQueue) -> None:
+def test_fields_of_a_policy_are_given_by_name_and_have_the_defaults_of_python(queue: TaskQueue) -> None:
     assert value(queue, "taskq.create_topic('plain')") is True
     assert queue.policy("plain") == TopicPolicy()
-
-
-def test_fields_of_a_policy_are_given_by_name(queue: TaskQueue) -> None:
     value(queue, "taskq.create_topic('named', p_max_attempts => 3, p_base => '30 s', p_keep_succeeded => '7 d')")
     policy = queue.policy("named")
     assert (policy.retry.max_attempts, policy.retry.base) == (3, timedelta(seconds=30))
     assert (policy.keep_succeeded, policy.keep_failed) == (timedelta(days=7), None)
 
 
-def test_upkeep_without_arguments_expires_every_lapsed_lease(queue: TaskQueue) -> None:
-    assert queue.poll("work", queue.register("me")) == []
-    lapse_lease(queue.conn)
-    assert value(queue, "(expired, purged, more)::text FROM taskq.maintain()") == "(0,0,f)"
-    assert queue.owners() == []
+# Calls without optional arguments, for a topic with a READY task, an ACTIVE and a FAILED one, and a lapsed lease.
+DEFAULTS: dict[str, object] = {
+    "lease FROM taskq.register('another')": timedelta(minutes=5),
+    "(expired, purged, more)::text FROM taskq.maintain()": "(1,0,f)",
+    "taskq.expire()": 1,
+    "taskq.ready('work')": 1,
+    "sequence FROM taskq.poll('work', 'me', 1)": 3,
+    "count(*) FROM taskq.poll('work', 'me', 1)": 1,
+    "new FROM taskq.revive('work', p_sequences => '{1}')": 1,
+}
 
 
-def test_an_owner_is_registered_for_five_minutes(queue: TaskQueue) -> None:
-    assert value(queue, "lease FROM taskq.register('me')") == timedelta(minutes=5)
-
-
-def test_a_poll_claims_the_oldest_task_under_no_condition(queue: TaskQueue) -> None:
-    first, _second = queue.push("work", ["a", "a"])
-    fence = value(queue, "fence FROM taskq.register('me')")
-    assert value(queue, "taskq.ready('work')") == 1
-    assert value(queue, f"sequence FROM taskq.poll('work', 'me', {fence})") == first.sequence
-    assert value(queue, f"count(*) FROM taskq.poll('work', 'me', {fence})") == 1
-
-
-def test_a_revival_by_sequence_resets_the_task(queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    owner = queue.register("me")
-    (task,) = queue.poll("work", owner)
-    queue.complete(owner, {task: Result.FAILURE})
-    sequences = f"ARRAY[{task.sequence}]"
-    assert value(queue, f"new FROM taskq.revive('work', p_sequences => {sequences})") == task.sequence
-    assert queue.ready("work") == 1
-
-
-def test_expire_without_arguments_ends_leases_that_have_lapsed(queue: TaskQueue) -> None:
-    queue.register("me", timedelta(minutes=5))
-    assert value(queue, "taskq.expire()") == 0
+@pytest.mark.parametrize("call", DEFAULTS)
+def test_a_call_at_a_prompt_has_the_defaults_of_python(queue: TaskQueue, call: str) -> None:
+    me, lapsed = queue.register("me"), queue.register("lapsed")
+    queue.push("work", ["a", "a", "a", "a"])
+    queue.complete(me, dict.fromkeys(queue.poll("work", me), Result.FAILURE))
+    queue.poll("work", lapsed)
+    lapse_lease(queue.conn, "lapsed")
+    assert value(queue, call) == DEFAULTS[call]

@@ -1,5 +1,6 @@
 """Durations as text: one parser reads them for all settings."""
 
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskq.queue import InvalidArgument, TaskQueue
+from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.durations import parse_duration, to_timedelta
 from airflow_provider_taskq.queue.encoding import interval_text
 
@@ -30,30 +32,20 @@ def test_durations_are_read_in_short_form_as_seconds_and_in_iso_8601(text: str, 
     assert to_timedelta(text) == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", " ", "soon", "5 parsecs", "1h30", "-5m", "5m!", "\u0663s", "5M"),
-        *("P", "PT", "PT5", "-PT5M", "PT-5M", "PT5M ", "P2026-01-01", "PT5M/PT6M", "P1H", "PTM"),
-    ],
-)
-def test_other_text_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(InvalidArgument) as refused:
-        parse_duration(text)
-    assert str(refused.value) == f"invalid duration {text!r}: expected for example 90s, 5m, PT5M"
+EXAMPLES = "expected for example 90s, 5m, PT5M"
+NO_LENGTH = "years and months have no fixed length; use days, as in P30D"
+TOO_LONG = "is too long: at most 365000 days are possible"
+REFUSED = {
+    **dict.fromkeys(["", " ", "soon", "5 parsecs", "1h30", "-5m", "5m!", "\u0663s", "5M"], EXAMPLES),
+    **dict.fromkeys(["P", "PT", "PT5", "-PT5M", "PT-5M", "PT5M ", "P2026-01-01", "PT5M/PT6M", "P1H", "PTM"], EXAMPLES),
+    **dict.fromkeys(["P1Y", "P1M", "P1Y2M10DT2H30M"], NO_LENGTH),
+    **dict.fromkeys(["99999999999w", "9" * 400 + "s", "P99999999999W", "P999999999W", "PT4294967301S"], TOO_LONG),
+}
 
 
-@pytest.mark.parametrize("text", ["P1Y", "P1M", "P1Y2M10DT2H30M"])
-def test_years_and_months_are_refused_as_they_have_no_fixed_length(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="years and months have no fixed length; use days, as in P30D"):
-        parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["99999999999w", "9" * 400 + "s", "P99999999999W", "P999999999W", "PT4294967301S", "PT9999999999999S"]
-)
-def test_a_duration_that_is_too_long_is_refused_and_never_wraps_around(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="is too long: at most 365000 days are possible"):
+@pytest.mark.parametrize(("text", "reason"), REFUSED.items())
+def test_a_text_that_is_no_duration_or_too_long_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(reason)):
         parse_duration(text)
 
 
@@ -100,3 +92,30 @@ def test_the_server_gets_durations_in_a_form_that_every_release_reads(
     assert interval_text(duration) == text
     query = "SELECT extract(epoch FROM %s::text::interval)::float8"
     assert queue.conn.execute(query, (text,)).fetchone() == (min(max(duration, -LONGEST), LONGEST).total_seconds(),)
+
+
+# Back-off: pauses that double up to a maximum, with jitter
+
+
+@pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
+def test_pauses_double_up_to_the_maximum() -> None:
+    backoff = Backoff(0.1, 1.0, jitter=0)
+    assert [backoff.next() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert backoff.failures == 6
+    assert {backoff.next() for _ in range(10_000)} == {1.0}, "it does not overflow"
+    backoff.reset()
+    assert (backoff.failures, backoff.next()) == (0, 0.1)
+
+
+@pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
+def test_jitter_shortens_a_pause_by_at_most_its_share() -> None:
+    backoff = Backoff(10.0, 10.0, jitter=0.5)
+    pauses = [backoff.next() for _ in range(1000)]
+    assert 5.0 <= min(pauses) < 6.0
+    assert 9.0 < max(pauses) <= 10.0
+
+
+@pytest.mark.promise("A worker continues after errors of polls, handlers and connections")
+def test_a_program_tries_again_within_five_seconds_after_an_outage_of_any_length() -> None:
+    backoff = Backoff(jitter=0)
+    assert max(backoff.next() for _ in range(100)) == 5.0

@@ -3,22 +3,23 @@
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
-from uuid import UUID
 
 import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
     Decision,
-    Insertion,
+    NewTask,
     Owner,
     Result,
     RetryPolicy,
     State,
+    Task,
     TaskQueue,
     TopicPolicy,
 )
 from airflow_provider_taskq.queue.errors import error_summary, picklable_error, trace_text
+from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.internals import lapse_lease
 from tests.queue.conftest import known, task_in
 
@@ -107,112 +108,74 @@ EXCEPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("error", "summary"), EXCEPTIONS.values(), ids=EXCEPTIONS)
+TEXTS: dict[str, tuple[str | None, str]] = {
+    "one line": ("no fuel", "no fuel"),
+    "blank lines before it": ("\n\n  late \nmore", "late"),
+    "carriage returns": ("windows\r\nlines", "windows"),
+    "Java": (
+        "java.lang.RuntimeException: boom\n\tat org.example.Main\nCaused by: x",
+        "java.lang.RuntimeException: boom",
+    ),
+    "a long line": ("y" * 100_000, "y" * 197 + "..."),
+    "the traceback of a group": (trace_text(raised(group)), "ExceptionGroup: two failed (2 sub-exceptions)"),
+    **{f"the traceback {name}": (trace_text(error), summary) for name, (error, summary) in EXCEPTIONS.items()},
+}
+ERRORS: dict[str, tuple[BaseException | str | None, str]] = {
+    **EXCEPTIONS,
+    "of a group": (raised(group), "ExceptionGroup: two failed (ValueError: the second; KeyError: 'b'; OSError)"),
+    "pickled": (picklable_error(raised(chained)), "ValueError: the second"),
+    **TEXTS,
+}
+
+
+@pytest.mark.parametrize(("error", "summary"), ERRORS.values(), ids=ERRORS)
 def test_the_summary_of_an_exception_and_of_its_traceback_are_the_same_line(
-    queue: TaskQueue, owner: Owner, error: BaseException, summary: str
-) -> None:
-    of_exception, of_text = queue.push("work", ["a", "b"])
-    queue.poll("work", owner, 2)
-    text = trace_text(error)
-    queue.complete(
-        owner, {of_exception: Decision(Result.FAILURE, error=error), of_text: Decision(Result.FAILURE, error=text)}
-    )
-    assert known(queue, of_exception).error_summary == summary
-    assert known(queue, of_text).error_summary == summary
-    assert known(queue, of_text).error == text
-
-
-def test_the_summary_of_a_group_names_the_exceptions_in_it(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.complete(owner, {task: Decision(Result.FAILURE, error=raised(group))})
-    assert (
-        known(queue, task).error_summary
-        == "ExceptionGroup: two failed (ValueError: the second; KeyError: 'b'; OSError)"
-    )
-
-
-def test_the_traceback_of_a_group_is_summed_up_by_its_own_line(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.complete(owner, {task: Decision(Result.FAILURE, error=trace_text(raised(group)))})
-    assert known(queue, task).error_summary == "ExceptionGroup: two failed (2 sub-exceptions)"
-
-
-@pytest.mark.parametrize(
-    ("text", "summary"),
-    [
-        ("no fuel", "no fuel"),
-        ("\n\n  late \nmore", "late"),
-        ("windows\r\nlines", "windows"),
-        ("java.lang.RuntimeException: boom\n\tat org.example.Main\nCaused by: x", "java.lang.RuntimeException: boom"),
-        ("y" * 100_000, "y" * 197 + "..."),
-    ],
-    ids=["one line", "blank lines before it", "carriage returns", "Java", "long"],
-)
-def test_the_summary_of_any_other_text_is_its_first_line(
-    queue: TaskQueue, owner: Owner, text: str, summary: str
+    queue: TaskQueue, owner: Owner, error: BaseException | str | None, summary: str
 ) -> None:
     task = task_in(queue, owner, State.ACTIVE)
-    queue.complete(owner, {task: Decision(Result.FAILURE, error=text)})
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=error)})
     assert known(queue, task).error_summary == summary
+    assert queue.timeline("work", task.sequence)[-1].error_summary == summary
 
 
-def test_a_retried_failure_has_its_summary_in_the_task_and_in_the_timeline(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=NEVER)))
-    [task] = queue.push("work", ["a"])
-    for message in ("first", "second"):
-        [held] = queue.poll("work", owner)
-        queue.complete(owner, {held: Decision(Result.FAILURE, error=raised(lambda: fail(ValueError(message))))})  # noqa: B023
-        assert known(queue, task).error_summary == f"ValueError: {message}"
-    reported = queue.timeline("work", task.sequence)
-    assert [(one.what, one.error_summary) for one in reported] == [
-        ("pushed", None),
-        ("failed", "ValueError: first"),
-        ("ended", "ValueError: second"),
-    ]
+def complete_staged(queue: TaskQueue, owner: Owner, task: Task) -> None:
+    """Fails a task as Spark's drain does."""
+    stage = "SELECT taskq.open_stage(%s, %s)::text"
+    [number] = queue.conn.execute(stage, (owner.name, owner.fence)).fetchone() or [""]
+    queue.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, error) VALUES (%s, 0, 0, %s, 0, %s)",
+        (number, task.sequence, "OSError: no disk\nmore"),
+    )
+    commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{0}', '{1}')"
+    queue.conn.execute(commit, (owner.name, owner.fence, number))
 
 
-def test_the_timeline_keeps_the_end_of_a_long_traceback(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.complete(owner, {task: Decision(Result.FAILURE, error=raised(recursion))})
-    error = queue.timeline("work", task.sequence)[-1].error
-    assert (error or "").endswith("RecursionError: maximum recursion depth exceeded\n")
-
-
-def test_an_exchange_stores_the_summary(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.exchange(owner, {task: Decision(Result.FAILURE, error=OSError("no disk"))}, "work")
-    assert known(queue, task).error_summary == "OSError: no disk"
-
-
-def test_a_crash_has_a_summary(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(max_crashes=1))
-    task = task_in(queue, owner, State.ACTIVE)
+def crash(queue: TaskQueue, _owner: Owner, _task: Task) -> None:
+    """Lets the lease lapse at the last permitted crash."""
+    queue.alter_topic("work", max_crashes=1)
     lapse_lease(queue.conn)
     assert queue.expire() == 1
-    assert known(queue, task).error_summary == "given up: the lease of its owner lapsed 1 times while the task was held"
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(1, id="in chunks"), pytest.param(50_001, id="by one statement", marks=pytest.mark.slow)]
-)
-def test_a_committed_stage_stores_summaries(queue: TaskQueue, owner: Owner, count: int) -> None:
-    tasks = queue.push("work", [str(number) for number in range(count)])
-    queue.poll("work", owner, count)
-    [stage] = queue.conn.execute("SELECT taskq.open_stage(%s, %s)", (owner.name, owner.fence)).fetchone() or [
-        UUID(int=0)
-    ]
-    queue.conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, error)"
-        " SELECT %s, 0, 0, sequence, 0, %s FROM taskq.tasks WHERE state = 'ACTIVE'",
-        (stage, trace_text(raised(chained))),
-    )
-    queue.conn.execute(
-        "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{0}', ARRAY[%s::bigint])",
-        (owner.name, owner.fence, stage, count),
-    )
-    assert known(queue, tasks[-1]).error_summary == "ValueError: the second"
-    assert known(queue, tasks[-1]).polled is not None
+FAILURES: dict[str, tuple[Callable[[TaskQueue, Owner, Task], object], str]] = {
+    "exchange": (
+        lambda queue, owner, task: queue.exchange(
+            owner, {task: Decision(Result.FAILURE, error=OSError("no disk"))}, "work"
+        ),
+        "OSError: no disk",
+    ),
+    "a stage": (complete_staged, "OSError: no disk"),
+    "a crash": (crash, "given up: the lease of its owner lapsed 1 times while the task was held"),
+}
+
+
+@pytest.mark.parametrize(("failure", "summary"), FAILURES.values(), ids=FAILURES)
+def test_each_way_to_fail_stores_a_summary(
+    queue: TaskQueue, owner: Owner, failure: Callable[[TaskQueue, Owner, Task], object], summary: str
+) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    failure(queue, owner, task)
+    assert known(queue, task).error_summary == summary
 
 
 def test_a_snooze_and_a_success_keep_the_summary_of_the_last_failure(queue: TaskQueue, owner: Owner) -> None:
@@ -223,19 +186,6 @@ def test_a_snooze_and_a_success_keep_the_summary_of_the_last_failure(queue: Task
         assert known(queue, task).error_summary == "KeyError: 'a'"
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
     assert (known(queue, task).state, known(queue, task).error_summary) == (State.SUCCEEDED, "KeyError: 'a'")
-
-
-def test_a_superseded_retry_keeps_the_summary_and_a_revived_task_has_none(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.complete(owner, {task: Decision(Result.FAILURE, error=KeyError("a"))})
-    [other] = queue.push("work", [task.identifier], Insertion.SUPERSEDE)
-    assert (known(queue, task).state, known(queue, task).error_summary) == (State.REDUNDANT, "KeyError: 'a'")
-    queue.poll("work", owner)
-    queue.alter_topic("work", TopicPolicy())
-    queue.complete(owner, {other: Decision(Result.FAILURE, error=KeyError("b"))})
-    queue.revive("work", State.FAILED)
-    assert known(queue, other).error_summary is None
 
 
 def test_lists_the_view_and_explain_show_the_summary_and_no_line_of_the_traceback(
@@ -258,16 +208,79 @@ def test_an_error_that_was_pickled_keeps_its_summary() -> None:
     assert error_summary(sent) == error_summary(raised(group))
 
 
-def test_decisions_of_exceptions_and_pickled_errors_go_in_one_call(queue: TaskQueue, owner: Owner) -> None:
-    tasks = queue.push("work", ["a", "b", "c", "d"])
-    queue.poll("work", owner, 4)
-    errors = [ValueError("a"), picklable_error(ValueError("b")), "c", None]
-    queue.complete(
-        owner, {task: Decision(Result.FAILURE, error=error) for task, error in zip(tasks, errors, strict=True)}
-    )
-    assert [known(queue, task).error_summary for task in tasks] == ["ValueError: a", "ValueError: b", "c", None]
+# Groups of failures: tasks with the same error, apart from identifiers and numbers
 
 
-def test_merging_a_text_into_an_exception_keeps_the_type_of_the_exception() -> None:
-    merged = Decision(Result.FAILURE, error=ValueError("one")).merge(Decision(Result.FAILURE, error="two"))
-    assert merged.error == "ValueError: one\n\ntwo"
+def fail_with(queue: TaskQueue, owner: Owner, errors: dict[str, BaseException | str | None]) -> list[int]:
+    """Fails a task for each identifier with its error, and returns their sequences."""
+    queue.push("work", [NewTask(identifier) for identifier in errors])
+    held = queue.poll("work", owner, len(errors))
+    queue.complete(owner, {task: Decision(Result.FAILURE, error=errors[task.identifier]) for task in held})
+    return [task.sequence for task in held]
+
+
+@pytest.mark.promise("Failures with the same error form a group")
+@pytest.mark.parametrize(
+    ("summary", "identifier", "group"),
+    [
+        ("ValueError: no mailbox for bad-1", "bad-1", "ValueError: no mailbox for #"),
+        ("ValueError: no mailbox for jane", "jane", "ValueError: no mailbox for #"),
+        ("ValueError: no mailbox for bad-17", "a", "ValueError: no mailbox for bad-#"),
+        ("TimeoutError", "a", "TimeoutError"),
+        ("S3Error: no bucket b2", "a", "S3Error: no bucket #"),
+        ("S3Error", "S3Error", "S3Error"),
+        ("KeyError: '9f86d081-abcd-abcd-abcd-a3bf4f1b2b0b'", "a", "KeyError: '#'"),
+        ("OSError: 10.0.0.1:5432 at 2026-11-22T10:04:35.123Z", "a", "OSError: # at #"),
+        ("orders.mail.Bounced: a of b.c", "a", "orders.mail.Bounced: a of b.c"),
+        ("it broke 3 times", "b", "it broke # times"),
+        ("HTTPError: GET /orders/17 answered 503", "b", "HTTPError: GET /orders/# answered 503"),
+        ("SMTPError: 550 5.1.1 no such user", "b", "SMTPError: 550 # no such user"),
+        ("OSError: port 404:17 of host-404", "b", "OSError: port # of host-#"),
+        (None, "a", "no error given"),
+    ],
+)
+def test_an_error_group_leaves_out_the_parts_that_differ_from_task_to_task(
+    queue: TaskQueue, owner: Owner, summary: str | None, identifier: str, group: str
+) -> None:
+    fail_with(queue, owner, {identifier: summary})
+    assert [found.error for found in queue.error_groups("work")] == [group]
+
+
+@pytest.mark.promise("Failures with the same error form a group")
+def test_the_largest_group_comes_first_with_its_newest_example(queue: TaskQueue, owner: Owner) -> None:
+    many = {f"bad-{number}": ValueError(f"no mailbox for bad-{number}") for number in range(3)}
+    *_, newest, _, last = fail_with(queue, owner, {**many, "slow": TimeoutError(), "silent": None})
+    first, *others = queue.error_groups("work")
+    assert (first.error, first.failed, first.retrying, first.messages) == ("ValueError: no mailbox for #", 3, 0, 3)
+    assert (first.example, first.newest, first.looked_at) == ("ValueError: no mailbox for bad-2", newest, 5)
+    assert first.last_failed is not None
+    assert [(one.error, one.failed, one.example) for one in others] == [
+        ("TimeoutError", 1, "TimeoutError"),
+        ("no error given", 1, None),
+    ]
+    assert others[1].newest == last
+    assert queue.error_groups("work", 1) == [first]
+    assert [(one.error, one.looked_at) for one in queue.error_groups("work", budget=1)] == [("no error given", 1)]
+
+
+@pytest.mark.promise("Failures with the same error form a group")
+def test_tasks_that_will_be_retried_count_in_their_error_group(queue: TaskQueue, owner: Owner) -> None:
+    fail_with(queue, owner, {"a": ValueError("for aa1"), "b": ValueError("for b2")})
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2)))
+    fail_with(queue, owner, {"c": ValueError("for c3"), "d": KeyError("x")})
+    assert [(one.error, one.failed, one.retrying) for one in queue.error_groups("work")] == [
+        ("ValueError: for #", 2, 1),
+        ("KeyError: 'x'", 0, 1),
+    ]
+
+
+@pytest.mark.promise("Failures with the same error form a group")
+def test_a_filter_finds_exactly_the_tasks_of_a_group(queue: TaskQueue, owner: Owner) -> None:
+    errors = {f"bad-{number}": ValueError(f"no mailbox for bad-{number}") for number in range(3)}
+    sequences = fail_with(queue, owner, {**errors, "slow": TimeoutError(), "silent": None})
+    group = TaskFilter(state=State.FAILED, error_group="ValueError: no mailbox for #")
+    assert queue.find_tasks("work", group, newest=False).sequences == sequences[:3]
+    assert set(queue.revive("work", sequences=sequences[:3])) == set(sequences[:3])
+    assert {one.error for one in queue.error_groups("work")} == {"TimeoutError", "no error given"}
+    assert queue.find_tasks("work", TaskFilter(error_group="TimeoutError")).sequences == [sequences[3]]
+    assert queue.find_tasks("work", TaskFilter(error_group="no error given")).sequences == [sequences[4]]

@@ -1,6 +1,8 @@
-"""States, results and the other choices are accepted as members and as names in any case."""
+"""States, results and other choices go by member or by name in any case; decisions of two results merge."""
 
 from collections.abc import Callable
+from datetime import timedelta
+from itertools import product
 
 import pytest
 
@@ -24,24 +26,17 @@ Call = Callable[[TaskQueue, Owner], object]
 
 
 def test_a_member_is_found_by_its_name_in_any_case() -> None:
-    assert State.of("failed") is State.FAILED
-    assert Result.of("SUCCESS") is Result.SUCCESS
-    assert Revival.of("reset") is Revival.RESET
-    assert Order.of("last_in_first_out") is Order.LAST_IN_FIRST_OUT
-
-
-def test_an_unknown_name_lists_the_names() -> None:
+    members = [State.of("failed"), Result.of("SUCCESS"), Revival.of("reset"), Order.of("last_in_first_out")]
+    assert members == [State.FAILED, Result.SUCCESS, Revival.RESET, Order.LAST_IN_FIRST_OUT]
     with pytest.raises(InvalidArgument, match=r"unknown state 'DONE': expected one of ACTIVE, READY, .*REDUNDANT"):
         State.of("DONE")
-    with pytest.raises(ValueError, match="unknown result 'SUCCEEDED': expected one of FAILURE, SUSPENSION"):
-        Decision("SUCCEEDED")  # type: ignore[arg-type]  # what is tested
 
 
 def test_a_decision_takes_the_name_of_a_result() -> None:
     decision = Decision("filter")  # type: ignore[arg-type]  # what is tested
-    assert decision.result is Result.FILTER
-    assert decision.continued is False
-    assert Decision("success").continued is True  # type: ignore[arg-type]  # what is tested
+    assert (decision.result, decision.continued) == (Result.FILTER, False)
+    with pytest.raises(ValueError, match="unknown result 'SUCCEEDED': expected one of FAILURE, SUSPENSION"):
+        Decision("SUCCEEDED")  # type: ignore[arg-type]  # what is tested
 
 
 @pytest.mark.parametrize("name", ["FAILED", "failed"])
@@ -89,3 +84,37 @@ def test_verbs_refuse_an_unknown_name_and_change_nothing(queue: TaskQueue, owner
     with pytest.raises(InvalidArgument, match="expected one of"):
         call(queue, owner)
     assert [info.sequence for info in queue.page("work")] == [task.sequence]
+
+
+# Decisions
+
+
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
+@pytest.mark.parametrize("result", [Result.FAILURE, Result.FILTER, Result.SUCCESS])
+def test_only_a_suspension_snoozes(result: Result) -> None:
+    with pytest.raises(ValueError, match="SUSPENSION"):
+        Decision(result, delay=timedelta(hours=1))
+
+
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
+@pytest.mark.parametrize(("first", "second"), list(product(Result, Result)))
+def test_two_results_merge_to_the_one_of_higher_precedence(first: Result, second: Result) -> None:
+    merged = Decision(first, "one").merge(Decision(second, "two"))
+    assert merged.result is min(first, second)
+    assert merged.continued is (first is second is Result.SUCCESS)
+
+
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
+def test_merging_keeps_both_errors() -> None:
+    merged = Decision(Result.FAILURE, error=ValueError("one")).merge(Decision(Result.FAILURE, error=OSError("two")))
+    assert isinstance(merged.error, BaseExceptionGroup)
+    assert [str(error) for error in merged.error.exceptions] == ["one", "two"]
+    mixed = Decision(Result.FAILURE, error=ValueError("one")).merge(Decision(Result.FAILURE, error="two"))
+    assert mixed.error == "ValueError: one\n\ntwo"
+
+
+@pytest.mark.promise("Two results of a task merge to the first of FAILURE, SUSPENSION, FILTER, SUCCESS")
+def test_a_decision_is_continued_for_success_only_unless_set() -> None:
+    assert [Decision(result).continued for result in Result] == [False, False, False, True]
+    assert Decision(Result.SUCCESS, continued=False).continued is False
+    assert Decision(Result.FILTER, continued=True).continued is True

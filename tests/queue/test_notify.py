@@ -1,12 +1,13 @@
-"""A topic whose policy has `notify`: a push notifies listening sessions when it commits."""
+"""What a waiting program learns: a topic with `notify` tells of each push, and `watch` answers all waits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, Owner, Revival, State, TaskQueue
+from tests.internals import age_tasks
 from tests.queue.conftest import states, task_in
 
 pytestmark = pytest.mark.promise("A push notifies at its commit, if the policy of the topic has `notify`")
@@ -84,23 +85,14 @@ def heard(queue: TaskQueue, listening: psycopg.Connection) -> list[str]:
 
 @pytest.mark.parametrize("verb", PUSHES)
 def test_a_push_notifies_once_its_transaction_commits(
-    notifying: TaskQueue, listening: psycopg.Connection, dsn: str, verb: str
+    notifying: TaskQueue, listening: psycopg.Connection, session: TaskQueue, verb: str
 ) -> None:
-    with psycopg.connect(dsn) as conn:
-        PUSHES[verb](TaskQueue(conn))
-        assert heard(notifying, listening) == []
-        conn.commit()
-    assert heard(notifying, listening) == ["work"]
-
-
-@pytest.mark.parametrize("verb", PUSHES)
-def test_a_push_that_is_rolled_back_notifies_of_nothing(
-    notifying: TaskQueue, listening: psycopg.Connection, dsn: str, verb: str
-) -> None:
-    with psycopg.connect(dsn) as conn:
-        PUSHES[verb](TaskQueue(conn))
-        conn.rollback()
+    PUSHES[verb](session)
+    session.conn.rollback()
+    PUSHES[verb](session)
     assert heard(notifying, listening) == []
+    session.conn.commit()
+    assert heard(notifying, listening) == ["work"]
 
 
 @pytest.mark.parametrize("verb", PUSHES)
@@ -133,3 +125,74 @@ def test_a_new_topic_does_not_notify(queue: TaskQueue) -> None:
     assert queue.policy("work").notify is False
     queue.create_topic("quick", notify=True)
     assert queue.policy("quick").notify is True
+
+
+# Watch: one query answers all waits of any kind
+
+LOOK = (
+    "SELECT kind, position, number, waited FROM taskq.watch(%b::text[], %b::int[], %b::text[], %b::boolean[],"
+    " %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::int[], %b::int[], %b::text[])"
+)
+Ready = tuple[str, int, str, bool]
+
+
+def look(
+    conn: psycopg.Connection,
+    ready: Sequence[Ready] = (),
+    state: Sequence[tuple[str, str]] = (),
+    junctures: Sequence[tuple[str, str, str]] = (),
+    groups: Sequence[tuple[int, int, str]] = (),
+) -> dict[tuple[str, int], tuple[int | None, float | None]]:
+    """The answers of one call of watch, by kind and place."""
+    columns = [
+        [[row[place] for row in rows] for place in range(width)]
+        for rows, width in ((ready, 4), (state, 2), (junctures, 3), (groups, 3))
+    ]
+    rows = conn.execute(LOOK, [column for kind in columns for column in kind]).fetchall()
+    return {(kind, position): (number, waited) for kind, position, number, waited in rows}
+
+
+@pytest.mark.promise("A gate opens when its topic is ready, in every mode")
+def test_one_call_of_watch_answers_all_kinds_of_waits(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b", NewTask("c", suspended=True)])
+    seen = look(
+        queue.conn,
+        [("work", 9, "NONE", False), ("work", 1, "SINGULAR_BY_IDENTIFIER", False), ("missing", 1, "NONE", True)],
+        [("work", "a"), ("work", "z"), ("missing", "a")],
+        [("gate", "work", "SINGULAR"), ("other", "work", "SINGULAR"), ("gate", "missing", "SINGULAR")],
+        [(1, 0, "c"), (2, 0, "c"), (2, 1, "d"), (3, 0, "c")],
+    )
+    assert {place: number for place, (number, _) in seen.items()} == {
+        ("ready", 1): 2,
+        ("ready", 2): 1,
+        ("ready", 3): -1,
+        ("state", 1): State.READY,
+        ("state", 2): None,
+        ("state", 3): -1,
+        ("juncture", 1): 0,
+        ("juncture", 2): 2,  # the first has taken it
+        ("juncture", 3): -1,
+    }
+    assert states(queue)[-1] == ("c", State.READY)
+
+
+@pytest.mark.promise("A gate opens when its topic is ready, in every mode")
+@pytest.mark.parametrize("state", State)
+def test_watch_returns_the_state_of_the_newest_task_of_each_identifier(
+    queue: TaskQueue, owner: Owner, state: State
+) -> None:
+    task_in(queue, owner, State.FAILED if state is not State.FAILED else State.FILTERED)
+    task_in(queue, owner, state)
+    assert look(queue.conn, state=[("work", "a")]) == {("state", 1): (state, None)}
+
+
+@pytest.mark.promise("A gate opens when its topic is ready, in every mode")
+def test_watch_returns_how_long_the_oldest_due_task_has_waited(queue: TaskQueue) -> None:
+    late, _ = queue.push("work", [NewTask("late", priority=-5), NewTask("new", priority=5)])
+    assert look(queue.conn, [("work", 1, "NONE", False)])["ready", 1] == (1, None)
+    age_tasks(queue.conn, timedelta(seconds=90), [late.sequence])
+    number, waited = look(queue.conn, [("work", 9, "NONE", True)])["ready", 1]
+    assert number == 2
+    assert waited == pytest.approx(90, abs=30)
+    queue.pause_topic("work")
+    assert look(queue.conn, [("work", 9, "NONE", True)])["ready", 1] == (0, None)

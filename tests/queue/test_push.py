@@ -1,21 +1,29 @@
 """Push: stores all tasks or none, in the given order, and changes older ones as the insertion says."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Self
 
 import psycopg
 import pytest
+from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue import (
     Insertion,
+    InvalidTask,
     NewTask,
     Owner,
     Pushed,
     Result,
     State,
+    TaskInput,
     TaskQueue,
     TaskQueueError,
+    UnknownTopic,
     connect,
 )
+from airflow_provider_taskq.queue.task_input import TASK_FIELDS, to_new_task
 from tests.queue.conftest import everything, identifiers, known, numbered, states, task_in
 
 pytestmark = pytest.mark.promise("A push of many tasks stores all or none")
@@ -46,6 +54,8 @@ def test_a_push_changes_an_older_task_as_its_insertion_requires(
     queue: TaskQueue, owner: Owner, state: State, insertion: Insertion
 ) -> None:
     older = task_in(queue, owner, state)
+    queue.create_topic("other")
+    others = [*queue.push("other", ["a"]), *queue.push("work", ["b"])]
     before = known(queue, older)
     [newer] = queue.push("work", ["a"], insertion)
     expected = BECOMES[state, insertion]
@@ -56,17 +66,8 @@ def test_a_push_changes_an_older_task_as_its_insertion_requires(
         assert after.descent is (state if displaced else before.descent)
         assert (after.owner, after.completed, after.attempt) == (before.owner, before.completed, before.attempt)
     assert known(queue, newer).state is State.READY
-    assert len(everything(queue)) == (1 if expected is None else 2)
-
-
-@pytest.mark.parametrize("insertion", list(Insertion))
-def test_a_push_leaves_other_identifiers_and_other_topics_alone(queue: TaskQueue, insertion: Insertion) -> None:
-    queue.create_topic("other")
-    queue.push("other", ["a"])
-    queue.push("work", ["b"])
-    queue.push("work", ["a"], insertion)
-    assert states(queue, "other") == [("a", R)]
-    assert states(queue) == [("b", R), ("a", R)]
+    assert len(everything(queue)) == (2 if expected is None else 3)
+    assert [known(queue, other, other.topic).state for other in others] == [R, R], "of other topics and identifiers"
 
 
 @pytest.mark.promise("An older task changes as the table of insertions says")
@@ -88,27 +89,20 @@ def test_the_last_task_of_an_identifier_in_one_push_wins(
     assert [task.sequence for task in tasks] == [info.sequence for info in everything(queue)]
 
 
-@pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE])
+@pytest.mark.parametrize(
+    ("insertion", "expected"),
+    [
+        (Insertion.APPEND, [(State.SUSPENDED, None), (R, None), (State.SUSPENDED, None)]),
+        (Insertion.SUPERSEDE, [(X, State.SUSPENDED), (X, R), (State.SUSPENDED, None)]),
+        (Insertion.REPLACE, [(X, State.SUSPENDED), (X, R), (State.SUSPENDED, None)]),
+        (Insertion.DELETE, [(State.SUSPENDED, None)]),
+    ],
+)
 def test_the_descent_of_a_duplicate_in_one_push_is_the_state_it_would_have_had(
-    queue: TaskQueue, insertion: Insertion
+    queue: TaskQueue, insertion: Insertion, expected: list[tuple[State, State | None]]
 ) -> None:
     queue.push("work", [NewTask("a", suspended=True), "a", NewTask("a", suspended=True)], insertion)
-    assert [(info.state, info.descent) for info in everything(queue)] == [
-        (X, State.SUSPENDED),
-        (X, State.READY),
-        (State.SUSPENDED, None),
-    ]
-
-
-def test_suspended_duplicates_of_an_append_stay(queue: TaskQueue) -> None:
-    queue.push("work", [NewTask("a", suspended=True), "a", NewTask("a", suspended=True)])
-    assert states(queue) == [("a", State.SUSPENDED), ("a", R), ("a", State.SUSPENDED)]
-
-
-def test_suspended_duplicates_of_a_delete_are_not_stored(queue: TaskQueue) -> None:
-    tasks = queue.push("work", [NewTask("a", suspended=True), NewTask("a", suspended=True)], Insertion.DELETE)
-    assert len(tasks) == 1
-    assert states(queue) == [("a", State.SUSPENDED)]
+    assert [(info.state, info.descent) for info in everything(queue)] == expected
 
 
 def test_a_suspended_task_is_not_handed_out(queue: TaskQueue, owner: Owner) -> None:
@@ -128,15 +122,40 @@ def test_a_push_returns_its_tasks_in_the_order_given(queue: TaskQueue) -> None:
     assert {(task.attempt, task.redelivered, task.topic) for task in tasks} == {(0, False, "work")}
 
 
+def test_a_dict_has_the_fields_of_a_task(queue: TaskQueue) -> None:
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    given: list[TaskInput] = [
+        {"identifier": "first"},
+        "second",
+        NewTask("third"),
+        {"identifier": "a", "payload": {"total": 12}, "reference": "r", "suspended": False, "ttl": 90, "priority": 5,
+         "available_at": noon.isoformat(), "depends_on": [["work", "first"]]},
+    ]  # fmt: skip
+    *_, task = queue.push("work", given)
+    assert (task.identifier, task.payload, task.reference) == ("a", {"total": 12}, "r")
+    found = known(queue, task)
+    assert (found.priority, found.status, found.available_at) == (5, "blocked", noon)
+    assert [one.identifier for one in queue.dependencies("work", task.sequence)] == ["first"]
+    assert queue.push_stream("work", iter(given[:3])).count == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "task"),
+    [
+        (dict.fromkeys({*TASK_FIELDS} - {"identifier"}), NewTask("a")),
+        ({"delay": 1.5}, NewTask("a", delay=timedelta(seconds=1.5))),
+        ({"ttl": "90s"}, NewTask("a", ttl=timedelta(seconds=90))),
+    ],
+    ids=["none has its default", "seconds", "a text"],
+)
+def test_a_field_of_a_dict_may_be_none_and_a_duration_a_number_or_a_text(fields: dict[str, Any], task: NewTask) -> None:
+    assert to_new_task({"identifier": "a", **fields}) == task
+
+
 def test_sequences_are_global_and_ascend(queue: TaskQueue) -> None:
     queue.create_topic("other")
     sequences = [queue.push(topic, ["a"])[0].sequence for topic in ("work", "other", "work", "other")]
     assert sequences == sorted(set(sequences))
-
-
-def test_a_push_takes_any_iterable(queue: TaskQueue) -> None:
-    assert identifiers(queue.push("work", (name for name in "abc"))) == ["a", "b", "c"]
-    assert identifiers(queue.push("work", {"d": 1}.keys())) == ["d"]
 
 
 def test_an_empty_push_does_nothing(queue: TaskQueue) -> None:
@@ -165,14 +184,6 @@ def test_a_push_commits_with_the_callers_own_rows(queue: TaskQueue, session: Tas
     assert states(queue) == [("a", R)]
 
 
-@pytest.mark.parametrize("bad", [0, 7, 10_050])
-def test_a_push_of_many_calls_in_autocommit_is_all_or_nothing(queue: TaskQueue, bad: int) -> None:
-    tasks = [NewTask("" if number == bad else f"t{number}") for number in range(10_100)]
-    with pytest.raises(TaskQueueError, match=rf"position {bad}\b"):
-        queue.push("work", tasks)
-    assert queue.count("work") == {"work": {}}
-
-
 @pytest.mark.promise("A call that raises an error has changed nothing")
 def test_a_refused_push_leaves_the_callers_transaction_to_be_rolled_back_to_a_savepoint(session: TaskQueue) -> None:
     session.create_topic("mine")
@@ -194,22 +205,18 @@ def test_tasks_pushed_in_one_transaction_displace_each_other(session: TaskQueue)
     session.conn.commit()
 
 
-def test_a_push_works_on_a_connection_with_another_row_factory(dsn: str, queue: TaskQueue) -> None:
-    with psycopg.connect(dsn, row_factory=psycopg.rows.dict_row, autocommit=True) as conn:
-        other = TaskQueue(conn)
-        [task] = other.push("work", ["a"])
-        owner = other.register("me")
-        assert other.poll("work", owner) == [task]
-        assert other.page("work")[0].state is A
-    assert states(queue) == [("a", A)]
-
-
-def test_a_push_works_on_a_connection_with_client_side_cursors(dsn: str, queue: TaskQueue) -> None:
-    with psycopg.connect(dsn, cursor_factory=psycopg.ClientCursor, autocommit=True) as conn:
+@pytest.mark.parametrize(
+    "options",
+    [{"row_factory": psycopg.rows.dict_row}, {"cursor_factory": psycopg.ClientCursor}],
+    ids=["another row factory", "client-side cursors"],
+)
+def test_verbs_work_on_a_connection_with_other_options(dsn: str, queue: TaskQueue, options: dict[str, Any]) -> None:
+    with psycopg.connect(dsn, autocommit=True, **options) as conn:
         other = TaskQueue(conn)
         [task] = other.push("work", [NewTask("a", {"x": 1})])
         owner = other.register("me")
         assert other.poll("work", owner) == [task]
+        assert other.page("work")[0].state is A
         other.complete(owner, {task: Result.SUCCESS})
     assert states(queue) == [("a", State.SUCCEEDED)]
 
@@ -246,3 +253,83 @@ def test_a_push_that_takes_many_calls_does_the_same_as_one(own_dsn: str, inserti
     assert duplicates == early + last
     assert pushed == infos, "what push returns is what is stored, in input order"
     assert streamed == Pushed(10_004, other[0].sequence, other[-1].sequence), "of what is stored"
+
+
+# A push of several calls sends them without a wait between them
+
+MANY = 25_000  # three calls
+
+
+class RecordingCursor(psycopg.Cursor[tuple[object, ...]]):
+    """A cursor that records the steps of all pushes."""
+
+    steps: ClassVar[list[str]] = []
+
+    def execute(self, *arguments: Any, **options: Any) -> Self:
+        self.steps.append("send")
+        return super().execute(*arguments, **options)
+
+    def fetchall(self) -> list[tuple[object, ...]]:
+        self.steps.append("wait")
+        return super().fetchall()
+
+
+@pytest.mark.promise("A push of any length needs little memory in the client")
+def test_a_push_sends_all_its_calls_before_it_waits_for_the_first_result(dsn: str, queue: TaskQueue) -> None:
+    with connect(dsn, autocommit=True, cursor_factory=RecordingCursor) as conn:
+        RecordingCursor.steps.clear()
+        pushed = TaskQueue(conn).push("work", numbered(MANY))
+    assert RecordingCursor.steps[-6:] == ["send"] * 3 + ["wait"] * 3
+    assert [task.sequence for task in pushed] == sorted({task.sequence for task in pushed})
+    queue.conn.execute("ANALYZE")  # earlier statistics may tell one row, and the plan for it takes a minute
+    assert [(task.sequence, task.identifier) for task in everything(queue)] == [
+        (task.sequence, task.identifier) for task in pushed
+    ]
+
+
+@pytest.mark.promise("A push of any length needs little memory in the client")
+@pytest.mark.parametrize(
+    ("bad", "position"),
+    [(NewTask("x" * 501), 5), (NewTask("x" * 501), 24_999), (NewTask("a", float("nan")), 15_000)],
+    ids=["server, first call", "server, last call", "client"],
+)
+@pytest.mark.parametrize("mode", ["autocommit", "transaction", "pipeline"])
+def test_a_refused_push_of_several_calls_stores_nothing_and_leaves_the_connection_usable(
+    dsn: str, queue: TaskQueue, mode: str, bad: NewTask, position: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = list(numbered(MANY))
+    tasks[position] = bad
+    with (
+        connect(dsn, autocommit=mode == "autocommit") as conn,
+        conn.pipeline() if mode == "pipeline" else nullcontext(),
+    ):
+        own = TaskQueue(conn)
+        before = own.push("work", ["before"])
+        with pytest.raises(InvalidTask, match=rf"position {position}\b"):
+            own.push("work", tasks)
+        after = own.push("work", ["after"])
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+        conn.commit()
+    assert [task.sequence for task in everything(queue)] == [before[0].sequence, after[0].sequence]
+    assert not caplog.records
+
+
+@pytest.mark.promise("A push of any length needs little memory in the client")
+def test_a_push_of_several_calls_to_an_unknown_topic_raises_that_error(
+    queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UnknownTopic, match="missing"):
+        queue.push("missing", numbered(MANY))
+    assert everything(queue) == []
+    assert not caplog.records
+
+
+@pytest.mark.promise("A push of any length needs little memory in the client")
+def test_a_push_of_several_calls_works_inside_a_pipeline_of_the_caller(dsn: str, queue: TaskQueue) -> None:
+    with connect(dsn) as conn, conn.pipeline():
+        counted = conn.cursor(row_factory=tuple_row)
+        pushed = TaskQueue(conn).push("work", numbered(MANY))
+        counted.execute("SELECT count(*) FROM taskq.task_info")
+        assert counted.fetchone() == (MANY,)
+    queue.conn.execute("ANALYZE")
+    assert [task.sequence for task in everything(queue)] == [task.sequence for task in pushed]

@@ -7,7 +7,6 @@ from psycopg.types.json import Json, Jsonb
 
 from airflow_provider_taskq.queue import InvalidTask, State, TaskInfo, TaskQueue, UnknownTopic
 from airflow_provider_taskq.queue.errors import translate_errors
-from tests.internals import private_rights
 
 pytestmark = pytest.mark.promise("A program in any language calls the same functions")
 
@@ -23,25 +22,24 @@ def push(queue: TaskQueue, call: str, *arguments: object) -> TaskInfo:
     return task
 
 
-def test_three_literals_store_a_task_and_return_its_sequence(queue: TaskQueue) -> None:
-    task = push(queue, """'work', 'customer-17', '{"total": 12}'""")
-    assert (task.identifier, task.payload, task.state, task.priority) == ("customer-17", {"total": 12}, State.READY, 0)
-
-
-def test_the_payload_is_optional(queue: TaskQueue) -> None:
-    assert push(queue, "'work', 'customer-17'").payload is None
-    assert push(queue, "'work', 'customer-17', NULL").payload is None
-
-
-def test_untyped_parameters_of_psycopg_choose_the_short_form(queue: TaskQueue) -> None:
-    assert push(queue, "%s, %s, %s", "work", "a", "[1]").payload == [1]
-    assert push(queue, "%s, %s, payload => %s", "work", "a", None).payload is None
-
-
-@pytest.mark.parametrize("payload", [Json({"total": 12}), Jsonb({"total": 12})])
-def test_the_payload_may_be_of_a_json_type(queue: TaskQueue, payload: Json | Jsonb) -> None:
-    assert push(queue, "'work', 'a', %s", payload).payload == {"total": 12}
-    assert push(queue, "'work', 'a', %s, priority => 3", payload).priority == 3
+@pytest.mark.parametrize(
+    ("call", "arguments", "payload"),
+    [
+        ("""'work', 'a', '{"total": 12}'""", (), {"total": 12}),
+        ("'work', 'a'", (), None),
+        ("'work', 'a', NULL", (), None),
+        ("%s, %s, %s", ("work", "a", "[1]"), [1]),
+        ("%s, %s, payload => %s", ("work", "a", None), None),
+        ("'work', 'a', %s", (Json({"total": 12}),), {"total": 12}),
+        ("'work', 'a', %s", (Jsonb({"total": 12}),), {"total": 12}),
+    ],
+    ids=["literals", "no payload", "NULL", "untyped", "by name", "json", "jsonb"],
+)
+def test_the_short_form_stores_a_task_and_returns_its_sequence(
+    queue: TaskQueue, call: str, arguments: tuple[object, ...], payload: object
+) -> None:
+    task = push(queue, call, *arguments)
+    assert (task.identifier, task.payload, task.state, task.priority) == ("a", payload, State.READY, 0)
 
 
 def test_all_other_arguments_go_by_name(queue: TaskQueue) -> None:
@@ -105,13 +103,3 @@ def test_a_task_that_breaks_a_rule_is_refused(
     with pytest.raises(error, match=message), translate_errors():
         queue.conn.execute(f"SELECT taskq.push({call})".encode())
     assert queue.page("work") == []
-
-
-def test_a_producer_in_sql_needs_no_right_on_a_table(own_queue: TaskQueue) -> None:
-    with own_queue.conn.transaction(force_rollback=True):
-        own_queue.conn.execute("CREATE ROLE a_producer")
-        own_queue.conn.execute("SELECT taskq.grant_access('a_producer', 'producer')")
-        own_queue.conn.execute("SET LOCAL ROLE a_producer")
-        assert own_queue.conn.execute("SELECT taskq.push('work', 'a', '{}'::jsonb)").fetchone() is not None
-        own_queue.conn.execute("RESET ROLE")
-        assert private_rights(own_queue.conn, "a_producer") == []

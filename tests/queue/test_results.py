@@ -25,7 +25,7 @@ def test_results_count_completed_tasks_by_topic_and_result(queue: TaskQueue, own
         if state is not State.READY:
             task_in(queue, owner, state, state.name)
     task_in(queue, owner, State.SUCCEEDED, topic="other")
-    queue.push("work", ["ready"])
+    queue.push("work", ["ready", NewTask("pushed suspended", suspended=True)])
     assert queue.results() == {
         "empty": {},
         "other": {Result.SUCCESS: 1},
@@ -42,11 +42,6 @@ def test_both_bounds_are_included_and_either_may_be_open(queue: TaskQueue, owner
     assert queue.results(FIRST, LAST) == one
     assert queue.results(since=at + MICROSECOND) == queue.results(until=at - MICROSECOND) == none
     assert queue.results(at + MICROSECOND, at - MICROSECOND) == none
-
-
-def test_a_task_that_was_pushed_suspended_has_not_completed(queue: TaskQueue) -> None:
-    queue.push("work", [NewTask("a", suspended=True)])
-    assert queue.results() == {"work": {}}
 
 
 @pytest.mark.parametrize("revival", list(Revival))
@@ -69,6 +64,7 @@ def spread(queue: TaskQueue, *seconds: float) -> list[tuple[int, datetime]]:
 
 DAY = 86_400.0
 SPANS = {
+    "none": (),
     "one": (5.0,),
     "within a second": (9.3, 9.2, 9.1, 9.0, 8.9),
     "seconds": (50.0, 40.0, 30.0, 20.0, 10.0, 0.0),
@@ -92,21 +88,6 @@ def test_a_moment_is_resolved_to_the_first_sequence_from_it_on_or_the_last_up_to
         preceding = [sequence for sequence, created in tasks if created <= moment]
         assert queue.resolve(moment) == min(following, default=None)
         assert queue.resolve(moment, preceding=True) == max(preceding, default=None)
-
-
-def test_concurrent_pushes_may_have_sequences_in_another_order_than_their_times(queue: TaskQueue) -> None:
-    (early, before), (late, after) = spread(queue, 3.0, 9.0)
-    assert (early < late, before > after) == (True, True)
-    assert queue.resolve(after) == early
-    assert queue.resolve(before, preceding=True) == late
-    assert queue.resolve(FIRST) == early
-    assert queue.resolve(LAST, preceding=True) == late
-
-
-def test_without_tasks_no_moment_has_a_sequence(queue: TaskQueue) -> None:
-    for moment in (FIRST, datetime.now(UTC), LAST):
-        assert queue.resolve(moment) is None
-        assert queue.resolve(moment, preceding=True) is None
 
 
 @pytest.mark.parametrize(
@@ -162,7 +143,7 @@ def test_results_of_a_day_are_counted_without_reading_the_whole_table(own_queue:
     assert pages_of(queue, lambda: queue.results(middle, day)) < 200
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_moment_is_resolved_exactly_if_pushes_drew_their_sequences_up_to_ten_seconds_later(
     queue: TaskQueue, seed: int
 ) -> None:
@@ -202,22 +183,3 @@ def test_a_push_reads_its_time_after_it_has_displaced_older_tasks(own_queue: Tas
     row = queue.conn.execute("SELECT max(at) FROM public.displaced").fetchone()
     assert row is not None
     assert known(queue, task).created > row[0]
-
-
-@pytest.mark.parametrize("seconds", SPANS.values(), ids=SPANS.keys())
-def test_pages_bounded_by_resolved_moments_lose_and_repeat_no_task(
-    queue: TaskQueue, seconds: tuple[float, ...]
-) -> None:
-    tasks = spread(queue, *seconds)[::2]  # those of the topic
-    for moment in [FIRST, LAST, *(created for _, created in tasks)]:
-        since = queue.page("work", from_=queue.resolve(moment))
-        until = queue.page("work", to=queue.resolve(moment, preceding=True) or 0)
-        assert [task.sequence for task in since] == [sequence for sequence, created in tasks if created >= moment]
-        assert [task.sequence for task in until] == [sequence for sequence, created in tasks if created <= moment]
-
-
-def test_a_page_from_a_moment_after_the_last_task_is_empty(queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    assert queue.resolve(LAST) is None
-    assert queue.page("work", from_=queue.resolve(LAST)) == []
-    assert queue.count_tasks("work", from_=queue.resolve(LAST)) == 0

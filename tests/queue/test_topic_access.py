@@ -1,14 +1,15 @@
 """Roles that are limited to topics: their rights there. No call reaches another topic."""
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import uuid4
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import (
     Insertion,
@@ -19,10 +20,10 @@ from airflow_provider_taskq.queue import (
     Owner,
     Result,
     State,
+    Task,
     TaskQueue,
     TaskQueueError,
     UnknownTopic,
-    connect,
     install,
 )
 from airflow_provider_taskq.queue.errors import translate_errors
@@ -30,54 +31,91 @@ from tests.internals import pretend_release
 
 pytestmark = pytest.mark.promise("A role that is limited to topics reaches no other topic")
 
-Limited = Callable[..., TaskQueue]
+Answer = TypeVar("Answer")
+Limited = Callable[..., "Role"]
 Denied = psycopg.errors.InsufficientPrivilege
 
-NOW = datetime.now(UTC)
 LEASE = timedelta(minutes=5)
 
 
 @pytest.fixture
-def queue(own_queue: TaskQueue) -> TaskQueue:
-    """The queue as its owner: orders has a READY task, invoices a READY, a SUSPENDED and a FAILED one."""
-    own_queue.create_topic("orders")
-    own_queue.create_topic("invoices")
-    own_queue.push("orders", ["order"])
-    own_queue.push("invoices", [NewTask("secret", {"total": 12}), NewTask("group", suspended=True), NewTask("failed")])
-    return own_queue
+def queue(queue: TaskQueue) -> Iterator[TaskQueue]:
+    """The queue as its owner, in a transaction that is undone: with it go the roles that a test makes.
+
+    The topic orders has a READY task, invoices a READY, a SUSPENDED and a FAILED one.
+    """
+    with queue.conn.transaction(force_rollback=True):
+        queue.create_topic("orders")
+        queue.create_topic("invoices")
+        queue.push("orders", ["order"])
+        queue.push("invoices", [NewTask("secret", {"total": 12}), NewTask("group", suspended=True), NewTask("failed")])
+        yield queue
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A role that logs in for each of its calls. What a call did that fails is undone."""
+
+    queue: TaskQueue
+    name: str
+
+    def does(self, call: Callable[[TaskQueue], Answer], *, set_role: str | None = None) -> Answer:
+        """Makes a call as this role, or as the role that it sets."""
+        conn = self.queue.conn
+        with conn.transaction():
+            conn.execute(sql.SQL("SET LOCAL SESSION AUTHORIZATION {}").format(sql.Identifier(self.name)))
+            if set_role:
+                conn.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(set_role)))
+            answer = call(self.queue)
+            conn.execute("RESET ROLE; RESET SESSION AUTHORIZATION")
+        return answer
+
+    def pushes(self, topic: str, insertion: Insertion = Insertion.APPEND, **how: str) -> None:
+        """Pushes a task of the identifier `order`."""
+        self.does(lambda queue: queue.push(topic, ["order"], insertion), **how)
+
+    def may_not_push(self, topic: str, insertion: Insertion = Insertion.APPEND, **how: str) -> None:
+        """Checks that a push is refused with the name of the topic."""
+        with pytest.raises(Denied, match=f"may not push .*to topic '{topic}'"):
+            self.pushes(topic, insertion, **how)
+
+    def runs(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of a statement."""
+        return self.does(lambda queue: run(queue, statement, *values))
+
+    def is_granted(self, kind: str, topics: list[str] | None = None, may_delete: bool | None = None) -> None:
+        """Gets access from the owner of the schema."""
+        grant = "SELECT taskq.grant_access(%s, %s, %s::text[], %s::boolean)"
+        self.queue.conn.execute(grant, (self.name, kind, topics, may_delete))
+
+    def is_revoked(self, *kind_and_topics: object) -> None:
+        """Loses access, all of it if no kind is given."""
+        values = (self.name, *kind_and_topics)
+        self.queue.conn.execute(f"SELECT taskq.revoke_access({', '.join(['%s'] * len(values))})".encode(), values)
+
+    def joins(self, group: "Role") -> None:
+        """Becomes a member of another role."""
+        names = (sql.Identifier(group.name), sql.Identifier(self.name))
+        self.queue.conn.execute(sql.SQL("GRANT {} TO {}").format(*names))
+
+    def is_recreated(self) -> None:
+        """Is dropped as the documentation says, and created again under its name."""
+        name = sql.Identifier(self.name)
+        self.queue.conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}; CREATE ROLE {0}").format(name))
 
 
 @pytest.fixture
-def limited(queue: TaskQueue, own_dsn: str) -> Iterator[Limited]:
-    """Logs in as a new role that has these kinds of access to `topics`."""
-    made: list[tuple[str, psycopg.Connection[Any]]] = []
+def limited(queue: TaskQueue) -> Limited:
+    """Makes a new role that has these kinds of access to `topics`."""
 
-    def limited(*kinds: str, topics: list[str] | None = None, may_delete: bool | None = None) -> TaskQueue:
-        name, password = f"taskq_limited_{uuid4().hex[:8]}", uuid4().hex
-        statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
-        queue.conn.execute(statement.format(sql.Identifier(name), sql.Literal(password)))
+    def limited(*kinds: str, topics: list[str] | None = None, may_delete: bool | None = None) -> Role:
+        role = Role(queue, f"taskq_limited_{uuid4().hex[:8]}")
+        queue.conn.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role.name)))
         for kind in kinds:
-            grant(queue, name, kind, topics or ["orders"], may_delete)
-        conn = connect(make_conninfo(own_dsn, user=name, password=password), autocommit=True)
-        made.append((name, conn))
-        return TaskQueue(conn)
+            role.is_granted(kind, topics or ["orders"], may_delete)
+        return role
 
-    yield limited
-    queue.conn.execute("RESET ROLE")
-    for name, conn in made:
-        conn.close()
-        queue.conn.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
-        queue.conn.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
-
-
-def grant(
-    queue: TaskQueue, role: str, kind: str, topics: list[str] | None = None, may_delete: bool | None = None
-) -> None:
-    queue.conn.execute("SELECT taskq.grant_access(%s, %s, %s::text[], %s::boolean)", (role, kind, topics, may_delete))
-
-
-def name_of(queue: TaskQueue) -> str:
-    return queue.conn.info.user
+    return limited
 
 
 def run(queue: TaskQueue, statement: str, *values: object) -> list[tuple[Any, ...]]:
@@ -94,162 +132,107 @@ def contents(queue: TaskQueue) -> list[tuple[Any, ...]]:
     )
 
 
-PUSHES: dict[str, Callable[[TaskQueue, str], object]] = {
-    "push one": lambda queue, topic: queue.push(topic, ["a"]),
-    "push many": lambda queue, topic: queue.push(topic, ["a", "b"]),
-    "supersede": lambda queue, topic: queue.push(topic, ["a"], Insertion.SUPERSEDE),
-    "replace": lambda queue, topic: queue.push(topic, ["a"], Insertion.REPLACE),
-    "stream": lambda queue, topic: queue.push_stream(topic, iter(["a"])),
-    "offer": lambda queue, topic: queue.offer(topic, "a"),
-    "offer many": lambda queue, topic: queue.offer_many(topic, ["a", "b"]),
-    "drop": lambda queue, topic: queue.drop(topic, "secret"),
-    "ticks": lambda queue, topic: queue.install_ticks(topic, "daily", "hash", [(NOW, None)]),
-    "policy": lambda queue, topic: queue.policy(topic),
-    "lock_offers": lambda queue, topic: run(queue, "SELECT taskq.lock_offers(%s, '{a}')", topic),
-    "first_pushed": lambda queue, topic: run(queue, "SELECT taskq.first_pushed(%s, 1)", topic),
-    "staged": lambda queue, topic: push_staged(queue, topic, topic),
-    "staged to their own topics": lambda queue, topic: push_staged(queue, topic, None),
-}
-
-
-def push_staged(queue: TaskQueue, topic: str, named: str | None, insertion: str = "APPEND") -> int:
+def push_staged(queue: TaskQueue, topic: str, named: str | None, insertion: str = "APPEND") -> None:
+    """Pushes a task as Spark does, to one topic or to the topic that it names."""
     [(stage,)] = run(queue, "SELECT taskq.open_push()")
     queue.conn.execute(
         "INSERT INTO taskq.staged_task (stage, part, attempt, place, topic, identifier) VALUES (%s, 0, 1, 0, %s, 'a')",
         (stage, topic),
     )
-    return int(run(queue, "SELECT taskq.push_staged(%s, %s, %s, '{0}', '{1}', '{1}')", stage, named, insertion)[0][0])
+    run(queue, "SELECT taskq.push_staged(%s, %s, %s, '{0}', '{1}', '{1}')", stage, named, insertion)
 
 
-@pytest.mark.parametrize("verb", PUSHES)
-def test_a_producer_of_a_topic_pushes_to_it_and_to_no_other(queue: TaskQueue, limited: Limited, verb: str) -> None:
+@pytest.mark.parametrize("by_task", [False, True], ids=["to one topic", "to the topics of the tasks"])
+def test_a_producer_of_a_topic_pushes_to_it_and_to_no_other(queue: TaskQueue, limited: Limited, by_task: bool) -> None:
+    """By a stage. The other ways to push name their topic, as all verbs of tests/queue/test_access.py."""
     producer, before = limited("producer"), contents(queue)
-    PUSHES[verb](producer, "orders")
+    producer.does(lambda queue: push_staged(queue, "orders", None if by_task else "orders"))
     for topic in ("invoices", "unknown"):  # the error does not tell whether a topic exists
-        with pytest.raises(Denied, match=f"may not (push to|read) topic '{topic}'"):
-            PUSHES[verb](producer, topic)
+        with pytest.raises(Denied, match=f"may not push to topic '{topic}'"):
+            producer.does(partial(push_staged, topic=topic, named=None if by_task else topic))
     assert contents(queue) == before
 
 
 def test_a_producer_of_a_topic_pushes_with_delete_only_if_that_was_granted(queue: TaskQueue, limited: Limited) -> None:
     producer = limited("producer")
+    producer.may_not_push("orders", Insertion.DELETE)
     with pytest.raises(Denied, match="may not push with DELETE to topic 'orders'"):
-        producer.push("orders", ["order"], Insertion.DELETE)
-    with pytest.raises(Denied, match="may not push with DELETE to topic 'orders'"):
-        push_staged(producer, "orders", None, "DELETE")
-    grant(queue, name_of(producer), "producer", ["orders"], may_delete=True)
-    producer.push("orders", ["order"], Insertion.DELETE)
+        producer.does(lambda queue: push_staged(queue, "orders", None, "DELETE"))
+    producer.is_granted("producer", ["orders"], may_delete=True)
+    producer.pushes("orders", Insertion.DELETE)
     assert [task.identifier for task in queue.page("orders")] == ["order"]
-    with pytest.raises(Denied):
-        producer.push("invoices", ["secret"], Insertion.DELETE)
+    producer.may_not_push("invoices", Insertion.DELETE)
+    producer.is_granted("producer")  # of every topic: with DELETE unless that is denied
+    producer.pushes("invoices", Insertion.DELETE)
+    producer.is_granted("producer", may_delete=False)
+    producer.pushes("invoices")
+    producer.may_not_push("invoices", Insertion.DELETE)
 
 
-def test_a_producer_of_every_topic_may_be_denied_delete(queue: TaskQueue, limited: Limited) -> None:
-    producer = limited()
-    grant(queue, name_of(producer), "producer")
-    producer.push("orders", ["order"], Insertion.DELETE)
-    grant(queue, name_of(producer), "producer", may_delete=False)
-    producer.push("invoices", ["order"])
-    with pytest.raises(Denied, match="DELETE"):
-        producer.push("orders", ["order"], Insertion.DELETE)
-
-
-def test_a_dependency_on_another_topic_needs_some_access_to_it(queue: TaskQueue, limited: Limited) -> None:
+def test_a_dependency_on_another_topic_needs_some_access_to_it(limited: Limited) -> None:
     producer = limited("producer")
+
+    def push(topic: str, identifier: str) -> None:
+        producer.does(lambda queue: queue.push("orders", [NewTask("next", depends_on=[(topic, identifier)])]))
+
     for identifier in ("secret", "no such task"):  # else the answer would tell which identifiers exist
         with pytest.raises(Denied, match="may not read topic 'invoices'"):
-            producer.push("orders", [NewTask("next", depends_on=[("invoices", identifier)])])
-    producer.push("orders", [NewTask("next", depends_on=[("orders", "order")])])
-    grant(queue, name_of(producer), "reader", ["invoices"])
-    producer.push("orders", [NewTask("last", depends_on=[("invoices", "secret")])])
+            push("invoices", identifier)
+    push("orders", "order")
+    producer.is_granted("reader", ["invoices"])
+    push("invoices", "secret")
     with pytest.raises(InvalidTask):
-        producer.push("orders", [NewTask("last", depends_on=[("invoices", "no such task")])])
+        push("invoices", "no such task")
 
 
-CONSUMES: dict[str, Callable[[TaskQueue, str, Owner], object]] = {
-    "poll": lambda queue, topic, owner: queue.poll(topic, owner),
-    "poll_batch": lambda queue, topic, owner: queue.poll_batch(topic, owner),
-    "claim": lambda queue, topic, owner: queue.claim(topic, owner, 1),
-    "exchange": lambda queue, topic, owner: queue.exchange(owner, {}, topic),
-    "claim_batch": lambda queue, topic, owner: run(
-        queue, "SELECT taskq.claim_batch(%s, %s, %s, 1, 'SINGULAR_BY_IDENTIFIER')", topic, owner.name, owner.fence
-    ),
-    "ready": lambda queue, topic, _: queue.ready(topic),
-    "has_unclaimed": lambda queue, topic, _: queue.has_unclaimed(topic),
-    "task": lambda queue, topic, _: queue.task(topic, 2),
-    "junction": lambda queue, topic, _: queue.junction(topic, [["group"]]),
-    "release_groups_once": lambda queue, topic, _: queue.release_groups_once("wait", topic, [["group"]]),
-    "events": lambda queue, topic, _: queue.events(topic, None, 10),
-    "progress": lambda queue, topic, _: queue.progress("readers", topic, 0),
-    "advance": lambda queue, topic, _: run(queue, "SELECT taskq.advance('readers', %s, 0, 0)", topic),
-    "log_slice": lambda queue, topic, _: run(queue, "SELECT * FROM taskq.log_slice(%s, 0, 99)", topic),
-    "held_bounds": lambda queue, topic, owner: run(
-        queue, "SELECT * FROM taskq.held_bounds(%s, %s, %s, 4)", owner.name, owner.fence, topic
-    ),
-    "held_slice": lambda queue, topic, owner: run(
-        queue, "SELECT * FROM taskq.held_slice(%s, %s, %s, 0, 99)", owner.name, owner.fence, topic
-    ),
-    "begin_drain": lambda queue, topic, owner: run(
-        queue, "SELECT taskq.begin_drain('mine', %s, %s)", owner.fence, topic
-    ),
-}
+def hold(queue: TaskQueue) -> tuple[Owner, Task]:
+    """An owner of another role, and the task of invoices that it holds."""
+    theirs = queue.register("theirs")
+    [task] = queue.poll("invoices", theirs)
+    return theirs, task
 
 
-@pytest.mark.parametrize("verb", CONSUMES)
-def test_a_consumer_of_a_topic_reaches_no_other(queue: TaskQueue, limited: Limited, verb: str) -> None:
-    consumer, before = limited("consumer"), contents(queue)
-    owner = consumer.register("mine")
-    CONSUMES[verb](consumer, "orders", owner)
-    for topic in ("invoices", "unknown"):
-        with pytest.raises(Denied, match=f"may not (consume|read) topic '{topic}'"):
-            CONSUMES[verb](consumer, topic, owner)
-    assert contents(queue) == before
+def open_stage(queue: TaskQueue, owner: Owner) -> UUID:
+    """A stage for decisions of an owner."""
+    [(stage,)] = run(queue, "SELECT taskq.open_stage(%s, %s)", owner.name, owner.fence)
+    assert isinstance(stage, UUID)
+    return stage
 
 
-def test_a_wait_of_a_limited_consumer_treats_other_topics_as_unknown(limited: Limited) -> None:
-    """A call for several topics treats those that the role may not consume as unknown."""
-    consumer = limited("consumer")
-    assert consumer.topics() == ["orders"]
-    both = "ARRAY['orders', 'invoices']"
-    assert run(consumer, f"SELECT position FROM taskq.topic_status({both}, '{{NONE, NONE}}', 9)") == [(1,)]
-    ready = run(consumer, f"SELECT * FROM taskq.ready_many({both}, '{{9, 9}}')")
-    assert ready == [(1, 1), (2, None)]
-    none = "'{}', '{}', '{}', '{}', '{}', '{}'"
-    watched = run(consumer, f"SELECT number FROM taskq.watch({both}, '{{9, 9}}', '{{NONE, NONE}}', '{{f, f}}',"
-                            f" ARRAY['invoices'], ARRAY['secret'], {none})")  # fmt: skip
-    assert watched == [(1,), (-1,), (-1,)]
-    groups = "ARRAY['wait'], ARRAY['invoices'], ARRAY['SINGULAR'], '{1}', '{0}', ARRAY['group']"
-    empty = "'{}', '{}', '{}', '{}', '{}', '{}'"
-    assert run(consumer, f"SELECT number FROM taskq.watch({empty}, {groups})") == [(-1,)]
+def stage_decision(queue: TaskQueue, stage: UUID, task: Task, result: Result = Result.SUCCESS) -> None:
+    """Stages a decision as a Spark executor does."""
+    queue.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, %s)",
+        (stage, task.sequence, result.value),
+    )
+
+
+COMMIT = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')"
 
 
 def test_a_consumer_of_a_topic_cannot_use_the_owner_of_another_role(queue: TaskQueue, limited: Limited) -> None:
-    theirs = queue.register("theirs")
-    [task] = queue.poll("invoices", theirs)
+    theirs, task = hold(queue)
     consumer, before = limited("consumer"), contents(queue)
     key = (theirs.name, theirs.fence)
-    assert consumer.owners() == []
-    assert consumer.owner("theirs") is None
-    assert consumer.held(theirs) == []
-    assert consumer.release(theirs) == 0
+    assert consumer.does(lambda queue: queue.held(theirs)) == []
     for call in (
-        lambda: consumer.heartbeat(theirs),
-        lambda: consumer.complete(theirs, {task.sequence: Result.FAILURE}),
-        lambda: consumer.exchange(theirs, {task.sequence: Result.FAILURE}, "orders"),
-        lambda: consumer.poll("orders", theirs),
-        lambda: consumer.release_tasks(theirs, [task.sequence]),
-        lambda: consumer.take_over("theirs", theirs.fence, LEASE),
-        lambda: run(consumer, "SELECT * FROM taskq.held_bounds(%s, %s, NULL, 4)", *key),
-        lambda: run(consumer, "SELECT * FROM taskq.held_slice(%s, %s, NULL, 0, 99)", *key),
-        lambda: run(consumer, "SELECT taskq.open_stage(%s, %s)", *key),
-        lambda: run(consumer, "SELECT taskq.check_stage(%s, %s, %s)", *key, uuid4()),
-        lambda: run(consumer, "SELECT taskq.complete_staged(%s, %s, %s, '{}', '{}', '{}')", *key, uuid4()),
-        lambda: run(consumer, "SELECT taskq.defer_held_tasks(%s, %s)", *key),
+        lambda queue: queue.heartbeat(theirs),
+        lambda queue: queue.complete(theirs, {task.sequence: Result.FAILURE}),
+        lambda queue: queue.exchange(theirs, {task.sequence: Result.FAILURE}, "orders"),
+        lambda queue: queue.poll("orders", theirs),
+        lambda queue: queue.release_tasks(theirs, [task.sequence]),
+        lambda queue: queue.take_over("theirs", theirs.fence, LEASE),
+        lambda queue: run(queue, "SELECT * FROM taskq.held_bounds(%s, %s, NULL, 4)", *key),
+        lambda queue: run(queue, "SELECT * FROM taskq.held_slice(%s, %s, NULL, 0, 99)", *key),
+        lambda queue: run(queue, "SELECT taskq.open_stage(%s, %s)", *key),
+        lambda queue: run(queue, "SELECT taskq.check_stage(%s, %s, %s)", *key, uuid4()),
+        lambda queue: run(queue, "SELECT taskq.complete_staged(%s, %s, %s, '{}', '{}', '{}')", *key, uuid4()),
+        lambda queue: run(queue, "SELECT taskq.defer_held_tasks(%s, %s)", *key),
     ):
         with pytest.raises(LeaseLost):
-            call()
+            consumer.does(call)
     with pytest.raises(Denied, match="owner 'theirs' was registered by another role"):
-        consumer.register("theirs")
+        consumer.does(lambda queue: queue.register("theirs"))
     assert contents(queue) == before
     queue.complete(theirs, {task.sequence: Result.SUCCESS})
 
@@ -269,28 +252,23 @@ def test_a_consumer_of_a_topic_cannot_use_the_owner_of_another_role(queue: TaskQ
 def test_no_grace_lets_a_consumer_end_a_lease_that_has_not_lapsed(
     queue: TaskQueue, limited: Limited, grace: str
 ) -> None:
-    theirs = queue.register("theirs")
-    [task] = queue.poll("invoices", theirs)
-    assert run(limited("consumer"), "SELECT taskq.expire(%s::interval)", grace) == [(0,)]
+    theirs, task = hold(queue)
+    assert limited("consumer").runs("SELECT taskq.expire(%s::interval)", grace) == [(0,)]
     assert [held.sequence for held in queue.held(theirs)] == [task.sequence]
 
 
 def test_a_consumer_of_a_topic_cannot_complete_by_the_sequence_of_another_topic(
     queue: TaskQueue, limited: Limited
 ) -> None:
-    [task] = queue.poll("invoices", queue.register("theirs"))
+    _, task = hold(queue)
     consumer, before = limited("consumer"), contents(queue)
-    mine = consumer.register("mine")
+    mine = consumer.does(lambda queue: queue.register("mine"))
     with pytest.raises(NotHeld):
-        consumer.complete(mine, {task.sequence: Result.FAILURE})
-    [(stage,)] = run(consumer, "SELECT taskq.open_stage(%s, %s)", mine.name, mine.fence)
-    consumer.conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 0)",
-        (stage, task.sequence),
-    )
-    commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')"
+        consumer.does(lambda queue: queue.complete(mine, {task.sequence: Result.FAILURE}))
+    stage = consumer.does(lambda queue: open_stage(queue, mine))
+    consumer.does(lambda queue: stage_decision(queue, stage, task, Result.FAILURE))
     with pytest.raises(NotHeld):
-        run(consumer, commit, mine.name, mine.fence, stage)
+        consumer.runs(COMMIT, mine.name, mine.fence, stage)
     assert contents(queue) == before
 
 
@@ -308,39 +286,34 @@ STAGE_CALLS = {
 def test_a_consumer_of_a_topic_cannot_use_the_stage_of_another_role(
     queue: TaskQueue, limited: Limited, call: str
 ) -> None:
-    theirs = queue.register("theirs")
-    [task] = queue.poll("invoices", theirs)
-    [(stage,)] = run(queue, "SELECT taskq.open_stage(%s, %s)", theirs.name, theirs.fence)
-    queue.conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
-        (stage, task.sequence),
-    )
+    theirs, task = hold(queue)
+    stage = open_stage(queue, theirs)
+    stage_decision(queue, stage, task)
     consumer = limited("consumer")
-    mine = consumer.register("mine")
-    with pytest.raises(Denied, match="opened by another role"):
-        consumer.conn.execute(STAGE_CALLS[call], {"owner": mine.name, "fence": mine.fence, "stage": stage})
+    mine = consumer.does(lambda queue: queue.register("mine"))
+
+    def is_refused() -> None:
+        values = {"owner": mine.name, "fence": mine.fence, "stage": stage}
+        with pytest.raises(Denied, match="opened by another role"):
+            consumer.does(lambda queue: queue.conn.execute(STAGE_CALLS[call], values))
+
+    is_refused()
     assert run(queue, "SELECT taskq.count_staged(%s)", stage) == [(1,)]
-    commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')"
-    assert run(queue, commit, theirs.name, theirs.fence, stage) == [(1,)]
-    with pytest.raises(Denied, match="opened by another role"):
-        consumer.conn.execute(STAGE_CALLS[call], {"owner": mine.name, "fence": mine.fence, "stage": stage})
+    assert run(queue, COMMIT, theirs.name, theirs.fence, stage) == [(1,)]
+    is_refused()
     assert run(queue, "SELECT completed FROM taskq.finish_stage(%s)", stage) == [(1,)]
 
 
 def test_rows_that_another_role_adds_to_a_stage_fail_its_commit_and_change_nothing(
     queue: TaskQueue, limited: Limited
 ) -> None:
-    theirs = queue.register("theirs")
-    [task] = queue.poll("invoices", theirs)
-    [(stage,)] = run(queue, "SELECT taskq.open_stage(%s, %s)", theirs.name, theirs.fence)
-    row = "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, %s)"
-    queue.conn.execute(row, (stage, task.sequence, Result.SUCCESS.value))
-    limited("consumer").conn.execute(row, (stage, task.sequence, Result.FAILURE.value))
+    theirs, task = hold(queue)
+    stage = open_stage(queue, theirs)
+    stage_decision(queue, stage, task)
+    limited("consumer").does(lambda queue: stage_decision(queue, stage, task, Result.FAILURE))
     before = contents(queue)
-    with pytest.raises(psycopg.Error) as error:
-        queue.conn.execute(
-            "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')", (theirs.name, theirs.fence, stage)
-        )
+    with pytest.raises(psycopg.Error) as error, queue.conn.transaction():
+        queue.conn.execute(COMMIT, (theirs.name, theirs.fence, stage))
     assert error.value.sqlstate == "TQ007"
     assert contents(queue) == before
 
@@ -359,85 +332,39 @@ def test_a_producer_of_a_topic_cannot_use_the_staged_push_of_another_role(
 ) -> None:
     """The driver of a stream opens no stage: its executors do."""
     theirs, producer = limited("producer", topics=["invoices"]), limited("producer")
-    stage = run(theirs, "SELECT taskq.open_push()")[0][0] if opened == "by the driver" else uuid4()
-    theirs.conn.execute(
-        "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier) VALUES (%s, 0, 1, 0, 'a')", (stage,)
-    )
-    run(theirs, "SELECT taskq.check_push(%s)", stage)
+    stage = theirs.runs("SELECT taskq.open_push()")[0][0] if opened == "by the driver" else uuid4()
+    row = "INSERT INTO taskq.staged_task (stage, part, attempt, place, identifier) VALUES (%s, 0, 1, 0, 'a')"
+    theirs.does(lambda queue: queue.conn.execute(row, (stage,)))
+    theirs.runs("SELECT taskq.check_push(%s)", stage)
     with pytest.raises(Denied, match="opened by another role"):
-        producer.conn.execute(PUSH_CALLS[call].encode(), (stage,))
+        producer.runs(PUSH_CALLS[call], stage)
     push = "SELECT taskq.push_staged(%s, 'invoices', 'APPEND', '{0}', '{1}', '{1}')"
-    assert run(theirs, push, stage) == [(1,)]
-    assert run(theirs, push, stage) == [(1,)]
+    assert theirs.runs(push, stage) == theirs.runs(push, stage) == [(1,)]
     with pytest.raises(Denied, match="opened by another role"):
-        producer.conn.execute(PUSH_CALLS[call].encode(), (stage,))
-    assert run(theirs, "SELECT taskq.abandon_push(%s)", stage) == [(1,)]
+        producer.runs(PUSH_CALLS[call], stage)
+    assert theirs.runs("SELECT taskq.abandon_push(%s)", stage) == [(1,)]
 
 
-@pytest.mark.parametrize("follow_up", ["task", "junction"])
-def test_follow_ups_of_a_decision_reach_no_other_topic(queue: TaskQueue, limited: Limited, follow_up: str) -> None:
-    worker, before = limited("consumer", "producer"), contents(queue)
-    mine = worker.register("mine")
-    [task] = worker.poll("orders", mine)
-    [(stage,)] = run(worker, "SELECT taskq.open_stage(%s, %s)", mine.name, mine.fence)
-    worker.conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
-        (stage, task.sequence),
-    )
-    if follow_up == "task":
-        worker.conn.execute(
-            "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, topic, identifier)"
-            " VALUES (%s, 0, 1, 0, %s, 'invoices', 'secret')",
-            (stage, task.sequence),
-        )
-    else:
-        worker.conn.execute(
-            "INSERT INTO taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction)"
-            " VALUES (%s, 0, 1, %s, 'invoices', '[[\"group\"]]', 'SINGULAR')",
-            (stage, task.sequence),
-        )
-    with pytest.raises(Denied, match="topic 'invoices'"):
-        run(worker, "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{1}', '{1}')", mine.name, mine.fence, stage)
-    assert contents(queue) == before
-    assert [held.sequence for held in worker.held(mine)] == [task.sequence]
-
-
-READS: dict[str, Callable[[TaskQueue, str], object]] = {
-    "task": lambda queue, topic: queue.task(topic, 2),
-    "page": lambda queue, topic: queue.page(topic),
-    "latest": lambda queue, topic: queue.latest(topic, ["secret"]),
-    "count": lambda queue, topic: queue.count(topic),
-    "explain": lambda queue, topic: queue.explain(topic, 2),
-    "timeline": lambda queue, topic: queue.timeline(topic, 2),
-    "error_groups": lambda queue, topic: queue.error_groups(topic),
-    "statistics": lambda queue, topic: queue.statistics(LEASE, topic),
-    "events": lambda queue, topic: queue.events(topic, None, 10),
-    "ready": lambda queue, topic: queue.ready(topic),
-    "newest": lambda queue, topic: run(queue, "SELECT * FROM taskq.newest(%s)", topic),
-    "task_slice": lambda queue, topic: run(
-        queue, "SELECT * FROM taskq.task_slice(%s, 0, 99, NULL, NULL, NULL, NULL, true)", topic
-    ),
+FOLLOW_UPS = {
+    "task": "INSERT INTO taskq.staged_task (stage, part, attempt, place, parent, topic, identifier)"
+    " VALUES (%s, 0, 1, 0, %s, 'invoices', 'secret')",
+    "junction": "INSERT INTO taskq.staged_junction (stage, part, attempt, parent, topic, groups, junction)"
+    " VALUES (%s, 0, 1, %s, 'invoices', '[[\"group\"]]', 'SINGULAR')",
 }
 
 
-@pytest.mark.parametrize("verb", READS)
-def test_a_reader_of_a_topic_reads_no_other(limited: Limited, verb: str) -> None:
-    reader = limited("reader")
-    READS[verb](reader, "orders")
-    for topic in ("invoices", "unknown"):
-        with pytest.raises(Denied, match=f"may not read topic '{topic}'"):
-            READS[verb](reader, topic)
-
-
-def test_a_reader_of_a_topic_gets_no_figures_and_no_view_of_all_topics(limited: Limited) -> None:
-    reader = limited("reader")
-    assert reader.topics() == ["orders"]
-    for call in (reader.count, reader.results, reader.health, reader.audit_trail, lambda: reader.statistics(LEASE)):
-        with pytest.raises(Denied):
-            call()
-    for view in ("tasks", "topic_summaries", "task_info"):
-        with pytest.raises(Denied):
-            run(reader, f"SELECT * FROM taskq.{view}")
+@pytest.mark.parametrize("follow_up", FOLLOW_UPS)
+def test_follow_ups_of_a_decision_reach_no_other_topic(queue: TaskQueue, limited: Limited, follow_up: str) -> None:
+    worker, before = limited("consumer", "producer"), contents(queue)
+    mine = worker.does(lambda queue: queue.register("mine"))
+    [task] = worker.does(lambda queue: queue.poll("orders", mine))
+    stage = worker.does(lambda queue: open_stage(queue, mine))
+    worker.does(lambda queue: stage_decision(queue, stage, task))
+    worker.does(lambda queue: queue.conn.execute(FOLLOW_UPS[follow_up], (stage, task.sequence)))
+    with pytest.raises(Denied, match="topic 'invoices'"):
+        worker.runs(COMMIT, mine.name, mine.fence, stage)
+    assert contents(queue) == before
+    assert queue.held(mine) == [task]
 
 
 def test_a_reader_of_a_topic_sees_no_owner_of_others_although_no_consumer_is_limited(
@@ -445,12 +372,16 @@ def test_a_reader_of_a_topic_sees_no_owner_of_others_although_no_consumer_is_lim
 ) -> None:
     queue.register("theirs")
     reader, consumer = limited("reader"), limited()
-    grant(queue, name_of(consumer), "consumer")
-    assert reader.owners() == []
-    assert reader.owner("theirs") is None
-    assert [owner.name for owner in consumer.owners()] == ["theirs"]
-    grant(queue, name_of(reader), "reader")
-    assert [owner.name for owner in reader.owners()] == ["theirs"]
+    consumer.is_granted("consumer")
+
+    def seen(role: Role) -> list[str]:
+        return [owner.name for owner in role.does(lambda queue: queue.owners())]
+
+    assert seen(reader) == []
+    assert reader.does(lambda queue: queue.owner("theirs")) is None
+    assert seen(consumer) == ["theirs"]
+    reader.is_granted("reader")
+    assert seen(reader) == ["theirs"]
 
 
 OWN_STAGE = "uses only a stage that its own role opened"
@@ -484,7 +415,7 @@ WITHOUT_TOPIC = {
 """Functions for limited roles that name no topic, and why they are safe."""
 
 OF_BOTH = "'{orders, invoices, unknown}', '{9, 9, 9}', '{NONE, NONE, NONE}', '{f, f, f}', '{invoices}', '{secret}'"
-NO_WAIT = "'{}', '{}', '{}', '{}', '{}', '{}'"
+GROUP = "'{wait}', '{invoices}', '{SINGULAR}', '{1}', '{0}', '{group}'"
 # A call that names tasks, a drain or an owner of the topic invoices, and its answer for a role limited to orders.
 TELLING: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "browse_topics": ("SELECT topic, ready FROM taskq.browse_topics(NULL, false, NULL, 9, 9)", [("orders", 1)]),
@@ -502,7 +433,7 @@ TELLING: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
         [(1, 1)],
     ),
     "topics": ("SELECT * FROM taskq.topics()", [("orders",)]),
-    "watch": (f"SELECT number FROM taskq.watch({OF_BOTH}, {NO_WAIT})", [(1,), (-1,), (-1,), (-1,)]),
+    "watch": (f"SELECT number FROM taskq.watch({OF_BOTH}, {GROUP})", [(1,), (-1,), (-1,), (-1,), (-1,)]),
     "watch_tasks": (f"SELECT number FROM taskq.watch_tasks({OF_BOTH})", [(1,), (-1,), (-1,), (-1,)]),
 }
 
@@ -512,11 +443,11 @@ FUNCTIONS = """SELECT p.proname, p.oid::regprocedure::text, p.proargnames[:p.pro
     WHERE p.pronamespace = 'taskq'::regnamespace AND r.by_topic"""
 
 
-def calls(queue: TaskQueue, role: TaskQueue, kind: str, topic: str) -> dict[str, str]:
+def calls(queue: TaskQueue, role: Role, kind: str, topic: str) -> dict[str, str]:
     """A call of each function with a topic that a limited role of a kind may call, for an owner of this role."""
     given = {
         "p_owner": "'mine'",
-        "p_fence": str(role.register("mine").fence) if kind == "consumer" else "0",
+        "p_fence": str(role.does(lambda queue: queue.register("mine").fence)) if kind == "consumer" else "0",
         **dict.fromkeys(("p_topic", "topic"), topic),
         "p_condition": "'NONE'",
         "p_order": "'FIRST_IN_FIRST_OUT'",
@@ -526,20 +457,20 @@ def calls(queue: TaskQueue, role: TaskQueue, kind: str, topic: str) -> dict[str,
     for name, function, names, types in run(queue, FUNCTIONS + " AND r.kind = %s", kind):
         if {"p_topic", "topic"} & set(names or ()):
             values = (given.get(arg, "NULL") + f"::{of}" for arg, of in zip(names, types, strict=True))
-            made[function] = f"SELECT * FROM taskq.{name}({', '.join(values)})"
+            made[function.removeprefix("taskq.")] = f"SELECT * FROM taskq.{name}({', '.join(values)})"
     return made
 
 
-def answer(role: TaskQueue, call: str) -> object:
+def answer(queue: TaskQueue, call: str, role: Role | None = None) -> object:
     """The rows of a call, or its error. Nothing that the call does remains."""
     try:
-        with role.conn.transaction(force_rollback=True):
-            return run(role, call)
+        with queue.conn.transaction(force_rollback=True):
+            return role.runs(call) if role else run(queue, call)
     except (psycopg.Error, TaskQueueError) as error:
         return error
 
 
-@pytest.mark.parametrize("topic", ["invoices", "unknown", None])
+@pytest.mark.parametrize("topic", ["orders", "invoices", "unknown", None])
 @pytest.mark.parametrize("kind", ["producer", "consumer", "reader"])
 def test_every_function_for_limited_roles_refuses_another_topic(
     queue: TaskQueue, limited: Limited, kind: str, topic: str | None
@@ -547,8 +478,12 @@ def test_every_function_for_limited_roles_refuses_another_topic(
     """A function that is added later and does not check the topic fails here. NULL stands for every topic."""
     role = limited(kind)
     made = calls(queue, role, kind, "NULL" if topic is None else f"'{topic}'")
-    found = {function: answer(role, call) for function, call in made.items()}
+    found = {function: answer(queue, call, role) for function, call in made.items()}
     reached = {function.split("(")[0]: got for function, got in found.items() if not isinstance(got, Denied)}
+    if topic == "orders":
+        assert reached.keys() == {function.split("(")[0] for function in made}
+        assert len(made) > 5
+        return
     reached.pop("notify", None)  # any role can send a notification
     reached.pop("push_staged", None)  # pushes nothing here, as it names no stage; tested above
     if kind == "consumer":
@@ -558,16 +493,6 @@ def test_every_function_for_limited_roles_refuses_another_topic(
         reached.pop("held_bounds")
         assert reached.pop("held_slice") == []
     assert reached == {}
-
-
-@pytest.mark.parametrize("kind", ["producer", "consumer", "reader"])
-def test_every_function_for_limited_roles_takes_a_topic_of_the_role(
-    queue: TaskQueue, limited: Limited, kind: str
-) -> None:
-    role = limited(kind)
-    found = {function: answer(role, call) for function, call in calls(queue, role, kind, "'orders'").items()}
-    assert len(found) > 5
-    assert {function: str(got) for function, got in found.items() if isinstance(got, Denied)} == {}
 
 
 def test_each_function_for_limited_roles_names_a_topic_or_has_a_reason_to_need_none(queue: TaskQueue) -> None:
@@ -589,7 +514,7 @@ def test_a_function_without_a_topic_tells_a_limited_role_nothing_of_another_topi
     role, before = limited(kind), contents(queue)
     allowed = run(queue, "SELECT function FROM taskq.privileges WHERE by_topic AND kind = %s", kind)
     told = {name: TELLING[name] for (name,) in allowed if name in TELLING}
-    assert {name: answer(role, call) for name, (call, _) in told.items()} == {
+    assert {name: answer(queue, call, role) for name, (call, _) in told.items()} == {
         name: rows for name, (_, rows) in told.items()
     }
     assert {name for name, (call, rows) in told.items() if answer(queue, call) == rows} == set()  # it would tell more
@@ -599,169 +524,136 @@ def test_a_function_without_a_topic_tells_a_limited_role_nothing_of_another_topi
 
 def test_a_role_has_the_access_of_the_roles_that_it_is_a_member_of(queue: TaskQueue, limited: Limited) -> None:
     member, group = limited("producer"), limited("producer", topics=["invoices"])
-    statement = sql.SQL("GRANT {} TO {}")
-    queue.conn.execute(statement.format(sql.Identifier(name_of(group)), sql.Identifier(name_of(member))))
-    member.push("orders", ["a"])
-    member.push("invoices", ["a"])
-    queue.conn.execute(
-        sql.SQL("REVOKE {} FROM {}").format(sql.Identifier(name_of(group)), sql.Identifier(name_of(member)))
-    )
-    with pytest.raises(Denied):
-        member.push("invoices", ["a"])
+    member.joins(group)
+    member.pushes("orders")
+    member.pushes("invoices")
+    queue.conn.execute(sql.SQL("REVOKE {} FROM {}").format(sql.Identifier(group.name), sql.Identifier(member.name)))
+    member.may_not_push("invoices")
 
 
-def test_a_pooled_connection_acts_with_the_access_of_the_role_that_it_sets(queue: TaskQueue, limited: Limited) -> None:
+def test_a_pooled_connection_acts_with_the_access_of_the_role_that_it_sets(limited: Limited) -> None:
     pool, shop, billing = limited(), limited("producer"), limited("producer", topics=["invoices"])
-    for role in (shop, billing):
-        queue.conn.execute(
-            sql.SQL("GRANT {} TO {}").format(sql.Identifier(name_of(role)), sql.Identifier(name_of(pool)))
-        )
-    pool.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name_of(shop))))
-    pool.push("orders", ["a"])
-    with pytest.raises(Denied, match=name_of(shop)):
-        pool.push("invoices", ["a"])
-    pool.conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name_of(billing))))
-    pool.push("invoices", ["a"])
-    with pytest.raises(Denied):
-        pool.push("orders", ["a"])
+    for role, own, other in ((shop, "orders", "invoices"), (billing, "invoices", "orders")):
+        pool.joins(role)
+        pool.pushes(own, set_role=role.name)
+        pool.may_not_push(other, set_role=role.name)
 
 
 def test_an_administrator_is_limited_only_while_it_sets_a_limited_role(queue: TaskQueue, limited: Limited) -> None:
-    role = sql.Identifier(name_of(limited("producer")))
-    queue.push("invoices", ["a"], Insertion.DELETE)
-    queue.conn.execute(sql.SQL("SET ROLE {}").format(role))
-    with pytest.raises(Denied):
-        queue.push("invoices", ["a"])
-    queue.conn.execute("RESET ROLE")
-    queue.push("invoices", ["a"], Insertion.DELETE)
+    administrator = Role(queue, queue.conn.info.user)
+    administrator.pushes("invoices", Insertion.DELETE)
+    administrator.may_not_push("invoices", set_role=limited("producer").name)
+    administrator.pushes("invoices", Insertion.DELETE)
 
 
 def test_a_role_without_access_gains_none_through_a_function_of_a_limited_role(
     queue: TaskQueue, limited: Limited
 ) -> None:
     owner, caller = limited(), limited()
-    grant(queue, name_of(owner), "producer")
+    owner.is_granted("producer")
     queue.conn.execute("CREATE SCHEMA shop; GRANT ALL ON SCHEMA shop TO PUBLIC")
-    owner.conn.execute(
-        "CREATE FUNCTION shop.order(topic text) RETURNS bigint[] LANGUAGE sql SECURITY DEFINER"
-        " AS $$ SELECT taskq.push(topic, 'APPEND', ARRAY['a']) $$"
-    )
-    call = "SELECT shop.order('invoices')"
-    run(caller, call)  # no role is limited: the rights of the function's owner decide
-    queue.conn.execute("SELECT taskq.revoke_access(%s)", (name_of(owner),))
-    grant(queue, name_of(owner), "producer", ["orders"])
+    function = """CREATE FUNCTION shop.order(topic text) RETURNS bigint[] LANGUAGE sql SECURITY DEFINER
+                  AS $$ SELECT taskq.push(topic, 'APPEND', ARRAY['a']) $$"""
+    owner.does(lambda queue: queue.conn.execute(function))
+    caller.runs("SELECT shop.order('invoices')")  # no role is limited: the rights of the function's owner decide
+    owner.is_revoked()
+    owner.is_granted("producer", ["orders"])
     for role in (owner, caller):
         with pytest.raises(Denied, match="may not push to topic 'invoices'"):
-            run(role, call)
+            role.runs("SELECT shop.order('invoices')")
 
 
-def test_limits_outlive_an_upgrade_and_end_with_a_revocation(queue: TaskQueue, own_dsn: str, limited: Limited) -> None:
+def upgrade(queue: TaskQueue) -> None:
+    """Replaces all functions."""
+    pretend_release(queue.conn)
+    install(queue.conn)
+
+
+def test_limits_outlive_an_upgrade_and_end_with_a_revocation(queue: TaskQueue, limited: Limited) -> None:
     producer = limited("producer", may_delete=True)
-    with connect(own_dsn) as conn:
-        pretend_release(conn)
-        install(conn)
-    producer.push("orders", ["order"], Insertion.DELETE)
+    upgrade(queue)
+    producer.pushes("orders", Insertion.DELETE)
+    producer.may_not_push("invoices")
+    producer.is_granted("producer", ["invoices"])
+    producer.is_revoked("producer", ["orders"])
+    producer.pushes("invoices")
+    producer.may_not_push("orders")
+    producer.is_revoked()
     with pytest.raises(Denied):
-        producer.push("invoices", ["a"])
-    grant(queue, name_of(producer), "producer", ["invoices"])
-    queue.conn.execute("SELECT taskq.revoke_access(%s, 'producer', '{orders}')", (name_of(producer),))
-    producer.push("invoices", ["a"])
-    with pytest.raises(Denied, match="may not push to topic 'orders'"):
-        producer.push("orders", ["a"])
-    queue.conn.execute("SELECT taskq.revoke_access(%s)", (name_of(producer),))
-    with pytest.raises(Denied):
-        producer.push("invoices", ["a"])
+        producer.pushes("invoices")
 
 
-def test_a_limit_is_never_ignored_and_a_grant_for_every_topic_lifts_it(queue: TaskQueue, limited: Limited) -> None:
+def test_a_limit_is_never_ignored_and_a_grant_for_every_topic_lifts_it(limited: Limited) -> None:
     producer = limited("producer")
-    grant(queue, name_of(producer), "producer")
-    producer.push("invoices", ["a"])
-    with pytest.raises(
-        psycopg.Error, match=r"has access 'producer' to every topic; to limit it, call taskq\.revoke_access"
+    producer.is_granted("producer")
+    producer.pushes("invoices")
+    with (
+        pytest.raises(
+            psycopg.Error, match=r"has access 'producer' to every topic; to limit it, call taskq\.revoke_acc"
+        ),
+        producer.queue.conn.transaction(),
     ):
-        grant(queue, name_of(producer), "producer", ["orders"])
-    queue.conn.execute("SELECT taskq.revoke_access(%s, 'producer')", (name_of(producer),))
-    grant(queue, name_of(producer), "producer", ["orders"])
-    with pytest.raises(Denied):
-        producer.push("invoices", ["a"])
+        producer.is_granted("producer", ["orders"])
+    producer.is_revoked("producer")
+    producer.is_granted("producer", ["orders"])
+    producer.may_not_push("invoices")
 
 
 @pytest.mark.parametrize(
     ("kind", "topics", "reason"),
     [
+        ("king", None, "king"),
         ("operator", ["orders"], "operator cannot be limited to topics"),
         ("producer", [], "at least one topic"),
         ("producer", ["orders", None], "each has a name"),
         ("producer", [""], "each has a name"),
     ],
 )
-def test_an_invalid_limit_is_refused(
-    queue: TaskQueue, limited: Limited, kind: str, topics: list[str], reason: str
-) -> None:
+def test_an_invalid_grant_is_refused(limited: Limited, kind: str, topics: list[str] | None, reason: str) -> None:
     with pytest.raises(psycopg.Error, match=reason):
-        grant(queue, name_of(limited()), kind, topics)
+        limited().is_granted(kind, topics)
+
+
+def test_a_grant_to_an_unknown_role_is_refused_by_name(queue: TaskQueue) -> None:
+    with pytest.raises(psycopg.Error, match="unknown role"):
+        Role(queue, "unknown role").is_granted("reader")
 
 
 def test_a_limit_holds_for_a_topic_that_is_created_later(queue: TaskQueue, limited: Limited) -> None:
     producer = limited("producer", topics=["returns"])
     with pytest.raises(UnknownTopic):
-        producer.push("returns", ["a"])
+        producer.pushes("returns")
     queue.create_topic("returns")
-    producer.push("returns", ["a"])
+    producer.pushes("returns")
     assert queue.count("returns")["returns"][State.READY].count == 1
-
-
-def recreate(queue: TaskQueue, role: TaskQueue) -> TaskQueue:
-    """Drop the role of a session as the documentation says, create one of the same name, and log in as that role."""
-    name, password = sql.Identifier(name_of(role)), uuid4().hex
-    queue.conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))
-    queue.conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, sql.Literal(password)))
-    return TaskQueue(
-        connect(make_conninfo(queue.conn.info.dsn, user=name_of(role), password=password), autocommit=True)
-    )
-
-
-def kinds(queue: TaskQueue, role: TaskQueue) -> list[tuple[Any, ...]]:
-    """The kinds of access whose functions a role may call."""
-    return run(
-        queue,
-        """SELECT kind FROM (VALUES ('producer', 'taskq.open_push()'), ('consumer', 'taskq.prune_stages()'),
-               ('reader', 'taskq.audit_trail(text, bigint, int, text)'), ('operator', 'taskq.forget_worker(text)'))
-               AS f (kind, function)
-           WHERE has_function_privilege(%s, to_regprocedure(function), 'EXECUTE')""",
-        name_of(role),
-    )
 
 
 @pytest.mark.parametrize("change", ["grant", "revoke", "upgrade"])
 def test_a_new_role_does_not_get_the_access_of_a_dropped_role_of_its_name(
-    queue: TaskQueue, own_dsn: str, limited: Limited, change: str
+    queue: TaskQueue, limited: Limited, change: str
 ) -> None:
-    old = limited()
+    role = limited()
     for kind in ("operator", "consumer"):
-        grant(queue, name_of(old), kind)
-    new = recreate(queue, old)
+        role.is_granted(kind)
+    role.is_recreated()
     if change == "grant":
-        grant(queue, name_of(old), "producer")
+        role.is_granted("producer")
     elif change == "revoke":
-        queue.conn.execute("SELECT taskq.revoke_access(%s, 'consumer')", (name_of(old),))
+        role.is_revoked("consumer")
     else:
-        with connect(own_dsn) as conn:
-            pretend_release(conn)
-            install(conn)
-    assert kinds(queue, old) == ([("producer",)] if change == "grant" else [])
-    new.conn.close()
+        upgrade(queue)
+    query = """SELECT kind FROM (VALUES ('producer', 'taskq.open_push()'), ('consumer', 'taskq.prune_stages()'),
+                   ('reader', 'taskq.audit_trail(text, bigint, int, text)'), ('operator', 'taskq.forget_worker(text)'))
+                   AS f (kind, function)
+               WHERE has_function_privilege(%s, to_regprocedure(function), 'EXECUTE')"""
+    assert run(queue, query, role.name) == ([("producer",)] if change == "grant" else [])
 
 
-def test_a_new_role_does_not_get_the_topics_of_a_dropped_role_of_its_name(queue: TaskQueue, limited: Limited) -> None:
-    old, group = limited("producer", topics=["invoices"]), limited("producer", topics=["orders"])
-    new = recreate(queue, old)
-    queue.conn.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(name_of(group)), sql.Identifier(name_of(old))))
-    new.push("orders", ["a"])  # as a member of the group
-    with pytest.raises(Denied):
-        new.push("invoices", ["a"])
-    grant(queue, name_of(old), "producer", ["orders"])
-    with pytest.raises(Denied):
-        new.push("invoices", ["a"])
-    new.conn.close()
+def test_a_new_role_does_not_get_the_topics_of_a_dropped_role_of_its_name(limited: Limited) -> None:
+    role, group = limited("producer", topics=["invoices"]), limited("producer", topics=["orders"])
+    role.is_recreated()
+    role.joins(group)
+    role.pushes("orders")  # as a member of the group
+    role.may_not_push("invoices")
+    role.is_granted("producer", ["orders"])
+    role.may_not_push("invoices")

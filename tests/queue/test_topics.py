@@ -56,19 +56,7 @@ def test_creating_a_topic_again_leaves_it_unchanged(queue: TaskQueue) -> None:
     queue.create_topic("orders")
     assert queue.policy("orders") == RICH
     assert queue.pause_topic("orders") is False
-
-
-def test_a_policy_reads_back_as_it_was_given(queue: TaskQueue) -> None:
-    queue.create_topic("orders", RICH)
-    assert queue.policy("orders") == RICH
-    queue.create_topic("plain")
-    assert queue.policy("plain") == TopicPolicy()
-
-
-@pytest.mark.parametrize("preset", [RetryPolicy.correlation(), RetryPolicy.event_handling()], ids=["0", "2"])
-def test_a_preset_reads_back_as_it_was_given(queue: TaskQueue, preset: RetryPolicy) -> None:
-    queue.create_topic("orders", TopicPolicy(preset))
-    assert queue.policy("orders").retry == preset
+    assert queue.policy("work") == TopicPolicy()
 
 
 def test_an_altered_topic_has_the_new_policy(queue: TaskQueue) -> None:
@@ -95,18 +83,12 @@ def test_altering_the_retry_policy_changes_all_of_its_fields_and_no_other(queue:
     assert queue.policy("work").retry == RetryPolicy(max_attempts=3)
 
 
-def test_durations_of_a_policy_may_be_texts_and_seconds(queue: TaskQueue) -> None:
-    queue.alter_topic("work", base="90s", ttl=10, horizon=timedelta(days=1), keep_failed="36h")
-    policy = queue.policy("work")
-    assert (policy.retry.base, policy.ttl) == (timedelta(seconds=90), timedelta(seconds=10))
-    assert (policy.keep_succeeded, policy.keep_failed) == (None, timedelta(hours=36))
-    assert policy.retry.horizon == timedelta(days=1)
-
-
 def test_a_topic_is_created_with_the_fields_that_are_named(queue: TaskQueue) -> None:
-    assert queue.create_topic("orders", max_attempts=5, base="2m", ttl=60)
-    retry = RetryPolicy(max_attempts=5, base=timedelta(minutes=2))
-    assert queue.policy("orders") == TopicPolicy(retry, ttl=timedelta(minutes=1))
+    """Durations may be texts and seconds."""
+    day = timedelta(days=1)
+    assert queue.create_topic("orders", max_attempts=5, base="2m", ttl=60, horizon=day, keep_failed="36h")
+    retry = RetryPolicy(max_attempts=5, base=timedelta(minutes=2), horizon=day)
+    assert queue.policy("orders") == TopicPolicy(retry, ttl=timedelta(minutes=1), keep_failed=timedelta(hours=36))
 
 
 def test_fields_that_are_altered_concurrently_are_all_kept(
@@ -143,23 +125,28 @@ def test_a_change_of_an_unknown_field_is_refused(queue: TaskQueue, changes: dict
     assert queue.policy("work") == TopicPolicy()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_attempts": 0},
-        {"factor": float("inf")},
-        {"jitter": 1.5},
-        {"base": -1},
-        {"on_expiry": "explode"},
-        {"keep_succeeded": -1},
-        {"keep_failed": timedelta(days=3651)},
-    ],
-    ids=["max_attempts", "factor", "jitter", "base", "on_expiry", "keep_succeeded", "keep_failed"],
-)
-def test_an_invalid_change_is_refused(queue: TaskQueue, changes: dict[str, Any]) -> None:
-    with pytest.raises(TaskQueueError, match=r"out of its range|has to be 0 or more"):
-        queue.alter_topic("work", **changes)
-    assert queue.policy("work") == TopicPolicy()
+INVALID: dict[str, Any] = {
+    "max_attempts": 0,
+    "factor": float("inf"),
+    "jitter": 1.5,
+    "base": -1,
+    "on_expiry": "explode",
+    "max_crashes": 0,
+    "keep_succeeded": -1,
+    "keep_failed": timedelta(days=3651),
+}
+
+
+@pytest.mark.parametrize(("field", "value"), INVALID.items(), ids=INVALID)
+@pytest.mark.parametrize("verb", [TaskQueue.alter_topic, TaskQueue.create_topic], ids=["alter", "create"])
+def test_an_invalid_field_of_a_policy_is_refused_by_its_name(
+    queue: TaskQueue, verb: Callable[..., object], field: str, value: object
+) -> None:
+    topic = "work" if verb is TaskQueue.alter_topic else "orders"
+    with pytest.raises(TaskQueueError, match=rf"{field}.*(out of its range|has to be 0 or more)") as refusal:
+        verb(queue, topic, **{field: value})
+    assert "relation" not in str(refusal.value), "this speaks of our table, not of the caller's mistake"
+    assert (queue.topics(), queue.policy("work")) == (["work"], TopicPolicy())
 
 
 @pytest.mark.parametrize("changes", ["[]", "5", "null", '{"max_atempts": 5}', '{"name": "other"}', '{"topic_id": 7}'])
@@ -183,88 +170,44 @@ def test_topics_have_names_in_any_script(queue: TaskQueue) -> None:
     assert [task] == queue.poll(name, queue.register("owner"))
 
 
-@pytest.mark.parametrize("name", ["", "  ", "\t\n"], ids=["empty", "blanks", "white space"])
-def test_a_blank_topic_is_refused(queue: TaskQueue, name: str) -> None:
-    with pytest.raises(TaskQueueError):
-        queue.create_topic(name)
-    assert queue.topics() == ["work"]
+UNKNOWN: dict[str, Callable[[TaskQueue, Owner], object]] = {
+    "alter": lambda queue, _: queue.alter_topic("nowhere", TopicPolicy()),
+    "policy": lambda queue, _: queue.policy("nowhere"),
+    "pause": lambda queue, _: queue.pause_topic("nowhere"),
+    "resume": lambda queue, _: queue.resume_topic("nowhere"),
+    "push": lambda queue, _: queue.push("nowhere", ["a"]),
+    "push_stream": lambda queue, _: queue.push_stream("nowhere", iter(["a"])),
+    "poll": lambda queue, owner: queue.poll("nowhere", owner),
+    "ready": lambda queue, _: queue.ready("nowhere"),
+    "task": lambda queue, _: queue.task("nowhere", 1),
+    "latest": lambda queue, _: queue.latest("nowhere", ["a"]),
+    "page": lambda queue, _: queue.page("nowhere"),
+    "count_tasks": lambda queue, _: queue.count_tasks("nowhere"),
+    "topic_status": lambda queue, _: queue.topic_status("nowhere"),
+}
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        TopicPolicy(RetryPolicy(max_attempts=0)),
-        TopicPolicy(RetryPolicy(factor=0.0)),
-        TopicPolicy(RetryPolicy(jitter=1.5)),
-        TopicPolicy(RetryPolicy(base=timedelta(seconds=-1))),
-        TopicPolicy(on_expiry="explode"),
-        TopicPolicy(max_crashes=0),
-    ],
-    ids=["max_attempts", "factor", "jitter", "base", "on_expiry", "max_crashes"],
-)
-def test_an_invalid_policy_is_refused(queue: TaskQueue, policy: TopicPolicy) -> None:
-    with pytest.raises(TaskQueueError):
-        queue.create_topic("orders", policy)
-    assert queue.topics() == ["work"]
+@pytest.mark.parametrize("verb", UNKNOWN)
+def test_an_unknown_topic_is_refused_by_name(queue: TaskQueue, owner: Owner, verb: str) -> None:
+    with pytest.raises(UnknownTopic, match=r"topic 'nowhere' .*create it with create_topic"):
+        UNKNOWN[verb](queue, owner)
 
 
-def test_a_refused_policy_is_described_by_the_names_of_its_fields(queue: TaskQueue) -> None:
-    with pytest.raises(TaskQueueError) as refusal:
-        queue.create_topic("orders", TopicPolicy(RetryPolicy(max_attempts=0)))
-    assert "max_attempts" in str(refusal.value)
-    assert "relation" not in str(refusal.value), "this speaks of our table, not of the caller's mistake"
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda queue, _owner: queue.alter_topic("nowhere", TopicPolicy()),
-        lambda queue, _owner: queue.policy("nowhere"),
-        lambda queue, _owner: queue.pause_topic("nowhere"),
-        lambda queue, _owner: queue.resume_topic("nowhere"),
-        lambda queue, _owner: queue.push("nowhere", ["a"]),
-        lambda queue, _owner: queue.push_stream("nowhere", iter(["a"])),
-        lambda queue, owner: queue.poll("nowhere", owner),
-        lambda queue, _owner: queue.ready("nowhere"),
-        lambda queue, _owner: queue.task("nowhere", 1),
-        lambda queue, _owner: queue.latest("nowhere", ["a"]),
-        lambda queue, _owner: queue.page("nowhere"),
-    ],
-    ids=["alter", "policy", "pause", "resume", "push", "push_stream", "poll", "ready", "task", "latest", "page"],
-)
-def test_an_unknown_topic_is_refused_by_name(
-    queue: TaskQueue, owner: Owner, verb: Callable[[TaskQueue, Owner], object]
+@pytest.mark.promise("A paused topic takes pushes and completions, and hands out nothing")
+def test_a_paused_topic_takes_pushes_and_completions_and_hands_out_nothing_until_it_is_resumed(
+    queue: TaskQueue, owner: Owner
 ) -> None:
-    with pytest.raises(UnknownTopic, match="nowhere"):
-        verb(queue, owner)
-
-
-@pytest.mark.promise("A paused topic takes pushes and completions, and hands out nothing")
-def test_a_paused_topic_hands_out_nothing(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a"])
-    assert queue.pause_topic("work") is True
-    assert queue.pause_topic("work") is False
-    assert queue.poll("work", owner) == []
-    assert queue.ready("work") == 0
-
-
-@pytest.mark.promise("A paused topic takes pushes and completions, and hands out nothing")
-def test_a_paused_topic_takes_pushes_and_completions(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     [held] = queue.poll("work", owner)
-    queue.pause_topic("work")
+    assert queue.pause_topic("work") is True
+    assert queue.pause_topic("work") is False
     queue.push("work", ["b"])
     queue.complete(owner, {held: Result.SUCCESS})
     assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
-
-
-@pytest.mark.promise("A paused topic takes pushes and completions, and hands out nothing")
-def test_a_resumed_topic_hands_out_again(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a"])
-    queue.pause_topic("work")
+    assert (queue.poll("work", owner), queue.ready("work")) == ([], 0)
     assert queue.resume_topic("work") is True
     assert queue.resume_topic("work") is False
-    assert identifiers(queue.poll("work", owner)) == ["a"]
+    assert identifiers(queue.poll("work", owner)) == ["b"]
 
 
 def test_pausing_never_waits_for_running_tasks(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
@@ -275,32 +218,21 @@ def test_pausing_never_waits_for_running_tasks(queue: TaskQueue, owner: Owner, s
 
 
 def test_a_dropped_topic_is_gone_with_its_tasks(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["x", "y"])
+    [kept] = queue.poll("other", owner)
     queue.push("work", ["a", "b", "c"])
-    held = queue.poll("work", owner, 2)
-    queue.complete(owner, {held[0]: Result.SUCCESS})
+    done, held = queue.poll("work", owner, 2)
+    queue.complete(owner, {done: Result.SUCCESS})
     assert queue.drop_topic("work") is True
     assert queue.drop_topic("work") is False
-    assert queue.topics() == []
-    assert queue.held(owner) == []
+    assert queue.topics() == ["other"]
+    assert queue.held(owner) == [kept]
+    assert states(queue, "other") == [("x", State.ACTIVE), ("y", State.READY)]
     with pytest.raises(NotHeld):
-        queue.complete(owner, {held[1]: Result.SUCCESS})
-
-
-def test_a_recreated_topic_has_none_of_the_old_tasks(queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    queue.drop_topic("work")
+        queue.complete(owner, {held: Result.SUCCESS})
     queue.create_topic("work")
-    assert states(queue) == []
-    assert queue.ready("work") == 0
-
-
-def test_dropping_one_topic_leaves_the_others_alone(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("other")
-    queue.push("other", ["a", "b"])
-    held = queue.poll("other", owner)
-    queue.drop_topic("work")
-    assert queue.held(owner) == held
-    assert states(queue, "other") == [("a", State.ACTIVE), ("b", State.READY)]
+    assert (states(queue), queue.ready("work")) == ([], 0)
 
 
 def test_a_push_that_commits_before_the_drop_leaves_no_orphan(

@@ -1,9 +1,7 @@
 """The views for people: states, results, ages, holders and reasons by name."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -15,16 +13,10 @@ from airflow_provider_taskq.queue import (
     NewTask,
     Owner,
     Result,
-    RetryPolicy,
     State,
     TaskQueue,
-    TaskQueueError,
-    TopicPolicy,
-    connect,
-    install,
 )
-from tests.internals import pretend_release, private_rights
-from tests.queue.conftest import RESULTS, everything, lapse, numbered, task_in
+from tests.queue.conftest import RESULTS, numbered, task_in
 
 pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as they are")
 
@@ -50,40 +42,10 @@ def test_a_task_is_shown_with_its_state_and_result_by_name(queue: TaskQueue, own
     assert rows(queue, f"state <> '{state.name}'") == []
 
 
-def test_every_task_is_shown_once(queue: TaskQueue, owner: Owner) -> None:
-    for state in sorted(State, key=lambda state: state is State.READY):  # which a poll for another would take
-        task_in(queue, owner, state, identifier=state.name)
-        queue.push("work", [NewTask("later", delay=timedelta(days=1))])
-    shown = [(row["sequence"], row["state"]) for row in rows(queue)]
-    assert shown == [(info.sequence, info.state.name) for info in everything(queue)]
-
-
 def test_a_held_task_shows_its_owner_and_lease(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.ACTIVE)
     [row] = rows(queue)
     assert (row["holder"], row["lease_until"], row["attempt"]) == ("owner", owner.lease_until, 1)
-    assert why(queue) == "held by owner for another 4 min at least"
-    lapse(queue, owner, timedelta(minutes=7))
-    assert why(queue) == "held by owner, whose lease lapsed 7 min ago"
-
-
-def test_the_view_says_why_a_task_is_not_running(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(hours=1))))
-    queue.push("work", ["tried"])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
-    queue.push("work", [NewTask("later", delay=timedelta(days=3)), "a", "a"])
-    assert why(queue, "tried") == "tried again in 59 min"
-    assert why(queue, "later") == "due in 2 days"
-    assert why(queue) == "may be polled"
-    queue.pause_topic("work")
-    assert why(queue) == "the topic is paused"
-
-
-def test_the_view_names_the_task_that_comes_first_for_its_identifier(queue: TaskQueue, owner: Owner) -> None:
-    first, second = queue.push("work", ["a", "a"])
-    queue.poll("work", owner)
-    sentence = f"may be polled; one at a time per identifier, it comes after sequence {first.sequence}, held by 'owner'"
-    assert rows(queue, f"sequence = {second.sequence}")[0]["why"] == sentence
 
 
 def test_the_view_names_the_dependency_that_a_task_waits_for(queue: TaskQueue, owner: Owner) -> None:
@@ -124,17 +86,19 @@ def test_payloads_are_left_out_and_outputs_cut(queue: TaskQueue, owner: Owner) -
     assert len(row["output"]) == 120
 
 
-@pytest.mark.parametrize(
-    ("where", "most"),
-    [
-        ("topic = 'work' AND sequence = {last}", 250),
-        ("topic = 'work' AND identifier = 'task-7777'", 400),
-        ("topic = 'work' AND state = 'ACTIVE'", 300),
-        ("topic = 'work' AND state = 'FAILED'", 300),
-        ("topic = 'work' AND state = 'SUSPENDED'", 300),
-    ],
-)
-def test_a_query_for_few_tasks_reads_few_pages(own_queue: TaskQueue, where: str, most: int) -> None:
+QUESTIONS = {
+    "SELECT * FROM taskq.tasks WHERE topic = 'work' AND sequence = {last}": (1, 250),
+    "SELECT * FROM taskq.tasks WHERE topic = 'work' AND identifier = 'task-7777'": (1, 400),
+    "SELECT * FROM taskq.tasks WHERE topic = 'work' AND state = 'ACTIVE'": (5, 300),
+    "SELECT * FROM taskq.tasks WHERE topic = 'work' AND state = 'FAILED'": (1, 300),
+    "SELECT * FROM taskq.tasks WHERE topic = 'work' AND state = 'SUSPENDED'": (0, 300),
+    "SELECT * FROM taskq.newest('work', 3)": (3, 500),
+    "SELECT * FROM taskq.newest('work', 3, 'task-7')": (1, 500),
+}
+"""Queries, the number of their rows, and the number of pages that they may touch."""
+
+
+def test_a_query_for_few_tasks_reads_few_pages(own_queue: TaskQueue) -> None:
     queue = own_queue
     queue.create_topic("other")
     queue.push("other", ["x", "y"])
@@ -144,21 +108,11 @@ def test_a_query_for_few_tasks_reads_few_pages(own_queue: TaskQueue, where: str,
     queue.complete(owner, {task: Result.SUCCESS if n else Result.FAILURE for n, task in enumerate(done)})
     [last, *_] = queue.poll("work", owner, 5)
     queue.conn.execute("VACUUM ANALYZE")
-    question = f"SELECT * FROM taskq.tasks WHERE {where.format(last=last.sequence)}"
-    assert pages(queue.conn, question) < most
-    assert queue.conn.execute(question.encode()).rowcount > 0 or "SUSPENDED" in question
-
-
-@pytest.mark.parametrize("identifier", ["NULL", "'task-7'"])
-def test_the_newest_tasks_are_found_without_reading_the_others(own_queue: TaskQueue, identifier: str) -> None:
-    queue = own_queue
-    queue.push_stream("work", numbered(20_000))
-    question = f"SELECT * FROM taskq.newest('work', 3, {identifier})"
-    found = [info.sequence for info in queue.page("work", before=2**40, size=3)] if identifier == "NULL" else [8]
-    queue.conn.execute(question.encode())
-    with queue.conn.cursor(row_factory=dict_row) as cursor:
-        assert [row["sequence"] for row in cursor.execute(question.encode())] == found
-    assert pages(queue.conn, question) < 500
+    for question, (found, most) in QUESTIONS.items():
+        query = question.format(last=last.sequence)
+        assert queue.conn.execute(query.encode()).rowcount == found, question
+        assert pages(queue.conn, query) < most, question
+    assert rows(queue, source="taskq.topic_summaries")[1]["ready"] == 1000, "counts at a glance are capped"
 
 
 def pages(conn: psycopg.Connection, question: str) -> int:
@@ -189,43 +143,3 @@ def test_the_view_of_topics_counts_due_waiting_and_held_tasks(queue: TaskQueue, 
     ]
     assert counts == [False, 1, 1, 0, 1, 1, False]
     assert timedelta() <= work["last_end"] <= work["oldest"] < timedelta(minutes=1)
-
-
-def test_counts_at_a_glance_are_capped(own_queue: TaskQueue) -> None:
-    own_queue.push_stream("work", numbered(5000))
-    [work] = rows(own_queue, source="taskq.topic_summaries")
-    assert work["ready"] == 1000
-
-
-def test_a_reader_may_read_the_views_and_no_table(own_queue: TaskQueue, reader: str) -> None:
-    queue = own_queue
-    queue.push("work", ["a", "a", NewTask("later", delay=timedelta(days=1))])
-    queue.poll("work", queue.register("owner"))
-    queue.push("work", [NewTask("b", depends_on=[("work", "a")])])
-    queue.conn.execute(f"SET ROLE {reader}".encode())
-    assert len(rows(queue)) == 4
-    assert len(queue.conn.execute("SELECT * FROM taskq.newest('work')").fetchall()) == 4
-    assert rows(queue, source="taskq.topic_summaries")[0]["running"] == 1
-    assert private_rights(queue.conn, reader) == []
-
-
-@pytest.fixture
-def reader(own_queue: TaskQueue) -> Iterator[str]:
-    """A role that may read tasks."""
-    name = f"reader_{uuid4().hex[:8]}"
-    own_queue.conn.execute(f"CREATE ROLE {name}".encode())
-    own_queue.conn.execute("SELECT taskq.grant_access(%s, 'reader')", (name,))
-    yield name
-    own_queue.conn.execute("RESET ROLE")
-    own_queue.conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
-
-
-def test_an_upgrade_names_the_objects_that_depend_on_the_views(empty_dsn: str) -> None:
-    with connect(empty_dsn, autocommit=True) as conn:
-        install(conn)
-        conn.execute("CREATE VIEW public.failures AS SELECT * FROM taskq.tasks WHERE state = 'FAILED'")
-        pretend_release(conn)
-        with pytest.raises(TaskQueueError, match=r"upgraded: view failures depends on view [a-z_.]+$"):
-            install(conn)
-        conn.execute("DROP VIEW public.failures")
-        install(conn)
