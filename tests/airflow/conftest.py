@@ -1,6 +1,8 @@
 """Airflow in this process: a home of its own, and connections from the environment."""
 
+import asyncio
 import atexit
+import inspect
 import json
 import os
 import shutil
@@ -31,12 +33,31 @@ os.environ.update(
 )
 
 Connect = Callable[..., str]
+# The connections of triggers to the test's database.
+LINES = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
 OF_THE_SITE = ("test_end_to_end", "test_gates_end_to_end")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the tests of the session's Airflow last, one after the other: an idle Airflow takes 11 % of a core."""
     items.sort(key=lambda item: item.path.stem in OF_THE_SITE)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs an asynchronous test in an event loop of its own, for at most two minutes."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 120))
+    return True
+
+
+async def until(condition: Callable[[], bool], seconds: float = 100) -> None:
+    """Waits for what a server or another thread changes."""
+    async with asyncio.timeout(seconds):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  there is no event to await
+            await asyncio.sleep(0.02)
 
 
 def connection_json(dsn: str, conn_type: str = "taskq", **extra: Any) -> str:
@@ -101,3 +122,10 @@ def context_of(task_id: str = "gate", run_id: str = "run", map_index: int = -1) 
         "ds": "2013-01-01",
         "params": {},
     }
+
+
+def executed(operator: Any, context: Any = None) -> Any:
+    """Render an operator and execute it as Airflow does."""
+    context = context or context_of(operator.task_id)
+    operator.render_template_fields(context)
+    return operator.execute(context)

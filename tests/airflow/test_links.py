@@ -2,13 +2,10 @@ from typing import Any
 from urllib.parse import parse_qs, urljoin, urlsplit
 
 import pytest
-from airflow.sdk import DAG
 
-from airflow_provider_taskq import operators, sensors
 from airflow_provider_taskq.links import TaskQTopicLink
 from airflow_provider_taskq.operators import TaskQExpireOperator, TaskQPushOperator
 from tests.airflow.conftest import context_of
-from tests.airflow.serialization import restored
 
 pytestmark = pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task")
 
@@ -35,20 +32,3 @@ def test_has_the_rendered_topic() -> None:
 
 def test_leads_to_the_overview_from_an_operator_without_a_topic() -> None:
     assert link_of(TaskQExpireOperator(task_id="expire")) == "plugin/taskq?conn_id=taskq_default"
-
-
-@pytest.mark.parametrize(
-    "kind", [getattr(module, name) for module in (operators, sensors) for name in module.__all__], ids=str
-)
-def test_every_operator_and_sensor_has_it(kind: Any) -> None:
-    assert [type(link) for link in kind.operator_extra_links] == [TaskQTopicLink]
-
-
-def test_is_stored_with_the_dag() -> None:
-    with DAG("dag", schedule=None) as dag:
-        TaskQExpireOperator(task_id="expire")
-        TaskQPushOperator.partial(task_id="mapped", tasks=["a"]).expand(topic=["a", "b"])
-    for task in restored(dag).task_dict.values():
-        assert [(link.name, link.xcom_key) for link in task.operator_extra_links] == [
-            ("TaskQ topic", "_link_TaskQTopicLink")
-        ]

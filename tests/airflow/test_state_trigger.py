@@ -1,3 +1,5 @@
+"""What TaskQStateTrigger adds to what every trigger does (test_sensor_conformance.py): failures end the wait."""
+
 import asyncio
 from collections.abc import Callable
 from typing import Any
@@ -14,30 +16,21 @@ pytestmark = [
 ]
 
 
-async def fired(trigger: TaskQStateTrigger) -> TriggerEvent:
+async def fired(**arguments: Any) -> TriggerEvent:
     """Run a trigger, and return its only event."""
-    async with asyncio.timeout(30):
-        (event,) = [event async for event in trigger.run()]
-        return event
+    given = {"topic": "work", "identifiers": ["a", "b"], "poke_interval": 0.05, **arguments}
+    (event,) = [event async for event in TaskQStateTrigger(**given).run()]
+    return event
 
 
-def waiting(**arguments: Any) -> TaskQStateTrigger:
-    given = {"topic": "work", "identifiers": ["a", "b"], "poke_interval": 0.05}
-    return TaskQStateTrigger(**{**given, **arguments})
-
-
-def after_a_check(trigger: TaskQStateTrigger, act: Callable[[], object]) -> TriggerEvent:
-    """Run a trigger, act after its first check, and return its event."""
-
-    async def test() -> TriggerEvent:
-        event = asyncio.create_task(fired(trigger))
-        # A later wait is checked in the same query or in a later one. So when it ends, the first was checked too.
-        await fired(waiting(identifiers=["known"], states=["READY"]))
-        assert not event.done()
-        await asyncio.to_thread(act)
-        return await event
-
-    return asyncio.run(test())
+async def after_a_check(act: Callable[[], object], **arguments: Any) -> Any:
+    """Run a trigger, act after its first check, and return the payload of its event."""
+    event = asyncio.create_task(fired(**arguments))
+    # A later wait is checked in the same query or in a later one. So when it ends, the first was checked too.
+    await fired(identifiers=["known"], states=["READY"])
+    assert not event.done()
+    await asyncio.to_thread(act)
+    return (await event).payload
 
 
 @pytest.fixture
@@ -53,44 +46,29 @@ def end(queue: TaskQueue, owner: Owner) -> Callable[..., None]:
     return ended
 
 
-def test_fires_when_all_tasks_are_in_a_state(end: Callable[..., None]) -> None:
+async def test_fires_when_all_tasks_are_in_a_state(end: Callable[..., None]) -> None:
     end(a=Result.SUCCESS)
-    event = after_a_check(waiting(states=["SUCCEEDED", "FILTERED"]), lambda: end(b=Result.FILTER))
-    assert event.payload == {"status": "ready", "topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
+    payload = await after_a_check(lambda: end(b=Result.FILTER), states=["SUCCEEDED", "FILTERED"])
+    assert payload == {"status": "ready", "topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
 
 
-def test_a_failed_task_ends_the_wait_before_the_others_end(end: Callable[..., None]) -> None:
-    event = after_a_check(waiting(ends_task=True), lambda: end(b=Result.FAILURE))
-    assert event.payload == {
+async def test_a_failed_task_ends_the_wait_before_the_others_end_no_sooner_than_resume_after(
+    end: Callable[..., None],
+) -> None:
+    began = asyncio.get_running_loop().time()
+    payload = await after_a_check(lambda: end(b=Result.FAILURE), resume_after=0.5)
+    assert payload == {
         "status": "failed",
         "message": "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED",
     }
+    assert asyncio.get_running_loop().time() - began >= 0.5
 
 
-def test_continues_to_wait_after_a_failure_was_repaired(
+async def test_continues_to_wait_after_a_failure_was_repaired(
     queue: TaskQueue, owner: Owner, end: Callable[..., None]
 ) -> None:
     end(a=Result.FAILURE, b=Result.SUCCESS)
     queue.revive("work", State.FAILED)
     (revived,) = queue.poll("work", owner)
-    event = after_a_check(waiting(), lambda: queue.complete(owner, {revived: Result.SUCCESS}))
-    assert event.payload == {"status": "ready", "topic": "work", "states": {"SUCCEEDED": 2}}
-
-
-def test_a_failure_resumes_the_task_no_sooner_than_resume_after(end: Callable[..., None]) -> None:
-    end(a=Result.FAILURE)
-
-    async def test() -> float:
-        began = asyncio.get_running_loop().time()
-        await fired(waiting(resume_after=0.5))
-        return asyncio.get_running_loop().time() - began
-
-    assert asyncio.run(test()) >= 0.5
-
-
-@pytest.mark.usefixtures("end")
-def test_a_topic_that_is_dropped_ends_the_wait(queue: TaskQueue) -> None:
-    queue.create_topic("other")
-    event = after_a_check(waiting(topic="other", ends_task=True), lambda: queue.drop_topic("other"))
-    assert event.payload["status"] == "error"
-    assert "'other' was dropped; create it again" in event.payload["message"]
+    payload = await after_a_check(lambda: queue.complete(owner, {revived: Result.SUCCESS}))
+    assert payload == {"status": "ready", "topic": "work", "states": {"SUCCEEDED": 2}}

@@ -1,19 +1,14 @@
 """`airflow taskq`: the same program behind Airflow's own command line."""
 
 import argparse
-import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from airflow.cli.cli_config import ActionCommand
 
 from airflow_provider_taskq.cli.airflow import get_cli_commands
 from airflow_provider_taskq.get_provider_info import get_provider_info
-from airflow_provider_taskq.queue import TaskQueue
-from tests.cli.conftest import connection_json
 
 pytestmark = pytest.mark.promise("Hooks, operators and `airflow taskq` find the connections of Airflow")
 
@@ -57,22 +52,3 @@ def test_finding_the_command_imports_neither_the_queue_nor_click() -> None:
         ]
         == "[]"
     )
-
-
-def test_airflow_taskq_works_on_airflows_connections(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
-    queue.push("work", ["a", "b"])
-    hidden = ("TASKQ_", "PG", "AIRFLOW")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    env = {**env, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW_CONN_MY_QUEUE": connection_json(dsn)}
-
-    def airflow(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("airflow")), "taskq", *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-    listed = airflow("ls", "work", "--conn-id", "my_queue", "--json")
-    assert listed.returncode == 0, listed.stderr
-    assert [task["identifier"] for task in json.loads(listed.stdout)["tasks"]] == ["b", "a"]
-    unknown = airflow("topics", "--conn-id", "none")
-    assert unknown.returncode == 1
-    assert "none" in unknown.stderr
-    assert airflow("purge", "--help").stdout.startswith("Usage: airflow taskq purge")
