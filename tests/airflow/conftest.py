@@ -3,7 +3,6 @@
 import asyncio
 import atexit
 import inspect
-import json
 import os
 import shutil
 import tempfile
@@ -13,14 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import TaskQueue, connect, install
+from demo.airflow_site import connection_json as site_connection_json
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.chaos_site import airflow
-from tests.airflow.site import arguments, databases, site
+from tests.airflow.site import share
 
-__all__ = ["airflow", "arguments", "databases", "site"]  # session fixtures
+__all__ = ["airflow"]  # a session fixture
 
 # Airflow reads its configuration as soon as it is imported, and makes its home if there is none.
 _home = tempfile.mkdtemp(prefix="taskq-airflow-")
@@ -35,12 +34,11 @@ os.environ.update(
 Connect = Callable[..., str]
 # The connections of triggers to the test's database.
 LINES = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
-OF_THE_SITE = ("test_end_to_end", "test_gates_end_to_end")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of the session's Airflow last, one after the other: an idle Airflow takes 11 % of a core."""
-    items.sort(key=lambda item: item.path.stem in OF_THE_SITE)
+def pytest_configure(config: pytest.Config) -> None:
+    """Shares one Airflow with the other folders."""
+    share(config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,18 +60,7 @@ async def until(condition: Callable[[], bool], seconds: float = 100) -> None:
 
 def connection_json(dsn: str, conn_type: str = "taskq", **extra: Any) -> str:
     """Return an Airflow connection to the database of a DSN, as Airflow reads it from the environment."""
-    parts = conninfo_to_dict(dsn)
-    return json.dumps(
-        {
-            "conn_type": conn_type,
-            "host": parts.get("host"),
-            "port": int(str(parts.get("port", 5432))),
-            "login": parts.get("user"),
-            "password": parts.get("password"),
-            "schema": parts.get("dbname"),
-            "extra": extra,
-        }
-    )
+    return site_connection_json(dsn, conn_type=conn_type, extra=extra)
 
 
 @pytest.fixture

@@ -135,7 +135,9 @@ def test_the_connection_test_names_the_database_or_the_command_that_installs_the
     connect_airflow: Connect, dsn: str, empty_dsn: str
 ) -> None:
     database = conninfo_to_dict(dsn)["dbname"]
-    assert TaskQHook(connect_airflow()).test_connection() == (True, f"The queue in database '{database}' is ready.")
+    hook = TaskQHook(connect_airflow())
+    assert hook.test_connection() == (True, f"The queue in database '{database}' is ready.")
+    assert repr(hook) == "TaskQHook(taskq_conn_id='taskq_default')", "nothing else of the connection"
     passed, message = TaskQHook(connect_airflow(dsn=empty_dsn)).test_connection()
     assert not passed
     assert "airflow_provider_taskq.queue install" in message

@@ -121,6 +121,7 @@ def test_exceptions_of_success_on_mean_success_of_their_task(queue: TaskQueue) -
         ({"lease": "soon"}, InvalidArgument, "invalid duration 'soon'"),
         ({"topic": "nowhere"}, UnknownTopic, "nowhere"),
     ],
+    ids=["text", "exception", "mixture", "batches", "callable", "size", "workers", "lease", "topic"],
 )
 def test_an_invalid_argument_is_refused_and_no_task_is_handled(
     queue: TaskQueue, arguments: dict[str, Any], error: type[Exception], said: str

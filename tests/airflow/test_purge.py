@@ -64,7 +64,7 @@ def test_purges_a_range_or_a_state_within_an_age(queue: TaskQueue, conn: psycopg
     queue.push("work", ["ready"])
     assert purge(topic="work", state="READY")["purged"] == 1
     age_tasks(conn, 2 * DAY)
-    assert purge(topic="work", older_than=DAY, to=first)["purged"] == 1
+    assert [purge(topic="work", older_than=DAY, to=first)["purged"] for _ in range(2)] == [1, 0]
     assert identifiers(queue) == ["d"]
 
 

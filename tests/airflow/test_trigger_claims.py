@@ -10,6 +10,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQTrigger
+from airflow_provider_taskq.triggers.topic import get_claim_executor
 from tests.airflow.conftest import LINES, until
 
 pytestmark = [
@@ -66,6 +67,14 @@ async def test_gates_claim_tasks_of_their_own(queue: TaskQueue) -> None:
     assert sorted(str(owner) for owner in owners(queue)) == sorted(
         [f"gate-{number}" for number in range(5)] * 3 + ["None"] * 5
     )
+
+
+async def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    request = trigger(min_tasks=2).claim_request(2, NAME)
+    assert await get_claim_executor("taskq_default").claim(request) is None
+    assert queue.owner(NAME) is None
+    assert owners(queue) == [None]
 
 
 async def test_the_claim_of_a_cancelled_gate_is_released(queue: TaskQueue, dsn: str) -> None:

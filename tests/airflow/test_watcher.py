@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
@@ -24,7 +25,8 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.triggers import watcher
-from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait
+from airflow_provider_taskq.triggers.connection import ReconnectingConnection
+from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait, WaitLog
 from airflow_provider_taskq.triggers.watcher import Outcome, Watcher, get_watcher
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import LINES, Connect, until
@@ -39,7 +41,7 @@ LISTENING = f"{LINES} AND query = 'LISTEN taskq' AND state = 'idle'"  # idle: LI
 
 
 def waiting(wait: Wait[Outcome], conn_id: str = "taskq_default") -> "asyncio.Task[Outcome]":
-    return asyncio.ensure_future(get_watcher(conn_id).wait_for(wait))
+    return asyncio.ensure_future(get_watcher(conn_id).wait_for(wait, WaitLog(logging.getLogger("gate"))))
 
 
 @pytest.fixture
@@ -193,6 +195,13 @@ class TestLostConnections:
         assert [await wait for wait in waits] == [1] * 20
         assert str(conninfo_to_dict(own_server.dsn)["password"]) not in caplog.text
 
+    async def test_a_session_of_an_event_trigger_that_hangs_is_replaced(self) -> None:
+        line = ReconnectingConnection("taskq_default")
+        with pytest.raises(TimeoutError):
+            await line.fetch_all("SELECT pg_sleep(600)", (), timeout=0.2)
+        assert await line.fetch_all("SELECT 1", ()) == [(1,)]
+        await line.close()
+
 
 class TestNotifications:
     async def test_a_notification_wakes_the_waits_on_its_topic(
@@ -329,3 +338,49 @@ class TestUpkeep:
         assert get_watcher("taskq_default")._upkeep_due - asyncio.get_running_loop().time() > 50
         for wait in waits:
             wait.cancel()
+
+
+def make_read_only(conn: psycopg.Connection, *, on: bool) -> None:
+    """Make new sessions of the database read-only, or writable again."""
+    name = sql.Identifier(conn.info.dbname)
+    change = "SET default_transaction_read_only = on" if on else "RESET default_transaction_read_only"
+    conn.execute(sql.SQL("ALTER DATABASE {} ").format(name) + sql.SQL(change))
+
+
+def pids(conn: psycopg.Connection) -> set[int]:
+    """Return the process ids of the triggerer's sessions."""
+    return {row[0] for row in conn.execute(LINES).fetchall()}
+
+
+@pytest.mark.own_database
+class TestReadOnly:
+    """A server that becomes read-only, as after a failover behind one address."""
+
+    async def test_a_watcher_does_not_keep_a_session_that_is_read_only(
+        self, queue: TaskQueue, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(watcher, "_MAX_READ_ONLY_SECONDS", 0.5)
+        make_read_only(conn, on=True)
+        wait = waiting(ReadyWait("work", poll_interval=0.1))
+        await until(lambda: len(pids(conn)) == 1)
+        first = pids(conn)
+        await until(lambda: bool(pids(conn) - first))  # another session, and the wait is still open
+        assert not wait.done()
+        make_read_only(conn, on=False)
+        await asyncio.sleep(1)
+        await until(lambda: len(pids(conn)) == 1)
+        queue.push("work", ["a"])
+        assert await asyncio.wait_for(wait, 20) == 1
+
+    async def test_an_event_trigger_replaces_a_session_that_is_read_only(
+        self, queue: TaskQueue, conn: psycopg.Connection
+    ) -> None:
+        register = "SELECT fence FROM taskq.register(%s::text, '1 minute'::interval)"
+        line = ReconnectingConnection("taskq_default")
+        make_read_only(conn, on=True)
+        with pytest.raises(psycopg.OperationalError, match="read-only"):  # as after a lost connection
+            await line.fetch_all(register, ("a",))
+        make_read_only(conn, on=False)
+        assert await line.fetch_all(register, ("a",))
+        await line.close()
+        assert [owner.name for owner in queue.owners()] == ["a"]
