@@ -82,6 +82,21 @@ def template(server_dsn: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def make_database(server_dsn: str, template: str) -> Iterator[Callable[..., str]]:
+    """Creates a database with the schema, or an empty one, for a session or a module, and returns its DSN."""
+    made: list[str] = []
+
+    def make(purpose: str, *, schema: bool = True) -> str:
+        made.append(f"taskq_{purpose}_{uuid4().hex[:8]}")
+        _create_database(server_dsn, made[-1], *[template] * schema)
+        return make_conninfo(server_dsn, dbname=made[-1])
+
+    yield make
+    for name in made:
+        _drop_database(server_dsn, name)
+
+
+@pytest.fixture(scope="session")
 def shared_database(server_dsn: str, template: str) -> Iterator["SharedDatabase"]:
     """One database for most tests: to create one costs as much CPU as twenty small tests."""
     name = f"taskq_shared_{uuid4().hex[:12]}"

@@ -10,29 +10,39 @@ from typing import Any
 
 import pytest
 
-# The start of a file's path, and its group; the slowest group first.
+# The start of a file's path, and its group; the slowest group first, and the files of a group in their order.
 SHARED = {
     "tests/spark/": "Spark's session",
     "tests/worker/test_composite_spark.py": "Spark's session",
     "tests/worker/test_engines.py": "Spark's session",
+    "tests/plugin/": "Airflow",  # first: the page needs the api-server only, and the other processes cost CPU
     "tests/airflow/test_end_to_end.py": "Airflow",
-    "tests/airflow/test_event_dags.py": "Airflow",
     "tests/airflow/test_gates_end_to_end.py": "Airflow",
-    "tests/plugin/": "Airflow's page",
+    "tests/airflow/test_event_dags.py": "Airflow",
 }
 
 
 def group(nodeid: str) -> str:
     """Return the group of a test."""
     path = nodeid.partition("::")[0]
-    return next((name for start, name in SHARED.items() if path.startswith(start)), path)
+    return SHARED.get(_start(nodeid), path)
+
+
+def _start(nodeid: str) -> str:
+    return next((start for start in SHARED if nodeid.startswith(start)), "")
 
 
 def in_order_of_groups(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests in the order in which their groups begin."""
     places = {name: place for place, name in enumerate(dict.fromkeys(SHARED.values()))}
+    within = {start: place for place, start in enumerate(SHARED)}
     slow = {group(item.nodeid) for item in items if item.get_closest_marker("slow")}
-    return sorted(items, key=lambda item: (places.get(name := group(item.nodeid), len(places)), name not in slow, name))
+
+    def place(item: pytest.Item) -> tuple[int, bool, str, int]:
+        name = group(item.nodeid)
+        return places.get(name, len(places)), name not in slow, name, within.get(_start(item.nodeid), 0)
+
+    return sorted(items, key=place)
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> object:

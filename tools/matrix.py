@@ -242,7 +242,7 @@ def system_leg() -> Leg | None:
 def starts_processes(path: Path) -> bool:
     """Whether a file's tests start Airflow's processes; the matrix runs DAGs by `dag.test()` only."""
     text = path.read_text(encoding="utf-8")
-    return any(name in text for name in ("AirflowSite", "chaos_site"))
+    return any(name in text for name in ("AirflowSite", "SharedAirflow", "chaos_site"))
 
 
 def test(leg: Leg, options: list[str]) -> bool:

@@ -2,24 +2,22 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, LiteralString
-from uuid import uuid4
 
 import psutil
 import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.queue import TaskQueue, connect, install
 from demo.airflow_api import until
 from demo.airflow_site import AirflowSite, connection_json
 from demo.postgres import EmbeddedPostgres
+from tests.airflow.site import url_of
 
 DAGS = Path(__file__).parent / "dags"
 DAG_FILES = ("chaos.py", "claims.py", "many.py")
@@ -102,43 +100,27 @@ class Installation:
 
 @pytest.fixture(scope="session")
 def airflow(
-    server_dsn: str, template: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
+    make_database: Callable[..., str], repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
     """Start one Airflow for all tests that kill processes; its home and its databases have nothing else."""
-    name = f"taskq_chaos_{uuid4().hex[:8]}"
-    queue, metadata = f"{name}_queue", f"{name}_metadata"
     home = tmp_path_factory.mktemp("chaos")
     folder = home / "dags"
     folder.mkdir()
     for dag_file in DAG_FILES:
         shutil.copy(DAGS / dag_file, folder)
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        for database, model in ((queue, template), (metadata, "template0")):
-            admin.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(database), sql.Identifier(model))
-            )
-        try:
-            dsns = make_conninfo(server_dsn, dbname=queue), make_conninfo(server_dsn, dbname=metadata)
-            settings = {
-                "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsns[0]),
-                "PYTHONPATH": str(repository),
-                "TASKQ_DSN": dsns[0],
-                **IMPATIENT,
-            }
-            with EmbeddedPostgres() as own_server:
-                with connect(own_server.dsn) as conn:
-                    install(conn)
-                settings["AIRFLOW_CONN_TASKQ_OWN_SERVER"] = connection_json(own_server.dsn)
-                with AirflowSite(home, folder, env=settings, metadata_dsn=_url(dsns[1])) as site:
-                    yield Installation(site, *dsns, own_server)
-        finally:
-            for database in (queue, metadata):
-                admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database)))
-
-
-def _url(dsn: str) -> str:
-    parts = {"password": "", "port": 5432, **conninfo_to_dict(dsn)}
-    return "postgresql://{user}:{password}@{host}:{port}/{dbname}".format(**parts)
+    queue, metadata = make_database("chaos_queue"), make_database("chaos_metadata", schema=False)
+    settings = {
+        "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(queue),
+        "PYTHONPATH": str(repository),
+        "TASKQ_DSN": queue,
+        **IMPATIENT,
+    }
+    with EmbeddedPostgres() as own_server:
+        with connect(own_server.dsn) as conn:
+            install(conn)
+        settings["AIRFLOW_CONN_TASKQ_OWN_SERVER"] = connection_json(own_server.dsn)
+        with AirflowSite(home, folder, env=settings, metadata_dsn=url_of(metadata)) as site:
+            yield Installation(site, queue, metadata, own_server)
 
 
 def _title(process: psutil.Process) -> str:

@@ -1,7 +1,8 @@
 """Airflow in this process: a home of its own, and connections from the environment."""
 
+import asyncio
 import atexit
-import json
+import inspect
 import os
 import shutil
 import tempfile
@@ -11,14 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import TaskQueue, connect, install
+from demo.airflow_site import connection_json as site_connection_json
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.chaos_site import airflow
-from tests.airflow.site import arguments, databases, site
+from tests.airflow.site import share
 
-__all__ = ["airflow", "arguments", "databases", "site"]  # session fixtures
+__all__ = ["airflow"]  # a session fixture
 
 # Airflow reads its configuration as soon as it is imported, and makes its home if there is none.
 _home = tempfile.mkdtemp(prefix="taskq-airflow-")
@@ -31,28 +32,35 @@ os.environ.update(
 )
 
 Connect = Callable[..., str]
-OF_THE_SITE = ("test_end_to_end", "test_gates_end_to_end")
+# The connections of triggers to the test's database.
+LINES = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of the session's Airflow last, one after the other: an idle Airflow takes 11 % of a core."""
-    items.sort(key=lambda item: item.path.stem in OF_THE_SITE)
+def pytest_configure(config: pytest.Config) -> None:
+    """Shares one Airflow with the other folders."""
+    share(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs an asynchronous test in an event loop of its own, for at most two minutes."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 120))
+    return True
+
+
+async def until(condition: Callable[[], bool], seconds: float = 100) -> None:
+    """Waits for what a server or another thread changes."""
+    async with asyncio.timeout(seconds):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  there is no event to await
+            await asyncio.sleep(0.02)
 
 
 def connection_json(dsn: str, conn_type: str = "taskq", **extra: Any) -> str:
     """Return an Airflow connection to the database of a DSN, as Airflow reads it from the environment."""
-    parts = conninfo_to_dict(dsn)
-    return json.dumps(
-        {
-            "conn_type": conn_type,
-            "host": parts.get("host"),
-            "port": int(str(parts.get("port", 5432))),
-            "login": parts.get("user"),
-            "password": parts.get("password"),
-            "schema": parts.get("dbname"),
-            "extra": extra,
-        }
-    )
+    return site_connection_json(dsn, conn_type=conn_type, extra=extra)
 
 
 @pytest.fixture
@@ -101,3 +109,10 @@ def context_of(task_id: str = "gate", run_id: str = "run", map_index: int = -1) 
         "ds": "2013-01-01",
         "params": {},
     }
+
+
+def executed(operator: Any, context: Any = None) -> Any:
+    """Render an operator and execute it as Airflow does."""
+    context = context or context_of(operator.task_id)
+    operator.render_template_fields(context)
+    return operator.execute(context)

@@ -3,12 +3,10 @@
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, TaskQueue
 from airflow_provider_taskq.queue.claims import Claim
-from tests.internals import lapse_lease
 
 pytestmark = pytest.mark.promise("A retry, a cleared task and a restarted triggerer find the same claim")
 
@@ -51,11 +49,8 @@ def claim(queue: TaskQueue) -> Claim:
     return Claim("work", "gate", owner.fence, queue.claim("work", owner, 1))
 
 
-def test_the_registration_that_claimed_holds_the_claim(queue: TaskQueue, claim: Claim) -> None:
-    assert claim.holder(queue).fence == claim.fence
-
-
 def test_a_task_that_took_the_claim_over_holds_it(queue: TaskQueue, claim: Claim) -> None:
+    assert claim.holder(queue).fence == claim.fence
     first = queue.take_over("gate", claim.fence)
     retry = queue.take_over("gate", claim.fence, timedelta(minutes=1))
     assert retry.resumed
@@ -65,31 +60,14 @@ def test_a_task_that_took_the_claim_over_holds_it(queue: TaskQueue, claim: Claim
         queue.heartbeat(first)
 
 
-def test_a_later_claim_of_the_same_owner_ends_the_claim(queue: TaskQueue, claim: Claim) -> None:
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_later_claim_of_the_same_owner_ends_the_claim(queue: TaskQueue, claim: Claim, taken_over: bool) -> None:
+    if taken_over:
+        queue.take_over("gate", claim.fence)
     later = queue.register("gate")
     with pytest.raises(LeaseLost, match=f"a later registration of the same owner, fence {later.fence}.*claim_as"):
         claim.holder(queue)
     with pytest.raises(LeaseLost):
         queue.take_over("gate", claim.fence)
-    assert queue.owner("gate") is not None
-
-
-def test_a_registration_without_the_claim_ends_its_takeover(queue: TaskQueue, claim: Claim) -> None:
-    queue.take_over("gate", claim.fence)
-    queue.register("gate")
-    with pytest.raises(LeaseLost):
-        queue.take_over("gate", claim.fence)
     assert queue.owner("gate", claim.fence) is None
-
-
-def test_a_claim_whose_lease_was_released_or_expired_is_gone(
-    queue: TaskQueue, claim: Claim, conn: psycopg.Connection[Any]
-) -> None:
-    queue.take_over("gate", claim.fence)
-    lapse_lease(conn)
-    assert claim.holder(queue).name == "gate"  # lapsed is not gone
-    assert queue.expire() == 1
-    with pytest.raises(LeaseLost, match="its lease was released, or it lapsed and expired"):
-        claim.holder(queue)
-    with pytest.raises(LeaseLost):
-        queue.take_over("gate", claim.fence)
+    assert queue.owner("gate") is not None

@@ -2,13 +2,14 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
 
 from airflow_provider_taskq.queue import TaskQueue
-from tests.airflow.chaos_run import SECONDS, Run
+from tests.airflow.chaos_run import SECONDS, Run, Work
 from tests.airflow.chaos_site import Installation
 
 pytestmark = [
@@ -36,9 +37,37 @@ def queue(airflow: Installation) -> Iterator[TaskQueue]:
         yield queue
 
 
-def test_a_retry_of_failed_work_has_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
-    run = Run(airflow, queue, "retried", first_try="fails")
-    run.succeeds()
+def kill_nothing(_: Work) -> None:
+    """The first try fails by itself."""
+
+
+def kill_process(work: Work) -> None:
+    """Kill the process of the task, as a machine without memory does."""
+    os.kill(work.pid, signal.SIGKILL)
+
+
+def kill_worker(work: Work) -> None:
+    """Kill the worker. Airflow does not see the process of the task, which survives it and cannot report any more."""
+    os.kill(work.worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "first_try", "interrupt"),
+    [("failed", "fails", kill_nothing), ("killed", "runs", kill_process), ("orphaned", "runs", kill_worker)],
+    ids=["fails", "its process is killed", "its worker is killed"],
+)
+def test_work_that_fails_or_is_killed_is_retried_with_the_same_tasks(
+    airflow: Installation, queue: TaskQueue, run_id: str, first_try: str, interrupt: Callable[[Work], None]
+) -> None:
+    run = Run(airflow, queue, run_id, first_try=first_try)
+    first = run.worked()[0]
+    interrupt(first)
+    try:
+        run.worked(2)
+        run.succeeds()
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(first.pid).kill()
     assert [(work.try_number, work.tasks) for work in run.works()] == [(1, ["a", "b"]), (2, ["a", "b"])]
     run.completed_once()
 
@@ -75,30 +104,24 @@ def test_a_cleared_task_finds_the_tasks_that_it_held_when_it_was_marked_failed(
     run.completed_once()
 
 
-def test_tasks_of_a_failed_run_go_to_others_after_its_lease_expired(airflow: Installation, queue: TaskQueue) -> None:
-    run = Run(airflow, queue, "lapsed", first_try="runs")
-    run.worked()
-    run.mark_failed("work")
-    airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS)
-    assert run.lapse() == 2
-    assert run.tasks() == [("a", "READY", 0, 1), ("b", "READY", 0, 1), ("c", "READY", 0, 0)]
-    airflow.site.trigger("claims", "heir", {**run.conf, "first_try": "succeeds"})
-    assert airflow.site.wait_run("claims", "heir", {"success"}, SECONDS) == "success"
-    assert run.tasks() == [("a", "SUCCEEDED", 1, 1), ("b", "SUCCEEDED", 1, 1), ("c", "READY", 0, 0)]
-    assert {task.owner for task in queue.page(run.id)[:2]} == {"claims/heir/gate/-1"}
-
-
-def test_tasks_of_a_failed_run_go_to_others_immediately_after_a_release(
-    airflow: Installation, queue: TaskQueue
+@pytest.mark.parametrize("way", ["lapsed", "released"])
+def test_tasks_of_a_failed_run_go_to_others_after_its_lease_expired_or_was_released(
+    airflow: Installation, queue: TaskQueue, way: str
 ) -> None:
-    run = Run(airflow, queue, "released", first_try="runs")
+    run = Run(airflow, queue, way, first_try="runs")
     run.worked()
     run.mark_failed("work")
     airflow.site.wait_run("claims", run.id, {"failed"}, SECONDS)
     owner = queue.owner(run.owner)
     assert owner is not None
-    assert queue.release(owner) == 2
-    assert run.tasks() == [("a", "READY", 0, 0), ("b", "READY", 0, 0), ("c", "READY", 0, 0)]
+    assert (run.lapse() if way == "lapsed" else queue.release(owner)) == 2
+    crashes = 1 if way == "lapsed" else 0
+    assert run.tasks() == [("a", "READY", 0, crashes), ("b", "READY", 0, crashes), ("c", "READY", 0, 0)]
+    heir = f"heir-{way}"
+    airflow.site.trigger("claims", heir, {**run.conf, "first_try": "succeeds"})
+    assert airflow.site.wait_run("claims", heir, {"success"}, SECONDS) == "success"
+    assert run.tasks() == [("a", "SUCCEEDED", 1, crashes), ("b", "SUCCEEDED", 1, crashes), ("c", "READY", 0, 0)]
+    assert {task.owner for task in queue.page(run.id)[:2]} == {f"claims/{heir}/gate/-1"}
 
 
 def test_a_gate_that_claims_outlives_its_triggerer_and_claims_once(airflow: Installation, queue: TaskQueue) -> None:
@@ -109,31 +132,6 @@ def test_a_gate_that_claims_outlives_its_triggerer_and_claims_once(airflow: Inst
     airflow.site.restart("triggerer")
     run.succeeds()
     assert run.returned("gate")["claimed"] == 2
-    run.completed_once()
-
-
-def test_a_task_process_that_is_killed_is_retried_with_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
-    run = Run(airflow, queue, "killed", first_try="runs")
-    (first,) = run.worked()
-    os.kill(first.pid, signal.SIGKILL)
-    _, second = run.worked(2)
-    run.succeeds()
-    assert second.tasks == ["a", "b"]
-    run.completed_once()
-
-
-def test_work_whose_worker_is_killed_is_retried_with_the_same_tasks(airflow: Installation, queue: TaskQueue) -> None:
-    """The process of the task survives its worker. Airflow does not see it, and it cannot report any more."""
-    run = Run(airflow, queue, "orphaned", first_try="runs")
-    (first,) = run.worked()
-    orphan = psutil.Process(first.pid)
-    os.kill(first.worker, signal.SIGKILL)
-    try:
-        _, second = run.worked(2)
-        run.succeeds()
-    finally:
-        orphan.kill()
-    assert second.tasks == ["a", "b"]
     run.completed_once()
 
 

@@ -136,24 +136,17 @@ def test_a_gate_that_is_cleared_locks_out_the_driver_and_the_next_one_has_the_sa
     run.completed_once()
 
 
+@pytest.mark.parametrize(
+    ("kind", "worked_on"), [(Durable, ["a", "b"]), (NotDurable, ["a", "b", "c"])], ids=["durable", "not durable"]
+)
 def test_a_durable_run_cleared_after_its_end_completes_the_tasks_that_its_gate_claimed_again(
-    airflow: Installation, queue: TaskQueue
+    airflow: Installation, queue: TaskQueue, kind: type[Durable], worked_on: list[str]
 ) -> None:
-    run = Durable(airflow, queue, "durable-cleared", driver="leaves")
-    cleared_after_its_end(run)
-    assert (run.worked_on(), run.succeeded()) == (["a", "b"], ["a", "b", "c"])
-
-
-def test_a_run_that_is_not_durable_may_be_cleared_after_its_end(airflow: Installation, queue: TaskQueue) -> None:
-    run = NotDurable(airflow, queue, "not-durable-cleared", driver="leaves")
-    cleared_after_its_end(run)
-    assert run.worked_on() == run.succeeded()
-
-
-def cleared_after_its_end(run: Durable) -> None:
-    """Let Airflow complete the tasks instead of the driver, and clear the whole run after its end."""
+    """Airflow completes the tasks instead of the driver. If it is not durable, a driver works on the new ones too."""
+    run = kind(airflow, queue, f"cleared-{kind.dag_id}", driver="leaves")
     run.end_drivers()
     run.succeeds()
     run.completed_once()
     run.clear("gate")
     run.ended_again("gate")
+    assert (run.worked_on(), run.succeeded()) == (worked_on, ["a", "b", "c"])

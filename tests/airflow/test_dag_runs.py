@@ -1,17 +1,13 @@
 """DAGs that run by `dag.test()`, one after the other in one process, because Airflow needs seconds to start."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import Result, State, Task, TaskQueue, connect, ticks_daily
 from tests.airflow.dag_runner import run_dags
@@ -25,7 +21,7 @@ pytestmark = [
 MARK = "marked-payload"
 DAGS = Path(__file__).parent / "dags"
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
-FILES = (DAGS / "outputs.py", EXAMPLES / "taskq_maintenance.py", EXAMPLES / "taskq_handler.py")
+FILES = (DAGS / "outputs.py", *(EXAMPLES / f"taskq_{name}.py" for name in ("maintenance", "handler", "push")))
 CALLBACKS = f"""
 from airflow.sdk import DAG, task
 from airflow_provider_taskq.notifications import TaskQNotifier
@@ -58,12 +54,8 @@ with DAG('wait', schedule=topic_asset('known')):
     pass
 """
 # The DAGs in the order of their runs. A poll of any topic may expire the lease that the first one has to expire.
-STATES = {
-    **dict.fromkeys(
-        ["taskq_watch", "taskq_ticks", "taskq_purge", "outputs", "emit", "taskq_handler", "good"], "success"
-    ),
-    "bad": "failed",
-}
+SUCCEED = "taskq_watch taskq_ticks taskq_purge outputs emit taskq_handler taskq_push good"
+STATES = {**dict.fromkeys(SUCCEED.split(), "success"), "bad": "failed"}
 
 
 @dataclass(frozen=True)
@@ -79,19 +71,9 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def dsn(server_dsn: str, template: str) -> Iterator[str]:
-    """A database for the runs."""
-    name = f"taskq_runs_{uuid4().hex[:8]}"
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
-        yield make_conninfo(server_dsn, dbname=name)
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-@pytest.fixture(scope="module")
-def runs(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(make_database: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Run all DAGs. A topic belongs to one of them; those of the maintenance work on all, and come first."""
-    home = tmp_path_factory.mktemp("runs")
+    home, dsn = tmp_path_factory.mktemp("runs"), make_database("runs")
     written = {home / "callbacks.py": CALLBACKS, home / "emitting.py": EMITTING}
     for file, text in written.items():
         file.write_text(text)
@@ -176,7 +158,12 @@ def test_pushes_emit_events_of_assets_and_links_are_stored(runs: Runs) -> None:
     }
 
 
-def test_the_example_runs_in_a_dag(runs: Runs) -> None:
+def test_the_examples_of_pushes_and_of_a_handler_run_in_a_dag(runs: Runs) -> None:
     returned = json.loads(json.dumps(runs.xcoms["taskq_handler.deliver[-1].return_value"]))
     assert (returned["succeeded"], returned["filtered"]) == (2, 3)
     assert sorted(info.identifier for info in runs.queue.page("parcels", state=State.SUCCEEDED)) == ["4711", "4712"]
+    planes = ["D-ABCD", "N14228", "N24211"]
+    for topic in ("planes", "registrations"):
+        assert sorted(task.identifier for task in runs.queue.page(topic)) == planes
+    rows = runs.queue.conn.execute("SELECT array_agg(tail_number ORDER BY tail_number) FROM planes")
+    assert rows.fetchone() == (planes,)

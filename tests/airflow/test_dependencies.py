@@ -88,6 +88,8 @@ def test_every_other_import_is_of_a_distribution_that_airflow_requires(repositor
         if (top := module.partition(".")[0]) != "airflow"
         for home in homes.get(top, [top])
     } - DECLARED
+    extras = project(repository)["optional-dependencies"].values()
+    assert {named(each) for extra in extras for each in extra} >= OF_EXTRAS
     assert undeclared - {"psycopg-binary"} <= {*BROUGHT_BY, *OF_EXTRAS}
     assert {"click", "croniter", "fastapi", "pydantic", "rich", "starlette"} <= undeclared
 
@@ -102,11 +104,6 @@ def test_the_declared_providers_are_those_that_are_imported(repository: Path) ->
     assert {normalized(f"apache-airflow-providers-{match[1]}") for match in matches if match} == {
         each for each in declared if each.startswith("apache-airflow-providers-")
     }
-
-
-def test_the_extras_declare_what_is_imported_where_they_are_used(repository: Path) -> None:
-    extras = project(repository)["optional-dependencies"]
-    assert {named(each) for extra in extras.values() for each in extra} >= OF_EXTRAS
 
 
 @pytest.mark.parametrize(("distribution", "by"), BROUGHT_BY.items())

@@ -2,17 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
-import psycopg
 import pytest
-from psycopg import sql
 
-from airflow_provider_taskq.queue import State, TaskQueue, connect
+from airflow_provider_taskq.queue import State, TaskQueue
 from demo.airflow_site import AirflowSite
-from tests.airflow.dag_runner_program import DagBag
-from tests.airflow.site import MARK, PASSWORD, Arguments, instance, returned, xcoms
+from tests.airflow.site import MARK, instance, returned, xcoms
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,9 +23,8 @@ def dags(site: AirflowSite) -> None:
 
 
 @pytest.fixture
-def queue(databases: tuple[str, str]) -> Iterator[TaskQueue]:
-    with connect(databases[0], autocommit=True) as connection:
-        yield TaskQueue(connection)
+def queue(site_queue: TaskQueue) -> TaskQueue:
+    return site_queue
 
 
 def test_a_deferred_gate_is_opened_by_a_push(site: AirflowSite, queue: TaskQueue) -> None:
@@ -68,11 +62,6 @@ def test_a_retry_after_the_claim_continues_with_the_same_tasks(site: AirflowSite
     assert [task.state for task in page] == [State.SUCCEEDED, State.SUCCEEDED, State.READY]
     assert [task.attempt for task in page] == [1, 1, 0]
     assert instance(site, "claim", run, "gate")["try_number"] == 2
-
-
-def test_the_dag_files_of_these_tests_define_different_dags() -> None:
-    """Airflow parses each file on its own, so of two DAGs with one id a run may be of either."""
-    assert DagBag(Path(__file__).parent / "dags").import_errors == {}
 
 
 @pytest.mark.parametrize("dag_id", ["many", "many_claims"])
@@ -115,29 +104,6 @@ def test_a_gate_that_starts_in_the_triggerer_uses_no_worker(site: AirflowSite, q
     assert site.task_states("started", run)["unknown"] == "failed"
 
 
-@pytest.mark.promise("the triggerer is killed while gates wait")
-def test_a_gate_outlives_its_triggerer(site: AirflowSite, queue: TaskQueue, databases: tuple[str, str]) -> None:
-    queue.create_topic("outlived")
-    run = site.trigger("gate_only", conf={"topic": "outlived"})
-    site.wait_task("gate_only", run, "gate", {"deferred"}, 300)
-    for stored in stored_triggers(databases[1]):
-        assert MARK not in stored
-        assert PASSWORD not in stored
-        assert "taskq_default" in stored
-    site.kill("triggerer")
-    queue.push("outlived", ["a"])
-    site.restart("triggerer")
-    assert site.wait_run("gate_only", run, {"success"}, 300) == "success"
-
-
-def stored_triggers(metadata_dsn: str) -> list[str]:
-    """Return the arguments of the triggers that wait now; there is at least one."""
-    with psycopg.connect(metadata_dsn) as metadata:
-        rows = metadata.execute("SELECT kwargs FROM trigger").fetchall()
-    assert rows
-    return [str(kwargs) for (kwargs,) in rows]
-
-
 def test_gates_time_out_and_fail_when_their_topic_is_dropped(site: AirflowSite, queue: TaskQueue) -> None:
     queue.create_topic("never")
     queue.create_topic("dropped")
@@ -161,32 +127,3 @@ def test_pushes_in_all_ways_without_showing_a_payload(site: AirflowSite, queue: 
     assert pushed == [f"dict-{run}", "object", "xcom-0", "xcom-1", "xcom-2"]
     shown = instance(site, "push_all_ways", run, "list")["rendered_fields"]["tasks"]
     assert shown == {"count": 2, "identifiers": [f"dict-{run}", "object"]}
-
-
-@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
-def test_these_tests_stored_and_logged_no_payload_and_no_password(
-    site: AirflowSite, arguments: Arguments, databases: tuple[str, str]
-) -> None:
-    logs, metadata = site.log_text(), dump(databases[1])
-    assert "Pushed tasks: topic=work count=3" in logs
-    assert "function-0" not in metadata  # not even the identifiers that a function returned
-    assert "dict-{{ run_id }}" in metadata  # the identifiers of the list in the DAG file
-    seen = tuple(arguments.seen)  # a copy: the thread still collects
-    assert any("triggerer" in line for line in seen)
-    for place in (logs, metadata, *seen):
-        assert MARK not in place
-        assert PASSWORD not in place
-
-
-def dump(dsn: str) -> str:
-    """Return every row of every table as text."""
-    with psycopg.connect(dsn) as metadata:
-        tables = metadata.execute(
-            "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
-        )
-        rows = [
-            str(row[0])
-            for (table,) in tables.fetchall()
-            for row in metadata.execute(sql.SQL("SELECT to_json(t)::text FROM {} t").format(sql.Identifier(table)))
-        ]
-    return "\n".join(rows)

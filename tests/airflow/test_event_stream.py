@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import os
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -20,15 +18,12 @@ pytest.importorskip("airflow.triggers.shared_stream", reason=CLAIMS_SHARE_STREAM
 from airflow.triggers.base import TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager, SharedStreamProducer
 
-from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue, connect
+from airflow_provider_taskq.queue import LeaseLost, NewTask, State, TaskQueue
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.triggers import connection as trigger_connection
 from airflow_provider_taskq.triggers.event import TaskQEventTrigger
 from airflow_provider_taskq.triggers.event_debouncer import EventBatch
 from airflow_provider_taskq.triggers.event_stream import AsyncOwner, EventStreamProducer, Settlement
-from demo.postgres import EmbeddedPostgres
-from tests.airflow.conftest import Connect
-from tests.faults.poison import POISON, poison
+from tests.airflow.conftest import LINES, until
 
 pytestmark = [
     pytest.mark.usefixtures("airflow_connection"),
@@ -108,16 +103,6 @@ def producer(trigger: TaskQEventTrigger) -> SharedStreamProducer:
     return type(trigger).create_shared_stream_producer(trigger.serialize()[1])
 
 
-async def until(condition: Callable[[], bool], seconds: float = 200) -> None:
-    async with asyncio.timeout(seconds):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  the database has no event to await
-            await asyncio.sleep(0.02)
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 90))
-
-
 def states(queue: TaskQueue) -> dict[str, State]:
     return {task.identifier: task.state for task in queue.page("work", size=1000)}
 
@@ -126,190 +111,116 @@ def attempts(queue: TaskQueue) -> list[int]:
     return [task.attempt for task in queue.page("work")]
 
 
+ENDED = f"SELECT pg_terminate_backend(pid) FROM ({LINES}) lines"
+
+
 def count(queue: TaskQueue, state: State) -> int:
     return sum(one is state for one in states(queue).values())
 
 
-def test_a_task_ends_only_after_its_event_is_stored(queue: TaskQueue) -> None:
-    async def test() -> None:
-        async with triggerer() as airflow:
-            airflow.start(claiming())
-            pushed = await asyncio.to_thread(queue.push, "work", [NewTask("a", payload="secret"), NewTask("b")])
-            await until(lambda: len(airflow.events) == 2)
-            assert [event.payload for _, event in airflow.events] == [
-                {"topic": "work", "claimed": 1, "sequences": [task.sequence], "identifiers": [task.identifier]}
-                for task in pushed
-            ]
-            assert set(states(queue).values()) == {State.ACTIVE}
-            airflow.store()
-            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
-
-    in_loop(test)
+async def test_a_task_ends_only_after_its_event_is_stored(queue: TaskQueue) -> None:
+    async with triggerer() as airflow:
+        airflow.start(claiming())
+        pushed = await asyncio.to_thread(queue.push, "work", [NewTask("a", payload="secret"), NewTask("b")])
+        await until(lambda: len(airflow.events) == 2)
+        assert [event.payload for _, event in airflow.events] == [
+            {"topic": "work", "claimed": 1, "sequences": [task.sequence], "identifiers": [task.identifier]}
+            for task in pushed
+        ]
+        assert set(states(queue).values()) == {State.ACTIVE}
+        airflow.store()
+        await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
 
 
-def test_an_unreadable_payload_stops_no_stream_of_events(queue: TaskQueue) -> None:
-    async def test() -> None:
-        tasks = queue.push("work", [NewTask(name, payload={}) for name in "abc"])
-        poison(queue.conn, tasks[1], POISON["an integer of 5,000 digits"])
-        async with triggerer() as airflow:
-            airflow.start(claiming())
-            await until(lambda: airflow.sequences() == [task.sequence for task in tasks])
-            airflow.store()
-            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
-
-    in_loop(test)
-
-
-def test_a_rejected_task_fails_with_its_reason(queue: TaskQueue) -> None:
-    async def test() -> None:
-        queue.push("work", ["bad", "good"])
-        async with triggerer() as airflow:
-            airflow.start(claiming(Picky))
-            await until(lambda: states(queue)["bad"] is State.FAILED)
-            await until(lambda: len(airflow.events) == 1)
-            airflow.store()
-            await until(lambda: states(queue)["good"] is State.SUCCEEDED)
-        (bad,) = (task for task in queue.page("work") if task.identifier == "bad")
-        assert bad.error == "bad identifier"
-
-    in_loop(test)
+async def test_a_rejected_task_fails_with_its_reason(queue: TaskQueue) -> None:
+    queue.push("work", ["bad", "good"])
+    async with triggerer() as airflow:
+        airflow.start(claiming(Picky))
+        await until(lambda: states(queue)["bad"] is State.FAILED)
+        await until(lambda: len(airflow.events) == 1)
+        airflow.store()
+        await until(lambda: states(queue)["good"] is State.SUCCEEDED)
+    (bad,) = (task for task in queue.page("work") if task.identifier == "bad")
+    assert bad.error == "bad identifier"
 
 
-def test_a_task_whose_event_is_not_stored_is_returned_and_fires_again(queue: TaskQueue) -> None:
-    async def test() -> None:
-        (task,) = queue.push("work", ["a"])
-        async with triggerer(ack_timeout=0.5) as airflow:
-            airflow.start(claiming(), 1)
-            airflow.start(claiming(), 2)
-            await until(lambda: len(airflow.events) == 2)
-            airflow.store(1)  # the other trigger's event is never confirmed
-            airflow.now += 1
-            await until(lambda: airflow.tasks[2].done())
-            await until(lambda: states(queue)["a"] is State.READY)
-            assert attempts(queue) == [0]
-            await until(lambda: airflow.sequences() == [task.sequence] * 2)
-            airflow.store(1)
-            await until(lambda: states(queue)["a"] is State.SUCCEEDED)
-
-    in_loop(test)
+async def test_a_task_whose_event_is_not_stored_is_returned_and_fires_again(queue: TaskQueue) -> None:
+    (task,) = queue.push("work", ["a"])
+    async with triggerer(ack_timeout=0.5) as airflow:
+        airflow.start(claiming(), 1)
+        airflow.start(claiming(), 2)
+        await until(lambda: len(airflow.events) == 2)
+        airflow.store(1)  # the other trigger's event is never confirmed
+        airflow.now += 1
+        await until(lambda: airflow.tasks[2].done())
+        await until(lambda: states(queue)["a"] is State.READY)
+        assert attempts(queue) == [0]
+        await until(lambda: airflow.sequences() == [task.sequence] * 2)
+        airflow.store(1)
+        await until(lambda: states(queue)["a"] is State.SUCCEEDED)
 
 
-def test_equal_triggers_share_one_stream_and_a_task_waits_for_all_of_them(queue: TaskQueue) -> None:
-    async def test() -> None:
-        async with triggerer() as airflow:
-            airflow.start(claiming(), 1)
-            airflow.start(claiming(), 2)
-            (task,) = await asyncio.to_thread(queue.push, "work", ["a"])
-            await until(lambda: len(airflow.events) == 2)
-            airflow.store(2)
-            await asyncio.sleep(0.3)
-            assert states(queue) == {"a": State.ACTIVE}
-            airflow.store(1)
-            await until(lambda: states(queue) == {"a": State.SUCCEEDED})
-            assert airflow.sequences(1) == airflow.sequences(2) == [task.sequence]
-
-    in_loop(test)
-
-
-def test_a_trigger_cancelled_before_it_fired_does_not_end_the_task(queue: TaskQueue) -> None:
+async def test_a_trigger_cancelled_before_it_fired_does_not_end_the_task(queue: TaskQueue) -> None:
     """Airflow counts such a trigger as accepting."""
+    queue.push("work", ["a"])
+    async with triggerer() as airflow:
+        about_to = asyncio.Event()
 
-    async def test() -> None:
-        queue.push("work", ["a"])
-        async with triggerer() as airflow:
-            about_to = asyncio.Event()
+        async def never() -> None:
+            about_to.set()
+            await asyncio.Event().wait()
 
-            async def never() -> None:
-                about_to.set()
-                await asyncio.Event().wait()
-
-            airflow.before_taking = never
-            airflow.start(claiming())
-            await about_to.wait()
-            airflow.tasks[1].cancel()
-            with suppress(asyncio.CancelledError):
-                await airflow.tasks[1]
-            assert not airflow.events
-        assert states(queue) == {"a": State.READY}
-        assert attempts(queue) == [0]
-
-    in_loop(test)
+        airflow.before_taking = never
+        airflow.start(claiming())
+        await about_to.wait()
+        airflow.tasks[1].cancel()
+        with suppress(asyncio.CancelledError):
+            await airflow.tasks[1]
+        assert not airflow.events
+    assert states(queue) == {"a": State.READY}
+    assert attempts(queue) == [0]
 
 
-def test_a_stopped_triggerer_releases_its_tasks_immediately(queue: TaskQueue) -> None:
-    async def test() -> None:
-        (task,) = queue.push("work", ["a"])
-        async with triggerer() as airflow:
-            airflow.start(claiming())
-            await until(lambda: len(airflow.events) == 1)
-        assert states(queue) == {"a": State.READY}
-        assert attempts(queue) == [0]
-        async with triggerer() as airflow:
-            airflow.start(claiming())
-            await until(lambda: airflow.sequences() == [task.sequence], 20)  # a takeover would take 30 seconds
-            airflow.store()
+async def test_events_of_a_killed_triggerer_fire_again_and_its_late_settlement_changes_nothing(
+    queue: TaskQueue,
+) -> None:
+    (task,) = queue.push("work", ["a"])
+    killed = producer(claiming(lease=20))
+    stream = killed.open_stream()
+    claim, _ = await anext(stream)  # then nothing more: no heartbeat, no release
+    (old,) = queue.owners()
+    async with triggerer() as airflow:
+        airflow.start(claiming(lease=20))
+        await until(lambda: airflow.sequences() == [task.sequence])
+        (new,) = queue.owners()
+        # After half of its lease, when it counts as dead, and before the lease lapses.
+        assert new.name == old.name
+        assert timedelta(seconds=10) <= new.lease_until - old.lease_until < timedelta(seconds=20)
+        claim.fired = 1
+        with pytest.raises(LeaseLost):
+            await killed.advance([AdvanceItem(claim, AdvanceOutcome(acked=1, failed=0))])
+        assert states(queue) == {"a": State.ACTIVE}
+        airflow.store()
+        await until(lambda: states(queue) == {"a": State.SUCCEEDED})
+    await stream.aclose()  # type: ignore[attr-defined]
+    await killed.aclose()
+
+
+async def test_of_two_triggerers_with_one_stream_the_second_waits_until_the_first_is_gone(queue: TaskQueue) -> None:
+    async with triggerer() as second:
+        async with triggerer() as first:
+            first.start(claiming(lease=24))
+            await until(lambda: bool(queue.owners()))
+            second.start(claiming(lease=24))
+            until_then = queue.owners()[0].lease_until
+            queue.push("work", ["a"])
+            await until(lambda: len(first.events) == 1)
+            first.store()
             await until(lambda: states(queue) == {"a": State.SUCCEEDED})
-
-    in_loop(test)
-
-
-def test_events_of_a_killed_triggerer_fire_again_and_its_late_settlement_changes_nothing(queue: TaskQueue) -> None:
-    async def test() -> None:
-        (task,) = queue.push("work", ["a"])
-        killed = producer(claiming(lease=20))
-        stream = killed.open_stream()
-        claim, _ = await anext(stream)  # then nothing more: no heartbeat, no release
-        (old,) = queue.owners()
-        async with triggerer() as airflow:
-            airflow.start(claiming(lease=20))
-            await until(lambda: airflow.sequences() == [task.sequence])
-            (new,) = queue.owners()
-            # After half of its lease, when it counts as dead, and before the lease lapses.
-            assert new.name == old.name
-            assert timedelta(seconds=10) <= new.lease_until - old.lease_until < timedelta(seconds=20)
-            claim.fired = 1
-            with pytest.raises(LeaseLost):
-                await killed.advance([AdvanceItem(claim, AdvanceOutcome(acked=1, failed=0))])
-            assert states(queue) == {"a": State.ACTIVE}
-            airflow.store()
-            await until(lambda: states(queue) == {"a": State.SUCCEEDED})
-        await stream.aclose()  # type: ignore[attr-defined]
-        await killed.aclose()
-
-    in_loop(test)
-
-
-def test_of_two_triggerers_with_one_stream_the_second_waits_until_the_first_is_gone(queue: TaskQueue) -> None:
-    async def test() -> None:
-        async with triggerer() as second:
-            async with triggerer() as first:
-                first.start(claiming(lease=24))
-                await until(lambda: bool(queue.owners()))
-                second.start(claiming(lease=24))
-                until_then = queue.owners()[0].lease_until
-                queue.push("work", ["a"])
-                await until(lambda: len(first.events) == 1)
-                first.store()
-                await until(lambda: states(queue) == {"a": State.SUCCEEDED})
-                await until(lambda: queue.owners()[0].lease_until > until_then)  # the stream extends the lease
-            queue.push("work", ["b"])
-            await until(lambda: len(second.events) == 1)
-            assert len(first.events) == 1
-
-    in_loop(test)
-
-
-def test_a_batch_has_the_ready_tasks_up_to_its_size(queue: TaskQueue) -> None:
-    async def test() -> None:
-        queue.push("work", [str(number) for number in range(7)])
-        async with triggerer() as airflow:
-            airflow.start(claiming(batch_size=3))
-            await until(lambda: len(airflow.events) == 3)
-            assert [event.payload["claimed"] for _, event in airflow.events] == [3, 3, 1]
-            airflow.store()
-            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
-
-    in_loop(test)
+            await until(lambda: queue.owners()[0].lease_until > until_then)  # the stream extends the lease
+        queue.push("work", ["b"])
+        await until(lambda: len(second.events) == 1)
+        assert len(first.events) == 1
 
 
 def claimed(airflow: Triggerer) -> list[int]:
@@ -317,75 +228,65 @@ def claimed(airflow: Triggerer) -> list[int]:
     return [event.payload["claimed"] for _, event in airflow.events]
 
 
-def test_no_event_is_empty_and_the_last_of_a_burst_fires_after_the_cooldown(queue: TaskQueue) -> None:
+async def test_no_event_is_empty_and_the_last_of_a_burst_fires_after_the_cooldown(queue: TaskQueue) -> None:
     """Events that follow each other quickly wait for the last one, whose run gets all of them."""
-
-    async def test() -> None:
-        async with triggerer() as airflow:
-            airflow.start(claiming(cooldown=2))
-            queue.push("work", ["a", "b", "c"])
-            await until(lambda: len(airflow.events) == 2 and count(queue, State.ACTIVE) == 3)
-            airflow.store()
-            settled = time.monotonic()
-            await until(lambda: len(airflow.events) == 3)
-            assert time.monotonic() - settled >= 1.9
-            airflow.store()
-            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
-            await asyncio.sleep(4)  # for what must not come
-            assert claimed(airflow) == [1, 1, 1]
-
-    in_loop(test)
+    async with triggerer() as airflow:
+        airflow.start(claiming(cooldown=2))
+        queue.push("work", ["a", "b", "c"])
+        await until(lambda: len(airflow.events) == 2 and count(queue, State.ACTIVE) == 3)
+        airflow.store()
+        settled = time.monotonic()
+        await until(lambda: len(airflow.events) == 3)
+        assert time.monotonic() - settled >= 1.9
+        airflow.store()
+        await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
+        await asyncio.sleep(4)  # for what must not come
+        assert claimed(airflow) == [1, 1, 1]
 
 
-def test_an_event_that_is_held_back_is_fired_by_the_next_triggerer(queue: TaskQueue) -> None:
-    async def test() -> None:
-        tasks = queue.push("work", ["a", "b"])
-        async with triggerer() as airflow:
-            airflow.start(claiming(cooldown=600))
-            await until(lambda: len(airflow.events) == 1 and count(queue, State.ACTIVE) == 2)
-            airflow.store()
-            await until(lambda: count(queue, State.SUCCEEDED) == 1)
-        async with triggerer() as after:
-            after.start(claiming(cooldown=600))
-            await until(lambda: len(after.events) == 1)
-            assert airflow.sequences() + after.sequences() == [task.sequence for task in tasks]
-
-    in_loop(test)
+async def test_an_event_that_is_held_back_is_fired_by_the_next_triggerer(queue: TaskQueue) -> None:
+    tasks = queue.push("work", ["a", "b"])
+    async with triggerer() as airflow:
+        airflow.start(claiming(cooldown=600))
+        await until(lambda: len(airflow.events) == 1 and count(queue, State.ACTIVE) == 2)
+        airflow.store()
+        await until(lambda: count(queue, State.SUCCEEDED) == 1)
+    async with triggerer() as after:
+        after.start(claiming(cooldown=600))
+        await until(lambda: len(after.events) == 1)
+        assert airflow.sequences() + after.sequences() == [task.sequence for task in tasks]
 
 
-def test_if_the_last_task_of_a_burst_is_rejected_one_event_without_tasks_follows(queue: TaskQueue) -> None:
-    async def test() -> None:
-        async with triggerer() as airflow:
-            airflow.start(claiming(Picky, cooldown=0.5))
-            queue.push("work", ["a", "b", "bad"])
-            await until(lambda: len(airflow.events) == 2)
-            airflow.store()
-            await until(lambda: claimed(airflow) == [1, 1, 0])
-            airflow.store()
-            await asyncio.sleep(2)  # for what must not come
-            assert claimed(airflow) == [1, 1, 0]
-            assert states(queue) == {"a": State.SUCCEEDED, "b": State.SUCCEEDED, "bad": State.FAILED}
-
-    in_loop(test)
+async def test_if_the_last_task_of_a_burst_is_rejected_one_event_without_tasks_follows(queue: TaskQueue) -> None:
+    async with triggerer() as airflow:
+        airflow.start(claiming(Picky, cooldown=0.5))
+        queue.push("work", ["a", "b", "bad"])
+        await until(lambda: len(airflow.events) == 2)
+        airflow.store()
+        await until(lambda: claimed(airflow) == [1, 1, 0])
+        airflow.store()
+        await asyncio.sleep(2)  # for what must not come
+        assert claimed(airflow) == [1, 1, 0]
+        assert states(queue) == {"a": State.SUCCEEDED, "b": State.SUCCEEDED, "bad": State.FAILED}
 
 
-def test_events_name_all_sequences_and_the_first_identifiers(queue: TaskQueue) -> None:
-    async def test() -> None:
-        tasks = queue.push("work", [NewTask(f"id-{number:03}", payload="private") for number in range(150)])
-        async with triggerer() as airflow:
-            airflow.start(claiming(batch_size=150))
-            await until(lambda: len(airflow.events) == 1)
-            assert airflow.events[0][1].payload == {
-                "topic": "work",
-                "claimed": 150,
-                "sequences": [task.sequence for task in tasks],
-                "identifiers": [f"id-{number:03}" for number in range(100)],
-            }
+async def test_a_batch_names_all_sequences_up_to_its_size_and_the_first_identifiers(queue: TaskQueue) -> None:
+    tasks = queue.push("work", [NewTask(f"id-{number:03}", payload="private") for number in range(170)])
+    async with triggerer() as airflow:
+        airflow.start(claiming(batch_size=150))
+        await until(lambda: len(airflow.events) == 2)
+        assert airflow.events[0][1].payload == {
+            "topic": "work",
+            "claimed": 150,
+            "sequences": [task.sequence for task in tasks[:150]],
+            "identifiers": [f"id-{number:03}" for number in range(100)],
+        }
+        assert airflow.events[1][1].payload["claimed"] == 20
+        airflow.store()
+        await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
 
-    in_loop(test)
 
-
-def test_a_missing_topic_is_logged_once_and_retried_with_growing_pauses(
+async def test_a_missing_topic_is_logged_once_and_retried_with_growing_pauses(
     queue: TaskQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[int] = []
@@ -397,121 +298,96 @@ def test_a_missing_topic_is_logged_once_and_retried_with_growing_pauses(
 
     monkeypatch.setattr(EventStreamProducer, "_pause_after", noted)
 
-    async def test() -> None:
-        async with triggerer() as airflow:
-            airflow.start(claiming(topic="later"))
-            await until(lambda: len(pauses) >= 3)
-            queue.create_topic("later")
-            queue.push("later", ["a"])
-            await until(lambda: len(airflow.events) == 1)
-            airflow.store()
-            await until(lambda: "Can claim for events again" in caplog.text)
-            queue.drop_topic("later")
-            await until(lambda: "was dropped" in caplog.text)
-
-    with caplog.at_level(logging.INFO):
-        in_loop(test)
+    caplog.set_level(logging.INFO)
+    async with triggerer() as airflow:
+        airflow.start(claiming(topic="later"))
+        await until(lambda: len(pauses) >= 3)
+        queue.create_topic("later")
+        queue.push("later", ["a"])
+        await until(lambda: len(airflow.events) == 1)
+        airflow.store()
+        await until(lambda: "Can claim for events again" in caplog.text)
+        queue.drop_topic("later")
+        await until(lambda: "was dropped" in caplog.text)
     assert pauses[:3] == [1, 2, 3], "a heartbeat that works ends no back-off"
     assert caplog.text.count("topic 'later' does not exist; create it with: taskq topics create later") == 1
     assert caplog.text.count("topic 'later' was dropped; create it again with: taskq topics create later") == 1
 
 
 @pytest.mark.parametrize("gone", ["purged", "dropped"])
-def test_a_stream_continues_if_tasks_are_gone_when_their_event_is_stored(queue: TaskQueue, gone: str) -> None:
-    async def test() -> None:
-        async with triggerer() as airflow:
-            airflow.start(claiming(batch_size=2))
-            first, _ = queue.push("work", ["a", "b"])
-            await until(lambda: len(airflow.events) == 1)
-            if gone == "purged":
-                queue.purge("work", first.sequence, first.sequence, state=State.ACTIVE)
-            else:
-                queue.drop_topic("work")
-                queue.create_topic("work")
-            airflow.store()
-            queue.push("work", ["c"])
-            await until(lambda: len(airflow.events) == 2)
-            airflow.store()
-            remaining = {"b", "c"} if gone == "purged" else {"c"}
-            await until(lambda: states(queue) == dict.fromkeys(remaining, State.SUCCEEDED))
-
-    in_loop(test)
+async def test_a_stream_continues_if_tasks_are_gone_when_their_event_is_stored(queue: TaskQueue, gone: str) -> None:
+    async with triggerer() as airflow:
+        airflow.start(claiming(batch_size=2))
+        first, _ = queue.push("work", ["a", "b"])
+        await until(lambda: len(airflow.events) == 1)
+        if gone == "purged":
+            queue.purge("work", first.sequence, first.sequence, state=State.ACTIVE)
+        else:
+            queue.drop_topic("work")
+            queue.create_topic("work")
+        airflow.store()
+        queue.push("work", ["c"])
+        await until(lambda: len(airflow.events) == 2)
+        airflow.store()
+        remaining = {"b", "c"} if gone == "purged" else {"c"}
+        await until(lambda: states(queue) == dict.fromkeys(remaining, State.SUCCEEDED))
 
 
-def test_closing_events_follow_a_burst_and_a_start_if_requested(queue: TaskQueue) -> None:
+async def test_closing_events_follow_a_burst_and_a_start_if_requested(queue: TaskQueue) -> None:
     """If a DAG has reached its limit of runs, its last events wait until another event comes."""
+    async with triggerer() as airflow:
+        airflow.start(claiming(cooldown=0.5, closing_events=3))
 
-    async def test() -> None:
-        async with triggerer() as airflow:
-            airflow.start(claiming(cooldown=0.5, closing_events=3))
-
-            airflow.stores = True
-            await until(lambda: claimed(airflow) == [0, 0, 0])
-            await asyncio.sleep(3)
-            assert claimed(airflow) == [0, 0, 0]
-            queue.push("work", ["a", "b"])
-            await until(lambda: claimed(airflow) == [0, 0, 0, 1, 1, 0, 0, 0])
-            assert set(states(queue).values()) == {State.SUCCEEDED}
-
-    in_loop(test)
+        airflow.stores = True
+        await until(lambda: claimed(airflow) == [0, 0, 0])
+        await asyncio.sleep(3)
+        assert claimed(airflow) == [0, 0, 0]
+        queue.push("work", ["a", "b"])
+        await until(lambda: claimed(airflow) == [0, 0, 0, 1, 1, 0, 0, 0])
+        assert set(states(queue).values()) == {State.SUCCEEDED}
 
 
-def test_the_stream_claims_no_more_tasks_than_airflow_stores(queue: TaskQueue) -> None:
-    async def test() -> None:
-        queue.push("work", [str(number) for number in range(200)])
-        async with triggerer() as airflow:
-            airflow.start(claiming())
-            await until(lambda: len(airflow.events) == 128)
-            await asyncio.sleep(0.5)
-            assert len(airflow.events) == count(queue, State.ACTIVE) == 128
-            airflow.store()
-            await until(lambda: len(airflow.events) == 200)
-            airflow.store()
-            await until(lambda: count(queue, State.SUCCEEDED) == 200)
-            assert len(set(airflow.sequences())) == 200
-
-    in_loop(test)
+async def test_the_stream_claims_no_more_tasks_than_airflow_stores(queue: TaskQueue) -> None:
+    queue.push("work", [str(number) for number in range(200)])
+    async with triggerer() as airflow:
+        airflow.start(claiming())
+        await until(lambda: len(airflow.events) == 128)
+        await asyncio.sleep(0.5)
+        assert len(airflow.events) == count(queue, State.ACTIVE) == 128
+        airflow.store()
+        await until(lambda: len(airflow.events) == 200)
+        airflow.store()
+        await until(lambda: count(queue, State.SUCCEEDED) == 200)
+        assert len(set(airflow.sequences())) == 200
 
 
-LINES = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE application_name = 'airflow-taskq' AND datname = current_database()"
-)
+async def test_a_lost_connection_loses_no_task_and_fires_none_twice(queue: TaskQueue) -> None:
+    pushed = queue.push("work", ["a"])
+    async with triggerer() as airflow:
+        airflow.start(claiming())
+        await until(lambda: len(airflow.events) == 1)
+        assert queue.conn.execute(ENDED).fetchall()
+        pushed += queue.push("work", ["b"])
+        await until(lambda: len(airflow.events) == 2)
+        assert queue.conn.execute(ENDED).fetchall()
+        airflow.store()
+        await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
+        assert airflow.sequences() == [task.sequence for task in pushed]
 
 
-def test_a_lost_connection_loses_no_task_and_fires_none_twice(queue: TaskQueue) -> None:
-    async def test() -> None:
-        pushed = queue.push("work", ["a"])
-        async with triggerer() as airflow:
-            airflow.start(claiming())
-            await until(lambda: len(airflow.events) == 1)
-            assert queue.conn.execute(LINES).fetchall()
-            pushed += queue.push("work", ["b"])
-            await until(lambda: len(airflow.events) == 2)
-            assert queue.conn.execute(LINES).fetchall()
-            airflow.store()
-            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
-            assert airflow.sequences() == [task.sequence for task in pushed]
-
-    in_loop(test)
-
-
-def test_tasks_of_a_poll_whose_answer_was_lost_still_fire(queue: TaskQueue) -> None:
-    async def test() -> None:
-        queue.push("work", ["a"])
-        async with triggerer() as airflow:
-            airflow.start(claiming(lease=10))
-            await until(lambda: len(airflow.events) == 1)
-            (owner,) = queue.owners()
-            with queue.conn.transaction():  # the poll of the stream, whose answer is lost
-                (lost,) = queue.push("work", ["lost"])
-                assert [task.sequence for task in queue.poll("work", owner)] == [lost.sequence]
-            assert queue.conn.execute(LINES).fetchall()
-            await until(lambda: lost.sequence in airflow.sequences())
-            airflow.store()
-            await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
-
-    in_loop(test)
+async def test_tasks_of_a_poll_whose_answer_was_lost_still_fire(queue: TaskQueue) -> None:
+    queue.push("work", ["a"])
+    async with triggerer() as airflow:
+        airflow.start(claiming(lease=10))
+        await until(lambda: len(airflow.events) == 1)
+        (owner,) = queue.owners()
+        with queue.conn.transaction():  # the poll of the stream, whose answer is lost
+            (lost,) = queue.push("work", ["lost"])
+            assert [task.sequence for task in queue.poll("work", owner)] == [lost.sequence]
+        assert queue.conn.execute(ENDED).fetchall()
+        await until(lambda: lost.sequence in airflow.sequences())
+        airflow.store()
+        await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
 
 
 class PickyOnce(TaskQEventTrigger):
@@ -526,7 +402,7 @@ class PickyOnce(TaskQEventTrigger):
         return "not yet"
 
 
-def test_a_rejection_whose_answer_was_lost_is_not_repeated_on_the_next_attempt(
+async def test_a_rejection_whose_answer_was_lost_is_not_repeated_on_the_next_attempt(
     queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle = AsyncOwner.settle
@@ -539,87 +415,29 @@ def test_a_rejection_whose_answer_was_lost_is_not_repeated_on_the_next_attempt(
             await until(lambda: attempts(queue) == [2])
             raise psycopg.OperationalError("the answer is lost")
 
-    async def test() -> None:
-        queue.alter_topic("work", base=0, max_attempts=2)
-        (task,) = queue.push("work", ["a"])
-        async with triggerer() as airflow:
-            airflow.start(claiming(PickyOnce))
-            await until(lambda: airflow.sequences() == [task.sequence])
-            await asyncio.sleep(3)  # the repeated settlement
-            assert (states(queue)["a"], attempts(queue)) == (State.ACTIVE, [2])
-            airflow.store()
-            await until(lambda: states(queue)["a"] is State.SUCCEEDED)
-        assert lost
-
     monkeypatch.setattr(AsyncOwner, "settle", settle_and_lose_the_answer)
-    in_loop(test)
+    queue.alter_topic("work", base=0, max_attempts=2)
+    (task,) = queue.push("work", ["a"])
+    async with triggerer() as airflow:
+        airflow.start(claiming(PickyOnce))
+        await until(lambda: airflow.sequences() == [task.sequence])
+        await asyncio.sleep(3)  # the repeated settlement
+        assert (states(queue)["a"], attempts(queue)) == (State.ACTIVE, [2])
+        airflow.store()
+        await until(lambda: states(queue)["a"] is State.SUCCEEDED)
+    assert lost
 
 
-def test_a_stream_waits_for_a_missing_topic(conn: psycopg.Connection) -> None:
-    async def test() -> None:
-        queue = TaskQueue(conn)
-        async with triggerer() as airflow:
-            airflow.start(claiming())
-            await until(lambda: bool(queue.owners()))
-            queue.create_topic("work")
-            queue.push("work", ["a"])
-            await until(lambda: len(airflow.events) == 1)
-
-    in_loop(test)
-
-
-def test_a_lost_lease_ends_the_stream_and_airflow_restarts_it(queue: TaskQueue) -> None:
-    async def test() -> None:
-        (task,) = queue.push("work", ["a"])
-        async with triggerer() as airflow:
-            airflow.start(claiming(lease=10))
-            await until(lambda: len(airflow.events) == 1)
-            (owner,) = queue.owners()
-            queue.release(owner)
-            airflow.store()
-            with pytest.raises(LeaseLost):
-                await airflow.tasks[1]
-            assert states(queue) == {"a": State.READY}
-            airflow.start(claiming(lease=10))
-            await until(lambda: airflow.sequences() == [task.sequence] * 2)
-
-    in_loop(test)
-
-
-def signalled(pids: list[int], number: int) -> None:
-    """Send a signal to server processes. An autovacuum worker may have ended meanwhile."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def test_a_server_that_hangs_does_not_block_the_event_loop(
-    own_server: EmbeddedPostgres, connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trigger_connection, "_CALL_TIMEOUT", 4.0)
-    connect_airflow("standing", dsn=own_server.dsn)
-
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        with connect(own_server.dsn, autocommit=True) as connection:
-            queue = TaskQueue(connection)
-            async with triggerer() as airflow:
-                airflow.start(claiming(taskq_conn_id="standing", lease=10))
-                await until(lambda: bool(queue.owners()))
-                pids = [pid for (pid,) in connection.execute("SELECT pid FROM pg_stat_activity WHERE pid IS NOT NULL")]
-                own = connection.info.backend_pid
-                stopped = [pid for pid in pids if pid != own]
-                longest, ended = 0.0, loop.time() + 7
-                try:
-                    signalled(stopped, signal.SIGSTOP)
-                    while loop.time() < ended:
-                        before = loop.time()
-                        await asyncio.sleep(0.01)
-                        longest = max(longest, loop.time() - before)
-                finally:
-                    signalled(stopped, signal.SIGCONT)
-                assert longest < 3  # a blocking call would wait for the call timeout, 4 seconds
-                queue.push("work", ["a"])
-                await until(lambda: len(airflow.events) == 1)
-
-    in_loop(test)
+async def test_a_lost_lease_ends_the_stream_and_airflow_restarts_it(queue: TaskQueue) -> None:
+    (task,) = queue.push("work", ["a"])
+    async with triggerer() as airflow:
+        airflow.start(claiming(lease=10))
+        await until(lambda: len(airflow.events) == 1)
+        (owner,) = queue.owners()
+        queue.release(owner)
+        airflow.store()
+        with pytest.raises(LeaseLost):
+            await airflow.tasks[1]
+        assert states(queue) == {"a": State.READY}
+        airflow.start(claiming(lease=10))
+        await until(lambda: airflow.sequences() == [task.sequence] * 2)

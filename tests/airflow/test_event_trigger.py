@@ -1,9 +1,6 @@
 import asyncio
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -17,8 +14,8 @@ from airflow_provider_taskq.triggers import event as event_module
 from airflow_provider_taskq.triggers.event import NewTasksWait, TaskQEventTrigger
 from airflow_provider_taskq.triggers.wait_queries import QueryBatch
 from airflow_provider_taskq.triggers.waits import QueryResult
+from tests.airflow.conftest import LINES, until
 from tests.airflow.release_marks import CLAIMING
-from tests.airflow.test_trigger import until
 from tests.internals import block_verbs
 
 pytestmark = [
@@ -26,14 +23,7 @@ pytestmark = [
     pytest.mark.promise("An event trigger ends a task only after its event is stored"),
 ]
 
-BLOCKED = (
-    "SELECT FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
-    " AND wait_event_type = 'Lock'"
-)
-
-
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 120))
+BLOCKED = f"{LINES} AND wait_event_type = 'Lock'"
 
 
 class Peeking:
@@ -66,29 +56,18 @@ def test_a_task_is_new_only_if_it_certainly_became_ready_after_the_event(
     assert NewTasksWait("work", since=10.0).outcome([QueryResult(1, waited, started_at)]) == outcome
 
 
-def test_a_peek_fires_as_soon_as_tasks_are_ready_and_claims_none(queue: TaskQueue) -> None:
-    async def test() -> None:
-        peeking = Peeking()
-        assert await peeking.event(0.5) is None
-        queue.push("work", ["a"])
-        assert await peeking.event() == {"topic": "work", "ready": 1}
-        assert queue.ready("work", 10) == 1
-
-    in_loop(test)
-
-
-def test_a_peek_fires_once_while_the_same_tasks_are_ready(queue: TaskQueue) -> None:
-    async def test() -> None:
-        peeking = Peeking()
-        queue.push("work", ["a"])
-        assert await peeking.event() is not None
-        queue.push("work", ["b"])
-        assert await peeking.event(1.5) is None
-
-    in_loop(test)
+async def test_a_peek_fires_once_while_the_same_tasks_are_ready(queue: TaskQueue) -> None:
+    peeking = Peeking(min_tasks=2)
+    queue.push("work", ["a"])
+    assert await peeking.event(0.5) is None
+    queue.push("work", ["b"])
+    assert await peeking.event() == {"topic": "work", "ready": 2}
+    queue.push("work", ["c"])
+    assert await peeking.event(1.5) is None
+    assert queue.ready("work", 10) == 3, "it claims none"
 
 
-def test_a_late_answer_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_answer_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server measures the age of a task. When the wait evaluates it, the event may be older than that."""
     read, late, answers = QueryBatch.read, [0.0], list[object]()
 
@@ -99,94 +78,65 @@ def test_a_late_answer_repeats_no_event(queue: TaskQueue, monkeypatch: pytest.Mo
         return seen
 
     monkeypatch.setattr(QueryBatch, "read", slowly)
-
-    async def test() -> None:
-        peeking = Peeking()
-        pushed = time.monotonic()
-        queue.push("work", ["a"])
-        assert await peeking.event() is not None
-        late[0] = time.monotonic() - pushed + 0.1  # longer than the age of the task at the event
-        answers.clear()
-        event = asyncio.create_task(peeking.event())
-        await until(lambda: len(answers) == 3 or event.done())
-        assert not event.done()
-        event.cancel()
-
-    in_loop(test)
+    peeking = Peeking()
+    pushed = time.monotonic()
+    queue.push("work", ["a"])
+    assert await peeking.event() is not None
+    late[0] = time.monotonic() - pushed + 0.1  # longer than the age of the task at the event
+    answers.clear()
+    event = asyncio.create_task(peeking.event())
+    await until(lambda: len(answers) == 3 or event.done())
+    assert not event.done()
+    event.cancel()
 
 
-def test_a_task_pushed_during_a_check_is_found_by_the_next_check(
+async def test_a_task_pushed_during_a_check_is_found_by_the_next_check(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     """A slow check cannot decide whether the task became ready after the event."""
+    peeking = Peeking(cooldown=600)
+    queue.push("work", ["a"])
+    assert await peeking.event() is not None
+    answered_at = time.monotonic()
+    drained(queue)
+    queue.push("work", ["b"])
+    age = time.monotonic() - answered_at
+    blocking = open_queue()
+    block_verbs(blocking.conn)
+    event = asyncio.create_task(peeking.event())
+    await until(lambda: queue.conn.execute(BLOCKED).fetchall() != [])
+    await asyncio.sleep(age)
+    blocking.conn.rollback()
+    assert await event is not None
 
-    async def test() -> None:
-        peeking = Peeking(cooldown=600)
+
+async def test_a_peek_repeats_its_event_only_while_tasks_remain(queue: TaskQueue) -> None:
+    peeking = Peeking(cooldown=0.5)
+    queue.push("work", ["a"])
+    for _ in range(3):
+        assert await peeking.event(5) is not None
+    drained(queue)
+    await peeking.event(1.0)  # one event may have been under way
+    assert await peeking.event(1.5) is None
+
+
+async def test_a_peek_fires_immediately_for_tasks_pushed_after_the_topic_was_drained(queue: TaskQueue) -> None:
+    peeking = Peeking(cooldown=600)
+    for pause in (0, 0, 1.5):  # with and without a check while the topic is empty
         queue.push("work", ["a"])
         assert await peeking.event() is not None
-        answered_at = time.monotonic()
         drained(queue)
-        queue.push("work", ["b"])
-        age = time.monotonic() - answered_at
-        blocking = open_queue()
-        block_verbs(blocking.conn)
-        event = asyncio.create_task(peeking.event())
-        await until(lambda: queue.conn.execute(BLOCKED).fetchall() != [])
-        await asyncio.sleep(age)
-        blocking.conn.rollback()
-        assert await event is not None
-
-    in_loop(test)
+        await asyncio.sleep(pause)
 
 
-def test_a_peek_repeats_its_event_only_while_tasks_remain(queue: TaskQueue) -> None:
-    async def test() -> None:
-        peeking = Peeking(cooldown=0.5)
-        queue.push("work", ["a"])
-        for _ in range(3):
-            assert await peeking.event(5) is not None
-        drained(queue)
-        await peeking.event(1.0)  # one event may have been under way
-        assert await peeking.event(1.5) is None
-
-    in_loop(test)
-
-
-def test_a_peek_fires_immediately_for_tasks_pushed_after_the_topic_was_drained(queue: TaskQueue) -> None:
-    async def test() -> None:
-        peeking = Peeking(cooldown=600)
-        for pause in (0, 0, 1.5):  # with and without a check while the topic is empty
-            queue.push("work", ["a"])
-            assert await peeking.event() is not None
-            drained(queue)
-            await asyncio.sleep(pause)
-
-    in_loop(test)
-
-
-def test_a_peek_waits_for_min_tasks(queue: TaskQueue) -> None:
-    async def test() -> None:
-        peeking = Peeking(min_tasks=3)
-        queue.push("work", ["a", "b"])
-        assert await peeking.event(1) is None
-        queue.push("work", ["c"])
-        assert await peeking.event() == {"topic": "work", "ready": 3}
-
-    in_loop(test)
-
-
-def test_a_peek_waits_for_a_missing_topic(conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peek_waits_for_a_missing_topic(conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_module, "_RETRY_SECONDS", 0.2)
-
-    async def test() -> None:
-        peeking = Peeking()
-        assert await peeking.event(0.5) is None
-        queue = TaskQueue(conn)
-        queue.create_topic("work")
-        queue.push("work", ["a"])
-        assert await peeking.event() is not None
-
-    in_loop(test)
+    peeking = Peeking()
+    assert await peeking.event(0.5) is None
+    queue = TaskQueue(conn)
+    queue.create_topic("work")
+    queue.push("work", ["a"])
+    assert await peeking.event() is not None
 
 
 def identity(trigger: BaseEventTrigger) -> int:
@@ -240,14 +190,3 @@ def test_below_airflow_3_3_a_claim_names_the_required_release_and_a_peek_works(m
 def test_invalid_arguments_are_refused_when_the_dag_is_parsed(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         TaskQEventTrigger(topic="work", **arguments)
-
-
-def test_a_dag_file_that_peeks_imports_neither_shared_streams_nor_the_hook(repository: Path) -> None:
-    program = (
-        "import sys; import airflow.triggers.base; before = set(sys.modules);"
-        "from airflow_provider_taskq.triggers.event import TaskQEventTrigger; TaskQEventTrigger(topic='work');"
-        "print([name for name in ('airflow.triggers.shared_stream', 'psycopg_pool', 'pyspark', 'fastapi',"
-        " 'airflow.providers.postgres', 'airflow.providers.common.messaging') if name in set(sys.modules) - before])"
-    )
-    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repository)
-    assert result.stdout.splitlines()[-1] == "[]"

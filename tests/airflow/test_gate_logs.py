@@ -11,19 +11,18 @@ from typing import Any
 
 import psycopg
 import pytest
-from airflow.providers.common.compat.sdk import AirflowSensorTimeout, TaskDeferred
+from airflow.providers.common.compat.sdk import AirflowSensorTimeout
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.hooks import TaskQConnectionError
-from airflow_provider_taskq.queue import NewTask, Owner, Result, TaskQueue, TopicStatus, UnknownTopic, connect
+from airflow_provider_taskq.queue import NewTask, Owner, Result, TaskQueue, TopicStatus, connect
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import watcher as watching
 from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait, WaitLog
 from airflow_provider_taskq.triggers.watcher import get_watcher
 from demo.postgres import EmbeddedPostgres
-from tests.airflow.conftest import Connect, context_of
-from tests.airflow.test_trigger import in_loop, until
+from tests.airflow.conftest import Connect, context_of, until
 from tests.roles import logged_in
 
 pytestmark = [
@@ -105,22 +104,6 @@ def test_changed_counts_are_logged_less_and_less_often_and_a_pause_immediately(l
     assert lines.texts[4:] == ["sixth"], "the pause between counts has doubled"
 
 
-def test_a_failed_check_is_logged_once_for_each_error_and_its_recovery_once(lines: Lines) -> None:
-    log = WaitLog(lines.logger)
-    log.log_recovery()
-    for reason in ("refused", "refused", "wrong password", "wrong password"):
-        log.log_error(reason)
-    log.log_recovery()
-    log.log_recovery()
-    log.log_error("refused")
-    assert [text.rpartition(": ")[2] for text in lines.texts] == [
-        "error=refused",
-        "error=wrong password",
-        "Can check the gate again",
-        "error=refused",
-    ]
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("wait", "first", "later"),
@@ -138,121 +121,74 @@ def test_a_failed_check_is_logged_once_for_each_error_and_its_recovery_once(line
         ),
     ],
 )
-def test_a_wait_in_the_triggerer_logs_each_change_in_the_context_of_its_trigger(
+async def test_a_wait_in_the_triggerer_logs_each_change_in_the_context_of_its_trigger(
     queue: TaskQueue, lines: Lines, monkeypatch: pytest.MonkeyPatch, wait: Wait[Any], first: str, later: str
 ) -> None:
     monkeypatch.setattr("airflow_provider_taskq.triggers.waits._FIRST_LOG_INTERVAL", 0.0)
-
-    async def test() -> None:
-        task = waiting(wait, lines)
-        await until(lambda: len(lines.texts) == 1)
-        queue.push("work", ["a", NewTask("b", delay=timedelta(hours=1)), NewTask("c", suspended=True)])
-        await until(lambda: lines.texts[-1].endswith(later))
-        queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
-        queue.pause_topic("work")
-        await until(lambda: "topic paused by alice since 2" in lines.texts[-1])
-        queue.resume_topic("work")
-        await until(lambda: lines.texts[-1].endswith(later))
-        task.cancel()
-
-    in_loop(test)
+    task = waiting(wait, lines)
+    await until(lambda: len(lines.texts) == 1)
+    queue.push("work", ["a", NewTask("b", delay=timedelta(hours=1)), NewTask("c", suspended=True)])
+    await until(lambda: lines.texts[-1].endswith(later))
+    queue.conn.execute("SELECT set_config('taskq.actor', 'alice', false)")
+    queue.pause_topic("work")
+    await until(lambda: "topic paused by alice since 2" in lines.texts[-1])
+    queue.resume_topic("work")
+    await until(lambda: lines.texts[-1].endswith(later))
+    task.cancel()
     assert lines.texts[0] == first
     assert set(lines.triggers) == {"mine"}
     assert all(before != after for before, after in zip(lines.texts, lines.texts[1:], strict=False))
 
 
-def test_a_wrong_password_is_logged_with_its_reason_until_it_is_right_again(
+async def test_a_wrong_password_is_logged_with_its_reason_until_it_is_right_again(
     queue: TaskQueue, dsn: str, connect_airflow: Connect, lines: Lines
 ) -> None:
     with connect(dsn, autocommit=True) as admin, logged_in(admin, dsn, "consumer") as role:
         connect_airflow(dsn=role)
-        user = psycopg.conninfo.conninfo_to_dict(role)["user"]
-        password = psycopg.conninfo.conninfo_to_dict(role)["password"]
+        user, password = (str(conninfo_to_dict(role)[name]) for name in ("user", "password"))
 
         def change(text: str) -> None:
-            admin.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(str(user)), text))
+            admin.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(user), text))
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (user,))
 
-        async def test() -> None:
-            task = waiting(ReadyWait("work"), lines)
-            await until(lambda: len(lines.texts) == 1)
-            change("another")
-            await until(lambda: "password authentication failed" in lines.texts[-1])
-            change(str(password))
-            await until(lambda: lines.texts[-1] == "Can check the gate again", 40)
-            queue.push("work", ["a"])
-            assert await task == 1
-
-        in_loop(test)
-    assert "another" not in "".join(lines.texts)
-    assert str(password) not in "".join(lines.texts)
-
-
-def test_a_stopped_server_is_logged_once(own_server: EmbeddedPostgres, connect_airflow: Connect, lines: Lines) -> None:
-    connect_airflow(dsn=own_server.dsn)
-
-    async def test() -> None:
         tasks = [waiting(ReadyWait("work", number), lines, f"trigger {number}") for number in (1, 2)]
         await until(lambda: len(lines.texts) == 2)
-        await asyncio.to_thread(own_server.stop)
-        await until(lambda: len(lines.texts) >= 4)
-        await asyncio.to_thread(own_server.start)
+        change("another")
+        await until(lambda: sum("password authentication failed" in text for text in lines.texts) == 2)
+        change(password)
         await until(lambda: lines.texts.count("Can check the gate again") == 2, 40)
-        for task in tasks:
-            task.cancel()
-
-    in_loop(test)
+        queue.push("work", ["a", "b"])
+        assert [await task for task in tasks] == [2, 2]
     assert sorted(set(lines.triggers)) == ["trigger 1", "trigger 2"]
+    assert [text for text in lines.texts if "another" in text or password in text] == []
 
 
 @pytest.mark.own_database
-def test_a_status_that_cannot_be_read_ends_no_wait(
+async def test_a_status_that_cannot_be_read_ends_no_wait(
     queue: TaskQueue, conn: psycopg.Connection, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     conn.execute("DROP FUNCTION taskq.topic_status")
-
-    async def test() -> None:
-        task = waiting(ReadyWait("work"), lines)
-        await until(lambda: "Cannot read topic statuses: topics=1" in caplog.text)
-        queue.push("work", ["a"])
-        assert await task == 1
-
-    in_loop(test)
+    task = waiting(ReadyWait("work"), lines)
+    await until(lambda: "Cannot read topic statuses: topics=1" in caplog.text)
+    queue.push("work", ["a"])
+    assert await task == 1
     assert lines.texts == []
 
 
-def test_an_unknown_topic_and_a_dropped_one_have_different_errors(queue: TaskQueue, lines: Lines) -> None:
-    async def test() -> None:
-        with pytest.raises(
-            UnknownTopic, match="topic 'new one' does not exist; create it with: taskq topics create 'n"
-        ):
-            await waiting(ReadyWait("new one"), lines)
-        task = waiting(ReadyWait("work"), lines)
-        await until(lambda: len(lines.texts) == 1)
-        queue.drop_topic("work")
-        with pytest.raises(UnknownTopic, match="topic 'work' was dropped; create it again with: taskq topics create"):
-            await task
-
-    in_loop(test)
+SENSORS: dict[str, Callable[..., Any]] = {
+    "tasks": partial(TaskQSensor, task_id="gate", topic="work", min_tasks=3),
+    "states": partial(TaskQStateSensor, task_id="gate", topic="work", identifiers=["a"]),
+    "junctures": partial(TaskQJunctureSensor, task_id="gate", topic="work", groups=[["a"]]),
+}
 
 
-def sensors() -> list[Callable[..., Any]]:
-    ready = lambda **how: TaskQSensor(task_id="gate", topic="work", min_tasks=3, **how)  # noqa: E731
-    state = lambda **how: TaskQStateSensor(task_id="gate", topic="work", identifiers=["a"], **how)  # noqa: E731
-    groups = lambda **how: TaskQJunctureSensor(task_id="gate", topic="work", groups=[["a"]], **how)  # noqa: E731
-    return [ready, state, groups]
-
-
-@pytest.mark.parametrize("sensor", sensors())
+@pytest.mark.parametrize("sensor", SENSORS.values(), ids=SENSORS)
 def test_a_gate_that_pokes_logs_changes_only(queue: TaskQueue, task_log: TaskLog, sensor: Callable[..., Any]) -> None:
     gate, context = sensor(), context_of()
-    gate.poke(context)
-    gate.poke(context)
-    queue.pause_topic("work")
-    gate.poke(context)
-    gate.poke(context)
-    queue.resume_topic("work")
-    gate.poke(context)
+    for change in (lambda: None, lambda: queue.pause_topic("work"), lambda: queue.resume_topic("work")):
+        change()
+        gate.poke(context)
+        gate.poke(context)
     said = [text for text in task_log() if text.startswith("Waits for ")]
     assert [("topic paused by" in text) for text in said] == [False, True, False]
     assert said[0] == said[2]
@@ -262,20 +198,19 @@ def test_gates_that_poke_wait_through_a_lost_connection_and_a_changed_password(
     own_server: EmbeddedPostgres, connect_airflow: Connect, task_log: TaskLog
 ) -> None:
     connect_airflow(dsn=own_server.dsn)
-    gates, context = [sensor() for sensor in sensors()], context_of()
-    for gate in gates:
-        assert not gate.poke(context)
+    gates, context = [sensor() for sensor in SENSORS.values()], context_of()
+
+    def poke_all() -> None:
+        assert not any(gate.poke(context) for gate in gates)
+
+    poke_all()
     own_server.stop()
-    for gate in gates:
-        assert not gate.poke(context)
-        assert not gate.poke(context)
+    poke_all()
+    poke_all()
     own_server.start()
-    connect_airflow(dsn=make_conninfo(own_server.dsn, password="wrong"))
-    for gate in gates:
-        assert not gate.poke(context)
-    connect_airflow(dsn=own_server.dsn)
-    for gate in gates:
-        assert not gate.poke(context)
+    for dsn in (make_conninfo(own_server.dsn, password="wrong"), own_server.dsn):
+        connect_airflow(dsn=dsn)
+        poke_all()
     texts = task_log()
     lost = [text for text in texts if "Cannot check the gate, will retry" in text]
     assert len(lost) == 2 * len(gates)
@@ -287,24 +222,16 @@ def test_gates_that_poke_wait_through_a_lost_connection_and_a_changed_password(
 def test_a_first_check_without_a_connection_fails(connect_airflow: Connect) -> None:
     connect_airflow(dsn=NOWHERE)
     with pytest.raises(TaskQConnectionError, match=r"cannot connect to its database: .*Connection refused"):
-        sensors()[0]().poke(context_of())
+        SENSORS["tasks"]().poke(context_of())
 
 
 @pytest.mark.usefixtures("conn")
 def test_a_silent_gate_logs_an_unknown_topic_once(task_log: TaskLog) -> None:
-    gate, context = sensors()[0](silent_fail=True), context_of()
+    gate, context = SENSORS["tasks"](silent_fail=True), context_of()
     gate.poke(context)
     gate.poke(context)
     (text,) = task_log()
     assert text.startswith("Cannot check the gate, will retry: error=topic 'work' ")
-
-
-@pytest.mark.usefixtures("queue")
-@pytest.mark.parametrize("sensor", sensors())
-def test_a_gate_logs_its_wait_when_it_defers(task_log: TaskLog, sensor: Callable[..., Any]) -> None:
-    with pytest.raises(TaskDeferred):
-        sensor(deferrable=True).execute(context_of())
-    assert sum(text.startswith("Waits for ") for text in task_log()) == 1
 
 
 @pytest.mark.parametrize("mode", [{}, {"deferrable": True}])
@@ -316,7 +243,7 @@ def test_a_timeout_names_the_wait_and_the_status_of_the_topic(queue: TaskQueue, 
         r"not open within 0.1 seconds. Waits for 3 ready tasks of topic 'work'; 0 ready, 1 scheduled, 1 paused,"
         r" topic paused by alice since 2\d{3}-"
     )
-    gate = sensors()[0](timeout=0.1, poke_interval=0.1, **mode)
+    gate = SENSORS["tasks"](timeout=0.1, poke_interval=0.1, **mode)
     ends = gate.execute if not mode else partial(gate.resume_execution, "__fail__", {"error": "Trigger timeout"})
     with pytest.raises(AirflowSensorTimeout, match=message):
         ends(context_of())
@@ -327,13 +254,13 @@ def test_a_timeout_without_a_connection_names_the_reason(connect_airflow: Connec
     with pytest.raises(
         AirflowSensorTimeout, match=r"seconds\. The last check failed: Airflow connection 'taskq_default' c"
     ):
-        sensors()[0](deferrable=True).resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
+        SENSORS["tasks"](deferrable=True).resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
 
 
 def test_no_payload_is_in_a_log(queue: TaskQueue, owner: Owner, task_log: TaskLog) -> None:
     queue.push("work", [NewTask("a", payload={"secret": "marked"}), NewTask("b", payload="marked")])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 1), Result.SUSPENSION))
-    for sensor in sensors():
+    for sensor in SENSORS.values():
         sensor().poke(context_of())
     texts = task_log()
     assert "Waits for " in texts[0]

@@ -15,18 +15,10 @@ from airflow_provider_taskq.hooks import TaskQConnectionError, TaskQHook
 from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
 from airflow_provider_taskq.queue import TaskQueue, UnknownTopic
 from demo.postgres import EmbeddedPostgres
-from tests.airflow.conftest import Connect
+from tests.airflow.conftest import LINES, Connect
 from tests.internals import pretend_release
 
 pytestmark = pytest.mark.promise("Hooks, operators and `airflow taskq` find the connections of Airflow")
-
-
-def test_opens_a_psycopg_3_connection_that_works_behind_a_pooler(airflow_connection: str) -> None:
-    with TaskQHook(airflow_connection).get_conn() as connection:
-        assert isinstance(connection, psycopg.Connection)
-        assert connection.prepare_threshold is None
-        assert connection.info.parameter_status("application_name") == "airflow-taskq"
-
 
 TIMEOUTS = {
     "connect_timeout": "10",
@@ -55,17 +47,9 @@ def test_every_connection_detects_a_vanished_server(connect_airflow: Connect) ->
     for conn_id, expected in ((default, given), (own, said)):
         with TaskQHook(conn_id).get_conn() as connection:
             assert parameters(connection) == expected
+            assert connection.prepare_threshold is None, "it works behind a pooler"
+            assert connection.info.parameter_status("application_name") == "airflow-taskq"
         assert asyncio.run(opened(conn_id)) == expected
-
-
-@pytest.mark.usefixtures("airflow_connection")
-def test_opens_psycopg_3_even_if_postgres_hook_would_open_psycopg2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(airflow_postgres, "USE_PSYCOPG3", False)  # as on Airflow 3.1, with SQLAlchemy 1.4
-    with TaskQHook().transaction() as queue:
-        queue.create_topic("work")
-    with TaskQHook().get_conn() as connection:
-        assert isinstance(connection, psycopg.Connection)
-        assert TaskQueue(connection).topics() == ["work"]
 
 
 @pytest.mark.parametrize("psycopg3", [True, False])
@@ -76,6 +60,7 @@ def test_accepts_a_postgres_connection_of_other_hooks(
     extra = {"cursor": "realdictcursor", "placeholder": "%s", "sslmode": "", "application_name": "etl", "dialect": None}
     conn_id = connect_airflow("warehouse", conn_type="postgres", **extra)
     with TaskQHook(taskq_conn_id=conn_id).get_conn() as connection:
+        assert isinstance(connection, psycopg.Connection), "also where PostgresHook opens psycopg2, as on Airflow 3.1"
         assert connection.info.parameter_status("application_name") == "etl"
         assert connection.execute("SELECT 1, 2").fetchone() == (1, 2)
 
@@ -138,8 +123,7 @@ def test_a_transaction_commits_or_is_rolled_back_and_always_closes(
     with pytest.raises(UnknownTopic):
         _create_and_fail(hook)
     assert TaskQueue(conn).topics() == ["kept"]
-    left = "SELECT pid FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
-    while conn.execute(left).fetchall():  # the session ends a moment after the connection
+    while conn.execute(LINES).fetchall():  # the session ends a moment after the connection
         pass
 
 
@@ -149,18 +133,13 @@ def test_sql_is_not_logged(airflow_connection: str, caplog: pytest.LogCaptureFix
     assert "marked payload" not in caplog.text
 
 
-def test_shows_its_connection_id_only(airflow_connection: str) -> None:
-    assert repr(TaskQHook(airflow_connection)) == "TaskQHook(taskq_conn_id='taskq_default')"
-
-
-def test_the_connection_test_passes_with_the_schema(airflow_connection: str, dsn: str) -> None:
-    database = conninfo_to_dict(dsn)["dbname"]
-    assert TaskQHook(airflow_connection).test_connection() == (True, f"The queue in database '{database}' is ready.")
-
-
-def test_the_connection_test_names_the_command_that_installs_the_schema(
-    connect_airflow: Connect, empty_dsn: str
+def test_the_connection_test_names_the_database_or_the_command_that_installs_the_schema(
+    connect_airflow: Connect, dsn: str, empty_dsn: str
 ) -> None:
+    database = conninfo_to_dict(dsn)["dbname"]
+    hook = TaskQHook(connect_airflow())
+    assert hook.test_connection() == (True, f"The queue in database '{database}' is ready.")
+    assert repr(hook) == "TaskQHook(taskq_conn_id='taskq_default')", "nothing else of the connection"
     passed, message = TaskQHook(connect_airflow(dsn=empty_dsn)).test_connection()
     assert not passed
     assert "airflow_provider_taskq.queue install" in message
@@ -170,8 +149,7 @@ def test_the_connection_test_names_the_command_that_installs_the_schema(
 def test_the_connection_test_reports_a_newer_schema(airflow_connection: str, conn: psycopg.Connection) -> None:
     pretend_release(conn, "newer")
     passed, message = TaskQHook(airflow_connection).test_connection()
-    assert not passed
-    assert "new" in message
+    assert (passed, "new" in message) == (False, True)
 
 
 def test_the_error_of_a_failed_connection_is_one_line_without_the_password(

@@ -1,7 +1,6 @@
 from typing import Any
 
 import pytest
-from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.providers.common.compat.sdk import HookLineageCollector
 from psycopg.conninfo import conninfo_to_dict
 
@@ -32,28 +31,25 @@ def seen(collector: Any) -> tuple[list[str], list[str]]:
     return [entry.asset.uri for entry in found.inputs], [entry.asset.uri for entry in found.outputs]
 
 
-def test_a_push_is_an_output_with_the_uri_that_dags_use(collector: Any) -> None:
-    TaskQPushOperator(task_id="push", topic="work", tasks=["a"]).execute(context_of())
-    assert seen(collector) == ([], [topic_asset("work").uri])
+WORK = [topic_asset("work").uri]
 
 
-def test_a_completion_is_an_input(collector: Any, queue: TaskQueue) -> None:
-    TaskQCompleteOperator(task_id="complete", claim=claim_of(queue, "a")).execute(context_of())
-    assert seen(collector) == ([topic_asset("work").uri], [])
-
-
-def test_a_claim_of_a_gate_is_an_input(collector: Any, queue: TaskQueue) -> None:
+@pytest.mark.parametrize(
+    ("made", "inputs", "outputs"),
+    [
+        (lambda _: TaskQPushOperator(task_id="push", topic="work", tasks=["b"]), [], WORK),
+        (lambda queue: TaskQCompleteOperator(task_id="complete", claim=claim_of(queue, "b")), WORK, []),
+        (lambda _: TaskQSensor(task_id="gate", topic="work", claim=1), WORK, []),
+        (lambda _: TaskQSensor(task_id="gate", topic="work"), [], []),
+    ],
+    ids=["push", "completion", "claim", "gate without a claim"],
+)
+def test_tasks_that_are_pushed_are_an_output_and_those_that_are_claimed_or_completed_an_input(
+    collector: Any, queue: TaskQueue, made: Any, inputs: list[str], outputs: list[str]
+) -> None:
     queue.push("work", ["a"])
-    TaskQSensor(task_id="gate", topic="work", claim=1).execute(context_of())
-    assert seen(collector) == ([topic_asset("work").uri], [])
-
-
-def test_a_gate_that_claims_nothing_has_no_lineage(collector: Any, queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    TaskQSensor(task_id="gate", topic="work").execute(context_of())
-    with pytest.raises(AirflowRescheduleException):
-        TaskQSensor(task_id="gate", topic="work", claim=2, min_tasks=2, mode="reschedule").execute(context_of())
-    assert seen(collector) == ([], [])
+    made(queue).execute(context_of())
+    assert seen(collector) == (inputs, outputs)
 
 
 def test_a_transaction_reports_its_input_and_output_topics(collector: Any, queue: TaskQueue) -> None:
@@ -68,19 +64,15 @@ def test_a_transaction_reports_its_input_and_output_topics(collector: Any, queue
     assert seen(collector) == ([topic_asset("work").uri], [topic_asset("next/one").uri])
 
 
-def test_an_empty_transaction_has_no_lineage(collector: Any) -> None:
-    with TaskQHook().transaction() as transaction:
-        assert transaction.poll("work", transaction.register("worker")) == []
-        transaction.push("work", [])
-    assert seen(collector) == ([], [])
-
-
 def test_a_rolled_back_transaction_has_no_lineage(collector: Any) -> None:
     def push_and_fail() -> None:
         with TaskQHook().transaction() as transaction:
             transaction.push("work", ["a"])
             raise RuntimeError("on purpose")
 
+    with TaskQHook().transaction() as empty:
+        assert empty.poll("work", empty.register("worker")) == []
+        empty.push("work", [])
     with pytest.raises(RuntimeError, match="on purpose"):
         push_and_fail()
     assert seen(collector) == ([], [])
@@ -97,20 +89,15 @@ def test_lineage_that_cannot_be_reported_fails_no_task(
     assert len(queue.page("work")) == 1
 
 
-def test_a_hook_of_another_connection_reports_that_connections_asset(
-    collector: Any, connect_airflow: Connect, queue: TaskQueue
+def test_a_hook_of_another_connection_or_database_reports_an_asset_of_it(
+    collector: Any, connect_airflow: Connect, dsn: str
 ) -> None:
-    queue.push("work", ["a"])
-    with TaskQHook(connect_airflow("mine")).transaction() as transaction:
-        transaction.push("work", ["b"])
-    assert seen(collector) == ([], [topic_asset("work", "mine").uri])
-
-
-def test_a_hook_of_another_database_reports_an_asset_of_the_server(collector: Any, dsn: str) -> None:
     parts = conninfo_to_dict(dsn)
-    with TaskQHook(database=str(parts["dbname"])).transaction() as transaction:
-        transaction.push("work", ["a"])
-    assert seen(collector) == ([], [f"taskq://{parts['host']}:{parts['port']}/{parts['dbname']}/work"])
+    for hook in (TaskQHook(connect_airflow("mine")), TaskQHook(database=str(parts["dbname"]))):
+        with hook.transaction() as transaction:
+            transaction.push("work", ["a"])
+    of_server = f"taskq://{parts['host']}:{parts['port']}/{parts['dbname']}/work"
+    assert seen(collector) == ([], [topic_asset("work", "mine").uri, of_server])
 
 
 def test_lineage_is_not_collected_without_a_reader(connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,5 @@
+"""TaskQExpireOperator and TaskQHealthOperator."""
+
 from datetime import timedelta
 from typing import Any
 
@@ -5,29 +7,48 @@ import psycopg
 import pytest
 from airflow.providers.common.compat.sdk import AirflowException
 
-from airflow_provider_taskq.operators import TaskQHealthOperator
-from airflow_provider_taskq.queue import TaskQueue
-from tests.airflow.conftest import Connect, context_of
-from tests.internals import age_tasks
+from airflow_provider_taskq.operators import TaskQExpireOperator, TaskQHealthOperator
+from airflow_provider_taskq.queue import SchemaMismatch, State, TaskQueue, TopicPolicy
+from tests.airflow.conftest import Connect, executed
+from tests.internals import age_tasks, lapse_lease
 
-pytestmark = pytest.mark.promise("Health names each problem of the queue, and the session that causes it")
-
-
-def health(**arguments: Any) -> dict[str, Any]:
-    operator = TaskQHealthOperator(task_id="health", **arguments)
-    operator.render_template_fields(context_of())
-    return operator.execute(context_of())
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection"),
+    pytest.mark.promise("Health names each problem of the queue, and the session that causes it"),
+]
 
 
-@pytest.fixture
-def neglected(queue: TaskQueue, conn: psycopg.Connection) -> None:
-    """Create a topic whose task has been due for two days."""
-    queue.push("work", ["a"])
-    age_tasks(conn, timedelta(days=2))
+@pytest.mark.promise("An operator does what its call of the queue does, in one transaction")
+@pytest.mark.parametrize("grace", [timedelta(minutes=2), 120, "{{ 60 * 2 }}"])
+def test_expires_lapsed_leases_of_all_topics_by_policy_after_the_grace(
+    queue: TaskQueue, conn: psycopg.Connection, grace: Any
+) -> None:
+    queue.create_topic("strict", TopicPolicy(on_expiry="expire"))
+    for topic in ("work", "strict"):
+        queue.push(topic, ["a"])
+        queue.claim(topic, queue.register(topic), 1)
+
+    def expire() -> Any:
+        return executed(TaskQExpireOperator(task_id="expire", grace=grace))
+
+    lapse_lease(conn, ago=timedelta(minutes=1))
+    assert expire() == {"expired": 0}
+    lapse_lease(conn, ago=timedelta(minutes=3))
+    assert expire() == {"expired": 2}
+    assert [queue.page(topic)[0].state for topic in ("work", "strict")] == [State.READY, State.EXPIRED]
 
 
-@pytest.mark.usefixtures("airflow_connection", "neglected")
+def health(**arguments: Any) -> Any:
+    return executed(TaskQHealthOperator(task_id="health", **arguments))
+
+
 class TestHealth:
+    @pytest.fixture(autouse=True)
+    def neglected(self, queue: TaskQueue, conn: psycopg.Connection) -> None:
+        """A topic whose task has been due for two days."""
+        queue.push("work", ["a"])
+        age_tasks(conn, timedelta(days=2))
+
     def test_logs_and_counts_its_findings(self, capsys: pytest.CaptureFixture[str]) -> None:
         result = health()
         assert (result["worst"], result["critical"]) == ("CRITICAL", 1)
@@ -47,5 +68,5 @@ def test_health_of_a_database_without_the_schema_fails_with_a_clear_error(
     connect_airflow: Connect, empty_dsn: str
 ) -> None:
     connect_airflow(dsn=empty_dsn)
-    with pytest.raises(Exception, match="schema"):
+    with pytest.raises(SchemaMismatch, match="schema"):
         health()

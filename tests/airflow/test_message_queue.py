@@ -20,7 +20,7 @@ pytestmark = pytest.mark.promise("An event trigger ends a task only after its ev
 @pytest.mark.parametrize(
     "arguments",
     [{"min_tasks": 5}, pytest.param({"mode": "claim", "batch_size": 5}, marks=CLAIMING)],
-    ids=["peek", "claim"],
+    ids=str,
 )
 def test_a_message_queue_of_scheme_taskq_is_our_trigger(arguments: dict[str, Any]) -> None:
     trigger = MessageQueueTrigger(scheme="taskq", topic="work", **arguments)

@@ -1,4 +1,3 @@
-import asyncio
 import json
 from typing import Any
 
@@ -38,22 +37,16 @@ class TestNotifier:
         assert [(task.identifier, task.payload) for task in queue.page("work")] == [("a", "a"), ("b", "b")]
 
     def test_pushes_with_the_insertion_and_creates_the_topic(self, queue: TaskQueue) -> None:
+        with pytest.raises(UnknownTopic, match="new"):
+            notifier("new")(context_of())
         for _ in range(2):
             notifier("new", insertion="SUPERSEDE", create_topic=True, delay=60)(context_of())
         first, second = queue.page("new")
         assert (first.state, second.status) == (State.REDUNDANT, "scheduled")
 
-    def test_an_unknown_topic_is_refused_with_a_clear_error(self) -> None:
-        with pytest.raises(UnknownTopic, match="nowhere"):
-            notifier("nowhere")(context_of())
-
-    def test_can_be_awaited(self, queue: TaskQueue) -> None:
+    async def test_can_be_awaited(self, queue: TaskQueue) -> None:
         """The triggerer awaits the callbacks of deadlines."""
-
-        async def awaited() -> None:
-            await notifier(context=context_of(), payload=MARK)
-
-        asyncio.run(awaited())
+        await notifier(context=context_of(), payload=MARK)
         assert [(task.identifier, task.payload) for task in queue.page("work")] == [("gate", MARK)]
 
     def test_the_payload_is_not_logged(

@@ -1,4 +1,3 @@
-import asyncio
 import threading
 from datetime import timedelta
 from typing import Any
@@ -9,7 +8,6 @@ from airflow.sdk import DAG, task
 
 from airflow_provider_taskq.operators import TaskQProcessOperator
 from airflow_provider_taskq.queue import (
-    Condition,
     Decision,
     InvalidArgument,
     NewTask,
@@ -23,9 +21,8 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 from airflow_provider_taskq.worker import Batch, Composite, batch
-from tests.airflow.conftest import context_of
+from tests.airflow.conftest import context_of, executed
 from tests.airflow.serialization import restored
-from tests.faults.poison import POISON, poison
 from tests.internals import lapse_lease
 
 pytestmark = [
@@ -35,9 +32,8 @@ pytestmark = [
 
 
 def process(python_callable: Any, **arguments: Any) -> dict[str, Any]:
-    operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=python_callable, **arguments)
-    operator.render_template_fields(context_of("process"))
-    result: dict[str, Any] = operator.execute(context_of("process"))
+    given = {"task_id": "process", "topic": "work", "python_callable": python_callable, **arguments}
+    result: dict[str, Any] = executed(TaskQProcessOperator(**given))
     return result
 
 
@@ -54,52 +50,28 @@ def test_calls_the_function_for_each_task_until_the_topic_is_empty(queue: TaskQu
     assert {state for _, state in states(queue)} == {State.SUCCEEDED}
 
 
-def test_an_unreadable_payload_fails_its_own_task_and_no_other(queue: TaskQueue) -> None:
-    tasks = queue.push("work", [NewTask(name, payload={"number": place}) for place, name in enumerate("abcdefg")])
-    poison(queue.conn, tasks[3], POISON["brackets 2,000 deep"])
-    seen: list[int] = []
-    done = process(lambda each: seen.append(each.payload["number"]), size=3)
-    assert (done["succeeded"], done["failed"]) == (6, 1)
-    assert seen == [0, 1, 2, 4, 5, 6]
-    assert [name for name, state in states(queue) if state is State.FAILED] == ["d"]
-
-
-def test_an_empty_topic_is_drained_immediately(queue: TaskQueue) -> None:  # noqa: ARG001
-    assert process(print)["handled"] == 0
-
-
-def test_tasks_pushed_to_the_drained_topic_are_handled_too(queue: TaskQueue) -> None:
-    queue.push("work", ["3"])
-
-    def countdown(each: Task, batch: Batch) -> None:
-        if number := int(each.identifier):
-            batch.push(each, "work", [str(number - 1)])
-
-    assert process(countdown)["handled"] == 4
-    assert states(queue) == [(name, State.SUCCEEDED) for name in "3210"]
-
-
-def test_a_failed_task_of_the_queue_does_not_fail_the_airflow_task(queue: TaskQueue) -> None:
+def test_a_failed_task_of_the_queue_does_not_fail_the_airflow_task(
+    queue: TaskQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
     queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(0))))
-    queue.push("work", ["good", "bad"])
+    queue.push("work", ["good", *(f"bad-{number}" for number in range(6))])
 
     def refuse(each: Task) -> Result | Decision:
-        if each.identifier == "bad":
-            raise LookupError("nothing known of it")
+        if each.identifier != "good":
+            raise LookupError(f"nothing known of {each.identifier}")
         return Decision(Result.FILTER, "not wanted")
 
-    assert process(refuse) == {
-        "topic": "work",
-        "handled": 3,
-        "succeeded": 0,
-        "filtered": 1,
-        "suspended": 0,
-        "failed": 2,
-    }
-    good, bad = queue.page("work")
+    counts = {"handled": 13, "succeeded": 0, "filtered": 1, "suspended": 0, "failed": 12}
+    assert process(refuse, size=5) == {"topic": "work", **counts}
+    good, bad, *_ = queue.page("work")
     assert (good.state, good.output) == (State.FILTERED, "not wanted")
     assert (bad.state, bad.attempt) == (State.FAILED, 2)
-    assert "nothing known of it" in (bad.error or "")
+    assert "nothing known of bad-0" in (bad.error or "")
+    log = capsys.readouterr().out
+    assert "Task failed: identifier=bad-0 sequence=2 error=LookupError: nothing known of bad-0" in log
+    assert log.count("error=LookupError") == 10, "the first ten"
+    said = " ".join(f"{name}={number}" for name, number in counts.items())
+    assert f"Drained topic: topic=work {said} failed_for_good=6 to_retry=6" in log
 
 
 def deliver(each: Task) -> None:
@@ -128,28 +100,36 @@ def test_exceptions_of_success_on_mean_success_of_their_task(queue: TaskQueue) -
     assert process(deliver, success_on=[KeyError])["failed"] == 1
 
 
-def test_a_mapped_operator_with_success_on_is_stored_and_run(queue: TaskQueue) -> None:
-    queue.push("work", ["bad-1"])
-    with DAG("mapped", schedule=None) as dag:
-        mapped = TaskQProcessOperator.partial(
-            task_id="process", python_callable=deliver, success_on=(LookupError, KeyError)
-        ).expand(topic=["work"])
-    assert restored(dag).task_dict["process"].is_mapped
-    made = mapped.unmap({"topic": "work"})
-    assert made.execute(context_of("process"))["succeeded"] == 1
-
-
-@pytest.mark.parametrize("given", ["psycopg.errors.UniqueViolation", LookupError("no class"), (LookupError, 3)])
-def test_an_invalid_success_on_is_refused_when_the_dag_is_parsed(given: Any) -> None:
-    with pytest.raises(TypeError, match=r"invalid success_on .*: expected an exception class or a tuple"):
-        TaskQProcessOperator(task_id="process", topic="work", python_callable=print, success_on=given)
-
-
-def test_success_on_is_refused_with_a_handler_of_batches() -> None:
-    with pytest.raises(TypeError, match=r"pass success_on to each\(\) or batch\(\)"):
-        TaskQProcessOperator(
-            task_id="process", topic="work", python_callable=batch(lambda _: None), success_on=LookupError
-        )
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (
+            {"success_on": "psycopg.errors.UniqueViolation"},
+            TypeError,
+            "invalid success_on .*: expected an exception class",
+        ),
+        ({"success_on": LookupError("no class")}, TypeError, "invalid success_on .*: expected an exception class"),
+        ({"success_on": (LookupError, 3)}, TypeError, "expected an exception class or a tuple"),
+        (
+            {"python_callable": batch(print), "success_on": LookupError},
+            TypeError,
+            r"pass success_on to each\(\) or batch",
+        ),
+        ({"python_callable": 3}, TypeError, "expected a function of a task"),
+        ({"size": "0"}, InvalidArgument, "size"),
+        ({"workers": "many"}, InvalidArgument, "workers"),
+        ({"lease": "soon"}, InvalidArgument, "invalid duration 'soon'"),
+        ({"topic": "nowhere"}, UnknownTopic, "nowhere"),
+    ],
+    ids=["text", "exception", "mixture", "batches", "callable", "size", "workers", "lease", "topic"],
+)
+def test_an_invalid_argument_is_refused_and_no_task_is_handled(
+    queue: TaskQueue, arguments: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    queue.push("work", ["a"])
+    with pytest.raises(error, match=said):
+        process(**{"python_callable": print, **arguments})
+    assert states(queue) == [("a", State.READY)]
 
 
 def test_a_failure_that_is_retried_does_not_exceed_max_failed(queue: TaskQueue) -> None:
@@ -157,24 +137,6 @@ def test_a_failure_that_is_retried_does_not_exceed_max_failed(queue: TaskQueue) 
     queue.push("work", ["bad"])
     assert process(deliver, max_failed=0)["failed"] == 1
     assert queue.page("work")[0].status == "retrying"
-
-
-def test_failures_that_are_retried_are_in_the_log_of_a_task_that_succeeds(
-    queue: TaskQueue, capsys: pytest.CaptureFixture[str]
-) -> None:
-    queue.alter_topic("work", max_attempts=2)
-    queue.push("work", ["good", *(f"bad-{number}" for number in range(12))])
-
-    def deliver_good(each: Task) -> None:
-        if each.identifier != "good":
-            raise LookupError(f"no mailbox for {each.identifier}")
-
-    assert process(deliver_good, size=5)["failed"] == 12
-    log = capsys.readouterr().out
-    assert "Task failed: identifier=bad-0 sequence=2 error=LookupError: no mailbox for bad-0" in log
-    assert log.count("error=LookupError") == 10
-    counts = "handled=13 succeeded=1 filtered=0 suspended=0 failed=12 failed_for_good=0 to_retry=12"
-    assert f"Drained topic: topic=work {counts}" in log
 
 
 def test_the_failures_of_a_killed_try_count_in_the_next(queue: TaskQueue) -> None:
@@ -203,16 +165,6 @@ def test_arguments_follow_the_task_and_named_context_values_are_passed(queue: Ta
     assert seen == [("a", 3, "2013-01-01 EUR", "2013-01-01")]
 
 
-def test_coroutine_functions_are_awaited(queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-
-    async def handle(each: Task) -> Result:
-        await asyncio.sleep(0)
-        return Result.SUSPENSION if each.identifier == "b" else Result.SUCCESS
-
-    assert process(handle)["suspended"] == 1
-
-
 def test_a_composite_and_a_handler_of_batches_are_used_as_they_are(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     sizes: list[int] = []
@@ -224,48 +176,15 @@ def test_a_composite_and_a_handler_of_batches_are_used_as_they_are(queue: TaskQu
     assert process(steps)["filtered"] == 1
 
 
-def test_several_workers_keep_one_task_of_an_identifier_at_a_time(queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"] * 10)
-    busy: set[str] = set()
-    lock = threading.Lock()
-
-    def handle(each: Task) -> None:
-        with lock:
-            assert each.identifier not in busy
-            busy.add(each.identifier)
-        with lock:
-            busy.remove(each.identifier)
-
-    assert process(handle, workers=4, size=2, condition=Condition.SINGULAR_BY_IDENTIFIER)["succeeded"] == 20
-
-
-def test_a_retry_releases_the_tasks_of_an_earlier_try_immediately(queue: TaskQueue) -> None:
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_a_retry_releases_the_tasks_of_an_earlier_try_immediately(queue: TaskQueue, lapsed: bool) -> None:
     queue.push("work", ["a"])
     died = queue.register("dag/run/process/-1/a host/1", timedelta(hours=1))
     assert len(queue.poll("work", died)) == 1
+    if lapsed:
+        lapse_lease(queue.conn)
     assert process(print)["succeeded"] == 1
     assert queue.held(died) == []
-
-
-def test_a_retry_finds_the_tasks_of_an_earlier_try_after_its_lease_lapsed(queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    queue.poll("work", queue.register("dag/run/process/-1/a host/1"))
-    lapse_lease(queue.conn)
-    assert process(print)["succeeded"] == 1
-
-
-def test_a_drain_takes_back_no_lapsed_lease_of_another_topic_before_it_starts(queue: TaskQueue) -> None:
-    queue.create_topic("other")
-    queue.push("work", ["a"])
-    [task] = queue.push("other", ["b"])
-    earlier, other = queue.register("dag/run/process/-1/a host/1"), queue.register("another program")
-    queue.poll("work", earlier)
-    queue.poll("other", other)
-    lapse_lease(queue.conn)
-    with pytest.raises(InvalidArgument, match="size"):  # after the recovery, and before the worker, which does upkeep
-        process(print, size="many")
-    assert states(queue) == [("a", State.READY)]
-    assert queue.held(other) == [task]
 
 
 def test_a_kill_releases_the_tasks_without_a_decision(queue: TaskQueue) -> None:
@@ -298,16 +217,6 @@ def test_a_kill_releases_the_tasks_without_a_decision(queue: TaskQueue) -> None:
     assert "released the tasks without a decision" in str(errors[0])
 
 
-def test_an_unknown_topic_fails_the_task() -> None:
-    with pytest.raises(UnknownTopic, match="nowhere"):
-        TaskQProcessOperator(task_id="process", topic="nowhere", python_callable=print).execute(context_of("process"))
-
-
-def test_an_invalid_python_callable_is_refused() -> None:
-    with pytest.raises(TypeError, match="expected a function of a task"):
-        TaskQProcessOperator(task_id="process", topic="work", python_callable=3)  # type: ignore[arg-type]
-
-
 class TestDecorator:
     def test_makes_a_function_the_handler_of_a_topic(self, queue: TaskQueue) -> None:
         queue.push("work", ["a", "b"])
@@ -324,21 +233,17 @@ class TestDecorator:
         assert made.execute(context_of("process"))["succeeded"] == 2
         assert seen == [("a", 2, 3, "EUR"), ("b", 2, 3, "EUR")]
 
-    def test_fails_the_task_if_more_tasks_fail_than_max_failed_allows(self, queue: TaskQueue) -> None:
-        queue.push("work", ["bad"])
-        with DAG("handles", schedule=None):
-            decorated: Any = task.taskq(topic="work", max_failed=0)
-            made = decorated(deliver)().operator
-        with pytest.raises(AirflowFailException, match="1 of 1 tasks that ended in topic 'work' failed"):
-            made.execute(context_of("process"))
-
-    def test_accepts_success_on(self, queue: TaskQueue) -> None:
+    def test_accepts_the_arguments_of_the_operator(self, queue: TaskQueue) -> None:
         queue.push("work", ["a", "bad-1"])
         with DAG("handles", schedule=None) as dag:
-            decorated: Any = task.taskq(topic="work", success_on=LookupError)
-            made = decorated(deliver)().operator
+            tolerant: Any = task.taskq(topic="work", success_on=LookupError)
+            strict: Any = task.taskq(topic="work", max_failed=0)
+            made, strict_one = tolerant(deliver)().operator, strict(deliver).override(task_id="strict")().operator
         assert restored(dag).task_dict["deliver"].task_type == "TaskQDecoratedOperator"
         assert made.execute(context_of("process"))["succeeded"] == 2
+        queue.push("work", ["bad"])
+        with pytest.raises(AirflowFailException, match="1 of 1 tasks that ended in topic 'work' failed"):
+            strict_one.execute(context_of("process"))
 
     def test_refuses_a_call_that_does_not_match_the_function(self) -> None:
         with DAG("handles", schedule=None):
@@ -365,7 +270,7 @@ def test_its_tasks_are_held_under_names_that_lead_back_to_the_task_instance(queu
 
 
 def test_sizes_and_durations_are_templates(queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
+    queue.push("work", ["a", "b", "b"])
     sizes: list[int] = []
 
     def handle(_: Task, batch: Any) -> None:
@@ -379,18 +284,8 @@ def test_sizes_and_durations_are_templates(queue: TaskQueue) -> None:
         workers="{{ params.workers }}",
         lease="{{ params.seconds }}",
         limit="{{ params.seconds }}",
+        condition="SINGULAR_BY_IDENTIFIER",
     )
     context: Any = {**context_of(), "params": {"size": 1, "workers": 2, "seconds": 30}}
-    operator.render_template_fields(context)
-    assert operator.execute(context)["handled"] == 2
-    assert sizes == [1, 1]
-
-
-@pytest.mark.parametrize(("name", "value"), [("size", "0"), ("workers", "many"), ("lease", "soon")])
-def test_an_invalid_size_or_duration_is_refused(queue: TaskQueue, name: str, value: str) -> None:
-    queue.push("work", ["a"])
-    given: Any = {name: value}
-    operator = TaskQProcessOperator(task_id="process", topic="work", python_callable=print, **given)
-    with pytest.raises(InvalidArgument):
-        operator.execute(context_of())
-    assert queue.page("work")[0].state is State.READY
+    assert executed(operator, context)["handled"] == 3
+    assert sizes == [1, 1, 1]

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 
 from airflow_provider_taskq.operators import TaskQPushOperator
 from airflow_provider_taskq.queue import InvalidTask, NewTask, State, TaskQueue, UnknownTopic
-from tests.airflow.conftest import context_of
+from tests.airflow.conftest import context_of, executed
 from tests.airflow.serialization import stored
 
 pytestmark = [
@@ -53,15 +53,12 @@ def test_streams_a_generator_function_that_takes_the_context(queue: TaskQueue) -
 
 
 def test_pushes_with_the_insertion_and_creates_the_topic(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic, match="new"):
+        TaskQPushOperator(task_id="push", topic="new", tasks=["a"]).execute(context_of())
     for _ in range(2):
         operator = TaskQPushOperator(task_id="push", topic="new", tasks=["a"], insertion="SUPERSEDE", create_topic=True)
         operator.execute(context_of())
     assert [task.state for task in queue.page("new")] == [State.REDUNDANT, State.READY]
-
-
-def test_an_unknown_topic_is_refused_with_a_clear_error() -> None:
-    with pytest.raises(UnknownTopic, match="nowhere"):
-        TaskQPushOperator(task_id="push", topic="nowhere", tasks=["a"]).execute(context_of())
 
 
 @pytest.mark.parametrize(
@@ -87,23 +84,13 @@ def test_an_iterator_is_refused_as_a_second_try_would_find_it_empty() -> None:
         TaskQPushOperator(task_id="push", topic="work", tasks=iter(["a"]))
 
 
-def test_identifiers_and_dicts_in_a_list_are_templates(queue: TaskQueue) -> None:
-    operator = TaskQPushOperator(
-        task_id="push",
-        topic="{{ 'work' }}",
-        tasks=["{{ ds }}", {"identifier": "x", "payload": {"day": "{{ ds }}"}}],
-    )
-    operator.render_template_fields(context_of())
-    operator.execute(context_of())
-    first, second = queue.page("work")
-    assert (first.identifier, second.payload) == ("2013-01-01", {"day": "2013-01-01"})
-
-
-def test_tasks_of_a_function_are_not_templates(queue: TaskQueue) -> None:
-    operator = TaskQPushOperator(task_id="push", topic="work", tasks=lambda: ["{{ ds }}"])
-    operator.render_template_fields(context_of())
-    operator.execute(context_of())
-    assert queue.page("work")[0].identifier == "{{ ds }}"
+def test_identifiers_and_dicts_in_a_list_are_templates_and_tasks_of_a_function_are_not(queue: TaskQueue) -> None:
+    templates: Any = ["{{ ds }}", {"identifier": "x", "payload": {"day": "{{ ds }}"}}]
+    for tasks in (templates, lambda: templates):
+        executed(TaskQPushOperator(task_id="push", topic="{{ 'work' }}", tasks=tasks))
+    pushed = [(task.identifier, task.payload) for task in queue.page("work")]
+    assert pushed[:2] == [("2013-01-01", None), ("x", {"day": "2013-01-01"})]
+    assert pushed[2:] == [("{{ ds }}", None), ("x", {"day": "{{ ds }}"})]
 
 
 @pytest.mark.parametrize(
@@ -123,10 +110,8 @@ def test_airflow_stores_no_payloads(tasks: Any) -> None:
 
 
 def test_rendered_fields_show_counts_and_identifiers() -> None:
-    operator = TaskQPushOperator(
-        task_id="push", topic="work", tasks=[NewTask(f"N{n}", payload=MARK) for n in range(99)]
-    )
-    shown = rendered(operator)["tasks"]
+    tasks = [NewTask(f"N{n}", payload=MARK) for n in range(99)]
+    shown = rendered(TaskQPushOperator(task_id="push", topic="work", tasks=tasks))["tasks"]
     assert shown == {"count": 99, "identifiers": [f"N{n}" for n in range(10)]}
 
 
@@ -141,17 +126,3 @@ def test_an_error_in_a_template_does_not_log_payloads(
     logged = caplog.text + output.out + output.err
     assert "Exception rendering Jinja template" in logged
     assert MARK not in logged
-
-
-def test_the_output_of_another_task_makes_it_upstream() -> None:
-    with DAG("dag", schedule=None):
-
-        @task
-        def tails() -> list[str]:
-            return ["N14228"]
-
-        output = tails()
-        push = TaskQPushOperator(task_id="push", topic="work", tasks=output)
-        mapped = TaskQPushOperator.partial(task_id="mapped", topic="work").expand(tasks=output)
-        deep = TaskQPushOperator(task_id="deep", topic="work", tasks=[{"identifier": output}])
-    assert push.upstream_task_ids == mapped.upstream_task_ids == deep.upstream_task_ids == {"tails"}

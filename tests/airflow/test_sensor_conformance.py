@@ -15,29 +15,30 @@ from airflow.providers.common.compat.sdk import (
     AirflowSkipException,
     TaskDeferred,
 )
-from airflow.sdk import DAG, Asset
+from airflow.sdk import Asset
 from airflow.sdk.bases.sensor import TaskDeferralTimeout  # type: ignore[attr-defined]  # 3.1 has it elsewhere
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from airflow_provider_taskq.queue import NewTask, Owner, Result, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.sensors.base import RESUME_DELAY
 from airflow_provider_taskq.triggers import TaskQJunctureTrigger, TaskQStateTrigger, TaskQTrigger
 from tests.airflow.conftest import Connect, context_of
-from tests.airflow.serialization import restored
+from tests.internals import lapse_lease
 
 
 @dataclass(frozen=True)
 class Kind:
     """A sensor, the arguments of a gate, the tasks that open it, its result, and what it gives its trigger.
 
-    `opening` are tasks to push. The results end them in order.
+    `opening` are tasks to push, and the results end them in order. `leaves` are their states after the gate.
     """
 
     sensor: type[Any]
     arguments: Mapping[str, Any]
     opening: tuple[NewTask, ...]
     result: Mapping[str, Any]
+    leaves: tuple[State, ...]
     trigger: type[Any]
     gives: Mapping[str, Any]
     results: tuple[Result, ...] = field(default=())
@@ -72,6 +73,7 @@ KINDS = {
         {"min_tasks": 2},
         (NewTask("a"), NewTask("b"), NewTask("c")),
         {"topic": "work", "ready": 2},
+        (State.READY, State.READY, State.READY),
         TaskQTrigger,
         {"min_tasks": 2, "condition": "NONE", "max_wait": None},
     ),
@@ -79,16 +81,29 @@ KINDS = {
         TaskQSensor,
         {"claim": 2, "min_tasks": 2, "claim_as": "loader"},
         (NewTask("a"), NewTask("b"), NewTask("c")),
-        {"topic": "work", "owner": "loader", "fence": 2, "claimed": 2},  # after the fence of the other owner
+        {"topic": "work", "owner": "loader", "claimed": 2},
+        (State.ACTIVE, State.ACTIVE, State.READY),
         TaskQTrigger,
         {"min_tasks": 2, "condition": "NONE", "max_wait": None, "claim": 2, "claim_as": "loader", "lease": 3600.0}
         | {"order": "FIRST_IN_FIRST_OUT"},
+    ),
+    "claim by identifier, the last first": Kind(
+        TaskQSensor,
+        {"claim": 9, "min_tasks": 2, "condition": "SINGULAR_BY_IDENTIFIER"}
+        | {"order": "LAST_IN_FIRST_OUT", "claim_as": "loader"},
+        (NewTask("a"), NewTask("a"), NewTask("b")),
+        {"topic": "work", "owner": "loader", "claimed": 2},
+        (State.READY, State.ACTIVE, State.ACTIVE),
+        TaskQTrigger,
+        {"min_tasks": 2, "condition": "SINGULAR_BY_IDENTIFIER", "max_wait": None, "claim": 9, "claim_as": "loader"}
+        | {"lease": 3600.0, "order": "LAST_IN_FIRST_OUT"},
     ),
     "states": Kind(
         TaskQStateSensor,
         {"identifiers": ["a", "b"]},
         (NewTask("a"), NewTask("b"), NewTask("c")),
         {"topic": "work", "states": {"SUCCEEDED": 2}},
+        (State.SUCCEEDED, State.SUCCEEDED, State.FAILED),
         TaskQStateTrigger,
         {"identifiers": ["a", "b"], "states": ["SUCCEEDED"], "failed_states": ["FAILED"]},
         (Result.SUCCESS, Result.SUCCESS, Result.FAILURE),
@@ -98,6 +113,7 @@ KINDS = {
         {"groups": [["a", "b"], ["c"]], "junction": "ETERNAL"},
         tuple(NewTask(name, suspended=True) for name in "abcd"),
         {"topic": "work", "groups": 2},
+        (State.READY, State.READY, State.READY, State.SUSPENDED),
         TaskQJunctureTrigger,
         {"name": "dag/run/gate/-1", "groups": [["a", "b"], ["c"]], "junction": "ETERNAL"},
     ),
@@ -109,6 +125,17 @@ pytestmark = [
     pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()]),
     pytest.mark.promise("A gate opens when its topic is ready, in every mode"),
 ]
+
+
+def states(queue: TaskQueue) -> tuple[State, ...]:
+    return tuple(task.state for task in queue.page("work"))
+
+
+def checked(gate: Any) -> Any:
+    """Execute a gate. Return its result without the fence of a claim, which is a new one for each try."""
+    found = dict(gate.execute(context_of()))
+    found.pop("fence", None)
+    return found
 
 
 def resume(gate: Any, status: str = "ready", **kwargs: Any) -> Any:
@@ -129,7 +156,19 @@ def deferred(gate: Any, context: Any = None) -> TaskDeferred:
 class TestEveryMode:
     def test_opens_at_once(self, queue: TaskQueue, owner: Owner, kind: Kind, mode: dict[str, Any]) -> None:
         kind.open(queue, owner)
-        assert kind.gate(**mode).execute(context_of()) == kind.result
+        assert checked(kind.gate(**mode)) == kind.result
+        assert states(queue) == kind.leaves
+
+    def test_a_retry_has_the_same_result_and_takes_or_releases_no_more(
+        self, queue: TaskQueue, owner: Owner, kind: Kind, mode: dict[str, Any]
+    ) -> None:
+        kind.open(queue, owner)
+        checked(kind.gate(**mode))
+        kind.open(queue, owner)
+        again = states(queue)
+        lapse_lease(queue.conn)  # of a try that died long ago
+        assert checked(kind.gate(**mode)) == kind.result
+        assert states(queue) == again
 
     def test_an_unknown_topic_fails_the_gate(self, kind: Kind, mode: dict[str, Any]) -> None:
         with pytest.raises(UnknownTopic, match="'nowhere' does not exist; create it with: taskq topics create nowhere"):
@@ -162,10 +201,11 @@ def test_waits_after_an_error_with_silent_fail(
 
 
 class TestDeferred:
-    def test_a_gate_is_ended_by_its_trigger_and_has_no_result_before(self, kind: Kind) -> None:
+    def test_a_gate_is_ended_by_its_trigger_and_has_no_result_before(self, queue: TaskQueue, kind: Kind) -> None:
         context = context_of()
         trigger = deferred(kind.gate(deferrable=True), context).trigger
         assert context["ti"].pushed == {}, "the gate is closed"
+        assert queue.owners() == [], "it holds no lease"
         assert isinstance(trigger, kind.trigger)
         assert trigger.serialize()[1] == {
             "topic": "work",
@@ -184,7 +224,8 @@ class TestDeferred:
         with pytest.raises(TaskDeferred):
             resume(gate)
         kind.open(queue, owner)
-        assert resume(gate) == kind.result
+        result = resume(gate)
+        assert result == {**result, **kind.result}
 
     def test_defers_again_within_its_first_deadline(self, kind: Kind) -> None:
         first = deferred(kind.gate(deferrable=True, timeout=100))
@@ -223,14 +264,6 @@ class TestDeferred:
             resume(kind.gate(deferrable=True, soft_fail=True), "error")
 
 
-def test_a_mapped_gate_can_be_stored(kind: Kind) -> None:
-    (name, value), *others = kind.arguments.items()
-    with DAG("dag", schedule=None) as dag:
-        kind.sensor.partial(task_id="gate", topic="work", **dict(others)).expand(**{name: [value, value]})
-    assert isinstance(dag.owner, str)
-    assert restored(dag).task_ids == ["gate"]
-
-
 class TestTrigger:
     def test_can_be_serialized_and_restored(self, kind: Kind) -> None:
         path, arguments = kind.trigger(topic="work", ends_task=True, resume_after=10, **kind.gives).serialize()
@@ -239,7 +272,8 @@ class TestTrigger:
 
     def test_ends_the_task_with_success_at_once(self, queue: TaskQueue, owner: Owner, kind: Kind) -> None:
         kind.open(queue, owner)
-        assert isinstance(kind.fires(ends_task=True, resume_after=3600), TaskSuccessEvent)
+        assert isinstance(kind.fires(ends_task=True, resume_after=3600, stores="nothing"), TaskSuccessEvent)
+        assert states(queue) == kind.leaves
 
     def test_resumes_the_task_no_sooner_than_resume_after(self, queue: TaskQueue, owner: Owner, kind: Kind) -> None:
         kind.open(queue, owner)

@@ -3,43 +3,33 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
-from uuid import uuid4
 
 import psycopg
 import pytest
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, Stats
 from airflow.sdk import DAG
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.operators.spark_submit import WORK, TaskQSparkSubmitOperator
-from airflow_provider_taskq.queue import Condition, FailureLimit, LeaseLost, State, TaskQueue, UnknownTopic, connect
+from airflow_provider_taskq.queue import Condition, FailureLimit, LeaseLost, State, TaskQueue, UnknownTopic
 from airflow_provider_taskq.queue.claims import Claim
-from airflow_provider_taskq.sensors import TaskQSensor
 from airflow_provider_taskq.spark import application_path
-from tests.airflow.conftest import connection_json, context_of
-from tests.airflow.serialization import restored
+from tests.airflow.conftest import context_of
 from tests.airflow.test_metrics import Receiver, receive
-from tests.docs.blocks import read_blocks
 from tests.spark.cluster import python_without_us
 from tests.spark.session import SHORT_LIVED
 
 pytestmark = pytest.mark.promise("`TaskQSparkSubmitOperator` drains with Spark, and fails as the drain does")
 
 PROGRAMS = Path(__file__).parents[1] / "spark" / "programs"
-EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
 
 def drain(**given: Any) -> TaskQSparkSubmitOperator:
@@ -68,6 +58,7 @@ def test_the_drain_accepts_the_arguments_of_the_operator() -> None:
         partitions=3,
         max_failed=0.05,
     )
+    assert operator.application == application_path()
     parsed = _parser().parse_args(operator._arguments("-me"))
     assert (parsed.topic, parsed.owner, parsed.each, parsed.transform) == ("work", "-me", "rules:decide", None)
     assert parsed.option == ["day=2013-01-01", "note=a=b c"]
@@ -83,16 +74,14 @@ def test_the_drain_accepts_the_arguments_of_the_operator() -> None:
         assert _parser().parse_args(drain(lease=lease)._arguments("me")).lease == timedelta(minutes=5)
 
 
-def test_it_submits_the_drain_application() -> None:
-    assert drain().application == application_path()
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"transform": "a:b", "each": "a:b"}, "one of transform, each, in_arrow, in_pandas"),
         ({"transform": None}, "one of transform, each, in_arrow, in_pandas"),
         ({"application_args": ["--topic", "other"]}, "application_args"),
+        ({"topic": None}, "either a topic or a claim"),
+        ({"claim": {"fence": 1}}, "either a topic or a claim"),
         ({"env_vars": {"TASKQ_DSN": "postgresql://me:sesame@host/db"}}, "use TASKQ_DSN_FILE"),
         ({"conf": {"spark.executorEnv.TASKQ_DSN": "postgresql://me:sesame@host/db"}}, "use TASKQ_DSN_FILE"),
     ],
@@ -125,28 +114,6 @@ def test_a_dsn_in_a_rendered_argument_is_refused_before_spark_is_started(
     assert "sesame" not in str(refused.value)
 
 
-def test_the_owner_of_an_airflow_task_stays_airflows_and_the_dag_can_be_stored() -> None:
-    with DAG("dag", schedule=None, default_args={"owner": "data-team"}) as dag:
-        gate = TaskQSensor(task_id="gate", topic="work", claim=5)
-        plain = TaskQSparkSubmitOperator(task_id="plain", topic="work", each="a:b", lease=timedelta(minutes=1))
-        count: Any = gate.output["claimed"]  # type: ignore[index]  # of the output of a single task it is
-        claimed = TaskQSparkSubmitOperator(task_id="claimed", claim=gate.output, each="a:b", budget=count, size=count)
-        TaskQSparkSubmitOperator.partial(task_id="mapped", topic="work").expand(each=["a:b", "a:c"])
-    with DAG("other", schedule=None):
-        bare = TaskQSparkSubmitOperator.partial(task_id="bare", each="a:b").expand(topic=["work"])
-    one = bare.unmap({"topic": "work"})
-    assert isinstance(one, TaskQSparkSubmitOperator)
-    assert (plain.owner, one.owner, one.topic) == ("data-team", "airflow", "work")
-    assert claimed.upstream_task_ids == {"gate"}
-    assert sorted(restored(dag).task_ids) == ["claimed", "gate", "mapped", "plain"]
-
-
-@pytest.mark.parametrize("given", [{}, {"topic": "work", "claim": {"fence": 1}}])
-def test_a_drain_is_of_either_a_topic_or_a_claim(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="either a topic or a claim"):
-        TaskQSparkSubmitOperator(task_id="drain", each="a:b", **given)
-
-
 def test_the_drain_of_a_claim_names_its_owner_fence_and_topic() -> None:
     pytest.importorskip("pyspark")
     from airflow_provider_taskq.spark.application import _parser
@@ -176,6 +143,8 @@ def test_a_claim_that_a_later_one_replaced_is_refused_before_spark_is_started(
     with pytest.raises(LeaseLost, match=f"a later registration of the same owner, fence {later.fence}"):
         drain(topic=None, claim=claim).execute(context_of("drain"))
     assert queue.heartbeat(later).fence == later.fence
+    with pytest.raises(UnknownTopic, match="nothing"):
+        drain(topic="nothing").execute(context_of("drain"))
 
 
 @pytest.mark.slow
@@ -198,13 +167,6 @@ def test_a_claim_is_drained_by_its_fence_and_no_other_task_is_claimed(queue: Tas
 def states(queue: TaskQueue) -> dict[str, int]:
     """Count the tasks of topic `work` by state."""
     return {state.name: count.count for state, count in queue.count("work")["work"].items()}
-
-
-@pytest.mark.usefixtures("airflow_connection", "queue")
-def test_a_missing_topic_fails_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UnknownTopic, match="nothing"):
-        drain(topic="nothing").execute(context_of("drain"))
 
 
 def test_all_hosts_of_the_connection_reach_the_driver(
@@ -353,134 +315,6 @@ def test_the_report_arrives_although_the_output_of_the_driver_does_not(
     assert states(queue) == {"FAILED": 2, "SUCCEEDED": 1}
 
 
-@dataclass(frozen=True)
-class DagRuns:
-    """Runs of DAGs with their output, the arguments of all processes meanwhile, and the queue after them."""
-
-    states: dict[str, str]
-    xcoms: dict[str, Any]
-    log: str
-    processes: str
-    password: str
-    planes: dict[State, int]
-    home: Path
-
-
-RUNS = ("taskq_pyspark", "taskq_gate", "refill_2", "planes", "refill_1000", "taskq_drain", "refill_1000")
-EXAMPLES_RUN = ("plane_decisions", "plane_job", "taskq_pyspark", "taskq_gate", "taskq_drain", "taskq_own_spark_job")
-REFILL = """from airflow.sdk import DAG
-from airflow_provider_taskq.operators import TaskQPushOperator
-for count in (2, 1000):
-    with DAG(f"refill_{count}", schedule=None):
-        TaskQPushOperator(task_id="push", topic="planes", tasks=[f"N{number}" for number in range(count)])
-"""
-
-
-@pytest.fixture(scope="module")
-def dag_runs(server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagRuns]:
-    """Run examples and the documented script, with pushes between them, in an Airflow of their own."""
-    name, home = f"taskq_spark_{uuid4().hex[:8]}", tmp_path_factory.mktemp("runs")
-    dags = home / "dags"
-    dags.mkdir()
-    for file in EXAMPLES_RUN:
-        shutil.copy(EXAMPLES / f"{file}.py", dags)
-    (dags / "refill.py").write_text(REFILL)
-    write_documented_script(home, dags)
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
-        dsn = make_conninfo(server_dsn, dbname=name)
-        with connect(dsn, autocommit=True) as connection:
-            queue = TaskQueue(connection)
-            queue.create_topic("planes")
-            queue.push("planes", ["N12345", "D-ABCD"])
-            environment = {"TASKQ_DSN": dsn, "AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(dsn), **local_spark()}
-            environment["PLANES_FOLDER"] = str(home / "example")
-            log, processes = run_dags(home, environment, *RUNS, "taskq_own_spark_job")
-            (line,) = [each for each in log.splitlines() if each.startswith('{"import_errors"')]
-            planes = {state: count.count for state, count in queue.count("planes")["planes"].items()}
-            yield DagRuns(
-                **{field: json.loads(line)[field] for field in ("states", "xcoms")},
-                log=log,
-                processes=processes,
-                password=str(conninfo_to_dict(dsn)["password"]),
-                planes=planes,
-                home=home,
-            )
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-def write_documented_script(home: Path, dags: Path) -> None:
-    """Write the script of docs/how-to/gate-spark-job.md and its DAG; only the paths differ."""
-    root = EXAMPLES.parent
-    blocks = {block.title: block.text for block in read_blocks(root / "docs" / "how-to" / "gate-spark-job.md", root)}
-    jobs = home / "jobs"
-    jobs.mkdir()
-    (jobs / "planes.py").write_text(blocks["planes.py"].replace("/data/planes", str(home / "planes")))
-    (dags / "planes_dag.py").write_text(blocks["dags/planes_dag.py"].replace("/opt/jobs", str(jobs)))
-
-
-def run_dags(home: Path, environment: Mapping[str, str], *dag_ids: str) -> tuple[str, str]:
-    """Run DAGs by `dag.test()`; return the output, and the arguments of all processes meanwhile."""
-    seen = ""
-    named = {"HOME": str(home), "_CORE__DAGS_FOLDER": str(home / "dags"), "_CORE__DEFAULT_TASK_RETRY_DELAY": "1"}
-    airflow = {f"AIRFLOW_{variable}": value for variable, value in named.items()}
-    command = [sys.executable, "-m", "tests.airflow.dag_runner_program", *dag_ids]
-    with (home / "output").open("w+") as output:
-        running = subprocess.Popen(
-            command,
-            env={**os.environ, **environment, **airflow},
-            stdout=output,
-            stderr=output,
-            cwd=EXAMPLES.parent,
-            start_new_session=True,
-        )
-        try:
-            while running.poll() is None:
-                seen += arguments_of_processes()
-                time.sleep(0.5)
-        finally:
-            with suppress(ProcessLookupError):  # the process group has ended
-                os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-        output.seek(0)
-        log = output.read()
-    assert running.returncode == 0, log
-    return log, seen
-
-
-@pytest.mark.slow
-def test_the_examples_drain_by_a_session_and_by_a_submit_without_showing_the_password(dag_runs: DagRuns) -> None:
-    """Unchanged, while the test reads the process table."""
-    gate, drained = (dag_runs.xcoms[f"taskq_gate.{task}[-1].return_value"] for task in ("gate", "drain"))
-    assert dag_runs.xcoms["taskq_pyspark.drain_planes[-1].return_value"] == 2
-    assert (drained["owner"], drained["decided"], gate["claimed"]) == (gate["owner"], 3, 3)
-    assert "/gate/" in drained["owner"]
-    assert "tasks claimed: topic=planes claimed=0 resumed=3" in dag_runs.log
-    assert (drained["claimed"], drained["resumed"], drained["undecided"]) == (0, 3, 0)
-    assert dag_runs.planes[State.FILTERED] == 1
-    assert "application.py" in dag_runs.processes
-    assert dag_runs.password not in dag_runs.log + dag_runs.processes
-
-
-@pytest.mark.slow
-def test_the_examples_drain_a_topic_and_gate_a_job_of_their_own(dag_runs: DagRuns) -> None:
-    assert (dag_runs.states["taskq_drain"], dag_runs.states["taskq_own_spark_job"]) == ("success", "success")
-    assert dag_runs.xcoms["taskq_drain.drain[-1].return_value"]["decided"] == 1000
-    assert dag_runs.xcoms["taskq_own_spark_job.complete[-1].return_value"]["completed"] == 1000
-    assert list(dag_runs.home.glob("example/*/*.parquet"))
-    assert dag_runs.planes == {State.SUCCEEDED: 4 + 2 + 1000 + 1000, State.FILTERED: 1}
-
-
-@pytest.mark.slow
-def test_the_documented_script_reads_the_tasks_of_a_claim_between_the_gate_and_its_completion(
-    dag_runs: DagRuns,
-) -> None:
-    """It runs in Airflow's own SparkSubmitOperator."""
-    assert dag_runs.xcoms["planes.gate[-1].return_value"]["claimed"] == 2
-    assert dag_runs.xcoms["planes.complete[-1].return_value"]["completed"] == 2
-    assert list(dag_runs.home.glob("planes/*.parquet"))
-
-
 def executed(operator: TaskQSparkSubmitOperator) -> dict[str, Any]:
     """Execute the operator, and return its result."""
     try:
@@ -494,11 +328,6 @@ def close_output(operator: TaskQSparkSubmitOperator) -> None:
     started = operator._hook._submit_sp if operator._hook else None
     if started is not None:
         started.stdout.close()
-
-
-def arguments_of_processes() -> str:
-    """Return the process table as every user of the machine sees it."""
-    return subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout  # noqa: S607
 
 
 def wait_until(happened: Callable[[], bool]) -> None:

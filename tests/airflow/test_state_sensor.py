@@ -1,4 +1,7 @@
-from datetime import UTC, datetime, timedelta
+"""What TaskQStateSensor and its trigger add to what every sensor does (test_sensor_conformance.py): failures."""
+
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +12,12 @@ from airflow.providers.common.compat.sdk import (
     AirflowSkipException,
     TaskDeferred,
 )
-from airflow.sdk import DAG
+from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_taskq.queue import NewTask, Owner, Result, State, TaskQueue
 from airflow_provider_taskq.sensors import TaskQStateSensor
+from airflow_provider_taskq.triggers import TaskQStateTrigger
 from tests.airflow.conftest import Connect, context_of
-from tests.airflow.serialization import restored
 
 pytestmark = [
     pytest.mark.usefixtures("airflow_connection", "queue"),
@@ -23,7 +26,6 @@ pytestmark = [
 
 MODES = pytest.mark.parametrize("mode", [{}, {"mode": "reschedule"}, {"deferrable": True}], ids=str)
 MESSAGE = "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED"
-OPEN = {"topic": "work", "states": {"SUCCEEDED": 2}}
 
 
 def gate(**arguments: Any) -> TaskQStateSensor:
@@ -38,35 +40,29 @@ def end(queue: TaskQueue, owner: Owner, **results: Result) -> None:
         queue.complete(owner, dict.fromkeys(queue.poll("work", owner), result))
 
 
-def waits_on(sensor: TaskQStateSensor, context: Any = None) -> TaskDeferred | AirflowRescheduleException:
+def waits_on(sensor: TaskQStateSensor, context: Any = None) -> Any:
     """Return the exception with which a closed gate waits on without a worker."""
     with pytest.raises((TaskDeferred, AirflowRescheduleException)) as raised:
         sensor.execute(context or context_of())
-    assert isinstance(raised.value, TaskDeferred | AirflowRescheduleException)
     return raised.value
 
 
-def deferred(sensor: TaskQStateSensor, context: Any = None) -> TaskDeferred:
-    waiting = waits_on(sensor, context)
-    assert isinstance(waiting, TaskDeferred)
-    return waiting
-
-
-def resume(sensor: TaskQStateSensor, status: str = "ready", context: Any = None, **kwargs: Any) -> Any:
+def resume(sensor: TaskQStateSensor, status: str) -> Any:
     """Resume a deferred sensor as Airflow does."""
     event = {"status": status, "message": "the trigger's message"}
-    kwargs = {"deadline": "2999-01-01T00:00:00+00:00", "event": event} | kwargs
-    return sensor.resume_execution("execute_complete", kwargs, context or context_of())
+    kwargs = {"deadline": "2999-01-01T00:00:00+00:00", "event": event}
+    return sensor.resume_execution("execute_complete", kwargs, context_of())
 
 
 @MODES
-class TestEveryMode:
+class TestFailures:
+    @pytest.mark.parametrize("silent", [False, True])
     def test_fails_without_a_retry_and_names_the_failed_tasks(
-        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
+        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any], silent: bool
     ) -> None:
         end(queue, owner, b=Result.FAILURE)
         with pytest.raises(AirflowFailException) as raised:
-            gate(**mode).execute(context_of())
+            gate(silent_fail=silent, **mode).execute(context_of())
         assert str(raised.value) == MESSAGE
 
     @pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
@@ -78,50 +74,49 @@ class TestEveryMode:
             gate(**mode, **{option: True}).execute(context_of())
         assert str(raised.value.__cause__) == MESSAGE
 
-    def test_a_failure_is_not_silenced(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]) -> None:
-        end(queue, owner, b=Result.FAILURE)
-        with pytest.raises(AirflowFailException):
-            gate(silent_fail=True, **mode).execute(context_of())
 
-    def test_only_the_newest_task_of_an_identifier_counts(
-        self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
-    ) -> None:
-        end(queue, owner, b=Result.FAILURE)
-        end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS)
-        assert gate(**mode).execute(context_of()) == OPEN
-
-    def test_a_gate_without_identifiers_is_open(self, mode: dict[str, Any]) -> None:
-        assert gate(identifiers=[], **mode).execute(context_of()) == {"topic": "work", "states": {}}
-
-    def test_counts_each_identifier_once(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]) -> None:
-        end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS)
-        assert gate(identifiers=["a", "b", "a"], **mode).execute(context_of()) == OPEN
+def test_a_failure_that_the_trigger_found_fails_or_skips_the_gate_in_a_worker(queue: TaskQueue, owner: Owner) -> None:
+    end(queue, owner, b=Result.FAILURE)
+    with pytest.raises(AirflowFailException) as raised:
+        resume(gate(deferrable=True), "failed")
+    assert str(raised.value) == MESSAGE
+    for option in ("soft_fail", "never_fail"):
+        with pytest.raises(AirflowSkipException, match=f"due to {option}"):
+            resume(gate(deferrable=True, **{option: True}), "failed")
+    queue.revive("work", State.FAILED)
+    with pytest.raises(TaskDeferred):  # it was repaired meanwhile
+        resume(gate(deferrable=True), "failed")
 
 
-@pytest.mark.parametrize("mode", [{"mode": "reschedule"}, {"deferrable": True}], ids=str)
-class TestClosed:
-    def test_waits_for_identifiers_that_have_no_task_yet(
+def test_the_message_about_many_failures_is_bounded(queue: TaskQueue, owner: Owner) -> None:
+    names = [f"task-{number:03}" for number in range(200)]
+    queue.push("work", names)
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 200), Result.FAILURE))
+    with pytest.raises(AirflowFailException) as raised:
+        gate(identifiers=[*names, "other"]).execute(context_of())
+    message = str(raised.value)
+    assert message.startswith("200 of 201 tasks of topic 'work' are in a failed state: 'task-000' is FAILED, ")
+    assert message.endswith(", 'task-009' is FAILED and 190 more")
+
+
+class TestStates:
+    @pytest.mark.parametrize("mode", [{"mode": "reschedule"}, {"deferrable": True}], ids=str)
+    def test_waits_for_other_states_and_for_identifiers_without_a_task(
         self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]
     ) -> None:
         end(queue, owner, a=Result.SUCCESS)
         waits_on(gate(**mode))
-
-    def test_waits_for_other_states(self, queue: TaskQueue, owner: Owner, mode: dict[str, Any]) -> None:
-        end(queue, owner, a=Result.SUCCESS, b=Result.FILTER)
+        end(queue, owner, b=Result.FILTER)
         waits_on(gate(**mode))
-        assert gate(states=["SUCCEEDED", State.FILTERED], **mode).execute(context_of()) == {
-            "topic": "work",
-            "states": {"FILTERED": 1, "SUCCEEDED": 1},
-        }
+        opened = gate(states=["SUCCEEDED", State.FILTERED], **mode).execute(context_of())
+        assert opened == {"topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
 
-    def test_claims_and_changes_nothing(self, queue: TaskQueue, mode: dict[str, Any]) -> None:
-        queue.push("work", [NewTask("a", payload={"private": True}), "b"])
-        waits_on(gate(**mode))
-        assert {task.state for task in queue.page("work")} == {State.READY}
-        assert queue.owners() == []
+    def test_the_newest_task_of_each_identifier_counts_once(self, queue: TaskQueue, owner: Owner) -> None:
+        end(queue, owner, b=Result.FAILURE)
+        end(queue, owner, a=Result.SUCCESS, b=Result.SUCCESS)
+        opened = gate(identifiers=["a", "b", "a"]).execute(context_of())
+        assert opened == {"topic": "work", "states": {"SUCCEEDED": 2}}
 
-
-class TestStates:
     def test_failed_states_can_be_chosen(self, queue: TaskQueue, owner: Owner) -> None:
         end(queue, owner, a=Result.FAILURE, b=Result.SUSPENSION)
         waits_on(gate(failed_states=[], mode="reschedule"))
@@ -133,10 +128,10 @@ class TestStates:
         states = {"FAILED": 1, "SUCCEEDED": 1}
         assert gate(states={"SUCCEEDED", "FAILED"}).execute(context_of()) == {"topic": "work", "states": states}
 
-    def test_states_may_be_one_state(self, queue: TaskQueue) -> None:
+    @pytest.mark.parametrize("states", ["ready", "READY", State.READY], ids=repr)
+    def test_states_may_be_one_state_in_any_case(self, queue: TaskQueue, states: Any) -> None:
         queue.push("work", ["a", "b"])
-        for state in ("READY", State.READY):
-            assert gate(states=state).execute(context_of())["states"] == {"READY": 2}
+        assert gate(states=states).execute(context_of())["states"] == {"READY": 2}
 
     @pytest.mark.parametrize("argument", ["states", "failed_states"])
     @pytest.mark.parametrize("state", ["SUCCESS", "done", 9, None])
@@ -144,23 +139,9 @@ class TestStates:
         with pytest.raises(ValueError, match=r"unknown state .*: expected one of ACTIVE, .*SUCCEEDED"):
             gate(**{argument: [state]})
 
-    def test_names_of_states_are_accepted_in_any_case(self, queue: TaskQueue) -> None:
-        queue.push("work", ["a"])
-        assert gate(states="ready", identifiers=["a"]).execute(context_of())["states"] == {"READY": 1}
-
     def test_empty_states_are_refused_when_the_dag_is_parsed(self) -> None:
         with pytest.raises(ValueError, match="would never open"):
             gate(states=[])
-
-    def test_the_message_about_many_failures_is_bounded(self, queue: TaskQueue, owner: Owner) -> None:
-        names = [f"task-{number:03}" for number in range(200)]
-        queue.push("work", names)
-        queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 200), Result.FAILURE))
-        with pytest.raises(AirflowFailException) as raised:
-            gate(identifiers=[*names, "other"]).execute(context_of())
-        message = str(raised.value)
-        assert message.startswith("200 of 201 tasks of topic 'work' are in a failed state: 'task-000' is FAILED, ")
-        assert message.endswith(", 'task-009' is FAILED and 190 more")
 
 
 class TestIdentifiers:
@@ -175,75 +156,82 @@ class TestIdentifiers:
             (["[a"], ["[a"]),
         ],
     )
-    def test_may_be_a_list_or_rendered_text(self, given: Any, meant: list[str]) -> None:
-        sensor = gate(identifiers=given, deferrable=True)
+    def test_may_be_a_list_or_rendered_text(self, connect_airflow: Connect, given: Any, meant: list[str]) -> None:
+        connect_airflow("other")
+        sensor = gate(identifiers=given, topic="wo{{ 'rk' }}", taskq_conn_id="oth{{ 'er' }}", deferrable=True)
         context: Any = {**context_of(), "params": {"one": "a", "both": ["a", "b"]}}
         sensor.render_template_fields(context)
-        assert deferred(sensor, context).trigger.serialize()[1]["identifiers"] == meant
+        passed = waits_on(sensor, context).trigger.serialize()[1]
+        assert (passed["identifiers"], passed["topic"], passed["taskq_conn_id"]) == (meant, "work", "other")
 
     @pytest.mark.parametrize("given", [None, "", "  ", ["a", ""], ["a", 1], [["a"]], {"a": 1}, 3, "[a", b"a"])
     def test_invalid_identifiers_do_not_open_the_gate(self, given: Any) -> None:
         with pytest.raises(ValueError, match=r"invalid (identifier|identifiers|list) "):
             gate(identifiers=given).execute(context_of())
 
-    def test_of_other_tasks_output_make_those_tasks_upstream(self) -> None:
-        with DAG("dag", schedule=None):
-            upstream = gate(task_id="upstream")
-            downstream = gate(task_id="downstream", identifiers=upstream.output)
-        assert downstream.upstream_task_ids == {"upstream"}
-
-    def test_topic_and_connection_are_templates_too(self, connect_airflow: Connect) -> None:
-        connect_airflow("other")
-        sensor = gate(topic="wo{{ 'rk' }}", taskq_conn_id="oth{{ 'er' }}", deferrable=True)
-        sensor.render_template_fields(context_of())
-        arguments = deferred(sensor).trigger.serialize()[1]
-        assert (arguments["topic"], arguments["taskq_conn_id"]) == ("work", "other")
+    def test_a_gate_without_identifiers_is_open(self) -> None:
+        assert gate(identifiers=[]).execute(context_of()) == {"topic": "work", "states": {}}
 
 
-class TestDeferred:
-    def test_fails_in_a_worker_as_the_other_modes_do(self, queue: TaskQueue, owner: Owner) -> None:
-        end(queue, owner, b=Result.FAILURE)
-        with pytest.raises(AirflowFailException) as raised:
-            resume(gate(deferrable=True), "failed")
-        assert str(raised.value) == MESSAGE
-        for option in ("soft_fail", "never_fail"):
-            with pytest.raises(AirflowSkipException, match=f"due to {option}"):
-                resume(gate(deferrable=True, **{option: True}), "failed")
-
-    def test_a_failure_that_was_repaired_meanwhile_does_not_fail_the_gate(self, queue: TaskQueue, owner: Owner) -> None:
-        end(queue, owner, b=Result.FAILURE)
-        queue.revive("work", State.FAILED)
-        with pytest.raises(TaskDeferred):
-            resume(gate(deferrable=True), "failed")
+def test_the_message_of_a_timeout_names_what_is_missing() -> None:
+    message = r"was not open within 0.1 seconds. Waits for 2 tasks of topic 'work' to be SUCCEEDED; 0 done, 'a' has no"
+    with pytest.raises(AirflowSensorTimeout, match=message):
+        gate(timeout=0.1).execute(context_of())
 
 
-class TestTimeouts:
-    def test_a_gate_that_pokes_times_out_or_is_skipped(self) -> None:
-        message = (
-            r"was not open within 0.1 seconds. Waits for 2 tasks of topic 'work' to be SUCCEEDED; 0 done, 'a' has no"
-        )
-        with pytest.raises(AirflowSensorTimeout, match=message):
-            gate(timeout=0.1).execute(context_of())
-        with pytest.raises(AirflowSkipException, match=message):
-            gate(timeout=0.1, soft_fail=True).execute(context_of())
-
-    def test_pokes_less_often_with_exponential_backoff(self) -> None:
-        context = context_of()
-        now = datetime.now(UTC)
-        context["ti"].get_first_reschedule_date = lambda _: now - timedelta(seconds=600)
-        arguments = {"mode": "reschedule", "poke_interval": 10, "timeout": 9999, "exponential_backoff": True}
-        for more, least, most in (({}, 120, 9999), ({"max_wait": 60}, 59, 70)):
-            later = waits_on(gate(**arguments, **more), context)
-            assert isinstance(later, AirflowRescheduleException)
-            assert least <= (later.reschedule_date - now).total_seconds() <= most
+async def fired(**arguments: Any) -> TriggerEvent:
+    """Run a trigger, and return its only event."""
+    given = {"topic": "work", "identifiers": ["a", "b"], "poke_interval": 0.05, **arguments}
+    (event,) = [event async for event in TaskQStateTrigger(**given).run()]
+    return event
 
 
-def test_a_mapped_gate_can_be_serialized_and_restored() -> None:
-    with DAG("dag", schedule=None) as dag:
-        mapped = TaskQStateSensor.partial(
-            task_id="gate", topic="work", states={"SUCCEEDED", "FILTERED"}, failed_states=[State.FAILED]
-        ).expand(identifiers=[["a"], ["b"]])
-    assert restored(dag).task_ids == ["gate"]
-    sensor = mapped.unmap({"identifiers": ["a"]})
-    assert isinstance(sensor, TaskQStateSensor)
-    assert (sorted(sensor.states), sorted(sensor.failed_states)) == (["FILTERED", "SUCCEEDED"], ["FAILED"])
+async def after_a_check(act: Callable[[], object], **arguments: Any) -> Any:
+    """Run a trigger, act after its first check, and return the payload of its event."""
+    event = asyncio.create_task(fired(**arguments))
+    # A later wait is checked in the same query or in a later one. So when it ends, the first was checked too.
+    await fired(identifiers=["known"], states=["READY"])
+    assert not event.done()
+    await asyncio.to_thread(act)
+    return (await event).payload
+
+
+@pytest.fixture
+def ends(queue: TaskQueue, owner: Owner) -> Callable[..., None]:
+    """Push the task `known`, and return a function that pushes tasks and ends each with a result."""
+    queue.push("work", ["known"])
+
+    def ended(**results: Result) -> None:
+        tasks = queue.push("work", [NewTask(identifier, priority=1) for identifier in results])
+        polled = queue.poll("work", owner, len(tasks))
+        queue.complete(owner, {task: results[task.identifier] for task in polled})
+
+    return ended
+
+
+async def test_fires_when_all_tasks_are_in_a_state(ends: Callable[..., None]) -> None:
+    ends(a=Result.SUCCESS)
+    payload = await after_a_check(lambda: ends(b=Result.FILTER), states=["SUCCEEDED", "FILTERED"])
+    assert payload == {"status": "ready", "topic": "work", "states": {"FILTERED": 1, "SUCCEEDED": 1}}
+
+
+async def test_a_failed_task_ends_the_wait_before_the_others_end_no_sooner_than_resume_after(
+    ends: Callable[..., None],
+) -> None:
+    began = asyncio.get_running_loop().time()
+    payload = await after_a_check(lambda: ends(b=Result.FAILURE), resume_after=0.5)
+    assert payload == {
+        "status": "failed",
+        "message": "1 of 2 tasks of topic 'work' are in a failed state: 'b' is FAILED",
+    }
+    assert asyncio.get_running_loop().time() - began >= 0.5
+
+
+async def test_continues_to_wait_after_a_failure_was_repaired(
+    queue: TaskQueue, owner: Owner, ends: Callable[..., None]
+) -> None:
+    ends(a=Result.FAILURE, b=Result.SUCCESS)
+    queue.revive("work", State.FAILED)
+    (revived,) = queue.poll("work", owner)
+    payload = await after_a_check(lambda: queue.complete(owner, {revived: Result.SUCCESS}))
+    assert payload == {"status": "ready", "topic": "work", "states": {"SUCCEEDED": 2}}

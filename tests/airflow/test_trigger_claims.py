@@ -1,7 +1,6 @@
 """Claims of deferred gates in the triggerer."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +11,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers.topic import get_claim_executor
+from tests.airflow.conftest import LINES, until
 
 pytestmark = [
     pytest.mark.usefixtures("airflow_connection", "queue"),
@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 NAME = "dag/run/gate/-1"
+BLOCKED = f"{LINES} AND wait_event_type = 'Lock'"
 
 
 def trigger(**arguments: Any) -> TaskQTrigger:
@@ -37,130 +38,62 @@ async def event_of(waiting: TaskQTrigger) -> TriggerEvent:
     raise AssertionError("the trigger ended without an event")
 
 
-def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await test()
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  it happens in the server
-            await asyncio.sleep(0.02)
-
-
 def owners(queue: TaskQueue) -> list[str | None]:
     return [task.owner if task.state is State.ACTIVE else None for task in queue.page("work")]
 
 
-def test_claims_under_the_logical_task_and_ends_the_gate(queue: TaskQueue) -> None:
-    async def test() -> None:
-        waiting = asyncio.create_task(event_of(trigger()))
-        await asyncio.sleep(0)
-        queue.push("work", ["a", "b", "c"])
-        assert isinstance(await waiting, TaskSuccessEvent)
-
-    in_loop(test)
+async def test_claims_under_the_logical_task_and_ends_the_gate(queue: TaskQueue) -> None:
+    waiting = asyncio.create_task(event_of(trigger()))
+    await asyncio.sleep(0)
+    queue.push("work", ["a", "b", "c"])
+    assert isinstance(await waiting, TaskSuccessEvent)
     assert owners(queue) == [NAME, NAME, None]
 
 
-def test_a_triggerer_that_takes_over_finds_the_claim_and_claims_no_more(queue: TaskQueue) -> None:
+async def test_a_triggerer_that_takes_over_finds_the_claim_and_claims_no_more(queue: TaskQueue) -> None:
     queue.push("work", ["a", "b", "c", "d"])
-
-    async def test() -> None:
-        first = await trigger()._wait_until_open()
-        again = await trigger()._wait_until_open()
-        assert again == {**first, "fence": again["fence"]}
-        assert again["fence"] > first["fence"]
-
-    in_loop(test)
+    first = await trigger()._wait_until_open()
+    again = await trigger()._wait_until_open()
+    assert again == {**first, "fence": again["fence"]}
+    assert again["fence"] > first["fence"]
     assert owners(queue) == [NAME, NAME, None, None]
 
 
-def test_gates_claim_tasks_of_their_own(queue: TaskQueue) -> None:
+async def test_gates_claim_tasks_of_their_own(queue: TaskQueue) -> None:
     queue.push("work", [str(number) for number in range(20)])
-
-    async def test() -> None:
-        gates = [trigger(claim_as=f"gate-{number}", claim="3", min_tasks="1") for number in range(5)]
-        claims = await asyncio.gather(*(gate._wait_until_open() for gate in gates))
-        assert [claim["claimed"] for claim in claims] == [3] * 5
-
-    in_loop(test)
+    gates = [trigger(claim_as=f"gate-{number}", claim="3", min_tasks="1") for number in range(5)]
+    claims = await asyncio.gather(*(gate._wait_until_open() for gate in gates))
+    assert [claim["claimed"] for claim in claims] == [3] * 5
     assert sorted(str(owner) for owner in owners(queue)) == sorted(
         [f"gate-{number}" for number in range(5)] * 3 + ["None"] * 5
     )
 
 
-def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
+async def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-
-    async def test() -> None:
-        request = trigger(min_tasks=2).claim_request(2, NAME)
-        assert await get_claim_executor("taskq_default").claim(request) is None
-
-    in_loop(test)
+    request = trigger(min_tasks=2).claim_request(2, NAME)
+    assert await get_claim_executor("taskq_default").claim(request) is None
     assert queue.owner(NAME) is None
     assert owners(queue) == [None]
 
 
-def test_a_second_gate_that_takes_a_claim_over_logs_a_warning(
-    queue: TaskQueue, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_claim_of_a_cancelled_gate_is_released(queue: TaskQueue, dsn: str) -> None:
     queue.push("work", ["a"])
-
-    async def test() -> None:
-        await trigger(claim_as="loader")._wait_until_open()
-        await trigger(claim_as="loader")._wait_until_open()
-
-    in_loop(test)
-    assert "Took over 1 tasks (1 of topic work) that owner 'loader'" in caplog.text + capsys.readouterr().out
-
-
-def test_an_unknown_topic_ends_the_wait(queue: TaskQueue) -> None:  # noqa: ARG001  installed
-    async def test() -> None:
-        event = await event_of(trigger(topic="nowhere"))
-        assert event.payload["status"] == "error"
-        assert "nowhere" in event.payload["message"]
-
-    in_loop(test)
-
-
-def test_the_claim_of_a_cancelled_gate_is_released(queue: TaskQueue, dsn: str) -> None:
-    queue.push("work", ["a"])
-
-    async def test() -> None:
-        session = psycopg.connect(dsn)
-        TaskQueue(session).register(NAME)  # in an open transaction, so the claim waits for it
-        waiting = asyncio.create_task(event_of(trigger()))
-        await until(lambda: bool(queue.conn.execute(BLOCKED).fetchall()))
-        waiting.cancel()
-        session.commit()
-        session.close()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await until(lambda: queue.owner(NAME) is None)
-
-    in_loop(test)
+    session = psycopg.connect(dsn)
+    TaskQueue(session).register(NAME)  # in an open transaction, so the claim waits for it
+    waiting = asyncio.create_task(event_of(trigger()))
+    await until(lambda: bool(queue.conn.execute(BLOCKED).fetchall()))
+    waiting.cancel()
+    session.commit()
+    session.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await until(lambda: queue.owner(NAME) is None)
     assert owners(queue) == [None]
     assert queue.page("work")[0].attempt == 0
 
 
-BLOCKED = """
-SELECT FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()
-AND wait_event_type = 'Lock'
-"""
-
-
-def test_the_connection_is_open_only_while_gates_claim(queue: TaskQueue) -> None:
+async def test_the_connection_is_open_only_while_gates_claim(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-
-    async def test() -> None:
-        await trigger()._wait_until_open()
-        await until(lambda: not queue.conn.execute(OPEN).fetchall())
-
-    in_loop(test)
-
-
-OPEN = "SELECT FROM pg_stat_activity WHERE application_name = 'airflow-taskq' AND datname = current_database()"
+    await trigger()._wait_until_open()
+    await until(lambda: not queue.conn.execute(LINES).fetchall())

@@ -8,7 +8,7 @@ from airflow import __version__
 from airflow.providers.common.compat.sdk import AirflowException
 from airflow.sdk import DAG
 
-from airflow_provider_taskq.triggers.event import TaskQEventTrigger, has_shared_streams
+from airflow_provider_taskq.triggers.event import has_shared_streams
 
 pytestmark = pytest.mark.promise("A feature that an older Airflow lacks is refused by name")
 
@@ -36,12 +36,6 @@ def test_airflow_is_a_supported_release() -> None:
 
 def test_events_can_be_claimed_from_airflow_3_3_on() -> None:
     assert has_shared_streams() == (RELEASE >= (3, 3))
-
-
-@BELOW_3_3
-def test_a_claim_names_the_airflow_release_that_it_needs_and_the_alternative() -> None:
-    with pytest.raises(AirflowException, match=MESSAGE):
-        TaskQEventTrigger(topic="work", mode="claim")
 
 
 @BELOW_3_3

@@ -7,32 +7,41 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 
 import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.hooks.taskq import TaskQAsyncHook
-from airflow_provider_taskq.queue import NewTask, Result, TaskQueue, TaskQueueError, UnknownTopic, connect
+from airflow_provider_taskq.queue import (
+    NewTask,
+    Result,
+    SchemaMismatch,
+    TaskQueue,
+    TaskQueueError,
+    UnknownTopic,
+    connect,
+)
 from airflow_provider_taskq.triggers import watcher
-from airflow_provider_taskq.triggers.waits import JunctureWait, QueryResult, ReadyWait, StateWait, Wait
-from airflow_provider_taskq.triggers.watcher import Outcome, PollSchedule, get_watcher
+from airflow_provider_taskq.triggers.connection import ReconnectingConnection
+from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait, WaitLog
+from airflow_provider_taskq.triggers.watcher import Outcome, Watcher, get_watcher
 from demo.postgres import EmbeddedPostgres
-from tests.airflow.conftest import Connect
-from tests.airflow.test_trigger import LINES, in_loop, until
+from tests.airflow.conftest import LINES, Connect, until
 from tests.internals import lapse_lease, make_upkeep_due
 from tests.queue.conftest import lapse
+from tests.roles import logged_in
 
 pytestmark = [pytest.mark.usefixtures("airflow_connection"), pytest.mark.promise("A deferred gate uses no worker slot")]
 
-ROUNDING = 1e-6  # seconds
 SUCCEEDED, FAILED = frozenset({"SUCCEEDED"}), frozenset({"FAILED"})
 LISTENING = f"{LINES} AND query = 'LISTEN taskq' AND state = 'idle'"  # idle: LISTEN has ended
 
 
 def waiting(wait: Wait[Outcome], conn_id: str = "taskq_default") -> "asyncio.Task[Outcome]":
-    return asyncio.ensure_future(get_watcher(conn_id).wait_for(wait))
+    return asyncio.ensure_future(get_watcher(conn_id).wait_for(wait, WaitLog(logging.getLogger("gate"))))
 
 
 @pytest.fixture
@@ -40,8 +49,23 @@ def lines(conn: psycopg.Connection) -> Callable[[], int]:
     return lambda: len(conn.execute(LINES).fetchall())
 
 
-def test_waits_of_all_kinds_share_one_connection(queue: TaskQueue, lines: Callable[[], int]) -> None:
-    async def test() -> None:
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the number of waits at each check that has ended."""
+    made: list[int] = []
+    check = Watcher._check
+
+    async def counted(self: Watcher, *arguments: object, **whole: object) -> None:
+        waits = len(self._registry)
+        await check(self, *arguments, **whole)  # type: ignore[arg-type]
+        made.append(waits)
+
+    monkeypatch.setattr(Watcher, "_check", counted)
+    return made
+
+
+class TestWaits:
+    async def test_waits_of_all_kinds_share_one_connection(self, queue: TaskQueue, lines: Callable[[], int]) -> None:
         queue.push("work", [NewTask("a", suspended=True), NewTask("b", suspended=True)])
         ready = waiting(ReadyWait("work", 3))
         state = waiting(StateWait("work", ("a", "c"), frozenset({"READY"}), FAILED))
@@ -54,11 +78,7 @@ def test_waits_of_all_kinds_share_one_connection(queue: TaskQueue, lines: Callab
         assert await ready == 3
         assert await state == {"a": "READY", "c": "READY"}
 
-    in_loop(test)
-
-
-def test_equal_waits_share_one_query_and_end_together(queue: TaskQueue) -> None:
-    async def test() -> None:
+    async def test_equal_waits_share_one_query_and_end_together(self, queue: TaskQueue) -> None:
         waits = [waiting(ReadyWait("work", 1 + number % 2)) for number in range(500)]
         await asyncio.sleep(0)
         registry = get_watcher("taskq_default")._registry
@@ -70,11 +90,16 @@ def test_equal_waits_share_one_query_and_end_together(queue: TaskQueue) -> None:
         await asyncio.gather(*waits)
         assert (len(registry), len(registry.queries()), len(registry.subscriptions())) == (0, 0, 0)
 
-    in_loop(test)
+    async def test_a_wait_counts_under_its_condition(self, queue: TaskQueue, checks: list[int]) -> None:
+        queue.push("work", ["a", "a", "a"])
+        wait = waiting(ReadyWait("work", 2, "SINGULAR_BY_IDENTIFIER", poll_interval=0.05))
+        assert await waiting(ReadyWait("work", 3)) == 3
+        await until(lambda: len(checks) > 3)
+        assert not wait.done(), "three tasks, but one turn"
+        queue.push("work", ["b"])
+        assert await wait == 2
 
-
-def test_a_query_that_the_server_refuses_ends_only_its_wait(queue: TaskQueue) -> None:
-    async def test() -> None:
+    async def test_a_query_that_the_server_refuses_ends_only_its_wait(self, queue: TaskQueue) -> None:
         others = [waiting(ReadyWait("work")), waiting(StateWait("work", ("a",), frozenset({"READY"}), FAILED))]
         wrong = waiting(JunctureWait("gate", "work", (("a",),), "BOTH"))
         with pytest.raises(TaskQueueError, match="junction 'BOTH' is none of"):
@@ -84,30 +109,10 @@ def test_a_query_that_the_server_refuses_ends_only_its_wait(queue: TaskQueue) ->
         queue.push("work", ["a"])
         assert await asyncio.gather(*others) == [1, {"a": "READY"}]
 
-    in_loop(test)
-
-
-def test_a_wait_without_queries_ends_immediately() -> None:
-    async def test() -> None:
+    async def test_a_wait_without_queries_ends_immediately(self) -> None:
         assert await waiting(StateWait("work", (), SUCCEEDED, FAILED)) == {}
 
-    in_loop(test)
-
-
-def test_an_old_task_ends_the_wait_before_min_tasks_are_ready(
-    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited: list[float] = []
-    outcome = ReadyWait.outcome
-
-    def noted(self: ReadyWait, results: Sequence[QueryResult]) -> int | None:
-        if self.max_wait is not None and results[0].waited is not None:
-            waited.append(results[0].waited)
-        return outcome(self, results)
-
-    monkeypatch.setattr(ReadyWait, "outcome", noted)
-
-    async def test() -> None:
+    async def test_an_old_task_ends_the_wait_before_min_tasks_are_ready(self, queue: TaskQueue) -> None:
         patient, other = waiting(ReadyWait("work", 5, max_wait=1.0)), waiting(ReadyWait("work", 5))
         began = time.monotonic()
         queue.push("work", ["a"])
@@ -116,17 +121,95 @@ def test_an_old_task_ends_the_wait_before_min_tasks_are_ready(
         assert not other.done()
         other.cancel()
 
-    in_loop(test)
-    assert max(waited[:-1], default=0.0) < 1 <= waited[-1]  # at the first check after a second
+    async def test_a_cancelled_wait_is_forgotten(
+        self, queue: TaskQueue, lines: Callable[[], int], checks: list[int]
+    ) -> None:
+        one, other = waiting(ReadyWait("work")), waiting(ReadyWait("work"))
+        await until(lambda: checks[-1:] == [2])
+        one.cancel()
+        await until(lambda: checks[-1:] == [1])
+        other.cancel()
+        await until(lambda: lines() == 0)
+        queue.push("work", ["a"])
+        assert await waiting(ReadyWait("work")) == 1  # the next wait starts the watcher again
+
+    async def test_a_missing_schema_ends_the_wait_and_names_the_command(
+        self, connect_airflow: Connect, empty_dsn: str
+    ) -> None:
+        connect_airflow(dsn=empty_dsn)
+        with pytest.raises(SchemaMismatch, match=r"airflow_provider_taskq\.queue install"):
+            await waiting(ReadyWait("work"))
 
 
-def test_a_notification_wakes_the_waits_on_its_topic(
-    queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect, lines: Callable[[], int]
-) -> None:
-    connect_airflow("listening", listen=True)
-    queue.create_topic("other")
+class TestLostConnections:
+    async def test_survives_a_killed_connection(
+        self, queue: TaskQueue, conn: psycopg.Connection, checks: list[int]
+    ) -> None:
+        wait = waiting(ReadyWait("work"))
+        await until(lambda: checks != [])
+        conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({LINES}) lines")
+        queue.push("work", ["a"])
+        assert await wait == 1
 
-    async def test() -> None:
+    async def test_reconnects_when_the_server_process_hangs(
+        self, own_server: EmbeddedPostgres, connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connect_airflow(dsn=own_server.dsn)
+        paused, go_on, pause = asyncio.Event(), asyncio.Event(), Watcher._sleep
+
+        async def held(self: Watcher) -> None:
+            paused.set()
+            await go_on.wait()
+            await pause(self)
+
+        monkeypatch.setattr(Watcher, "_sleep", held)
+        with connect(own_server.dsn, autocommit=True) as conn:
+            wait = waiting(ReadyWait("work"))
+            await paused.wait()  # the first check is done; it may be slow on a server that has just started
+            monkeypatch.setattr(watcher, "_CALL_TIMEOUT", 1.0)
+            ((still,),) = conn.execute(LINES).fetchall()
+            os.kill(still, signal.SIGSTOP)
+            try:
+                TaskQueue(conn).push("work", ["a"])
+                go_on.set()
+                assert await wait == 1
+            finally:
+                os.kill(still, signal.SIGCONT)
+            await until(lambda: conn.execute(LINES).fetchall() == [])
+
+    @pytest.mark.promise("PostgreSQL restarts")
+    async def test_survives_a_restart_of_the_server(
+        self,
+        own_server: EmbeddedPostgres,
+        connect_airflow: Connect,
+        checks: list[int],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        connect_airflow(dsn=own_server.dsn)
+        waits = [waiting(ReadyWait("work")) for _ in range(20)]
+        await until(lambda: checks != [])
+        await asyncio.to_thread(own_server.stop, "immediate")
+        await until(lambda: "Cannot check waits, will retry" in caplog.text)
+        await asyncio.to_thread(own_server.start)
+        with connect(own_server.dsn) as connection:
+            TaskQueue(connection).push("work", ["a"])
+        assert [await wait for wait in waits] == [1] * 20
+        assert str(conninfo_to_dict(own_server.dsn)["password"]) not in caplog.text
+
+    async def test_a_session_of_an_event_trigger_that_hangs_is_replaced(self) -> None:
+        line = ReconnectingConnection("taskq_default")
+        with pytest.raises(TimeoutError):
+            await line.fetch_all("SELECT pg_sleep(600)", (), timeout=0.2)
+        assert await line.fetch_all("SELECT 1", ()) == [(1,)]
+        await line.close()
+
+
+class TestNotifications:
+    async def test_a_notification_wakes_the_waits_on_its_topic(
+        self, queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect, lines: Callable[[], int]
+    ) -> None:
+        connect_airflow("listening", listen=True)
+        queue.create_topic("other")
         watching = get_watcher("listening")
         waits = [waiting(ReadyWait(topic, poll_interval=600), "listening") for topic in ("work", "other")]
         await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
@@ -141,15 +224,10 @@ def test_a_notification_wakes_the_waits_on_its_topic(
         assert await asyncio.wait_for(waits[1], 20) == 1
         await until(lambda: lines() == 0)
 
-    in_loop(test)
-
-
-def test_a_lost_listener_loses_only_notifications(
-    queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect
-) -> None:
-    connect_airflow("listening", listen=True)
-
-    async def test() -> None:
+    async def test_a_lost_listener_loses_only_notifications(
+        self, queue: TaskQueue, conn: psycopg.Connection, connect_airflow: Connect
+    ) -> None:
+        connect_airflow("listening", listen=True)
         first = waiting(ReadyWait("work", 1), "listening")
         second = waiting(ReadyWait("work", 2, poll_interval=600), "listening")
         await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
@@ -161,52 +239,21 @@ def test_a_lost_listener_loses_only_notifications(
         queue.notify("work")
         assert await asyncio.wait_for(second, 20) == 2
 
-    in_loop(test)
-
-
-def test_waits_end_while_the_server_process_of_the_listener_hangs(
-    own_server: EmbeddedPostgres, connect_airflow: Connect
-) -> None:
-    connect_airflow("listening", dsn=own_server.dsn, listen=True)
-
-    async def test(conn: psycopg.Connection) -> None:
-        wait = waiting(ReadyWait("work"), "listening")
-        await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
-        ((still,),) = conn.execute(LISTENING).fetchall()
-        os.kill(still, signal.SIGSTOP)
-        try:
-            TaskQueue(conn).push("work", ["a"])
-            assert await asyncio.wait_for(wait, 20) == 1
-        finally:
-            os.kill(still, signal.SIGCONT)
-        await until(lambda: conn.execute(LINES).fetchall() == [])
-
-    with connect(own_server.dsn, autocommit=True) as conn:
-        in_loop(lambda: test(conn))
-
-
-@pytest.mark.promise("PostgreSQL restarts")
-def test_a_listener_reconnects_after_the_server_restarts(
-    own_server: EmbeddedPostgres, connect_airflow: Connect
-) -> None:
-    connect_airflow("listening", dsn=own_server.dsn, listen=True)
-
-    async def test() -> None:
-        watching = get_watcher("listening")
-        wait = waiting(ReadyWait("work", poll_interval=600), "listening")
+    async def test_waits_end_while_the_server_process_of_the_listener_hangs(
+        self, own_server: EmbeddedPostgres, connect_airflow: Connect
+    ) -> None:
+        connect_airflow("listening", dsn=own_server.dsn, listen=True)
         with connect(own_server.dsn, autocommit=True) as conn:
+            wait = waiting(ReadyWait("work"), "listening")
             await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1)
-        await asyncio.to_thread(own_server.stop, "immediate")
-        await asyncio.to_thread(own_server.start)
-        with connect(own_server.dsn, autocommit=True) as conn:
-            await until(lambda: len(conn.execute(LISTENING).fetchall()) == 1, 40)
-            await until(lambda: watching._schedule.due > time.monotonic() + 100, 40)
-            queue = TaskQueue(conn)
-            queue.push("work", ["a"])
-            queue.notify("work")
-            assert await asyncio.wait_for(wait, 20) == 1
-
-    in_loop(test)
+            ((still,),) = conn.execute(LISTENING).fetchall()
+            os.kill(still, signal.SIGSTOP)
+            try:
+                TaskQueue(conn).push("work", ["a"])
+                assert await asyncio.wait_for(wait, 20) == 1
+            finally:
+                os.kill(still, signal.SIGCONT)
+            await until(lambda: conn.execute(LINES).fetchall() == [])
 
 
 @pytest.mark.usefixtures("queue")
@@ -228,83 +275,62 @@ def test_a_watcher_that_is_cancelled_while_it_connects_leaves_no_connection_open
 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        in_loop(test)
+        asyncio.run(test())
         gc.collect()
     assert [str(each.message) for each in warned if "still open" in str(each.message)] == []
 
 
-def test_a_role_that_may_only_read_can_wait_and_leaves_upkeep_to_others(
-    queue: TaskQueue,
-    dsn: str,
-    connect_airflow: Connect,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    role = f"reader_{queue.conn.info.dbname}"
-    queue.conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'read'")
-    try:
-        queue.conn.execute("SELECT taskq.grant_access(%s, 'reader')", (role,))
-        connect_airflow("reading", dsn=psycopg.conninfo.make_conninfo(dsn, user=role, password="read"))
+class TestUpkeep:
+    async def test_a_role_that_may_only_read_can_wait_and_leaves_upkeep_to_others(
+        self,
+        queue: TaskQueue,
+        dsn: str,
+        connect_airflow: Connect,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
         monkeypatch.setattr(watcher, "_UPKEEP_INTERVAL", 0.1)
         caplog.set_level(logging.INFO)
-
-        async def test() -> None:
+        with logged_in(queue.conn, dsn, "reader") as reader:
+            connect_airflow("reading", dsn=reader)
             wait = waiting(ReadyWait("work", poll_interval=0.05), "reading")
             await until(lambda: "Leaving upkeep to other programs" in caplog.text)
             await asyncio.sleep(0.5)  # several upkeeps
             queue.push("work", ["a"])
             assert await wait == 1
-
-        in_loop(test)
         assert caplog.text.count("upkeep") == 1
-    finally:
-        queue.conn.execute(f"DROP OWNED BY {role}")
-        queue.conn.execute(f"DROP ROLE {role}")
 
-
-@pytest.mark.promise("a worker is killed")
-def test_a_waiting_gate_opens_when_the_tasks_of_a_dead_worker_come_back(
-    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The watcher expires the lease itself: no worker, drain or maintenance DAG runs."""
-    monkeypatch.setattr(watcher, "_UPKEEP_INTERVAL", 0.1)
-    queue.push("work", ["a"])
-    dead = queue.register("dead")
-    assert queue.poll("work", dead)
-    queue.register("ghost")
-    lapse_lease(queue.conn, "ghost")
-
-    async def test() -> None:
+    @pytest.mark.promise("a worker is killed")
+    async def test_a_waiting_gate_opens_when_the_tasks_of_a_dead_worker_come_back(
+        self, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The watcher expires the lease itself: no worker, drain or maintenance DAG runs."""
+        monkeypatch.setattr(watcher, "_UPKEEP_INTERVAL", 0.1)
+        queue.push("work", ["a"])
+        dead = queue.register("dead")
+        assert queue.poll("work", dead)
+        queue.register("ghost")
+        lapse_lease(queue.conn, "ghost")
         wait = waiting(ReadyWait("work", poll_interval=0.05))
         await until(lambda: queue.owner("ghost") is None)  # the upkeep has ended its lease
         assert not wait.done()
         lapse(queue, dead)
         assert await wait == 1
+        assert queue.owner("dead") is None
 
-    in_loop(test)
-    assert queue.owner("dead") is None
-
-
-def test_a_watcher_removes_the_tasks_that_its_queue_has_kept_long_enough(queue: TaskQueue) -> None:
-    queue.create_topic("other", keep_succeeded=0)
-    queue.push("other", [f"{number}" for number in range(1_200)])  # more than one call removes
-    owner = queue.register("owner")
-    queue.complete(owner, dict.fromkeys(queue.poll("other", owner, 1_200), Result.SUCCESS))
-
-    async def test() -> None:
+    async def test_a_watcher_removes_the_tasks_that_its_queue_has_kept_long_enough(self, queue: TaskQueue) -> None:
+        queue.create_topic("other", keep_succeeded=0)
+        queue.push("other", [f"{number}" for number in range(1_200)])  # more than one call removes
+        owner = queue.register("owner")
+        queue.complete(owner, dict.fromkeys(queue.poll("other", owner, 1_200), Result.SUCCESS))
         wait = waiting(ReadyWait("work", poll_interval=600))  # it checks rarely, and carries out upkeep all the same
         await until(lambda: queue.count_tasks("other") == 0)
         wait.cancel()
 
-    in_loop(test)
-
-
-def test_a_watcher_carries_out_upkeep_once_a_minute(queue: TaskQueue) -> None:
-    for name in ("first", "second"):
-        queue.register(name)
-    lapse_lease(queue.conn, "first")
-
-    async def test() -> None:
+    async def test_a_watcher_carries_out_upkeep_once_a_minute(self, queue: TaskQueue) -> None:
+        for name in ("first", "second"):
+            queue.register(name)
+        lapse_lease(queue.conn, "first")
         waits = [waiting(ReadyWait("work", poll_interval=0.05)) for _ in range(20)]
         await until(lambda: queue.owner("first") is None)  # the upkeep has ended its lease
         lapse_lease(queue.conn, "second")
@@ -315,34 +341,49 @@ def test_a_watcher_carries_out_upkeep_once_a_minute(queue: TaskQueue) -> None:
         for wait in waits:
             wait.cancel()
 
-    in_loop(test)
+
+def make_read_only(conn: psycopg.Connection, *, on: bool) -> None:
+    """Make new sessions of the database read-only, or writable again."""
+    name = sql.Identifier(conn.info.dbname)
+    change = "SET default_transaction_read_only = on" if on else "RESET default_transaction_read_only"
+    conn.execute(sql.SQL("ALTER DATABASE {} ").format(name) + sql.SQL(change))
 
 
-@pytest.mark.usefixtures("queue")
-def test_an_idle_watcher_slows_down_to_one_check_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded from the schedule, so that slow checks on a loaded machine do not matter."""
-    checks: list[tuple[float, float, bool, float]] = []
-    checked = PollSchedule.checked
+def pids(conn: psycopg.Connection) -> set[int]:
+    """Return the process ids of the triggerer's sessions."""
+    return {row[0] for row in conn.execute(LINES).fetchall()}
 
-    def noted(self: PollSchedule, now: float, shortest: float, *, eventful: bool, took: float) -> None:
-        checked(self, now, shortest, eventful=eventful, took=took)
-        checks.append((now, self.due, eventful, took))
 
-    monkeypatch.setattr(PollSchedule, "checked", noted)
+@pytest.mark.own_database
+@pytest.mark.promise("the server fails over, or becomes read-only")
+class TestReadOnly:
+    """A server that becomes read-only, as after a failover behind one address."""
 
-    async def test() -> None:
-        wait = waiting(ReadyWait("work", poll_interval=0.05))
-        await until(lambda: len(checks) >= 12, 50)
-        wait.cancel()
+    async def test_a_watcher_does_not_keep_a_session_that_is_read_only(
+        self, queue: TaskQueue, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(watcher, "_MAX_READ_ONLY_SECONDS", 0.5)
+        make_read_only(conn, on=True)
+        wait = waiting(ReadyWait("work", poll_interval=0.1))
+        await until(lambda: len(pids(conn)) == 1)
+        first = pids(conn)
+        await until(lambda: bool(pids(conn) - first))  # another session, and the wait is still open
+        assert not wait.done()
+        make_read_only(conn, on=False)
+        await asyncio.sleep(1)
+        await until(lambda: len(pids(conn)) == 1)
+        queue.push("work", ["a"])
+        assert await asyncio.wait_for(wait, 20) == 1
 
-    in_loop(test)
-    interval = 0.05
-    for number, (now, due, eventful, took) in enumerate(checks):
-        assert eventful == (number == 0), "only the first check is eventful, because of a new wait"
-        pause, rest = due - now, PollSchedule.REST_FACTOR * took
-        assert pause >= 0.8 * interval - ROUNDING
-        assert pause <= max(1.2 * interval, rest) + ROUNDING, "a long check has a longer rest"
-        interval = min(1.5 * interval, PollSchedule.IDLE_INTERVAL)
-    assert interval == PollSchedule.IDLE_INTERVAL
-    for (_, due, *_), (now, _, _, took) in pairwise(checks):
-        assert now - took >= due - ROUNDING, "no check starts before it is due"
+    async def test_an_event_trigger_replaces_a_session_that_is_read_only(
+        self, queue: TaskQueue, conn: psycopg.Connection
+    ) -> None:
+        register = "SELECT fence FROM taskq.register(%s::text, '1 minute'::interval)"
+        line = ReconnectingConnection("taskq_default")
+        make_read_only(conn, on=True)
+        with pytest.raises(psycopg.OperationalError, match="read-only"):  # as after a lost connection
+            await line.fetch_all(register, ("a",))
+        make_read_only(conn, on=False)
+        assert await line.fetch_all(register, ("a",))
+        await line.close()
+        assert [owner.name for owner in queue.owners()] == ["a"]

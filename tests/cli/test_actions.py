@@ -99,11 +99,20 @@ def test_push_reads_a_payload_from_a_file_or_stdin(ask: Ask, queue: TaskQueue, t
     assert [task.payload for task in everything(queue)] == [{"n": 1}, {"n": 2}]
 
 
-def test_push_refuses_invalid_arguments_with_exit_code_2(run: Run, queue: TaskQueue) -> None:
-    assert "give an IDENTIFIER" in run("push", "work", code=2).stderr
-    assert "give no identifier" in run("push", "work", "a", "--file", "-", code=2).stderr
-    assert "not JSON" in run("push", "work", "a", "--payload", "{", code=2).stderr
-    assert "TOPIC:IDENTIFIER" in run("push", "work", "a", "--depends-on", "x", code=2).stderr
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("push", "work"), "give an IDENTIFIER"),
+        (("push", "work", "a", "--file", "-"), "give no identifier"),
+        (("push", "work", "a", "--payload", "{"), "not JSON"),
+        (("push", "work", "a", "--depends-on", "x"), "TOPIC:IDENTIFIER"),
+        (("offer", "work"), "give an IDENTIFIER"),
+    ],
+)
+def test_push_and_offer_refuse_invalid_arguments_with_exit_code_2(
+    run: Run, queue: TaskQueue, words: tuple[str, ...], reason: str
+) -> None:
+    assert reason in run(*words, code=2).stderr
     assert everything(queue) == []
 
 
@@ -163,12 +172,6 @@ def test_retry_by_filter_needs_a_confirmation(ask: Ask, run: Run, queue: TaskQue
     assert trail(queue) == [("retry", "work", count) for count in (1, 1, 1, 0)]
 
 
-def test_retry_refuses_a_call_without_a_selection(run: Run, failed: list[int]) -> None:
-    assert "select them with --state" in run("retry", "work", code=2).stderr
-    assert "not both" in run("retry", "work", failed[0], "--state", "FAILED", code=2).stderr
-    assert "not one of" in run("retry", "work", "--state", "READY", code=2).stderr
-
-
 def test_reassign_changes_the_result_of_ended_tasks(ask: Ask, run: Run, queue: TaskQueue, failed: list[int]) -> None:
     assert ask("reassign", "work", *failed[:2], "--result", "SUCCESS", "--dry-run")["reassigned"] == 2
     assert ask("reassign", "work", failed[0], "--result", "success")["reassigned"] == 1
@@ -224,15 +227,6 @@ def test_purge_removes_ended_tasks(ask: Ask, run: Run, queue: TaskQueue, failed:
     assert "only one of the three" in run("purge", "work", "--all", "--state", "READY", code=2).stderr
     assert "not known" in run("purge", "nowhere", "--yes", code=1).stderr
     assert trail(queue) == [("purge", "work", count) for count in (1, 2, 1)]
-
-
-def test_purge_of_named_tasks_spares_held_ones(ask: Ask, queue: TaskQueue, failed: list[int], owner: Owner) -> None:
-    queue.push("work", ["d", "e"])
-    [held] = queue.poll("work", owner)
-    words = ("purge", "work", failed[0], held.sequence, held.sequence + 1, 1_000_000)
-    assert ask(*words, "--dry-run")["matching"] == 2
-    assert ask(*words, "--yes")["removed"] == 2
-    assert [task.sequence for task in everything(queue)] == [failed[1], failed[2], held.sequence]
 
 
 def test_purge_commits_in_batches(
@@ -395,22 +389,6 @@ def test_owners_purge_removes_owners_without_a_heartbeat(ask: Ask, queue: TaskQu
     assert ask("owners", "purge", "--older-than", "0s")["owners"] == 1
 
 
-def test_a_producer_pushes_without_the_right_to_write_the_audit_log(
-    ask: Ask, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue.conn.execute("CREATE ROLE taskq_cli_producer")
-    try:
-        queue.conn.execute("SELECT taskq.grant_access('taskq_cli_producer', 'producer')")
-        monkeypatch.setenv("PGOPTIONS", "-c role=taskq_cli_producer")
-        assert ask("push", "work", "a")["pushed"] == 1
-        assert ask("ticks", "install", "work", "hourly", "--every", "1h")["installed"] > 0
-        monkeypatch.delenv("PGOPTIONS")
-        assert trail(queue) == []
-    finally:
-        queue.conn.execute("SELECT taskq.revoke_access('taskq_cli_producer')")
-        queue.conn.execute("DROP ROLE taskq_cli_producer")
-
-
 @pytest.mark.usefixtures("queue")
 def test_json_documents_are_ascii(run: Run) -> None:
     answer = run("push", "work", "\u202ename\x1b[2J", "--json").stdout
@@ -443,7 +421,6 @@ def test_offer_prints_the_outcome_of_each_identifier_and_drop_removes_it(ask: As
 
 
 def test_offer_of_an_invalid_task_stores_nothing(run: Run, queue: TaskQueue) -> None:
-    assert "give an IDENTIFIER" in run("offer", "work", code=2).stderr
     line = '{"identifier": "b", "suspended": true}\n'
     assert "neither suspended nor depends" in run("offer", "work", "-f", "-", code=1, stdin=f'"a"\n{line}').stderr
     assert "Would offer 1 task" in run("offer", "work", "a", "--dry-run").stdout
@@ -467,17 +444,6 @@ def test_ended_tasks_are_named_by_identifier(
     assert found[failed[2]] is State.FAILED
 
 
-@pytest.mark.parametrize(
-    ("words", "state"), [(["cancel", "work", "d"], "FILTERED"), (["run-now", "work", "d"], "READY")]
-)
-def test_waiting_tasks_are_named_by_identifier(run: Run, queue: TaskQueue, words: list[str], state: str) -> None:
-    [task] = queue.push("work", [NewTask("d", delay=timedelta(hours=1))])
-    run("priority", "work", 7, "d")
-    assert known(queue, task).priority == 7
-    run(*words)
-    assert known(queue, task).state.name == state
-
-
 def test_an_identifier_of_several_tasks_is_refused_with_their_sequences(
     run: Run, queue: TaskQueue, owner: Owner, failed: list[int]
 ) -> None:
@@ -494,14 +460,3 @@ def test_an_identifier_of_several_tasks_is_refused_with_their_sequences(
     for command in ("retry", "why"):
         assert "has no task of identifier '999" in run(command, "work", "9" * 5000, code=1).stderr
     assert f"sequence {failed[2]}: only a READY task can be" in run("cancel", "work", "c", code=1).stderr
-
-
-def test_a_number_is_a_sequence_unless_only_an_identifier_matches(
-    run: Run, queue: TaskQueue, failed: list[int]
-) -> None:
-    [task] = queue.push("work", ["7000"])
-    run("cancel", "work", "7000")
-    assert known(queue, task).state is State.FILTERED
-    queue.push("work", [str(failed[0])])
-    run("retry", "work", failed[0])
-    assert known(queue, failed[0]).state is State.READY

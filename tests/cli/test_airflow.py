@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from airflow import __version__
 from airflow.cli.cli_config import ActionCommand
 
 from airflow_provider_taskq.cli.airflow import get_cli_commands
@@ -17,6 +18,7 @@ from tests.cli.conftest import connection_json
 
 pytestmark = pytest.mark.promise("Hooks, operators and `airflow taskq` find the connections of Airflow")
 
+RELEASE = tuple(int(part) for part in __version__.split(".")[:2])
 ENTRY = "airflow_provider_taskq.cli.airflow.get_cli_commands"
 
 
@@ -59,20 +61,24 @@ def test_finding_the_command_imports_neither_the_queue_nor_click() -> None:
     )
 
 
-def test_airflow_taskq_works_on_airflows_connections(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.skipif(RELEASE < (3, 2), reason="Airflow adds commands of providers from 3.2 on")
+def test_airflow_taskq_finds_a_connection_of_the_metadata_database(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
     queue.push("work", ["a", "b"])
-    hidden = ("TASKQ_", "PG", "AIRFLOW")
+    hidden = ("TASKQ_", "PG", "AIRFLOW", "_AIRFLOW")
     env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    env = {**env, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW_CONN_MY_QUEUE": connection_json(dsn)}
+    env = {**env, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
 
-    def airflow(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("airflow")), "taskq", *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    def airflow(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("airflow")), *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
 
-    listed = airflow("ls", "work", "--conn-id", "my_queue", "--json")
-    assert listed.returncode == 0, listed.stderr
+    airflow("db", "migrate")
+    airflow("connections", "add", "stored", "--conn-json", connection_json(dsn))
+    listed = airflow("taskq", "ls", "work", "--conn-id", "stored", "--json")
     assert [task["identifier"] for task in json.loads(listed.stdout)["tasks"]] == ["b", "a"]
-    unknown = airflow("topics", "--conn-id", "none")
-    assert unknown.returncode == 1
-    assert "none" in unknown.stderr
-    assert airflow("purge", "--help").stdout.startswith("Usage: airflow taskq purge")
+    unknown = airflow("taskq", "topics", "--conn-id", "unknown", code=1)
+    assert "there is no Airflow connection 'unknown'" in unknown.stderr
+    assert "airflow connections add unknown --conn-type taskq" in unknown.stderr

@@ -55,34 +55,38 @@ def test_parse_moment_without_an_offset_uses_the_machines_time_zone() -> None:
     assert output.strip() == "2026-07-01T16:00:00+00:00"
 
 
-def test_format_duration_writes_at_most_two_units() -> None:
-    assert [format_duration(timedelta(seconds=s)) for s in (0, 119, 120, 7199, 7200, 11_100, 172_800)] == [
-        *("0 s", "119 s", "2 min", "119 min", "2 h", "3 h 5 min", "2 days")
-    ]
+def seconds(span: float) -> timedelta:
+    return timedelta(seconds=span)
 
 
-def test_format_short_writes_two_digits() -> None:
-    spans = (0, 0.04, 0.9994, 0.9996, 1.24, 3, 9.94, 10.6, 130)
-    assert [format_short(timedelta(seconds=span)) for span in spans] == [
-        *("0 ms", "40 ms", "999 ms", "1 s", "1.2 s", "3 s", "9.9 s", "11 s", "2 min")
-    ]
-
-
-def test_format_attempt_times_joins_queue_time_and_run_time() -> None:
-    assert format_attempt_times(timedelta(seconds=3), timedelta(seconds=1.2)) == "waited 3 s · ran 1.2 s"
-    assert format_attempt_times(timedelta(seconds=3), timedelta(0), "running for") == "waited 3 s · running for 0 ms"
-    assert format_attempt_times(None, None) == ""
-
-
-def test_format_age_writes_words() -> None:
-    ages = (timedelta(seconds=4), timedelta(seconds=59), timedelta(minutes=5), timedelta(hours=3), timedelta(days=15))
-    assert [format_age(NOW - age, NOW) for age in ages] == [
-        *("a few seconds ago", "59 seconds ago", "5 minutes ago", "3 hours ago", "2 weeks ago")
-    ]
-    assert [format_age(NOW + age, NOW) for age in ages[2:]] == ["in 5 minutes", "in 3 hours", "in 2 weeks"]
-    assert format_age(NOW.astimezone(timezone(timedelta(hours=5))) - ages[2], NOW) == "5 minutes ago"
-    assert (format_age(FIRST_MOMENT, NOW), format_age(LAST_MOMENT, NOW)) == ("2026 years ago", "in 7973 years")
-    assert format_age(None, NOW) == ""
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        *zip(
+            map(format_duration, map(seconds, (0, 119, 120, 7199, 7200, 11_100, 172_800))),
+            ("0 s", "119 s", "2 min", "119 min", "2 h", "3 h 5 min", "2 days"),
+            strict=True,
+        ),
+        *zip(
+            map(format_short, map(seconds, (0, 0.04, 0.9994, 0.9996, 1.24, 3, 9.94, 10.6, 130))),
+            ("0 ms", "40 ms", "999 ms", "1 s", "1.2 s", "3 s", "9.9 s", "11 s", "2 min"),
+            strict=True,
+        ),
+        (format_attempt_times(seconds(3), seconds(1.2)), "waited 3 s · ran 1.2 s"),
+        (format_attempt_times(seconds(3), seconds(0), "running for"), "waited 3 s · running for 0 ms"),
+        (format_attempt_times(None, None), ""),
+        (format_age(NOW - seconds(4), NOW), "a few seconds ago"),
+        (format_age(NOW - seconds(59), NOW), "59 seconds ago"),
+        (format_age(NOW.astimezone(timezone(timedelta(hours=5))) - seconds(300), NOW), "5 minutes ago"),
+        (format_age(NOW - timedelta(days=15), NOW), "2 weeks ago"),
+        (format_age(NOW + timedelta(hours=3), NOW), "in 3 hours"),
+        (format_age(FIRST_MOMENT, NOW), "2026 years ago"),
+        (format_age(LAST_MOMENT, NOW), "in 7973 years"),
+        (format_age(None, NOW), ""),
+    ],
+)
+def test_durations_and_ages_are_written_in_few_words(written: str, text: str) -> None:
+    assert written == text
 
 
 def test_sanitize_escapes_control_characters() -> None:

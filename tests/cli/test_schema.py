@@ -170,16 +170,6 @@ def test_the_sql_script_without_views_leaves_them_out(
         assert schema_of(conn) == installed
 
 
-def test_upgrade_updates_an_older_schema(ask: Ask, run: Run, empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASKQ_DSN", empty_dsn)
-    run("install")
-    with connect(empty_dsn) as conn:
-        pretend_release(conn)
-    assert "other functions" in ask("verify", code=1)["reason"]
-    assert run("upgrade").stdout == "Upgraded the schema taskq: functions and views.\n"
-    assert ask("verify")["matches"] is True
-
-
 def test_uninstall_prints_the_contents_and_needs_a_confirmation(
     run: Run, ask: Ask, empty_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,27 +20,27 @@ def later(queue: TaskQueue) -> list[int]:
     return [task.sequence for task in pushed]
 
 
-@pytest.mark.parametrize("words", [("run-now", "work"), ("priority", "work", 9), ("cancel", "work")])
+@pytest.mark.parametrize("named", ["sequence", "identifier"])
+@pytest.mark.parametrize(
+    ("words", "action", "status"),
+    [
+        (("run-now", "work"), "run_now", "ready"),
+        (("priority", "work", 9), "set_priority", "scheduled"),
+        (("cancel", "work"), "cancel", "filtered"),
+    ],
+)
 def test_changes_of_named_tasks_apply_and_a_dry_run_changes_nothing(
-    ask: Ask, queue: TaskQueue, later: list[int], words: tuple[object, ...]
+    ask: Ask, queue: TaskQueue, later: list[int], words: tuple[object, ...], action: str, status: str, named: str
 ) -> None:
-    before = image(queue)
-    assert ask(*words, *later[:2], "--dry-run")["changed"] == 2
+    before, names = image(queue), later[:2] if named == "sequence" else ["a", "b"]
+    assert ask(*words, *names, "--dry-run")["changed"] == 2
     assert image(queue) == before
-    assert ask(*words, *later[:2])["changed"] == 2
+    assert ask(*words, *names)["changed"] == 2
     first = known(queue, later[0])
-    assert {
-        "run-now": first.status == "ready",
-        "priority": first.priority == 9,
-        "cancel": first.state is State.FILTERED,
-    }[str(words[0])]
+    assert (first.status, first.priority) == (status, 9 if action == "set_priority" else 0)
     assert known(queue, later[2]).status == "scheduled"
     (line,) = queue.audit_trail()
-    assert (line.action, line.topic, line.count) == (
-        {"run-now": "run_now", "priority": "set_priority"}.get(str(words[0]), str(words[0])),
-        "work",
-        2,
-    )
+    assert (line.action, line.topic, line.count) == (action, "work", 2)
     assert str(later[0]) in line.what
 
 
@@ -53,8 +53,20 @@ def test_changes_by_filter_need_a_confirmation(run: Run, queue: TaskQueue, later
     assert known(queue, later[2]).status == "ready"
 
 
-def test_changes_without_a_clear_selection_are_refused(run: Run, later: list[int]) -> None:
-    assert "name the tasks" in run("cancel", "work", code=2).output
-    assert "not both" in run("cancel", "work", later[0], "--status", "ready", code=2).output
-    assert "-100" in run("priority", "work", "101", later[0], code=2).output
-    assert "only a READY task" in run("cancel", "work", later[0], 10**12, code=1).output
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("cancel", "work"), 2, "name the tasks"),
+        (("cancel", "work", 1, "--status", "ready"), 2, "not both"),
+        (("cancel", "work", 10**12), 1, "only a READY task"),
+        (("priority", "work", "101", 1), 2, "-100"),
+        (("retry", "work"), 2, "select them with --state"),
+        (("retry", "work", 1, "--state", "FAILED"), 2, "not both"),
+        (("retry", "work", "--state", "READY"), 2, "not one of"),
+    ],
+)
+@pytest.mark.usefixtures("later")
+def test_changes_without_a_clear_selection_are_refused(
+    run: Run, words: tuple[object, ...], code: int, said: str
+) -> None:
+    assert said in run(*words, code=code).output

@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import httpx
-import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from demo.airflow_site import AirflowError, AirflowSite
@@ -69,29 +66,23 @@ class FabSite(AirflowSite):
 
 
 @pytest.fixture(scope="session")
-def queue_dsn(server_dsn: str, template: str) -> Iterator[str]:
-    """Yield the DSN of a database with the schema, for the whole session."""
-    name = "taskq_fab"
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        made = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
-        admin.execute(made)
-    yield make_conninfo(server_dsn, dbname=name)
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+def fab_dsn(make_database: Callable[..., str]) -> str:
+    """Return the DSN of a database with the schema, for the whole session."""
+    return make_database("fab")
 
 
 @pytest.fixture(scope="session")
-def fab_site(queue_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FabSite]:
+def fab_site(fab_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FabSite]:
     """Yield the api-server, with a connection `taskq_default` to the queue."""
-    env = {"AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(queue_dsn, connect_timeout=30)}
+    env = {"AIRFLOW_CONN_TASKQ_DEFAULT": connection_json(fab_dsn, connect_timeout=30)}
     with FabSite(tmp_path_factory.mktemp("fab") / "home", env) as site:
         yield site
 
 
 @pytest.fixture
-def work(queue_dsn: str) -> Iterator[TaskQueue]:
+def work(fab_dsn: str) -> Iterator[TaskQueue]:
     """Yield the queue with a topic `work`."""
-    with connect(queue_dsn, autocommit=True) as conn:
+    with connect(fab_dsn, autocommit=True) as conn:
         queue = TaskQueue(conn)
         queue.create_topic("work")
         yield queue

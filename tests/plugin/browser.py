@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, Request, expect, sync_playwright
 
-from tests.plugin.page_site import PageSite
+from tests.airflow.site import SharedAirflow
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 QUIET = ("gpu", "background-networking", "component-update", "sync")
@@ -78,7 +78,7 @@ class Visit:
             self.page.goto(url)
         return self.page
 
-    def view(self, view: str | None = None, conn_id: str = "taskq_default", **query: str | int | None) -> Locator:
+    def view(self, view: str | None = None, conn_id: str = "taskq_page", **query: str | int | None) -> Locator:
         """Opens a view of the page, and returns the page's main part."""
         return self.go("plugin/taskq", view=view, conn_id=conn_id, **query).get_by_test_id("taskq")
 
@@ -96,7 +96,7 @@ OpenSession = Callable[[str], BrowserContext]
 
 
 @pytest.fixture(scope="module")
-def new_context(browser: Browser, page_site: PageSite, tokens: dict[str, str]) -> OpenSession:
+def new_context(browser: Browser, page_site: SharedAirflow, tokens: dict[str, str]) -> OpenSession:
     """Opens a browser session for a user of a role."""
 
     def opened(role: str) -> BrowserContext:
@@ -115,7 +115,7 @@ def contexts(new_context: OpenSession) -> OpenSession:
 
 
 @pytest.fixture
-def tab(contexts: OpenSession, new_context: OpenSession, page_site: PageSite) -> Iterator[OpenTab]:
+def tab(contexts: OpenSession, new_context: OpenSession, page_site: SharedAirflow) -> Iterator[OpenTab]:
     """Opens tabs by role and size, and checks each for errors after the test.
 
     `alone`: in a session of its own, because the tabs of a session share things such as the clock.

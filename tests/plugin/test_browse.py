@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from airflow_provider_taskq.queue import (
     Decision,
@@ -14,7 +12,6 @@ from airflow_provider_taskq.queue import (
     RetryPolicy,
     State,
     TaskQueue,
-    TaskQueueError,
     TopicPolicy,
 )
 from airflow_provider_taskq.queue.reports import STATUSES, TaskFilter
@@ -40,13 +37,6 @@ def test_counts_stop_at_their_cap(queue: TaskQueue) -> None:
     assert (seen.ready, seen.scheduled) == (5, 5)
     (whole,) = queue.browse_topics(cap=100)
     assert (whole.ready, whole.scheduled) == (7, 6)
-
-
-def test_counts_separate_due_and_scheduled_tasks_at_every_priority(queue: TaskQueue) -> None:
-    hour = timedelta(hours=1)
-    queue.push("work", [NewTask(f"{n}", priority=n % 5 - 2, delay=hour if n % 2 else None) for n in range(10)])
-    (seen,) = queue.browse_topics()
-    assert (seen.ready, seen.scheduled) == (5, 5)
 
 
 def test_a_search_stops_at_its_budget_and_continues_from_there(queue: TaskQueue) -> None:
@@ -155,36 +145,3 @@ def test_an_action_leaves_out_tasks_that_another_session_changed(
     assert queue.purge_sequences("work", sequences, [State.FAILED]) == 2
     other.conn.commit()
     assert [line.state for line in queue.browse_tasks("work", sequences)] == [State.SUCCEEDED, State.FILTERED]
-
-
-def test_an_audit_line_needs_an_actor(queue: TaskQueue) -> None:
-    with pytest.raises(TaskQueueError, match="set_actor"):
-        queue.record_action("pause", "work", "topic work", 1)
-    assert queue.audit_trail() == []
-
-
-def test_a_reader_may_read_the_audit_log_and_not_write_it(conn: psycopg.Connection) -> None:
-    queue = TaskQueue(conn)
-    queue.create_topic("work")
-    queue.push("work", ["a"])
-    role = sql.Identifier("taskq_page_reader")
-    conn.execute(sql.SQL("CREATE ROLE {}").format(role))
-    try:
-        conn.execute("SELECT taskq.grant_access('taskq_page_reader', 'reader')")
-        conn.execute(sql.SQL("SET ROLE {}").format(role))
-        assert [topic.ready for topic in queue.browse_topics()] == [1]
-        (found,) = queue.find_tasks("work", TaskFilter()).sequences
-        assert queue.browse_tasks("work", [found])[0].status == "ready"
-        assert (queue.browse_owners(), queue.browse_locks(), queue.browse_groups()) == (([], None), [], [])
-        assert (queue.browse_ticks("work"), queue.browse_holders("work"), queue.audit_trail()) == (([], False), [], [])
-        for refused in (
-            lambda: queue.record_action("pause", "work", "x", 1),
-            lambda: queue.purge_sequences("work", [found], [State.READY]),
-            lambda: queue.lock_tasks("work", [found], [State.FAILED]),
-        ):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                refused()
-    finally:
-        conn.execute("RESET ROLE")
-        conn.execute("SELECT taskq.revoke_access('taskq_page_reader')")
-        conn.execute(sql.SQL("DROP ROLE {}").format(role))

@@ -58,6 +58,7 @@ def test_why_a_task_is_stuck_is_found_in_three_clicks(tab: OpenTab, acts: TaskQu
     take(visit.page, "walk-3-cause")
 
 
+@pytest.mark.documents
 def test_every_view_renders_dark_and_light_narrow_and_wide(tab: OpenTab, acts: TaskQueue, take: Take) -> None:
     shop_queue.fill(acts)
     wide, narrow = tab(dark=True, height=1000), tab(width=390, height=844)

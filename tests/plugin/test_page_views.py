@@ -2,18 +2,18 @@
 
 import json
 import re
-import sqlite3
 from http import HTTPStatus
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from airflow_provider_taskq.queue import Result, State, TaskQueue, connect
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
-from tests.plugin.browser import OpenTab, is_api, sentence
-from tests.plugin.page_site import PageSite
+from tests.airflow.site import SharedAirflow
+from tests.plugin.browser import OpenTab, Visit, is_api, sentence
 from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT, SECRET
 
 pytestmark = [
@@ -53,30 +53,64 @@ def test_every_tab_leads_to_its_view(tab: OpenTab) -> None:
         expect(main.get_by_test_id("as-of")).to_have_text(re.compile(r"as of \d\d:\d\d:\d\d"))
 
 
+def test_topics_are_sorted_by_a_click_on_a_column_and_limited_to_trouble_with_totals(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view()
+    topics = main.get_by_test_id("topics")
+    topics.get_by_role("button", name="Failed").click()
+    expect(topics.get_by_role("columnheader", name="Failed")).to_have_attribute("aria-sort", "descending")
+    expect(topics.locator("tbody tr").first).to_contain_text("payments")
+    topics.get_by_role("button", name="Failed").click()
+    expect(visit.page).to_have_url(re.compile("sort=failed&order=asc"))
+    expect(topics.locator("tbody tr").last).to_contain_text("payments")
+    expect(main.get_by_role("link", name="empty", exact=True)).to_be_visible()
+    main.get_by_text("Only topics in trouble").click()
+    expect(main.get_by_role("link", name="empty", exact=True)).to_have_count(0)  # others may have been due for too long
+    expect(main.get_by_role("link", name="reports", exact=True)).to_be_visible()
+    names = topics.locator("tbody tr td:first-child a").all_inner_texts()
+    assert {"payments", "reports"} < set(names)
+    expect(topics.locator("tfoot")).to_contain_text(f"{len(names)} topics")
+    expect(visit.page).to_have_url(re.compile("trouble=true"))
+
+
+def test_a_user_finds_a_task_from_any_view(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("locks")
+    field = main.get_by_role("searchbox", name="Find a task in all topics")
+    field.fill("payment-0")
+    field.press("Enter")
+    expect(main.get_by_test_id("found")).to_contain_text("payments")
+    expect(visit.page).to_have_title(re.compile("payment-0"))
+    main.get_by_test_id("found").get_by_role("link", name=re.compile("^#")).click()
+    expect(main.get_by_test_id("why")).to_be_visible()
+    field = main.get_by_role("searchbox", name="Find a task in all topics")
+    field.fill("no such task")
+    field.press("Enter")
+    expect(main.get_by_test_id("empty")).to_contain_text("No task matches")
+
+
+def test_a_health_subject_is_listed_once_with_links(tab: OpenTab) -> None:
+    visit = tab()
+    main = visit.view("health")
+    expect(main.get_by_test_id("health")).to_be_visible()
+    subjects = main.get_by_test_id("health").locator("tbody tr td:first-child").all_inner_texts()
+    assert len(subjects) == len(set(subjects)) > 5
+    expect(main.get_by_test_id("health").get_by_test_id("remedy").first).to_contain_text("taskq")
+    main.get_by_test_id("health").get_by_role("link", name="worker-that-sleeps").click()
+    expect(main.get_by_role("heading", name="worker-that-sleeps")).to_be_visible()
+    visit.view("health")
+    main.get_by_test_id("health").get_by_role("link", name="waiting", exact=True).first.click()
+    expect(main.get_by_role("heading", name="waiting", exact=True)).to_be_visible()
+
+
 def test_a_link_of_an_operator_shows_its_topic(tab: OpenTab) -> None:
     visit = tab()
-    main = visit.go("plugin/taskq", topic="orders", conn_id="taskq_default").get_by_test_id("taskq")
+    main = visit.go("plugin/taskq", topic="orders", conn_id="taskq_page").get_by_test_id("taskq")
     expect(main.get_by_role("heading", name="orders", exact=True)).to_be_visible()
     expect(main.get_by_role("img", name=re.compile("Last hour: .* succeeded"))).to_be_visible()
     expect(main.get_by_role("img", name=re.compile("Last day: .* succeeded"))).to_be_visible()
     expect(main.get_by_test_id("consumers")).to_contain_text(HOLDER)
     expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
-
-
-def test_a_topic_shows_its_policy_with_durations_in_words(tab: OpenTab, page_dsns: dict[str, str]) -> None:
-    visit = tab()
-    with connect(page_dsns["situations"], autocommit=True) as conn:
-        TaskQueue(conn).alter_topic("orders", keep_succeeded="7d", keep_failed=None, ttl="90s")
-    main = visit.view(topic="orders")
-    main.get_by_text("Policy", exact=True).click()
-    for name, shown in (
-        ("Keep succeeded", "7 days"),
-        ("Keep failed", "forever"),
-        ("Ttl", "90 s"),
-        ("Horizon", "none"),
-    ):
-        expect(main.get_by_role("term").filter(has_text=name)).to_be_visible()
-        expect(main.get_by_role("definition").filter(has_text=re.compile(f"^{shown}$")).first).to_be_visible()
 
 
 def test_the_page_says_why_tasks_are_not_running(tab: OpenTab, page_dsns: dict[str, str]) -> None:
@@ -126,8 +160,11 @@ def test_the_url_holds_the_filter(tab: OpenTab) -> None:
     main.get_by_role("button", name="More filters").click()
     main.get_by_label("Error contains").fill("gateway")
     expect(visit.page).to_have_url(re.compile("error=gateway"))
+    main.get_by_label("Pushed since").fill("2020-01-02T03:04")
+    expect(visit.page).to_have_url(re.compile("since=2020-01-02T03%3A04%3A00.000Z"))
     visit.page.reload()
     expect(main.get_by_label("Error contains")).to_have_value("gateway")
+    expect(main.get_by_label("Pushed since")).to_have_value("2020-01-02T03:04")
     expect(main.get_by_label("Order")).to_have_value("oldest")
     expect(rows).to_have_count(6)
     sequences = [int(text.removeprefix("#")) for text in rows.locator("td >> text=/^#\\d+$/").all_inner_texts()]
@@ -136,82 +173,32 @@ def test_the_url_holds_the_filter(tab: OpenTab) -> None:
     expect(visit.page).not_to_have_url(re.compile("status="))
 
 
-def test_choices_made_before_the_page_renders_the_new_url_are_kept(tab: OpenTab) -> None:
+def test_choices_and_texts_of_before_the_page_renders_the_new_url_are_kept_and_lead_nowhere_else(
+    tab: OpenTab,
+) -> None:
     visit = tab()
+    main = visit.view("tasks")
+    expect(main.locator("datalist option[value=orders]")).to_be_attached()
+    topic = main.get_by_label("Topic", exact=True)
+    at_once(main, (topic, "orders"), (topic, "orders-of-yesterday"))
+    expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
+    expect(topic).to_have_value("orders-of-yesterday")
     main = visit.view("tasks", topic="payments")
-    expect(main.get_by_test_id("tasks")).to_be_visible()
+    expect(main.get_by_test_id("tasks")).to_contain_text("payment-")
     state, order = main.get_by_label("Status", exact=True), main.get_by_label("Order")
     at_once(main, (state, "failed"), (order, "oldest"))
     expect(visit.page).to_have_url(re.compile("status=failed.*order=oldest"))
     expect(state).to_have_value("failed")
     expect(order).to_have_value("oldest")
-
-
-def at_once(main: Locator, *steps: tuple[Locator, str | None]) -> None:
-    """Acts on each element before the page has rendered the previous step."""
-    main.evaluate(f"(main, steps) => ({AT_ONCE})(steps)", [[one.element_handle(), text] for one, text in steps])
-
-
-def test_text_typed_last_does_not_lead_back_from_another_view(tab: OpenTab) -> None:
-    visit = tab()
-    main = visit.view("tasks", topic="payments")
-    expect(main.get_by_test_id("tasks")).to_be_visible()
     field, link = main.get_by_label("Identifier"), main.get_by_role("link", name="Audit", exact=True)
     at_once(main, (field, "payment-1"), (link, None), (field, "Enter"))
     expect(main.get_by_role("heading", name="Audit", exact=True)).to_be_visible()
     assert "identifier" not in visit.page.url
 
 
-def test_a_cleared_filter_drops_text_that_was_just_typed(tab: OpenTab) -> None:
-    visit = tab(alone=True)
-    visit.page.clock.install()
-    main = visit.view("tasks", topic="payments", state="FAILED")
-    expect(main.get_by_test_id("tasks")).to_be_visible()
-    main.get_by_label("Identifier").fill("payment-1")
-    main.get_by_role("button", name="Clear").click()
-    expect(main.get_by_label("Status", exact=True)).to_have_value("")
-    visit.page.clock.fast_forward(10_000)
-    expect(main.get_by_label("Identifier")).to_have_value("")
-    assert "identifier" not in visit.page.url
-
-
-def test_fields_show_the_values_of_the_url(tab: OpenTab) -> None:
-    visit = tab()
-    for view, text in (("topics", "orders"), ("owners", "worker")):
-        main = visit.view(view)
-        field = main.get_by_role("searchbox", name=f"Search {view}")
-        field.fill(text)
-        expect(visit.page).to_have_url(re.compile(f"search={text}"))
-        visit.page.go_back()
-        expect(field).to_have_value("")
-    main = visit.view("tasks", topic="payments")
-    field = main.get_by_label("Topic", exact=True)
-    field.fill("orders")
-    field.press("Enter")
-    expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
-    visit.page.go_back()
-    expect(field).to_have_value("payments")
-    expect(main.get_by_test_id("tasks")).to_contain_text("payment-")
-
-
-def test_text_typed_after_a_choice_of_a_topic_stays(tab: OpenTab) -> None:
-    visit = tab()
-    main = visit.view("tasks")
-    expect(main.locator("datalist option[value=orders]")).to_be_attached()
-    field = main.get_by_label("Topic", exact=True)
-    at_once(main, (field, "orders"), (field, "orders-of-yesterday"))
-    expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
-    expect(field).to_have_value("orders-of-yesterday")
-
-
-def test_a_moment_stays_as_typed(tab: OpenTab) -> None:
-    visit = tab()
-    main = visit.view("tasks", topic="orders")
-    main.get_by_role("button", name="More filters").click()
-    main.get_by_label("Pushed since").fill("2020-01-02T03:04")
-    expect(visit.page).to_have_url(re.compile("since=2020-01-02T03%3A04%3A00.000Z"))
-    expect(main.get_by_test_id("tasks")).to_be_visible()
-    expect(main.get_by_label("Pushed since")).to_have_value("2020-01-02T03:04")
+def at_once(main: Locator, *steps: tuple[Locator, str | None]) -> None:
+    """Acts on each element before the page has rendered the previous step."""
+    main.evaluate(f"(main, steps) => ({AT_ONCE})(steps)", [[one.element_handle(), text] for one, text in steps])
 
 
 def test_pages_lead_forward_and_back(tab: OpenTab) -> None:
@@ -410,7 +397,7 @@ def test_every_control_of_the_page_has_a_name(tab: OpenTab) -> None:
     assert nameless == []
 
 
-def store_result(page_site: PageSite, task_id: str, returned: dict[str, Any]) -> None:
+def store_result(page_site: SharedAirflow, task_id: str, returned: dict[str, Any]) -> None:
     """Stores the XCom of an operator as Airflow does."""
     answer = httpx.post(
         f"{page_site.base_url}/api/v2/dags/shop/dagRuns/manual__1/taskInstances/{task_id}/xcomEntries",
@@ -422,60 +409,60 @@ def store_result(page_site: PageSite, task_id: str, returned: dict[str, Any]) ->
     assert answer.status_code == HTTPStatus.CREATED, answer.text
 
 
-def render(page_site: PageSite, task_id: str, fields: dict[str, Any]) -> None:
+def render(page_site: SharedAirflow, task_id: str, fields: dict[str, Any]) -> None:
     """Stores rendered fields as a worker does before it runs an operator; no worker runs here."""
-    with sqlite3.connect(page_site.home / "airflow.db", timeout=60) as metadata:
+    with psycopg.connect(page_site.metadata_dsn) as metadata:
         metadata.execute(
-            "INSERT OR REPLACE INTO rendered_task_instance_fields (dag_id, run_id, task_id, map_index, rendered_fields)"
-            " VALUES ('shop', 'manual__1', ?, -1, ?)",
+            "INSERT INTO rendered_task_instance_fields (dag_id, run_id, task_id, map_index, rendered_fields)"
+            " VALUES ('shop', 'manual__1', %s, -1, %s)",
             (task_id, json.dumps(fields)),
         )
-    metadata.close()
 
 
-def test_the_panel_shows_the_tasks_that_the_instance_pushed(
-    tab: OpenTab, page_site: PageSite, page_dsns: dict[str, str]
+def panel_of(visit: Visit, task_id: str) -> Locator:
+    """Opens the panel of a task instance."""
+    return visit.go(f"dags/shop/runs/manual__1/tasks/{task_id}/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+
+
+def test_the_panel_shows_the_tasks_that_the_instance_pushed_or_waits_for_and_none_of_another_operator(
+    tab: OpenTab, page_site: SharedAirflow, page_dsns: dict[str, str]
 ) -> None:
     with connect(page_dsns["situations"], autocommit=True) as conn:
         found = TaskQueue(conn).latest("orders", ["order-0", "order-59"])
     # The XCom of the push operator.
     returned = {"topic": "orders", "pushed": 60, "first": found["order-0"].sequence, "last": found["order-59"].sequence}
     store_result(page_site, "push", returned)
-    panel = tab().go("dags/shop/runs/manual__1/tasks/push/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    visit = tab()
+    panel = panel_of(visit, "push")
     expect(panel.get_by_test_id("pushed").get_by_role("row")).to_have_count(51)
     expect(panel.get_by_test_id("pushed")).to_contain_text("order-0")
-
-
-def test_the_panel_shows_the_wait_of_the_instance(tab: OpenTab, page_site: PageSite) -> None:
-    fields = {"topic": "orders", "identifiers": ["order-10", "never-pushed"], "taskq_conn_id": "taskq_default"}
+    fields = {"topic": "orders", "identifiers": ["order-10", "never-pushed"], "taskq_conn_id": "taskq_page"}
     render(page_site, "settled", fields)
-    panel = tab().go("dags/shop/runs/manual__1/tasks/settled/plugin/taskq-tasks").get_by_test_id("taskq-panel")
-    waits = panel.get_by_test_id("waits-for").get_by_role("row")
+    waits = panel_of(visit, "settled").get_by_test_id("waits-for").get_by_role("row")
     expect(waits.nth(1)).to_contain_text(re.compile("order-10.*succeeded", re.DOTALL))
     expect(waits.nth(2)).to_contain_text(re.compile("never-pushed.*none yet", re.DOTALL))
+    expect(panel_of(visit, "other")).to_contain_text("Not a task of TaskQ")
 
 
-def test_the_panel_shows_the_tasks_that_the_instance_holds(tab: OpenTab) -> None:
+def test_the_panel_shows_the_tasks_that_the_instance_holds_and_links_back(tab: OpenTab) -> None:
     visit = tab()
-    panel = visit.go("dags/shop/runs/manual__1/tasks/claim/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    panel = panel_of(visit, "claim")
     expect(panel.get_by_test_id("holds").get_by_role("row")).to_have_count(3)
     panel.get_by_test_id("holds").get_by_role("link", name=re.compile("^#")).first.click()
-    why = sentence(visit.page.get_by_test_id("taskq"))
-    assert HOLDER in why
-    links = visit.page.get_by_test_id("taskq").get_by_role("link", name="Task instance")
-    links.first.click()
+    assert HOLDER in sentence(visit.page.get_by_test_id("taskq"))
+    visit.page.get_by_test_id("taskq").get_by_role("link", name="Task instance").first.click()
     expect(visit.page).to_have_url(re.compile("/dags/shop/runs/manual__1/tasks/claim"))
 
 
 def test_the_panel_of_a_drain_shows_the_tasks_of_its_workers_and_links_back(
-    tab: OpenTab, page_site: PageSite, acts: TaskQueue
+    tab: OpenTab, page_site: SharedAirflow, acts: TaskQueue
 ) -> None:
     acts.push("work", [f"n{n}" for n in range(10)])
     for number in (1, 2):
         acts.poll("work", acts.register(worker_owner_name("shop/manual__1/drain/-1", worker_instance_id(), number)), 5)
     render(page_site, "drain", {"topic": "work", "taskq_conn_id": "taskq_acts"})
     visit = tab()
-    panel = visit.go("dags/shop/runs/manual__1/tasks/drain/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    panel = panel_of(visit, "drain")
     expect(panel.get_by_test_id("holds").get_by_role("row")).to_have_count(11)
     panel.get_by_test_id("holds").get_by_role("link", name=re.compile("^#")).first.click()
     visit.page.get_by_test_id("taskq").get_by_role("link", name="Task instance").first.click()
@@ -485,7 +472,7 @@ def test_the_panel_of_a_drain_shows_the_tasks_of_its_workers_and_links_back(
 
 
 def test_the_panel_of_a_sensor_shows_the_states_of_its_claim(
-    tab: OpenTab, page_site: PageSite, acts: TaskQueue
+    tab: OpenTab, page_site: SharedAirflow, acts: TaskQueue
 ) -> None:
     acts.push("work", [f"n{n}" for n in range(20)])
     owner = acts.register("shop/manual__1/gate/-1")
@@ -494,12 +481,7 @@ def test_the_panel_of_a_sensor_shows_the_states_of_its_claim(
     store_result(page_site, "gate", {"topic": "work", "owner": owner.name, "fence": owner.fence, "claimed": 20})
     render(page_site, "gate", {"topic": "work", "taskq_conn_id": "taskq_acts", "min_tasks": "1", "claim": "20"})
     visit = tab()
-    panel = visit.go("dags/shop/runs/manual__1/tasks/gate/plugin/taskq-tasks").get_by_test_id("taskq-panel")
+    panel = panel_of(visit, "gate")
     expect(panel.get_by_test_id("claim")).to_contain_text("Claimed 20: 18 succeeded, 2 failed.")
     panel.get_by_test_id("claimed").get_by_role("link", name=re.compile("^#")).first.click()
     expect(visit.page.get_by_test_id("why")).to_be_visible()
-
-
-def test_the_panel_of_another_operator_says_that_its_task_is_not_one_of_taskq(tab: OpenTab) -> None:
-    panel = tab().go("dags/shop/runs/manual__1/tasks/other/plugin/taskq-tasks").get_by_test_id("taskq-panel")
-    expect(panel).to_contain_text("Not a task of TaskQ")

@@ -59,6 +59,7 @@ TASKS = {"task", "live", "ended", "history", "owner", "task_default", "live_defa
 
 
 @pytest.mark.slow
+@pytest.mark.faults  # a million tasks
 def test_every_view_reads_a_bounded_number_of_rows(large_dsn: str) -> None:
     views = dict(VIEWS)
     for number, given in enumerate(FILTERS):

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import Decision, NewTask, Result, TaskQueue
+from airflow_provider_taskq.queue import NewTask, TaskQueue
+from tests.airflow.site import ROLES
 from tests.plugin.conftest import Client
-from tests.plugin.page_site import ROLES
 
 pytestmark = [
     pytest.mark.slow,
@@ -59,22 +59,3 @@ def answer(client: Client, acts: TaskQueue, role: str, body: dict[str, Any]) -> 
     """The status of an action. The owner `holder` has a lease before it."""
     acts.register("holder")
     return client(role).post("/api/taskq_acts/actions", json=body).status_code
-
-
-def test_a_user_without_the_right_to_act_is_refused(client: Client, acts: TaskQueue) -> None:
-    for role in ("viewer", "user"):
-        connections = {
-            each["conn_id"]: each["may_act"] for each in client(role).get("/api/connections").json()["connections"]
-        }
-        assert connections["taskq_acts"] is False
-        refused = client(role).post(
-            "/api/taskq_acts/actions", json={"action": "pause", "topic": "work", "confirm": True}
-        )
-        assert "edit" in refused.json()["error"]
-    assert [topic.paused for topic in acts.browse_topics()] == [False]
-    assert acts.audit_trail() == []
-    owner = acts.register("holder")
-    acts.push("work", ["a"])
-    acts.complete(owner, {each: Decision(Result.SUCCESS) for each in acts.poll("work", owner)})
-    assert client("user").post("/api/taskq_acts/reveal", json={"topic": "work", "sequence": 1}).status_code == REFUSED
-    assert all(each["may_act"] for each in client("op").get("/api/connections").json()["connections"])

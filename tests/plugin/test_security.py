@@ -6,7 +6,8 @@ import pytest
 from fastapi import HTTPException
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue
-from tests.plugin.conftest import HIDDEN, Client, patient
+from tests.plugin.conftest import Client
+from tests.plugin.databases import HIDDEN, patient
 from tests.plugin.situations import SECRET
 
 pytestmark = [
@@ -128,7 +129,7 @@ def test_no_view_returns_a_payload(client: Client, routes: list[tuple[str, str]]
     texts = ""
     for method, path in routes:
         if method == "GET" and "taskq_acts" in path:
-            answer = client("admin").get(path.replace("taskq_acts", "taskq_default"), params=parameters)
+            answer = client("admin").get(path.replace("taskq_acts", "taskq_page"), params=parameters)
             assert answer.status_code == 200, answer.text
             texts += answer.text
     assert "order-1" in texts
@@ -172,12 +173,12 @@ def test_error_messages_name_neither_server_nor_role_nor_payload(client: Client)
 def test_views_are_read_only_and_have_a_timeout(page_dsns: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_taskq.plugins import session
 
-    monkeypatch.setenv("AIRFLOW_CONN_TASKQ_DEFAULT", patient(page_dsns["acts"]))
+    monkeypatch.setenv("AIRFLOW_CONN_TASKQ_PAGE", patient(page_dsns["acts"]))
     monkeypatch.setattr(session, "VIEW_SECONDS", 0.1)
-    with pytest.raises(HTTPException) as refused, session.read_only("taskq_default") as queue:
+    with pytest.raises(HTTPException) as refused, session.read_only("taskq_page") as queue:
         queue.create_topic("made by a view")
     assert refused.value.status_code == 503
-    with pytest.raises(HTTPException, match="took too long"), session.read_only("taskq_default") as queue:
+    with pytest.raises(HTTPException, match="took too long"), session.read_only("taskq_page") as queue:
         queue.conn.execute("SELECT pg_sleep(5)")
 
 
@@ -188,5 +189,5 @@ def test_too_many_concurrent_requests_are_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(session, "_free", threading.BoundedSemaphore(1))
     monkeypatch.setattr(session, "CONNECT_SECONDS", 0.01)
-    with session._free, pytest.raises(HTTPException, match="too many requests"), session.read_only("taskq_default"):
+    with session._free, pytest.raises(HTTPException, match="too many requests"), session.read_only("taskq_page"):
         pass

@@ -1,6 +1,5 @@
-"""DAGs scheduled on topics, for test_event_dags.py only: in other tests their triggers would run needlessly."""
+"""DAGs scheduled on topics."""
 
-import os
 from typing import Any
 
 from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
@@ -36,18 +35,17 @@ def watched(name: str, trigger: Any) -> list[Asset]:
     return [Asset(name, watchers=[AssetWatcher(name=name, trigger=trigger)])]
 
 
-if os.environ.get("TASKQ_TEST_EVENTS"):
-    claims = TaskQEventTrigger(topic="orders", mode="claim", lease=12, cooldown=6)
-    queued = MessageQueueTrigger(scheme="taskq", topic="letters", mode="claim", batch_size=10, cooldown=6)
+claims = TaskQEventTrigger(topic="orders", mode="claim", lease=12, cooldown=6)
+queued = MessageQueueTrigger(scheme="taskq", topic="letters", mode="claim", batch_size=10, cooldown=6)
 
-    with DAG("claimed", schedule=watched("orders", claims)):
-        record("recorded-claimed")
+with DAG("claimed", schedule=watched("orders", claims)):
+    record("recorded-claimed")
 
-    with DAG("claimed_twin", schedule=watched("orders_twin", claims)):
-        record("recorded-twin")
+with DAG("claimed_twin", schedule=watched("orders_twin", claims)):
+    record("recorded-twin")
 
-    with DAG("queued", schedule=watched("letters", queued)):
-        record("recorded-queued")
+with DAG("queued", schedule=watched("letters", queued)):
+    record("recorded-queued")
 
-    with DAG("peeked", schedule=watched("parcels", TaskQEventTrigger(topic="parcels")), max_active_runs=1):
-        drain("parcels")
+with DAG("peeked", schedule=watched("parcels", TaskQEventTrigger(topic="parcels")), max_active_runs=1):
+    drain("parcels")
