@@ -41,13 +41,13 @@ from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.composite import Composite
 from tests.queue.conftest import until
 
-SECONDS = 60  # the timeout for a program
-
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
     pytest.mark.promise("A composite gives the same results in threads and as a Spark plan"),
     pytest.mark.promise("The examples, and the code of each page of this site, run as they are written"),
 ]
+
+
+SECONDS = 60  # the timeout for a program
 
 
 def states(queue: TaskQueue) -> list[State]:
@@ -98,7 +98,6 @@ def test_the_example_of_the_page_runs_as_a_worker_until_sigterm(
     check_example(queue)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("example_topics")
 def test_the_example_of_the_page_runs_as_a_spark_plan(
     spark: SparkSession, dsn: str, queue: TaskQueue, repository: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,7 +134,6 @@ def test_the_examples_of_contexts_and_wrappers_on_the_page_run(
     check_example(queue)
 
 
-@pytest.mark.slow
 def test_a_composite_that_spark_cannot_run_raises_one_sentence_and_releases_its_tasks(
     spark: SparkSession, dsn: str, queue: TaskQueue
 ) -> None:
@@ -162,6 +160,23 @@ def test_the_program_takes_a_composite_by_name() -> None:
         _load_transform(_parser().parse_args([*named, "tests.worker.orders:load"]))
 
 
+def commit_staged(
+    dsn: str, owner: Owner, stage: str, batch: Batch, decisions: Mapping[Task, Decision], times: int = 1
+) -> None:
+    """Stages the decisions as an executor does, and commits them with the batch's actions as the driver does."""
+    info = ConnectionInfo.resolve(dsn)
+    actions = DriverActions.of("orders", batch, decisions, Condition.NONE).pickled()
+    with info.connect() as conn:
+        for task, made in decisions.items():
+            conn.execute(
+                "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, %s)",
+                (stage, task.sequence, made.result),
+            )
+    options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
+    for _ in range(times):
+        commit_on_driver(CompleteWriter(options, stage, info), [StagedAttempt(0, 1, len(decisions))], [actions])
+
+
 def test_a_repeated_commit_calls_no_commit_hook_twice(
     conn: psycopg.Connection[Any], dsn: str, queue: TaskQueue, owner: Owner, tmp_path: Path
 ) -> None:
@@ -177,17 +192,8 @@ def test_a_repeated_commit_calls_no_commit_hook_twice(
     batch.in_commit(note)
     batch.push(task, "next", ["b"], Insertion.REPLACE)
     batch.after_commit((tmp_path / "committed").touch)
-    actions = DriverActions.of("orders", batch, {task: made}, Condition.NONE).pickled()
     stage = open_stage(conn, owner.name, owner.fence)
-    conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 3)",
-        (stage, task.sequence),
-    )
-    options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
-    for _ in range(2):  # the second time because the answer was lost
-        commit_on_driver(
-            CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 1)], [actions]
-        )
+    commit_staged(dsn, owner, stage, batch, {task: made}, times=2)  # again because the answer was lost
     assert conn.execute("SELECT count(*) FROM noted").fetchall() == [(1,)]
     assert [task.identifier for task in queue.page("next")] == ["b"]
     assert states(queue) == [State.SUCCEEDED]
@@ -205,16 +211,8 @@ def test_no_follow_up_is_pushed_for_a_decision_that_a_drain_of_rounds_drops(
     batch = Batch([young, old])
     for task in (young, old):
         batch.push(task, "next", [f"after {task.identifier}"], Insertion.REPLACE)
-    actions = DriverActions.of("orders", batch, {young: made, old: made}, Condition.NONE).pickled()
-    [(stage,)] = conn.execute(
-        "SELECT taskq.open_stage(%s, %s, 'NONE', true)::text", (owner.name, owner.fence)
-    ).fetchall()
-    for task in (young, old):
-        conn.execute(
-            "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 0)",
-            (stage, task.sequence),
-        )
-    options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
-    commit_on_driver(CompleteWriter(options, stage, ConnectionInfo.resolve(dsn)), [StagedAttempt(0, 1, 2)], [actions])
+    opening = "SELECT taskq.open_stage(%s, %s, 'NONE', true)::text"
+    [(stage,)] = conn.execute(opening, (owner.name, owner.fence)).fetchall()
+    commit_staged(dsn, owner, stage, batch, {young: made, old: made})
     assert [task.identifier for task in queue.page("next")] == ["after old"]
     assert [task.identifier for task in queue.held(owner)] == ["young"]
