@@ -45,7 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests in the order of their groups, also in a single process."""
+    """Marks the tests of the Spark session as slow, and puts all in the order of their groups."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
     items[:] = in_order_of_groups(items)
 
 

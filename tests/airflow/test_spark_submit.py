@@ -148,20 +148,47 @@ def test_a_claim_that_a_later_one_replaced_is_refused_before_spark_is_started(
 
 
 @pytest.mark.slow
+@pytest.mark.own_database
 @pytest.mark.usefixtures("spark_submit")
-def test_a_claim_is_drained_by_its_fence_and_no_other_task_is_claimed(queue: TaskQueue, claim: dict[str, Any]) -> None:
-    first = drain(topic=None, claim=str(claim), transform="transforms:stumble")
+def test_a_claim_is_drained_by_its_fence_and_its_report_arrives_although_the_output_of_the_driver_does_not(
+    dsn: str,
+    queue: TaskQueue,
+    claim: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """In the cluster modes the submitter does not see the output of the driver. The report decides on max_failed."""
+    silent = tmp_path / "spark-submit"
+    silent.write_text(f'#!/bin/sh\nexec {shutil.which("spark-submit")} "$@" >/dev/null 2>&1\n')
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    operator = drain(topic=None, claim=str(claim), each="transforms:reject_bad", rounds="all", max_failed="20%")
+    with pytest.raises(AirflowFailException) as failed:
+        executed(operator)
+    assert "1 of 3 tasks that ended in topic 'work' failed, max_failed allows 20 % of them" in str(failed.value)
+    assert "bad (sequence 1): ValueError: no mailbox for bad" in str(failed.value)
+    assert states(queue) == {"READY": 1, "FAILED": 1, "SUCCEEDED": 2}
+    report = executed(drain(topic=None, claim=claim, transform="transforms:stumble"))  # it has ended: no Spark starts
+    assert (report["resumed"], report["claimed"], report["decided"], report["failed"]) == (3, 0, 3, 1)
+    shown = "".join(capfd.readouterr()) + "".join(str(getattr(operator, field)) for field in operator.template_fields)
+    assert str(conninfo_to_dict(dsn)["password"]) not in shown
+    assert "TASKQ_DSN" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.own_database
+@pytest.mark.usefixtures("spark_submit")
+def test_the_tasks_of_a_claim_stay_held_for_the_retry_of_a_failed_submit(
+    queue: TaskQueue, claim: dict[str, Any]
+) -> None:
     with pytest.raises(AirflowException, match="stumbled over"):
-        executed(first)
+        executed(drain(topic=None, claim=str(claim), transform="transforms:stumble"))
     holder = queue.owner(claim["owner"], claim["fence"])
     assert holder is not None
     assert holder.lease == timedelta(minutes=20)
-    assert len(queue.held(holder)) == 3  # held for the retry
-    report = executed(drain(topic=None, claim=claim, each="transforms:reject_bad", rounds="all"))
-    assert (report["resumed"], report["claimed"], report["decided"], report["failed"]) == (3, 0, 3, 1)
-    assert states(queue) == {"READY": 1, "FAILED": 1, "SUCCEEDED": 2}
-    after_the_end = drain(topic=None, claim=claim, transform="transforms:stumble")
-    assert executed(after_the_end) == report
+    assert len(queue.held(holder)) == 3
 
 
 def states(queue: TaskQueue) -> dict[str, int]:
@@ -239,6 +266,8 @@ class Running:
 
 
 @pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.own_database
 @pytest.mark.usefixtures("spark_submit")
 def test_the_next_try_drains_the_tasks_of_a_killed_try_with_the_shipped_package(
     dsn: str,
@@ -294,25 +323,6 @@ def test_the_next_try_drains_the_tasks_of_a_killed_try_with_the_shipped_package(
     password = str(conninfo_to_dict(dsn)["password"])
     assert password not in log + "".join(str(getattr(second, field)) for field in second.template_fields)
     assert "TASKQ_DSN" not in os.environ
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("spark_submit")
-def test_the_report_arrives_although_the_output_of_the_driver_does_not(
-    queue: TaskQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the cluster modes the submitter does not see the output of the driver. The report decides on max_failed."""
-    queue.push("work", ["a", "bad-1", "bad-2"])
-    silent = tmp_path / "spark-submit"
-    silent.write_text(f'#!/bin/sh\nexec {shutil.which("spark-submit")} "$@" >/dev/null 2>&1\n')
-    silent.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(AirflowFailException) as failed:
-        executed(drain(each="transforms:reject_bad", max_failed="50%"))
-    text = str(failed.value)
-    assert "2 of 3 tasks that ended in topic 'work' failed, max_failed allows 50 % of them" in text
-    assert "bad-2 (sequence 3): ValueError: no mailbox for bad-2" in text
-    assert states(queue) == {"FAILED": 2, "SUCCEEDED": 1}
 
 
 def executed(operator: TaskQSparkSubmitOperator) -> dict[str, Any]:

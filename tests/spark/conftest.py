@@ -1,8 +1,11 @@
-"""Tasks and the data source on the test's own database. The Spark session is in session.py."""
+"""What tests of Spark share: tasks, counts, the data source on the test's database. The session is in session.py."""
 
+import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, Owner, TaskQueue
@@ -10,15 +13,51 @@ from airflow_provider_taskq.queue import NewTask, Owner, TaskQueue
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from airflow_provider_taskq.spark import DrainResult
+
+Connection = psycopg.Connection[Any]
+Push = Callable[[int], list[int]]
+Held = Callable[[int], dict[str, str]]
+Tasks = Callable[..., "DataFrame"]
+Complete = Callable[["DataFrame", Mapping[str, str]], None]
+Drained = Callable[..., "DrainResult"]
+
+NUMBER = "cast(get_json_object(payload, '$.number') AS int)"
+
+
+def succeed(tasks: "DataFrame") -> "DataFrame":
+    """Decides every task."""
+    return tasks.selectExpr("sequence", "'SUCCESS' AS result")
+
+
+def states(queue: TaskQueue, topic: str = "work") -> dict[str, int]:
+    """How many tasks of a topic are in each state."""
+    return {state.name: count.count for state, count in queue.count(topic)[topic].items()}
+
+
+def names(queue: TaskQueue, topic: str = "work") -> list[str]:
+    """The identifiers of a topic, in the order in which they were pushed."""
+    return [task.identifier for task in queue.page(topic, size=1_000_000)]
+
+
+def staged(conn: Connection) -> int:
+    """The number of rows in the staging tables."""
+    tables = ("staged", "staged_task", "staged_junction")
+    counts = " + ".join(f"(SELECT count(*) FROM taskq.{table})" for table in tables)
+    return int(conn.execute(f"SELECT {counts}".encode()).fetchall()[0][0])
+
+
+def wait_until(conn: Connection, question: str, process: Any = None) -> None:
+    """Waits until a query of the database returns true; fails if the process has ended before."""
+    deadline = time.monotonic() + 600
+    while conn.execute(question.encode()).fetchall() != [(True,)]:
+        assert time.monotonic() < deadline, question
+        assert process is None or process.poll() is None, question
+        time.sleep(0.01)  # between two checks
+
 
 @pytest.fixture
-def dsn(own_dsn: str) -> str:
-    """A database of its own, as executors and drivers may still be connected when a test is over."""
-    return own_dsn
-
-
-@pytest.fixture
-def push(queue: TaskQueue) -> Callable[[int], list[int]]:
+def push(queue: TaskQueue) -> Push:
     """Pushes `count` tasks to the topic `work`, numbered in their payloads; returns their sequences."""
 
     def pushed(count: int) -> list[int]:
@@ -29,7 +68,7 @@ def push(queue: TaskQueue) -> Callable[[int], list[int]]:
 
 
 @pytest.fixture
-def held(queue: TaskQueue, owner: Owner, push: Callable[[int], list[int]]) -> Callable[[int], dict[str, str]]:
+def held(queue: TaskQueue, owner: Owner, push: Push) -> Held:
     """Pushes `count` tasks, claims them for `owner`, and returns the options that read them."""
 
     def holding(count: int) -> dict[str, str]:
@@ -41,28 +80,34 @@ def held(queue: TaskQueue, owner: Owner, push: Callable[[int], list[int]]) -> Ca
 
 
 @pytest.fixture
-def source(request: pytest.FixtureRequest, dsn: str) -> str:
+def drained(spark: "SparkSession", dsn: str) -> Drained:
+    """Drains the topic `work` under the name `me`."""
+    from airflow_provider_taskq.spark import drain
+
+    return partial(drain, spark, "work", "me", dsn=dsn)
+
+
+@pytest.fixture
+def source(spark: "SparkSession", dsn: str) -> str:
     """The name of the format `taskq`, registered for the test's database."""
     from airflow_provider_taskq.spark.connection import ConnectionInfo
     from airflow_provider_taskq.spark.data_source import register_source
 
-    session: SparkSession = request.getfixturevalue("spark")
-    return register_source(session, ConnectionInfo.resolve(dsn, executors_may_override=False))
+    return register_source(spark, ConnectionInfo.resolve(dsn, executors_may_override=False))
 
 
 @pytest.fixture
-def tasks(request: pytest.FixtureRequest, source: str) -> Callable[..., "DataFrame"]:
+def tasks(spark: "SparkSession", source: str) -> Tasks:
     """The held tasks as a DataFrame."""
-    session: SparkSession = request.getfixturevalue("spark")
 
-    def loaded(options: Mapping[str, str], partitions: int = 4) -> "DataFrame":
-        return session.read.format(source).options(mode="held", partitions=str(partitions), **options).load()
+    def loaded(options: Mapping[str, str], partitions: int = 2) -> "DataFrame":
+        return spark.read.format(source).options(mode="held", partitions=str(partitions), **options).load()
 
     return loaded
 
 
 @pytest.fixture
-def complete(source: str) -> Callable[["DataFrame", Mapping[str, str]], None]:
+def complete(source: str) -> Complete:
     """Writes a DataFrame of decisions."""
 
     def written(decisions: "DataFrame", options: Mapping[str, str]) -> None:

@@ -68,52 +68,32 @@ def copy_in(conn: psycopg.Connection, table: pa.Table) -> None:
         copy.write(TRAILER)
 
 
-def test_values_are_copied_in_unchanged(conn: psycopg.Connection, given: pa.Table) -> None:
-    copy_in(conn, given)
-    query = (
-        "SELECT small, whole, large, flag, words, bytes, at, (extract(epoch FROM span) * 1000000)::bigint FROM kinds"
+def copied_out(conn: psycopg.Connection, query: str, *names: str) -> list[pa.RecordBatch]:
+    with conn.cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()) as copy:
+        return list(record_batches(copy, pa.schema([READABLE.field(name) for name in names])))
+
+
+@pytest.mark.parametrize("rows", [slice(0, len(ROWS)), slice(1, 3)], ids=["all", "of a sliced batch"])
+def test_values_are_copied_in_and_out_unchanged(conn: psycopg.Connection, given: pa.Table, rows: slice) -> None:
+    copy_in(conn, given.slice(rows.start, rows.stop - rows.start))
+    epoch = "(extract(epoch FROM span) * 1000000)::bigint"
+    stored = conn.execute(
+        f"SELECT small, whole, large, flag, words, bytes, at, {epoch} FROM kinds ORDER BY number".encode()
     )
-    spans = [None if row[7] is None else row[7] // timedelta(microseconds=1) for row in ROWS]
-    assert conn.execute(f"{query} ORDER BY number".encode()).fetchall() == [
-        (*row[:7], span) for row, span in zip(ROWS, spans, strict=True)
-    ]
-
-
-def test_only_the_rows_of_a_sliced_batch_are_copied(conn: psycopg.Connection, given: pa.Table) -> None:
-    copy_in(conn, given.slice(1, 2))
-    assert conn.execute("SELECT whole, words FROM kinds ORDER BY number").fetchall() == [
-        (row[1], row[4]) for row in ROWS[1:3]
-    ]
-
-
-def test_values_are_copied_out_unchanged(conn: psycopg.Connection, given: pa.Table) -> None:
-    copy_in(conn, given)
-    statement = f"COPY (SELECT {', '.join(READABLE.names)} FROM kinds ORDER BY number) TO STDOUT (FORMAT binary)"
-    with conn.cursor().copy(statement.encode()) as copy:
-        found = pa.Table.from_batches(record_batches(copy, READABLE))
+    microsecond = timedelta(microseconds=1)
+    assert stored.fetchall() == [(*row[:7], None if row[7] is None else row[7] // microsecond) for row in ROWS[rows]]
+    batches = copied_out(conn, f"SELECT {', '.join(READABLE.names)} FROM kinds ORDER BY number", *READABLE.names)
+    found = pa.Table.from_batches(batches)
     found.validate(full=True)
-    assert found == given.select(READABLE.names)
+    assert found == given.slice(rows.start, rows.stop - rows.start).select(READABLE.names)
 
 
 @pytest.mark.parametrize("columns", [READABLE.names, ["whole"]])
 def test_an_empty_result_yields_no_batch(conn: psycopg.Connection, columns: list[str]) -> None:
-    schema = pa.schema([READABLE.field(name) for name in columns])
-    with conn.cursor().copy(
-        f"COPY (SELECT {', '.join(columns)} FROM kinds) TO STDOUT (FORMAT binary)".encode()
-    ) as copy:
-        assert list(record_batches(copy, schema)) == []
+    assert copied_out(conn, f"SELECT {', '.join(columns)} FROM kinds", *columns) == []
 
 
 def test_an_infinite_timestamp_becomes_the_last_one_of_spark(conn: psycopg.Connection) -> None:
     conn.execute("INSERT INTO kinds (at) VALUES ('infinity'), ('-infinity')")
-    with conn.cursor().copy("COPY (SELECT at FROM kinds ORDER BY number) TO STDOUT (FORMAT binary)") as copy:
-        [batch] = record_batches(copy, pa.schema([ARROW.field("at")]))
+    [batch] = copied_out(conn, "SELECT at FROM kinds ORDER BY number", "at")
     assert batch.column("at").to_pylist() == [ROWS[1][6], ROWS[0][6]]
-
-
-@pytest.mark.parametrize("name", READABLE.names)
-def test_a_row_of_nulls_is_copied(conn: psycopg.Connection, name: str) -> None:
-    conn.execute("INSERT INTO kinds (span) VALUES (NULL)")
-    with conn.cursor().copy(f"COPY (SELECT {name} FROM kinds) TO STDOUT (FORMAT binary)".encode()) as copy:
-        [batch] = record_batches(copy, pa.schema([READABLE.field(name)]))
-    assert batch.column(name).to_pylist() == [None]

@@ -1,5 +1,6 @@
-"""The drain on a standalone cluster: its executors lack this package, and one of them is killed."""
+"""The drain on a standalone cluster, whose executors lack this package, and through Spark Connect."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,18 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import psutil
-import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Json, State, TaskQueue
+from airflow_provider_taskq.queue import Json, TaskQueue
 from airflow_provider_taskq.spark import application_path
 from demo.processes import Servers
 from tests.spark.cluster import Cluster, is_executor, python_without_us, spark_home, standalone_cluster
 from tests.spark.cluster import submit_environment as environment_of
+from tests.spark.conftest import Connection, Push, names, staged, states
 
-pytestmark = [pytest.mark.slow, pytest.mark.promise("Executors and clients of Spark Connect need few libraries")]
-
-Push = Callable[[int], list[int]]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.own_database,
+    pytest.mark.promise("Executors and clients of Spark Connect need few libraries"),
+]
 
 PROGRAMS = Path(__file__).parent / "programs"
 COUNT = 40
@@ -79,24 +82,7 @@ def submit(
     servers.close()
 
 
-def test_the_executors_python_has_the_required_libraries_but_not_this_package(workers_python: Path) -> None:
-    def imported(modules: str) -> subprocess.CompletedProcess[str]:
-        command = [str(workers_python), "-I", "-c", f"import {modules}"]
-        return subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
-
-    needed = imported("psycopg, psycopg_binary.pq, pyarrow")
-    assert needed.returncode == 0, needed.stderr
-    assert "No module named 'airflow_provider_taskq'" in imported("airflow_provider_taskq").stderr
-
-
-def test_spark_keeps_python_drivers_out_of_a_standalone_cluster(python_environment: Mapping[str, str]) -> None:
-    command = [str(spark_home() / "bin" / "spark-submit"), "--master=spark://127.0.0.1:1", "--deploy-mode=cluster"]
-    refused = subprocess.run(
-        [*command, application_path()], env=dict(python_environment), capture_output=True, text=True, check=False
-    )
-    assert "not supported for python applications on standalone clusters" in refused.stderr
-
-
+@pytest.mark.faults
 def test_executors_drain_with_the_package_that_is_sent_to_them(
     submit: Callable[..., Program], cluster: Cluster, queue: TaskQueue, push: Push, workers_python: Path
 ) -> None:
@@ -114,12 +100,7 @@ def test_executors_drain_with_the_package_that_is_sent_to_them(
 @pytest.mark.promise("a Spark task runs twice, or an executor is killed")
 @pytest.mark.chaos
 def test_killing_an_executor_during_a_task_changes_no_decision(
-    submit: Callable[..., Program],
-    cluster: Cluster,
-    queue: TaskQueue,
-    conn: psycopg.Connection[Any],
-    push: Push,
-    tmp_path: Path,
+    submit: Callable[..., Program], cluster: Cluster, queue: TaskQueue, conn: Connection, push: Push, tmp_path: Path
 ) -> None:
     queue.create_topic("next")
     push(COUNT)
@@ -140,46 +121,49 @@ def test_killing_an_executor_during_a_task_changes_no_decision(
     assert executor_of(notes / "2-1") != killed
     (notes / "gate").touch()
     output = driver.finish()
-    assert {state: count.count for state, count in queue.count("work")["work"].items()} == {State.SUCCEEDED: COUNT}
+    assert states(queue) == {"SUCCEEDED": COUNT}
     decided = objects(task.output for task in queue.page("work", size=COUNT + 1))
     followed = objects(task.payload for task in queue.page("next", size=COUNT + 1))
     for outputs in (decided, followed):
         assert sorted(each["number"] for each in outputs) == list(range(COUNT))
     tries = "SELECT DISTINCT attempt, crashes FROM taskq.tasks WHERE topic = 'work'"
     assert conn.execute(tries).fetchall() == [(1, 0)]
-    assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
+    assert staged(conn) == 0
     assert queue.owners() == []
     report = output[output.rindex('"decided":') :]
     assert f'"decided": {COUNT},' in report
     assert f'"completed": {{"SUCCESS": {COUNT}}}, "failed": 0, "pushed": {COUNT}, "undecided": 0,' in report
 
 
-CLUSTER = """
-import time
-from pathlib import Path
-from tests.spark.cluster import standalone_cluster
+@pytest.mark.faults
+def test_the_data_source_and_drains_work_through_spark_connect(
+    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    push(6)
+    queue.create_topic("copies")
+    (tmp_path / "dsn").write_text(dsn)
+    command = [sys.executable, str(PROGRAMS / "connected.py"), str(tmp_path / "dsn")]
+    done = subprocess.run(
+        command, env=dict(python_environment), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    check_drains(queue, found.pop("drains"))
+    assert found == {"session": "pyspark.sql.connect.session", "claimed": 6, "states": ["SUCCEEDED"] * 6, "ended": True}
+    assert states(queue) == {"SUCCEEDED": 6, "READY": 2}
+    assert [task.output for task in queue.page("work", size=6)] == [{"number": number} for number in range(6)]
+    copies = [*(f"item-{number}" for number in range(6)), "a", "b"]
+    assert names(queue, "copies") == copies, "each is copied once in two runs"
 
-with standalone_cluster(Path.cwd()):
-    Path("running").touch()
-    time.sleep(600)
-"""
 
-
-def test_a_cluster_ends_with_the_program_that_started_it(python_environment: Mapping[str, str], tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            [sys.executable, "-c", CLUSTER], env=dict(python_environment), cwd=tmp_path, stdout=output, stderr=output
-        ) as process,
-    ):
-        try:
-            wait_until((tmp_path / "running").exists, Program(process, log))
-            started = psutil.Process(process.pid).children(recursive=True)
-        finally:
-            process.kill()
-    assert len(started) >= 4, "a guardian, a master and two workers"
-    assert psutil.wait_procs(started, timeout=60)[1] == []
+def check_drains(queue: TaskQueue, found: dict[str, Any]) -> None:
+    """The drains decide and push once. One that loses its lease is cancelled on the server, and commits nothing."""
+    assert "unknown result 'DONE'" in found.pop("invalid")
+    assert "registered again" in found.pop("lost")
+    assert found == {"cores": 2, "rounds": 3, "done": 25, "pushed": 25, "composed": 2, "released": 25}
+    assert sorted(names(queue, "next")) == sorted(f"item-{number}" for number in range(25))
+    assert sorted(names(queue, "notes")) == ["a", "b"]
+    assert states(queue, "drained") == {"SUCCEEDED": 27, "ACTIVE": 25}
 
 
 def objects(values: Iterable[Json]) -> list[dict[str, Any]]:

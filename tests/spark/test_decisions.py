@@ -30,11 +30,6 @@ def rows(**columns: Any) -> list[list[bytes | None]]:
     return found
 
 
-def sent(value: str | None) -> bytes | None:
-    """A text as it is sent."""
-    return None if value is None else value.encode()
-
-
 def test_a_decision_becomes_a_row() -> None:
     columns = {"message": pa.array(['{"a":"x,\\"y"}']), "error": pa.array(["no\nluck"])}
     numbers = [STAGE, struct.pack(">i", 3), struct.pack(">q", 5), struct.pack(">q", 7), struct.pack(">h", 3)]
@@ -46,67 +41,52 @@ def test_a_result_is_a_name_or_a_number(name: str, number: int) -> None:
     assert rows(result=pa.array([name]))[0][4] == rows(result=pa.array([number]))[0][4] == struct.pack(">h", number)
 
 
-@pytest.mark.parametrize(
-    ("result", "shown"),
-    [("DONE", "'DONE'"), ("success", "'success'"), (4, "4"), (-1, "-1"), (None, "null"), ("x" * 99, "'xxxxx")],
-)
-def test_an_unknown_result_is_named_and_refused(result: object, shown: str) -> None:
-    with pytest.raises(
-        InvalidTask,
-        match=f"unknown result {shown}.* of the decision on task 7: use FAILURE, SUSPENSION, FILTER, SUCCESS",
-    ):
-        rows(result=pa.array([result], pa.string() if result is None else None))
-
-
-def test_a_decision_needs_its_task() -> None:
-    with pytest.raises(InvalidTask, match="a decision has no sequence"):
-        rows(sequence=pa.array([None], pa.int64()))
+NO_RESULT = "unknown result {}.* of the decision on task 7: use FAILURE, SUSPENSION, FILTER, SUCCESS"
+SUSPENSION = pa.array(["SUSPENSION"])
 
 
 @pytest.mark.parametrize(
-    ("message", "flaw"),
+    ("columns", "sentence"),
     [
-        ("{oops", "is not JSON"),
-        ("", "is not JSON"),
-        ('{"a":NaN}', "NaN is not a JSON number"),
-        ("[" * 100_000, "is not JSON"),
-        ('"\\u0000"', "holds a NUL or a lone surrogate"),
-        ('{"\\ud800":1}', "holds a NUL or a lone surrogate"),
-        ('"a\\\\\\u0000"', "holds a NUL or a lone surrogate"),
+        ({"result": pa.array(["DONE"])}, NO_RESULT.format("'DONE'")),
+        ({"result": pa.array(["success"])}, NO_RESULT.format("'success'")),
+        ({"result": pa.array([4])}, NO_RESULT.format("4")),
+        ({"result": pa.array([-1])}, NO_RESULT.format("-1")),
+        ({"result": pa.array([None], pa.string())}, NO_RESULT.format("null")),
+        ({"result": pa.array(["x" * 99])}, NO_RESULT.format("'xxxxx")),
+        ({"sequence": pa.array([None], pa.int64())}, "a decision has no sequence"),
+        ({"message": pa.array(["{oops"])}, "the message of the decision on task 7 is not JSON"),
+        ({"message": pa.array([""])}, "task 7 is not JSON"),
+        ({"message": pa.array(['{"a":NaN}'])}, "NaN is not a JSON number"),
+        ({"message": pa.array(["[" * 100_000])}, "task 7 is not JSON"),
+        ({"message": pa.array(['"\\u0000"'])}, "task 7 holds a NUL or a lone surrogate"),
+        ({"message": pa.array(['{"\\ud800":1}'])}, "task 7 holds a NUL or a lone surrogate"),
+        ({"message": pa.array(['"a\\\\\\u0000"'])}, "task 7 holds a NUL or a lone surrogate"),
+        ({"error": pa.array(["a\x00b"])}, "the error of the decision on task 7 holds a NUL"),
+        ({"delay": pa.array([1])}, "task 7 has a delay: only a SUSPENSION takes one"),
+        ({"result": SUSPENSION, "delay": pa.array([float("nan")])}, "invalid delay of the decision on task 7"),
+        ({"result": SUSPENSION, "delay": pa.array([float("inf")])}, "invalid delay of the decision on task 7"),
+        ({"result": SUSPENSION, "delay": pa.array([1e300])}, "invalid delay of the decision on task 7"),
     ],
 )
-def test_the_error_about_an_invalid_message_does_not_quote_it(message: str, flaw: str) -> None:
-    with pytest.raises(InvalidTask, match=f"the message of the decision on task 7 .*{flaw}") as refused:
-        rows(message=pa.array([message]))
+def test_an_invalid_decision_is_named_and_not_quoted(columns: dict[str, pa.Array], sentence: str) -> None:
+    with pytest.raises(InvalidTask, match=sentence) as refused:
+        rows(**columns)
     assert "oops" not in str(refused.value)
 
 
 @pytest.mark.parametrize("message", ["null", "0", '"\\\\u0000"', '"\\u00e4\\ud83d\\ude00"', '{"a":[1,{}]}', None])
 def test_a_valid_message_is_not_changed(message: str | None) -> None:
-    assert rows(message=pa.array([message], pa.string()))[0][5] == sent(message)
+    assert rows(message=pa.array([message], pa.string()))[0][5] == (None if message is None else message.encode())
 
 
 def test_an_error_keeps_its_end() -> None:
     assert rows(error=pa.array(["x" * 20_000 + "cause"]))[0][6] == b"x" * 9_995 + b"cause"
-    with pytest.raises(InvalidTask, match="the error of the decision on task 7 holds a NUL"):
-        rows(error=pa.array(["a\x00b"]))
 
 
 @pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
 def test_a_delay_is_an_interval_or_seconds(delay: object) -> None:
-    snoozed = rows(result=pa.array(["SUSPENSION"]), delay=pa.array([delay]))
-    assert snoozed[0][7] == struct.pack(">qii", 90_000_000, 0, 0)
-
-
-def test_an_invalid_delay_is_refused() -> None:
-    for seconds in (float("nan"), float("inf"), 1e300):
-        with pytest.raises(InvalidTask, match="invalid delay of the decision on task"):
-            rows(result=pa.array(["SUSPENSION"]), delay=pa.array([seconds]))
-
-
-def test_only_a_suspension_takes_a_delay() -> None:
-    with pytest.raises(InvalidTask, match="task 7 has a delay: only a SUSPENSION takes one"):
-        rows(delay=pa.array([1]))
+    assert rows(result=SUSPENSION, delay=pa.array([delay]))[0][7] == struct.pack(">qii", 90_000_000, 0, 0)
 
 
 @pytest.mark.parametrize(

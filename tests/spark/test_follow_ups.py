@@ -2,13 +2,12 @@
 
 import json
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 
 from airflow_provider_taskq.queue import (
@@ -26,26 +25,16 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.queue.errors import translate_errors
-from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, drain
+from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task
 from airflow_provider_taskq.spark.follow_ups import FollowUpStager
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.writers import open_stage, stage_check
 from airflow_provider_taskq.worker import Batch, Composite
 from tests.internals import lapse_lease
 from tests.roles import logged_in
+from tests.spark.conftest import NUMBER, Connection, Drained, Push, names, staged, states
 
 pytestmark = pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all")
-
-Connection = psycopg.Connection[Any]
-Push = Callable[[int], list[int]]
-
-slow = pytest.mark.slow
-PANDAS = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-NUMBER = "cast(get_json_object(payload, '$.number') AS int)"
-
-
-def identifiers(queue: TaskQueue, topic: str) -> list[str]:
-    return [task.identifier for task in queue.page(topic, size=1_000)]
 
 
 @pytest.fixture
@@ -77,6 +66,12 @@ def put(conn: Connection, stage: str, attempt: int, rows: list[tuple[int, int, b
             )
 
 
+def stage_rows(stager: FollowUpStager, *decisions: dict[str, Any]) -> None:
+    """Stages the follow-ups of these decisions."""
+    with translate_errors():
+        assert list(stager.stage_and_remove(iter([pa.RecordBatch.from_pylist(list(decisions))])))
+
+
 def complete_stage(conn: Connection, owner: Owner, stage: str, attempt: int, count: int) -> None:
     with translate_errors():
         conn.execute(
@@ -94,9 +89,9 @@ def test_only_follow_ups_of_continued_tasks_of_the_successful_attempt_are_pushed
     put(conn, stage, 2, [(a, 3, None), (b, 2, None), (c, 2, True)])
     for _ in range(2):  # the second time, as a driver whose first answer was lost
         complete_stage(conn, owner, stage, 2, 3)
-    assert identifiers(queue, "next") == [f"2-{a}", f"2-{c}"]
+    assert names(queue, "next") == [f"2-{a}", f"2-{c}"]
     assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(2,)]
-    assert conn.execute("SELECT count(*) FROM taskq.staged_task").fetchall() == [(0,)]
+    assert staged(conn) == 0
 
 
 def test_follow_ups_staged_during_the_commit_are_refused(
@@ -104,14 +99,14 @@ def test_follow_ups_staged_during_the_commit_are_refused(
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 1, [(sequences[0], 3, None)])
-    following = [{"sequence": sequences[0], "result": "SUCCESS", "push": '[{"topic": "next", "identifier": "late"}]'}]
+    pushed = '[{"topic": "next", "identifier": "late"}]'
     options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
     with connect(dsn) as late:
-        staging = FollowUpStager((stage, 0, 2), lambda: late)
-        assert list(staging.stage_and_remove(iter([pa.RecordBatch.from_pylist(following)])))
+        stager = FollowUpStager((stage, 0, 2), lambda: late)
+        stage_rows(stager, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed})
         complete_stage(conn, owner, stage, 1, 1)
         with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
-            staging.commit(stage_check(options, stage))
+            stager.commit(stage_check(options, stage))
         late.rollback()
     assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(1,)]
 
@@ -120,12 +115,11 @@ def test_follow_ups_staged_during_the_commit_are_refused(
 def test_the_error_of_a_follow_up_that_cannot_be_staged_shows_no_payload(dsn: str, sequences: list[int]) -> None:
     payload = json.dumps({"secret": "markedpayload0815"})
     pushed = json.dumps([{"topic": "next", "identifier": "late", "payload": payload}])
-    following = [{"sequence": sequences[0], "result": "SUCCESS", "push": pushed}]
     no_stage: Any = None
     with connect(dsn) as conn:
-        staging = FollowUpStager((no_stage, 0, 1), lambda: conn)
-        with pytest.raises(TaskQueueError) as error, translate_errors():
-            list(staging.stage_and_remove(iter([pa.RecordBatch.from_pylist(following)])))
+        stager = FollowUpStager((no_stage, 0, 1), lambda: conn)
+        with pytest.raises(TaskQueueError) as error:
+            stage_rows(stager, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed})
         conn.rollback()
     cause = error.value.__cause__
     assert isinstance(cause, psycopg.Error)
@@ -146,18 +140,41 @@ def test_a_consumer_without_push_rights_may_mark_a_decision_as_continued(
     groups = '[{"topic": "next", "groups": [["suspended"]]}]'
     with logged_in(conn, dsn, "consumer") as consumer:
         with connect(consumer) as own:
-            staging = FollowUpStager((stage, 0, 1), lambda: own)
-            assert list(
-                staging.stage_and_remove(iter([pa.RecordBatch.from_pylist([{**decision, "junctions": groups}])]))
-            )
+            stage_rows(FollowUpStager((stage, 0, 1), lambda: own), {**decision, "junctions": groups})
             own.commit()
-        pushing = {**decision, "push": '[{"topic": "next", "identifier": "pushed"}]'}
-        with connect(consumer) as own:
-            staging = FollowUpStager((stage, 0, 1), lambda: own)
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                list(staging.stage_and_remove(iter([pa.RecordBatch.from_pylist([pushing])])))
+        pushed = '[{"topic": "next", "identifier": "pushed"}]'
+        with connect(consumer) as own, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            stage_rows(FollowUpStager((stage, 0, 1), lambda: own), {**decision, "push": pushed})
     complete_stage(conn, owner, stage, 1, 1)
     assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
+
+
+NEW = {"topic": "next", "identifier": "b"}
+
+
+@pytest.mark.parametrize(
+    ("follow_up", "words"),
+    [
+        ({"push": [{**NEW, "prio": 1}]}, "unknown field 'prio' of a new task: use available_at, delay"),
+        ({"push": "{oops"}, "its push is not JSON"),
+        ({"push": '{"topic": "next"}'}, "its push is not a list of structs"),
+        ({"push": [{"topic": "next"}]}, "its identifier is not a text"),
+        ({"push": [{**NEW, "available_at": "noon"}]}, "its available_at is not a timestamp"),
+        ({"push": [{**NEW, "available_at": "2026-01-01"}]}, "its available_at has no time zone"),
+        ({"push": [{**NEW, "delay": "soon"}]}, "its delay is not a duration"),
+        ({"push": [{**NEW, "ttl": 1e300}]}, "its ttl is not a duration"),
+        ({"push": [{**NEW, "depends_on": ["oops"]}]}, "its depends_on is not a list of pairs"),
+        ({"junctions": [{"topic": "next", "groups": ["oops"]}]}, "its groups are not a list of lists"),
+    ],
+)
+def test_a_follow_up_that_cannot_be_staged_is_named_by_its_task(follow_up: dict[str, Any], words: str) -> None:
+    def connected() -> psycopg.Connection[Any]:
+        raise AssertionError("there is nothing to stage")
+
+    stager = FollowUpStager(("", 0, 1), connected)
+    with pytest.raises(InvalidTask, match=f"the follow-up of task 7: {words}") as refused:
+        stage_rows(stager, {"sequence": 7, "result": "SUCCESS", **follow_up})
+    assert "oops" not in str(refused.value)
 
 
 def test_follow_ups_of_a_task_decided_twice_need_both_decisions_continued(
@@ -168,19 +185,34 @@ def test_follow_ups_of_a_task_decided_twice_need_both_decisions_continued(
     twice = [(a, 3, None), (a, 0, None), (b, 3, None), (b, 3, False), (c, 3, None), (c, 2, True)]
     put(conn, stage, 1, twice)
     complete_stage(conn, owner, stage, 1, 6)
-    assert identifiers(queue, "next") == [f"1-{c}"] * 2
+    assert names(queue, "next") == [f"1-{c}"] * 2
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "error", "words"),
+    [
+        ("identifier", " ", InvalidTask, "its identifier is blank"),
+        ("payload", "{", InvalidTask, "its payload is not JSON"),
+        ("topic", "nowhere", UnknownTopic, "nowhere"),
+    ],
+)
 def test_a_follow_up_that_breaks_a_rule_refuses_all(
-    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
+    conn: Connection,
+    queue: TaskQueue,
+    owner: Owner,
+    sequences: list[int],
+    column: str,
+    value: str,
+    error: type[Exception],
+    words: str,
 ) -> None:
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 1, [(sequences[0], 3, None)])
-    conn.execute("UPDATE taskq.staged_task SET identifier = ' '")
-    with pytest.raises(InvalidTask, match="its identifier is blank"):
+    conn.execute(f"UPDATE taskq.staged_task SET {column} = %s".encode(), (value,))
+    with pytest.raises(error, match=words):
         complete_stage(conn, owner, stage, 1, 1)
     assert {task.sequence for task in queue.held(owner)} == set(sequences)
-    assert identifiers(queue, "next") == []
+    assert names(queue, "next") == []
 
 
 def test_expire_prunes_the_stages_of_dead_drivers(
@@ -189,16 +221,13 @@ def test_expire_prunes_the_stages_of_dead_drivers(
     stage = open_stage(conn, "owner", owner.fence)
     put(conn, stage, 1, [(sequences[0], 3, None)])
     assert queue.expire() == 0
-    assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(1,)]
+    assert staged(conn) == 2
     lapse_lease(conn)
     assert queue.expire() == 3
-    for table in ("staged", "staged_task"):
-        assert conn.execute(f"SELECT count(*) FROM taskq.{table}").fetchall() == [(0,)]
+    assert staged(conn) == 0
 
 
-@slow
-@PANDAS
-def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
+def test_functions_of_one_task_push_and_release(drained: Drained, dsn: str, queue: TaskQueue, push: Push) -> None:
     queue.create_topic("next")
     queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(3)])
     push(6)
@@ -215,7 +244,7 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
 
     with connect(dsn, autocommit=True) as waiting:
         waiting.execute("LISTEN taskq")
-        result = drain(spark, "work", "me", by_task(decide), dsn=dsn)
+        result = drained(by_task(decide))
         assert [notification.payload for notification in waiting.notifies(timeout=10, stop_after=1)] == ["next"]
     assert (result.done, result.pushed) == (6, 4)
     following = queue.latest("next", ["3-0", "3-1", "4-0", "4-1", "wait-0", "wait-1", "wait-2"])
@@ -229,10 +258,8 @@ def test_functions_of_one_task_push_and_release(spark: SparkSession, dsn: str, q
 
 
 @pytest.mark.promise("A role may call the functions of its kind, and no others")
-@slow
-@PANDAS
 def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
-    spark: SparkSession, conn: Connection, dsn: str, queue: TaskQueue, push: Push
+    drained: Drained, conn: Connection, dsn: str, queue: TaskQueue, push: Push
 ) -> None:
     queue.create_topic("next")
     queue.push("next", [NewTask("suspended", suspended=True)])
@@ -246,56 +273,33 @@ def test_a_drain_is_a_consumer_and_with_follow_ups_a_producer(
 
     push(2)
     with logged_in(conn, dsn, "consumer") as consumer:
-        assert drain(spark, "work", "me", by_task(release), dsn=consumer).completed == {Result.FILTER: 2}
+        assert drained(by_task(release), dsn=consumer).completed == {Result.FILTER: 2}
     assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
     push(1)
     with logged_in(conn, dsn, "consumer", "producer") as both:
         following = Composite("following").with_step(push_next)
-        assert drain(spark, "work", "me", following, dsn=both, rounds=None).completed == {Result.SUCCESS: 1}
-    assert identifiers(queue, "next") == ["suspended", "plain", "displacing"]
+        assert drained(following, dsn=both, rounds=None).completed == {Result.SUCCESS: 1}
+    assert names(queue, "next") == ["suspended", "plain", "displacing"]
 
 
-@slow
-@PANDAS
-def test_dataframes_push_by_columns(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
-    queue.create_topic("next")
-    push(10)
-
-    def decide(tasks: DataFrame) -> DataFrame:
-        return tasks.selectExpr(
-            "sequence",
-            f"if({NUMBER} < 5, 'SUCCESS', 'FAILURE') AS result",
-            "array(named_struct('topic', 'next', 'identifier', identifier, 'payload', payload, 'available_at', created,"
-            " 'delay', cast(null AS int))) AS push",
-        )
-
-    result = drain(spark, "work", "me", decide, dsn=dsn)
-    assert (result.done, result.pushed) == (10, 5)
-    assert sorted(identifiers(queue, "next")) == [f"item-{number}" for number in range(5)]
-    assert queue.latest("next", ["item-3"])["item-3"].payload == {"number": 3}
-
-
-@slow
-@PANDAS
-@pytest.mark.parametrize("groups_as", ["{}", "to_json({})"])
 def test_dataframes_push_and_release_for_the_tasks_that_they_continue(
-    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push, groups_as: str
+    drained: Drained, queue: TaskQueue, push: Push
 ) -> None:
     queue.create_topic("next")
     queue.push("next", [NewTask(f"wait-{number}", suspended=True) for number in range(6)])
     push(6)
-    groups = "array(named_struct('topic', 'next', 'groups', array(array(concat('wait-', number)))))"
 
     def decide(tasks: DataFrame) -> DataFrame:
         return tasks.withColumn("number", expr(NUMBER)).selectExpr(
             "sequence",
             "element_at(array('SUCCESS', 'SUCCESS', 'FILTER', 'FILTER', 'FAILURE', 'FAILURE'), number + 1) AS result",
             "element_at(array(null, false, null, true, null, true), number + 1) AS continued",
-            "array(named_struct('topic', 'next', 'identifier', identifier)) AS push",
-            f"{groups_as.format(groups)} AS junctions",
+            "array(named_struct('topic', 'next', 'identifier', identifier, 'payload', payload, 'available_at', created,"
+            " 'delay', cast(null AS int))) AS push",
+            "array(named_struct('topic', 'next', 'groups', array(array(concat('wait-', number))))) AS junctions",
         )
 
-    result = drain(spark, "work", "me", decide, dsn=dsn)
+    result = drained(decide)
     assert result.completed == {Result.FAILURE: 2, Result.FILTER: 2, Result.SUCCESS: 2}
     assert (result.done, result.pushed) == (6, 3)
     going_on = {"item-0", "item-3", "item-5"}
@@ -304,35 +308,12 @@ def test_dataframes_push_and_release_for_the_tasks_that_they_continue(
         **dict.fromkeys(going_on, State.READY),
         **{f"wait-{n}": State.READY if f"item-{n}" in going_on else State.SUSPENDED for n in range(6)},
     }
+    assert queue.latest("next", ["item-3"])["item-3"].payload == {"number": 3}
 
 
-@slow
-@PANDAS
-@pytest.mark.parametrize(
-    ("task", "error", "words"),
-    [
-        ({"topic": "nowhere", "identifier": "b"}, UnknownTopic, "nowhere"),
-        ({"topic": "work", "identifier": "b", "prio": 1}, InvalidTask, "unknown field 'prio' of a new task"),
-        ({"topic": "work", "identifier": "b", "payload": "{"}, InvalidTask, "not JSON"),
-    ],
-)
-def test_follow_ups_that_cannot_be_pushed_change_nothing(
-    spark: SparkSession,
-    dsn: str,
-    queue: TaskQueue,
-    push: Push,
-    task: dict[str, Any],
-    error: type[Exception],
-    words: str,
-) -> None:
+def test_follow_ups_that_cannot_be_pushed_change_nothing(drained: Drained, queue: TaskQueue, push: Push) -> None:
     push(3)
-    given = json.dumps([task])
-    with pytest.raises(error, match=words):
-        drain(
-            spark,
-            "work",
-            "me",
-            lambda tasks: tasks.selectExpr("sequence", "3 AS result", f"'{given}' AS push"),
-            dsn=dsn,
-        )
-    assert {state.name: count.count for state, count in queue.count("work")["work"].items()} == {"READY": 3}
+    following = """'[{"topic": "nowhere", "identifier": "b"}]' AS push"""
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        drained(lambda tasks: tasks.selectExpr("sequence", "3 AS result", following))
+    assert states(queue) == {"READY": 3}

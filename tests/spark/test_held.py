@@ -1,58 +1,40 @@
 """mode=held on Spark: reading is pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.readwriter import DataFrameReader
 
-from airflow_provider_taskq.queue import LeaseLost, Owner, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
 from airflow_provider_taskq.spark.readers import HELD_SCHEMA
 from airflow_provider_taskq.spark.session import describe_error, queue_error
+from tests.spark.conftest import NUMBER, Complete, Held, Tasks, states
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-    pytest.mark.promise("Held tasks are read again with the same rows, in partitions of nearly equal size"),
-]
-
-Tasks = Callable[..., DataFrame]
-Held = Callable[[int], dict[str, str]]
+pytestmark = pytest.mark.promise("Held tasks are read again with the same rows, in partitions of nearly equal size")
 
 
-def test_actions_read_the_same_tasks_again(tasks: Tasks, held: Held, queue: TaskQueue) -> None:
-    frame = tasks(held(1_000))
-    assert frame.schema == HELD_SCHEMA
-    assert frame.rdd.getNumPartitions() == 4
-    first = {row.sequence for row in frame.collect()}
-    assert len(first) == frame.count() == frame.select("sequence").distinct().count() == 1_000
-    assert {row.sequence for row in frame.collect()} == first
-    assert frame.join(frame.select("sequence"), "sequence").count() == 1_000
-    assert queue.count("work")["work"][State.ACTIVE].count == 1_000
-
-
-def test_reading_a_few_rows_changes_nothing(
+def test_actions_read_the_same_tasks_again(
     tasks: Tasks, held: Held, queue: TaskQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = tasks(held(100))
+    assert frame.schema == HELD_SCHEMA
+    assert frame.rdd.getNumPartitions() == 2
+    first = {row.sequence for row in frame.collect()}
+    assert len(first) == frame.count() == 100
+    assert frame.join(frame.select("sequence"), "sequence").count() == 100
     frame.show(2)
     assert "item-0" in capsys.readouterr().out
-    assert len(frame.take(1)) == 1
-    assert frame.where(f.get_json_object("payload", "$.number").cast("int") == 42).collect()[0].identifier == "item-42"
-    assert queue.count("work")["work"][State.ACTIVE].count == 100
-
-
-def test_an_owner_without_tasks_reads_an_empty_dataframe(tasks: Tasks, held: Held) -> None:
-    frame = tasks(held(0))
-    assert frame.count() == 0
-    assert frame.collect() == []
+    assert [row.identifier for row in frame.where(f"{NUMBER} = 42").collect()] == ["item-42"]
+    assert states(queue) == {"ACTIVE": 100}
 
 
 def test_a_failed_task_reads_the_same_again(tasks: Tasks, held: Held) -> None:
-    def failing_once(batches):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-        from pyspark import TaskContext
-
+    def failing_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
         context = TaskContext.get()
         if context is None or context.attemptNumber() == 0:
@@ -62,23 +44,15 @@ def test_a_failed_task_reads_the_same_again(tasks: Tasks, held: Held) -> None:
     assert len({row.sequence for row in rows}) == len(rows) == 100
 
 
-def test_reading_under_a_lost_lease_raises_lease_lost(tasks: Tasks, held: Held, queue: TaskQueue, owner: Owner) -> None:
-    frame = tasks(held(10))
-    assert frame.count() == 10
-    queue.register(owner.name)
-    with pytest.raises(PySparkException) as failed:
-        frame.count()
-    assert isinstance(queue_error(failed.value), LeaseLost)
-    assert describe_error(failed.value).startswith("the lease of owner 'owner' under fence")
-
-
 def test_without_fence_and_topic_all_held_tasks_are_read(
-    tasks: Tasks, held: Held, complete: Callable[[DataFrame, Mapping[str, str]], None], queue: TaskQueue, owner: Owner
+    tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue, owner: Owner
 ) -> None:
+    assert tasks(options := held(0)).collect() == []
     held(3)
     queue.create_topic("more")
     queue.push("more", ["other"])
     queue.poll("more", owner)
+    assert tasks(options).count() == 3
     frame = tasks({"owner": owner.name})
     assert {(row.topic, row.identifier) for row in frame.collect()} == {
         ("work", "item-0"), ("work", "item-1"), ("work", "item-2"), ("more", "other"),
@@ -87,30 +61,43 @@ def test_without_fence_and_topic_all_held_tasks_are_read(
     assert queue.held(owner) == []
 
 
-def test_a_name_without_a_lease_is_refused(tasks: Tasks) -> None:
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"dsn": "postgresql://u:sesame@h/d"}, None, "unknown option 'dsn'"),
+        ({"fence": "4711"}, LeaseLost, "the lease of owner 'owner' under fence 4711"),
+        ({"owner": "absent", "fence": None}, LeaseLost, "format taskq, mode held: owner 'absent' has no lease"),
+    ],
+    ids=["an unknown option", "a lost lease", "no lease"],
+)
+def test_an_error_of_a_read_is_explained_in_one_line(
+    tasks: Tasks, held: Held, change: dict[str, str | None], error: type[Exception] | None, words: str
+) -> None:
+    options = {name: value for name, value in {**held(1), **change}.items() if value is not None}
     with pytest.raises(PySparkException) as failed:
-        tasks({"owner": "absent"}).count()
-    assert describe_error(failed.value) == "format taskq, mode held: owner 'absent' has no lease"
+        tasks(options).count()
+    assert words in describe_error(failed.value)
+    assert "sesame" not in str(failed.value)
+    assert error is None or isinstance(queue_error(failed.value), error)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("use", "words"),
     [
-        ({"topic": "nowhere"}, "topic 'nowhere' is not known"),
-        ({"fence": ""}, "option 'fence' must be a whole number of at least 1, not ''"),
-        ({"dsn": "postgresql://u:sesame@h/d"}, "unknown option 'dsn'"),
+        (
+            lambda spark, source: spark.read.format(source).schema("sequence string").options(mode="held", owner="me"),
+            "the schema cannot be changed: struct<sequence:bigint",
+        ),
+        (
+            lambda spark, source: spark.read.format(source).options(mode="log", topic="work"),
+            "to read, set option mode to 'held' or 'tasks', not 'log'",
+        ),
     ],
+    ids=["another schema", "a stream's mode"],
 )
-def test_invalid_read_options_are_explained(tasks: Tasks, held: Held, change: Mapping[str, str], words: str) -> None:
+def test_a_read_of_another_kind_is_refused(
+    spark: SparkSession, source: str, use: Callable[[SparkSession, str], DataFrameReader], words: str
+) -> None:
     with pytest.raises(PySparkException) as failed:
-        tasks({**held(1), **change}).count()
+        use(spark, source).load().collect()
     assert words in describe_error(failed.value)
-    assert "sesame" not in str(failed.value)
-    assert isinstance(queue_error(failed.value), UnknownTopic) == ("topic" in change)
-
-
-def test_the_schema_cannot_be_changed(spark: SparkSession, source: str, held: Held) -> None:
-    reader = spark.read.format(source).schema("sequence string").options(mode="held", **held(1))
-    with pytest.raises(PySparkException) as failed:
-        reader.load().collect()
-    assert "the schema cannot be changed: struct<sequence:bigint" in describe_error(failed.value)

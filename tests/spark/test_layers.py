@@ -1,10 +1,8 @@
 """The imports of each module, checked in an interpreter of its own."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +16,9 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 """
+MODULES = ("data_source", "readers", "writers", "drain", "application", "composite")
+ALL = "; ".join(f"import airflow_provider_taskq.spark.{module}" for module in MODULES)
+REMOTE = f"{ALL}; import pyspark.util; print(pyspark.util.is_remote_only())"
 
 
 def run(program: str, environment: Mapping[str, str], *absent: str) -> subprocess.CompletedProcess[str]:
@@ -27,55 +28,39 @@ def run(program: str, environment: Mapping[str, str], *absent: str) -> subproces
     )
 
 
-@pytest.mark.parametrize("module", ["data_source", "readers", "writers", "drain", "application"])
-def test_an_executor_needs_no_airflow(module: str, python_environment: Mapping[str, str]) -> None:
-    program = (
-        f"import airflow_provider_taskq.spark.{module}; print([m for m in sys.modules if m.startswith('airflow.')])"
-    )
-    done = run(program, python_environment, "airflow", "pendulum", "sqlalchemy", "pandas")
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
-
-
-def test_the_data_source_loads_no_pandas(python_environment: Mapping[str, str]) -> None:
-    program = "import airflow_provider_taskq.spark.data_source; print('pandas' in sys.modules)"
-    done = run(program, python_environment)
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
-
-
-def test_a_client_of_spark_connect_needs_no_spark_core(python_environment: Mapping[str, str]) -> None:
-    program = """
-import airflow_provider_taskq.spark.application
-import airflow_provider_taskq.spark.composite
-from pyspark.util import is_remote_only
-print(is_remote_only())
-"""
-    done = run(program, python_environment, "pyspark.core", "py4j")
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-
-
-def test_importing_the_package_imports_no_pyspark(python_environment: Mapping[str, str]) -> None:
-    program = "import airflow_provider_taskq.spark as s; print(s.application_path(), 'pyspark' in sys.modules)"
-    done = run(program, python_environment, "pyspark")
-    path, imported = done.stdout.strip().rsplit(maxsplit=1)
-    assert imported == "False"
-    assert Path(path).is_file()
-
-
-@pytest.mark.parametrize(("absent", "named"), [("pyspark", "pyspark"), ("pyarrow", "pyarrow"), ("py4j", "py4j")])
-def test_a_missing_extra_is_reported_in_one_line(
-    absent: str, named: str, python_environment: Mapping[str, str]
+@pytest.mark.parametrize(
+    ("program", "absent", "printed"),
+    [
+        (f"{ALL}; print([m for m in sys.modules if m[:8] == 'airflow.'])", ("airflow", "pendulum", "sqlalchemy"), "[]"),
+        ("import airflow_provider_taskq.spark.data_source; print('pandas' in sys.modules)", (), "False"),
+        (REMOTE, ("pyspark.core", "py4j", "pandas"), "True"),
+        ("from airflow_provider_taskq import spark; print('pyspark' in sys.modules)", ("pyspark",), "False"),
+    ],
+    ids=["without Airflow", "without pandas", "without Spark's core", "without PySpark"],
+)
+def test_a_module_imports_only_what_it_needs(
+    python_environment: Mapping[str, str], program: str, absent: tuple[str, ...], printed: str
 ) -> None:
-    done = run("from airflow_provider_taskq.spark import drain", python_environment, absent)
+    done = run(program, python_environment, *absent)
+    assert (done.returncode, done.stdout) == (0, f"{printed}\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("from airflow_provider_taskq.spark import drain", "pyspark"),
+        ("from airflow_provider_taskq.spark import drain", "pyarrow"),
+        ("from airflow_provider_taskq.spark import drain", "py4j"),
+        ("import runpy; runpy.run_module('airflow_provider_taskq.spark.drain', run_name='__main__')", "pyspark"),
+    ],
+)
+def test_a_missing_extra_is_reported_in_one_line(
+    python_environment: Mapping[str, str], program: str, absent: str
+) -> None:
+    done = run(program, python_environment, absent)
     assert done.returncode == 1
-    assert f"ImportError: airflow_provider_taskq.spark needs {named}" in done.stderr.splitlines()[-1]
-    assert "install airflow-provider-taskq with its extra spark" in done.stderr.splitlines()[-1]
-
-
-def test_the_program_reports_a_missing_extra(python_environment: Mapping[str, str]) -> None:
-    program = "import runpy; runpy.run_module('airflow_provider_taskq.spark.drain', run_name='__main__')"
-    done = run(program, python_environment, "pyspark")
-    assert done.returncode != 0
-    assert done.stderr.strip().splitlines()[-1].endswith("install airflow-provider-taskq with its extra spark")
+    assert f"airflow_provider_taskq.spark needs {absent}" in done.stderr.splitlines()[-1]
+    assert done.stderr.strip().endswith("install airflow-provider-taskq with its extra spark")
 
 
 def test_the_function_is_found_in_any_order_of_imports(python_environment: Mapping[str, str]) -> None:
@@ -87,11 +72,3 @@ assert first is second and callable(first), (first, second)
 assert TaskQDataSource.name() == "taskq"
 """
     assert run(program, python_environment).returncode == 0
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    import airflow_provider_taskq.spark as package
-
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        package.nothing  # noqa: B018
-    assert os.path.basename(package.application_path()) == "application.py"  # noqa: PTH119

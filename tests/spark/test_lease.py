@@ -30,31 +30,16 @@ def test_a_kept_lease_outlives_its_length(dsn: str, queue: TaskQueue, brief: Own
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("taskq lease")]
 
 
-def test_a_lease_that_was_taken_over_is_reported_at_the_next_heartbeat(
-    dsn: str, queue: TaskQueue, brief: Owner
+@pytest.mark.parametrize("ago", [0, 6], ids=["now", "6 seconds before the answer"])
+def test_two_thirds_of_a_lease_without_a_heartbeat_since_its_registration_began_is_lost(
+    brief: Owner, ago: float
 ) -> None:
-    lost = threading.Event()
-    with DrainLease(brief, ConnectionInfo.resolve(dsn), lost.set) as keeper:
-        queue.register("owner")
+    lost, since = threading.Event(), time.monotonic() - ago
+    absent = ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere")
+    with DrainLease(brief, absent, lost.set, since) as keeper:
         assert lost.wait(30)
-        assert "the name was registered again" in str(keeper.lost)
-
-
-def test_two_thirds_of_a_lease_without_a_heartbeat_is_lost(brief: Owner) -> None:
-    lost = threading.Event()
-    began = time.monotonic()
-    with DrainLease(brief, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"), lost.set) as keeper:
-        assert lost.wait(30)
-        assert 5.3 < time.monotonic() - began < 8
+        assert 5.3 < time.monotonic() - since < 8
         assert "reached the queue for 5.3 seconds of its lease of 8 seconds" in str(keeper.lost)
-
-
-def test_a_lease_counts_from_when_its_registration_began(brief: Owner) -> None:
-    lost = threading.Event()
-    since = time.monotonic() - 6  # the answer took 6 seconds
-    with DrainLease(brief, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"), lost.set, since):
-        assert lost.wait(30)
-        assert time.monotonic() - since < 8
 
 
 def test_a_server_that_accepts_and_never_answers_does_not_hide_the_loss(brief: Owner) -> None:

@@ -12,25 +12,26 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError, connect
 from airflow_provider_taskq.spark import streams
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.session import describe_error
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, LogOptions, LogReader
+from tests.spark.conftest import Push
+
+pytestmark = pytest.mark.promise("A stream never passes an open push, and a replayed batch has its effect once")
+
 
 LIMITED = pytest.mark.skipif(not ADMISSION_CONTROL, reason="maxTasksPerTrigger needs Spark 4.2 or later")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-    pytest.mark.promise("A stream never passes an open push, and a replayed batch has its effect once"),
-]
 
 
 class Seen:
-    """The batches that a stream has returned."""
+    """The batches that a stream has returned. Its handler fails in the batch `failing`."""
 
-    def __init__(self) -> None:
+    def __init__(self, failing: int | None = None) -> None:
         self.batches: dict[int, list[int]] = {}
+        self._failing = failing
 
     def __call__(self, frame: DataFrame, number: int) -> None:
         self.batches[number] = sorted(row.sequence for row in frame.select("sequence").collect())
+        if number == self._failing:
+            raise RuntimeError("the handler fails")
 
     def rows(self) -> list[int]:
         return [sequence for number in sorted(self.batches) for sequence in self.batches[number]]
@@ -65,37 +66,22 @@ def rows_of(log_reader: LogReader, start: int, end: int) -> list[int]:
 
 
 @LIMITED
-def test_a_stream_continues_from_its_checkpoint(run: Callable[..., Seen], push: Callable[[int], list[int]]) -> None:
-    first = push(25)
-    seen = run(maxTasksPerTrigger="10")
-    assert [len(seen.batches[number]) for number in sorted(seen.batches)] == [10, 10, 5]
-    assert seen.rows() == first
-    second = push(7)
-    assert run(maxTasksPerTrigger="10").rows() == second
-
-
-@LIMITED
-def test_a_failed_batch_is_handed_out_again_unchanged(
-    run: Callable[..., Seen], push: Callable[[int], list[int]]
+def test_a_stream_continues_from_its_checkpoint_and_hands_out_a_failed_batch_again_unchanged(
+    run: Callable[..., Seen], push: Push
 ) -> None:
-    class Failing(Seen):
-        def __call__(self, frame: DataFrame, number: int) -> None:
-            super().__call__(frame, number)
-            if number == 1:
-                raise RuntimeError("the handler fails")
-
-    pushed, failing = push(20), Failing()
+    pushed, failing = push(20), Seen(failing=1)
     with pytest.raises(PySparkException, match="the handler fails"):
         run(handler=failing, maxTasksPerTrigger="8")
     late = push(3)
     again = run(maxTasksPerTrigger="8")
     assert again.batches[1] == failing.batches[1]
+    assert [len(batch) for batch in again.batches.values()] == [8, 7]
     assert failing.batches[0] + again.rows() == pushed + late
 
 
 @LIMITED
 def test_a_stream_starts_at_the_cursor_of_its_group_and_advances_it(
-    run: Callable[..., Seen], push: Callable[[int], list[int]], queue: TaskQueue
+    run: Callable[..., Seen], push: Push, queue: TaskQueue
 ) -> None:
     pushed = push(20)
     queue.advance("readers", "work", 0, Cursor(pushed[4]))
@@ -119,7 +105,7 @@ def test_a_stream_never_passes_an_open_push(dsn: str, queue: TaskQueue) -> None:
     assert len(rows_of(log_reader, before.sequence, after.sequence)) == 2
 
 
-def test_a_planned_range_returns_the_same_rows_at_every_read(dsn: str, queue: TaskQueue, push: Any) -> None:
+def test_a_planned_range_returns_the_same_rows_at_every_read(dsn: str, queue: TaskQueue, push: Push) -> None:
     pushed = push(10)
     log_reader = reader(dsn)
     end = log_reader.latestOffset({"sequence": 0})["sequence"]
@@ -132,7 +118,7 @@ def test_a_planned_range_returns_the_same_rows_at_every_read(dsn: str, queue: Ta
 
 
 @LIMITED
-def test_batches_respect_the_limit_of_tasks(dsn: str, push: Any) -> None:
+def test_batches_respect_the_limit_of_tasks(dsn: str, push: Push) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
     pushed = push(10)
@@ -151,40 +137,37 @@ def test_batches_respect_the_limit_of_tasks(dsn: str, push: Any) -> None:
 
 
 def test_a_stream_without_a_limit_continues_from_its_checkpoint_after_a_failure(
-    run: Callable[..., Seen], push: Callable[[int], list[int]], queue: TaskQueue
+    run: Callable[..., Seen], push: Push, queue: TaskQueue
 ) -> None:
-    class Failing(Seen):
-        def __call__(self, frame: DataFrame, number: int) -> None:
-            super().__call__(frame, number)
-            raise RuntimeError("the handler fails")
-
-    first, failing = push(6), Failing()
+    first = push(6)
     assert run(group="readers").batches == {0: first}
-    second = push(4)
+    second, failing = push(4), Seen(failing=1)
     with pytest.raises(PySparkException, match="the handler fails"):
         run(handler=failing, group="readers")
     third = push(2)
     assert failing.batches == {1: second}
-    again = [run(group="readers").batches for _ in range(2)]
-    # Before Spark 4.2 a run that begins with a replay ends with it.
-    assert again == ([{1: second, 2: third}, {}] if ADMISSION_CONTROL else [{1: second}, {2: third}])
+    again = run(group="readers").batches
+    if not ADMISSION_CONTROL:  # there a run that begins with a replay ends with it
+        again |= run(group="readers").batches
+    assert again == {1: second, 2: third}
     place = queue.progress("readers", "work")
     assert place is not None
     assert place.place in (second[-1], third[-1]), "the last batch is reported as done with the next one at the latest"
 
 
-def test_a_stream_that_starts_after_the_end_of_the_log_waits_for_it(
-    run: Callable[..., Seen], push: Callable[[int], list[int]]
-) -> None:
+def test_a_stream_that_starts_after_the_end_of_the_log_waits_for_it(dsn: str, push: Push) -> None:
     after = push(3)[-1] + 2
-    assert run(after=str(after)).rows() == []
+    log_reader = reader(dsn, after=str(after))
+    start: dict[str, Any] = log_reader.initialOffset()
+    assert start == log_reader.latestOffset(start) == {"sequence": after}
+    assert reader(dsn, after="latest").initialOffset() == {"sequence": after - 2}
     later = push(5)
-    assert [number > after for number in later] == [False, False, True, True, True]
-    assert run(after=str(after)).rows() == later[2:]
+    end = log_reader.latestOffset(start)
+    assert rows_of(log_reader, after, end["sequence"]) == later[2:]
 
 
 def test_an_offset_never_goes_back_although_spark_does_not_pass_the_start(
-    dsn: str, queue: TaskQueue, push: Any
+    dsn: str, queue: TaskQueue, push: Push
 ) -> None:
     pushed = push(3)
     log_reader = reader(dsn)
@@ -199,7 +182,7 @@ def test_an_offset_never_goes_back_although_spark_does_not_pass_the_start(
 
 
 def test_if_spark_does_not_pass_the_start_the_end_waits_for_all_visible_tasks(
-    dsn: str, queue: TaskQueue, push: Any, monkeypatch: pytest.MonkeyPatch
+    dsn: str, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "ADMISSION_CONTROL", False)  # as before Spark 4.2
     monkeypatch.setattr(streams, "HORIZON_SECONDS", 0.3)
@@ -217,32 +200,3 @@ def test_if_spark_does_not_pass_the_start_the_end_waits_for_all_visible_tasks(
             assert not wait([latest], timeout=0.5).done
             holding.commit()
             assert latest.result(20) == {"sequence": last.sequence}
-
-
-def test_a_stream_may_begin_at_the_end(dsn: str, push: Any) -> None:
-    pushed = push(3)
-    assert reader(dsn, after="latest").initialOffset() == {"sequence": pushed[-1]}
-    assert reader(dsn, after="17").initialOffset() == {"sequence": 17}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"topic": ""}, "option 'topic' is missing"),
-        ({"after": "noon"}, "option 'after' must be a whole number of at least 0, not 'noon'"),
-        (
-            {"maxTasksPerTrigger": "0"},
-            "option 'maxTasksPerTrigger' " + ("must be a whole number" if ADMISSION_CONTROL else "needs"),
-        ),
-        ({"owner": "me"}, "unknown option 'owner'"),
-    ],
-)
-def test_options_are_checked(options: dict[str, str], words: str) -> None:
-    with pytest.raises(TaskQueueError, match=words):
-        LogOptions.parse({"mode": "log", "topic": "work", **options})
-
-
-def test_a_log_is_a_stream_only(spark: SparkSession, source: str) -> None:
-    with pytest.raises(PySparkException) as failed:
-        spark.read.format(source).options(mode="log", topic="work").load().collect()
-    assert "to read, set option mode to 'held' or 'tasks', not 'log'" in describe_error(failed.value)

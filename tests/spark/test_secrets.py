@@ -3,6 +3,7 @@
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_taskq.queue import NewTask, Task, TaskQueue
@@ -21,11 +21,8 @@ from airflow_provider_taskq.spark.data_source import register_source
 from airflow_provider_taskq.spark.driver_commit import DriverActions, DriverCommit
 from airflow_provider_taskq.worker import Batch, Composite
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-    pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan"),
-]
+pytestmark = pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
+
 
 PASSWORD = "opensesame4711"
 MARK = "markedpayload0815"
@@ -78,59 +75,51 @@ def everything_shown(spark: SparkSession) -> Iterator[tuple[str, str]]:
     yield "process arguments", processes.stdout
 
 
-@pytest.mark.usefixtures("queue")
+@pytest.fixture
+def checked(
+    spark: SparkSession, spark_log: Path, event_log: Callable[[], str], capfd: pytest.CaptureFixture[str]
+) -> Callable[[str], AbstractContextManager[dict[str, str]]]:
+    """Collects what Spark shows of the block at a level of its log, and finds neither password nor payload in it."""
+
+    @contextmanager
+    def collected(level: str) -> Iterator[dict[str, str]]:
+        seen: dict[str, str] = {}
+        spark.sparkContext.setLogLevel(level)
+        try:
+            yield seen
+            seen["events"] = event_log()  # which waits until the interface, too, has heard of the jobs
+            seen.update(everything_shown(spark))
+        finally:
+            spark.sparkContext.setLogLevel("OFF")
+        seen |= {"output": "".join(capfd.readouterr()), "logs": spark_log.read_text()}
+        assert [where for where, text in seen.items() if PASSWORD in text or MARK in text] == []
+
+    return collected
+
+
 def test_spark_shows_neither_the_password_nor_a_payload(
-    spark: SparkSession,
-    spark_log: Path,
-    marked_dsn: str,
-    queue: TaskQueue,
-    event_log: Callable[[], str],
-    capfd: pytest.CaptureFixture[str],
+    spark: SparkSession, marked_dsn: str, queue: TaskQueue, checked: Callable[[str], Any]
 ) -> None:
     queue.push("work", [NewTask(f"item-{number}", {"secret": MARK}) for number in range(10)])
-    seen: list[tuple[str, str]] = []
 
     def decide(tasks: DataFrame) -> DataFrame:
         decisions = tasks.selectExpr("sequence", "'SUCCESS' AS result", "payload AS message")
         decisions.explain(extended=True)
-        seen.extend(everything_shown(spark))
+        shown.update({f"{page} of the plan": text for page, text in everything_shown(spark)})
         return decisions
 
-    spark.sparkContext.setLogLevel("DEBUG")
-    try:
+    with checked("DEBUG") as shown:
         assert drain(spark, "work", "me", decide, dsn=marked_dsn).done == 10
-        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # by which the interface hears of jobs
-        seen.extend(everything_shown(spark))
-    finally:
-        spark.sparkContext.setLogLevel("OFF")
-    seen += [("output", "".join(capfd.readouterr())), ("logs", spark_log.read_text()), ("events", event_log())]
-    shown = dict(seen)
-    assert "taskq: decide 10 tasks of topic work for me" in shown["jobs"]
+    for place in ("jobs", "events"):
+        assert "taskq: decide 10 tasks of topic work for me" in shown[place]
     assert "taskq_drain" in shown["output"]
     assert "DEBUG" in shown["logs"]
-    assert "taskq: decide 10 tasks of topic work for me" in shown["events"]
-    assert [where for where, text in seen if PASSWORD in text or MARK in text] == []
 
 
-def test_an_error_shows_neither_password_nor_payload(
-    spark: SparkSession, spark_log: Path, marked_dsn: str, queue: TaskQueue, capfd: pytest.CaptureFixture[str]
-) -> None:
-    queue.push("work", [NewTask("item", MARK)])
-    broken: Callable[[DataFrame], DataFrame] = lambda tasks: tasks.selectExpr(  # noqa: E731
-        "sequence", "'SUCCESS' AS result", "concat('{', payload) AS message"
-    )
-    spark.sparkContext.setLogLevel("INFO")
-    try:
-        with pytest.raises(Exception, match="is not JSON") as failed:
-            drain(spark, "work", "me", broken, dsn=marked_dsn)
-    finally:
-        spark.sparkContext.setLogLevel("OFF")
-    cause = failed.value.__cause__
-    assert isinstance(cause, PySparkException)
-    everything = "".join(capfd.readouterr()) + spark_log.read_text() + str(cause) + str(failed.value)
-    assert "InvalidTask" in everything
-    assert MARK not in everything
-    assert PASSWORD not in everything
+def decide_invalid(spark: SparkSession, dsn: str) -> None:
+    """Makes a message that no executor can stage."""
+    broken = ("sequence", "'SUCCESS' AS result", "concat('{', payload) AS message")
+    drain(spark, "work", "me", lambda tasks: tasks.selectExpr(*broken), dsn=dsn)
 
 
 def push_invalid(spark: SparkSession, dsn: str) -> None:
@@ -151,31 +140,27 @@ def push_to_unknown_topic(spark: SparkSession, dsn: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "reason"), [(push_invalid, "holds a NUL"), (push_to_unknown_topic, "topic 'nowhere' is not known")]
+    ("run", "reason"),
+    [
+        (decide_invalid, "is not JSON"),
+        (push_invalid, "holds a NUL"),
+        (push_to_unknown_topic, "topic 'nowhere' is not known"),
+    ],
 )
 def test_a_failed_job_shows_neither_password_nor_payload(
     run: Callable[[SparkSession, str], None],
     reason: str,
     spark: SparkSession,
-    spark_log: Path,
     marked_dsn: str,
     queue: TaskQueue,
-    event_log: Callable[[], str],
-    capfd: pytest.CaptureFixture[str],
+    checked: Callable[[str], Any],
 ) -> None:
     queue.push("work", [NewTask("item", MARK)])
-    spark.sparkContext.setLogLevel("INFO")
-    try:
+    with checked("INFO") as shown:
         with pytest.raises(Exception, match=reason) as failed:
             run(spark, marked_dsn)
-        events = event_log()
-        seen = list(everything_shown(spark))
-    finally:
-        spark.sparkContext.setLogLevel("OFF")
-    seen += [("events", events), ("logs", spark_log.read_text()), ("output", "".join(capfd.readouterr()))]
-    seen += [("error", str(failed.value)), ("cause", str(failed.value.__cause__))]
-    assert reason in dict(seen)["events"]
-    assert [where for where, text in seen if PASSWORD in text or MARK in text] == []
+        shown |= {"error": str(failed.value), "cause": str(failed.value.__cause__)}
+    assert reason in shown["events"]
 
 
 def test_the_checkpoint_of_a_stream_has_neither_password_nor_payload(

@@ -20,6 +20,7 @@ import pytest
 
 from airflow_provider_taskq.queue import NewTask, TaskQueue, connect
 from tests.internals import stream_batches
+from tests.spark.conftest import wait_until
 
 SECONDS = float(os.environ.get("TASKQ_SOAK_SECONDS", "20"))
 KILLS = max(2, int(SECONDS / 30))
@@ -31,12 +32,15 @@ PROGRAM = Path(__file__).parent / "programs" / "soak.py"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.chaos,
+    pytest.mark.own_database,
     pytest.mark.timeout(SECONDS + 3 * PATIENCE),
     pytest.mark.promise("A stream never passes an open push, and a replayed batch has its effect once"),
 ]
 
 COPIED = "SELECT coalesce(max(sequence), 0) FROM taskq.newest('copies', 1)"
-COMMITTING = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.push_staged%'"
+COMMITTING = (
+    "SELECT count(*) > 0 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT taskq.push_staged%'"
+)
 BY_TOPIC = "SELECT identifier, sequence, payload::text AS payload FROM taskq.task_info WHERE topic = '{}'"
 TASK = "identifier, payload"
 DIFFERENCE = (  # both counts; what is missing, what is double, and what does not follow the number before it
@@ -97,15 +101,7 @@ def number(conn: psycopg.Connection[Any], query: str) -> int:
     return int(conn.execute(query.encode()).fetchall()[0][0])
 
 
-def wait_until(conn: psycopg.Connection[Any], query: str, least: int, process: subprocess.Popen[bytes]) -> None:
-    """Waits until a query of the database returns enough."""
-    deadline = time.monotonic() + PATIENCE
-    while number(conn, query) < least:
-        assert process.poll() is None, "the streaming driver ended by itself: see its log"
-        assert time.monotonic() < deadline, f"{query} stays below {least}"
-        time.sleep(0.005)
-
-
+@pytest.mark.own_database
 def test_a_stream_that_is_killed_repeatedly_pushes_every_task_once(
     dsn: str, queue: TaskQueue, conn: psycopg.Connection[Any], python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -117,11 +113,11 @@ def test_a_stream_that_is_killed_repeatedly_pushes_every_task_once(
         kills = 0
         while kills < 2 or (kills < KILLS and time.monotonic() < began + SECONDS):  # fewer where starting takes long
             with driver(dsn_file, python_environment) as process:
-                wait_until(conn, COPIED, number(conn, COPIED) + 1, process)  # it works: a batch is done
+                wait_until(conn, f"SELECT ({COPIED}) > {number(conn, COPIED)}", process)  # it works: a batch is done
                 left = began + SECONDS * (kills + 1) / KILLS - time.monotonic()
                 time.sleep(max(left, chance.uniform(0, 1)))
                 if kills % 2:
-                    wait_until(conn, COMMITTING, 1, process)  # in the middle of a commit
+                    wait_until(conn, COMMITTING, process)  # in the middle of a commit
             kills += 1
     with driver(dsn_file, python_environment, "last") as process:
         assert process.wait(PATIENCE) == 0, dsn_file.with_name("log").read_text()[-2_000:]

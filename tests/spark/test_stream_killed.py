@@ -2,31 +2,26 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
-import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import Owner, TaskQueue, connect
 from tests.internals import hold_tasks, stream_batches
+from tests.spark.conftest import Connection, Held, staged, states, wait_until
 from tests.spark.programs.decided_stream import decide
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.chaos,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+    pytest.mark.own_database,
     pytest.mark.promise("A stream never passes an open push, and a replayed batch has its effect once"),
     pytest.mark.promise("the Spark driver is killed"),
 ]
-
-Connection = psycopg.Connection[Any]
 
 PROGRAM = Path(__file__).parent / "programs" / "decided_stream.py"
 WAITING = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'"
@@ -38,7 +33,7 @@ def test_a_stream_of_decisions_killed_after_a_commit_ends_each_task_once(
     queue: TaskQueue,
     conn: Connection,
     owner: Owner,
-    held: Callable[[int], dict[str, str]],
+    held: Held,
     python_environment: Mapping[str, str],
     tmp_path: Path,
 ) -> None:
@@ -66,16 +61,12 @@ def test_a_stream_of_decisions_killed_after_a_commit_ends_each_task_once(
     assert stream_batches(conn) == [2]
     queue.release(owner)
     queue.expire()  # deletes what the killed driver has staged
-    assert conn.execute("SELECT count(*) FROM taskq.staged").fetchall() == [(0,)]
+    assert staged(conn) == 0
 
 
 def noted_batches(checkpoint: Path) -> list[str]:
     """The batches that Spark has noted as done."""
     return sorted(path.name for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
-
-
-def states(queue: TaskQueue) -> dict[str, int]:
-    return {state.name: count.count for state, count in queue.count("work")["work"].items()}
 
 
 def hold_a_task_of_the_second_batch(conn: Connection) -> None:
@@ -95,12 +86,3 @@ def killed_at_the_end(command: list[str], environment: Mapping[str, str]) -> Ite
                 with suppress(psutil.NoSuchProcess):  # ended with its parent
                     each.kill()
             assert psutil.wait_procs(killed, timeout=60)[1] == []
-
-
-def wait_until(conn: Connection, question: str, process: psutil.Popen | None = None) -> None:
-    """Waits until a query of the database returns true."""
-    deadline = time.monotonic() + 600
-    while conn.execute(question.encode()).fetchall() != [(True,)]:
-        assert time.monotonic() < deadline, question
-        assert process is None or process.poll() is None
-        time.sleep(0.05)  # between two checks

@@ -1,26 +1,25 @@
 """Transforms: a DataFrame, batches, or one task after another, all to the same decisions."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
-from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, NewTask, Result, Task, TaskQueue
-from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, drain, in_arrow, in_pandas
-from airflow_provider_taskq.spark.transforms import decision_row, decisions_batch
+from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, NewTask, Result, State, Task, TaskQueue
+from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, in_arrow, in_pandas
+from airflow_provider_taskq.spark.composite import Transform
+from airflow_provider_taskq.spark.transforms import blocks_identifier, decision_row, decisions_batch
+from airflow_provider_taskq.worker import Composite
+from tests.faults.poison import POISON, poison
+from tests.spark.conftest import Drained, Push
 
 pytestmark = pytest.mark.promise("A transform may be a DataFrame, batches or a function of one task")
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Push = Callable[[int], list[int]]
-
-PANDAS = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
 
 def values(payload: str | None = "null") -> dict[str, Any]:
@@ -90,28 +89,15 @@ def test_a_return_value_that_is_not_a_decision_fails_its_task_only(outcome: obje
 
 
 def test_decisions_are_converted_to_one_schema() -> None:
-    made = decisions_batch(
-        pa.RecordBatch.from_pylist(
-            [
-                {
-                    "delay": timedelta(seconds=2),
-                    "sequence": 1,
-                    "result": 1,
-                    "push": [{"at": datetime(2026, 1, 1, tzinfo=UTC)}],
-                }
-            ]
-        )
-    )
-    assert made.to_pylist() == [
+    push = [{"at": datetime(2026, 1, 1, tzinfo=UTC)}]
+    given = {"delay": timedelta(seconds=2), "sequence": 1, "result": 1, "push": push}
+    assert decisions_batch(pa.RecordBatch.from_pylist([given])).to_pylist() == [
         {
+            **dict.fromkeys(("message", "error", "continued", "junctions")),
             "sequence": 1,
             "result": "SUSPENSION",
-            "message": None,
-            "error": None,
             "delay": 2.0,
-            "continued": None,
             "push": '[{"at": "2026-01-01T00:00:00+00:00"}]',
-            "junctions": None,
         }
     ]
 
@@ -129,10 +115,8 @@ def test_batches_that_are_not_decisions_are_refused(batch: dict[str, list[Any]],
         decisions_batch(pa.RecordBatch.from_pydict(batch))
 
 
-@pytest.mark.slow
-@PANDAS
-def test_by_task_decides_one_task_after_another(spark: SparkSession, dsn: str, queue: TaskQueue, push: Push) -> None:
-    push(100)
+def test_by_task_decides_one_task_after_another(drained: Drained, queue: TaskQueue, push: Push) -> None:
+    push(20)
 
     def work(task: Task) -> Decision | Result | None:
         assert isinstance(task.payload, dict)
@@ -144,9 +128,9 @@ def test_by_task_decides_one_task_after_another(spark: SparkSession, dsn: str, q
             return None
         return Result.FILTER if number % 4 == 2 else Decision(Result.SUCCESS, {"seen": number})
 
-    result = drain(spark, "work", "me", by_task(work), dsn=dsn)
-    assert result.completed == {Result.FAILURE: 25, Result.FILTER: 25, Result.SUCCESS: 25}
-    assert (result.done, result.undecided) == (75, 25)
+    result = drained(by_task(work))
+    assert result.completed == {Result.FAILURE: 5, Result.FILTER: 5, Result.SUCCESS: 5}
+    assert (result.done, result.undecided) == (15, 5)
     failed, succeeded = (queue.latest("work", [name])[name] for name in ("item-8", "item-7"))
     assert failed.error is not None
     assert failed.error.startswith("Traceback")
@@ -154,11 +138,7 @@ def test_by_task_decides_one_task_after_another(spark: SparkSession, dsn: str, q
     assert succeeded.output == {"seen": 7}
 
 
-@pytest.mark.slow
-@PANDAS
-def test_batches_of_arrow_and_of_pandas_become_decisions(
-    spark: SparkSession, dsn: str, queue: TaskQueue, push: Push
-) -> None:
+def test_batches_of_arrow_and_of_pandas_become_decisions(drained: Drained, queue: TaskQueue, push: Push) -> None:
     push(20)
 
     def arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -169,20 +149,53 @@ def test_batches_of_arrow_and_of_pandas_become_decisions(
         for frame in frames:
             yield frame[["sequence"]].assign(result="FILTER", message=frame["payload"])
 
-    assert drain(spark, "work", "me", in_arrow(arrow), dsn=dsn, size=10).completed == {Result.SUCCESS: 10}
-    assert drain(spark, "work", "me", in_pandas(pandas), dsn=dsn).completed == {Result.FILTER: 10}
+    assert drained(in_arrow(arrow), size=10).completed == {Result.SUCCESS: 10}
+    assert drained(in_pandas(pandas)).completed == {Result.FILTER: 10}
     assert queue.latest("work", ["item-15"])["item-15"].output == {"number": 15}
 
 
-def test_under_a_condition_a_task_that_does_not_end_well_blocks_the_later_ones() -> None:
-    from airflow_provider_taskq.spark.transforms import blocks_identifier
+PLAIN, UNTIL_SUCCESS = Condition.SINGULAR_BY_IDENTIFIER, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
 
-    suspended = {"result": "SUSPENSION", "delay": None}
-    plain, until = Condition.SINGULAR_BY_IDENTIFIER, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
-    assert [blocks_identifier(each, plain) for each in (None, {"result": "FAILURE"}, {**suspended, "delay": 1.0})] == [
-        True
-    ] * 3
-    assert [blocks_identifier(each, plain) for each in (suspended, {"result": "FILTER"}, {"result": "SUCCESS"})] == [
-        False
-    ] * 3
-    assert blocks_identifier(suspended, until)
+
+@pytest.mark.parametrize(
+    ("decision", "condition", "blocks"),
+    [
+        (None, PLAIN, True),
+        ({"result": "FAILURE"}, PLAIN, True),
+        ({"result": "SUSPENSION", "delay": 1.0}, PLAIN, True),
+        ({"result": "SUSPENSION", "delay": None}, PLAIN, False),
+        ({"result": "SUSPENSION", "delay": None}, UNTIL_SUCCESS, True),
+        ({"result": "FILTER"}, PLAIN, False),
+        ({"result": "SUCCESS"}, PLAIN, False),
+    ],
+)
+def test_under_a_condition_a_task_that_does_not_end_well_blocks_the_later_ones(
+    decision: dict[str, Any] | None, condition: Condition, blocks: bool
+) -> None:
+    assert blocks_identifier(decision, condition) is blocks
+
+
+def use_payload(task: Task) -> Result:
+    """Uses the payload as data."""
+    assert isinstance(task.payload, dict)
+    assert task.payload["number"] is not None
+    return Result.SUCCESS
+
+
+@pytest.mark.promise("A payload that no client can decode fails its own task and stops nothing else")
+@pytest.mark.parametrize(
+    "transform", [by_task(use_payload), Composite("steps").with_step(use_payload)], ids=["by task", "composite"]
+)
+def test_a_drain_fails_unreadable_tasks_and_completes_the_others(
+    drained: Drained, queue: TaskQueue, transform: Transform | Composite
+) -> None:
+    tasks = queue.push("work", [NewTask(f"id-{n}", {"number": n}) for n in range(10)])
+    bad = tasks[2:8:2]
+    for task, text in zip(bad, POISON.values(), strict=True):
+        poison(queue.conn, task, text)
+    result = drained(transform)
+    assert (result.claimed, result.done) == (10, 10)
+    failed = queue.page("work", state=State.FAILED)
+    assert failed == bad
+    assert all("InvalidTask: unreadable JSON: " in str(info.error) for info in failed)
+    assert len(queue.page("work", state=State.SUCCEEDED)) == 7

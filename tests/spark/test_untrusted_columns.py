@@ -2,7 +2,7 @@
 
 import base64
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,19 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_taskq.queue import InvalidTask, NewTask, State, Task, TaskQueue, TaskQueueError
-from airflow_provider_taskq.spark import by_composite, by_task, drain, in_arrow
+from airflow_provider_taskq.queue import InvalidTask, NewTask, Task, TaskQueue, TaskQueueError
+from airflow_provider_taskq.spark import by_composite, by_task, in_arrow
 from airflow_provider_taskq.spark.composite import composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.encoding import check_decision_columns
 from airflow_provider_taskq.spark.session import queue_error
+from airflow_provider_taskq.spark.transforms import check_names
 from airflow_provider_taskq.worker import Composite
+from tests.spark.conftest import Complete, Drained, Held, Tasks, states
 from tests.worker.orders import orders
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-    pytest.mark.promise("The package never runs data as code"),
-]
+pytestmark = pytest.mark.promise("The package never runs data as code")
+
 
 # `company` once carried pickled functions to the driver. The other names belong to what an executor reports to it.
 INTERNAL = ["company", "DriverActions", "participants", "stage"]
@@ -58,44 +58,46 @@ def columns(name: str) -> tuple[str, str, str]:
     return "sequence", "'SUCCESS' AS result", f"unbase64(get_json_object(payload, '$.attack')) AS {name}"
 
 
-def states(queue: TaskQueue) -> set[State]:
-    return {task.state for task in queue.page("work")}
-
-
 def test_the_attack_works_on_a_process_that_loads_it(created: Path) -> None:
     pickle.loads(pickle.dumps(Attack(created)))  # noqa: S301 -- shows that the other tests can fail
     assert created.exists()
 
 
-@pytest.mark.usefixtures("attacked")
 @pytest.mark.parametrize("name", INTERNAL)
-def test_a_transform_cannot_supply_an_internal_column(
-    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path, name: str
-) -> None:
-    with pytest.raises(
-        InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}, continued, push, junctions"
-    ):
-        drain(spark, "work", "me", lambda tasks: tasks.selectExpr(*columns(name)), dsn=dsn)
-    assert not created.exists()
-    assert states(queue) == {State.READY}
+def test_decisions_have_no_internal_column(name: str) -> None:
+    with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}, continued, push"):
+        check_names(["sequence", "result", name])
+    with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}"):
+        check_decision_columns({"sequence": "bigint", "result": "string", name: "binary"})
+
+
+def around_a_composite(tasks: DataFrame) -> DataFrame:
+    decisions = by_composite(orders)(tasks)
+    return decisions.join(tasks.select("sequence", "payload"), "sequence").selectExpr(*columns("company"))
 
 
 @pytest.mark.usefixtures("attacked")
-def test_a_sql_text_cannot_supply_an_internal_column(
-    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda tasks: tasks.selectExpr(*columns("company")),
+        lambda tasks: tasks.sparkSession.sql(f"SELECT {', '.join(columns('company'))} FROM {{tasks}}", tasks=tasks),
+        around_a_composite,
+    ],
+    ids=["columns", "SQL", "around a composite"],
+)
+def test_a_transform_cannot_supply_an_internal_column(
+    drained: Drained, queue: TaskQueue, created: Path, transform: Callable[[DataFrame], DataFrame]
 ) -> None:
-    def by_sql(tasks: DataFrame) -> DataFrame:
-        return spark.sql(f"SELECT {', '.join(columns('company'))} FROM {{tasks}}", tasks=tasks)
-
     with pytest.raises(InvalidTask, match="unknown column 'company' in the decisions"):
-        drain(spark, "work", "me", by_sql, dsn=dsn)
+        drained(transform)
     assert not created.exists()
-    assert states(queue) == {State.READY}
+    assert states(queue) == {"READY": 2}
 
 
 @pytest.mark.usefixtures("attacked")
 def test_functions_on_executors_cannot_supply_an_internal_column(
-    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
+    drained: Drained, queue: TaskQueue, created: Path
 ) -> None:
     attack = pickle.dumps(Attack(created))
 
@@ -109,37 +111,23 @@ def test_functions_on_executors_cannot_supply_an_internal_column(
         return {"sequence": task.sequence, "result": "SUCCESS", "company": attack}
 
     with pytest.raises(InvalidTask, match=f"unknown column 'company' in the decisions: {ALLOWED}"):
-        drain(spark, "work", "me", in_arrow(arrow), dsn=dsn)
-    assert states(queue) == {State.READY}
-    drain(spark, "work", "me", by_task(each), dsn=dsn)
-    assert states(queue) == {State.FAILED}
+        drained(in_arrow(arrow))
+    assert states(queue) == {"READY": 2}
+    drained(by_task(each))
+    assert states(queue) == {"FAILED": 2}
     assert not created.exists()
-
-
-@pytest.mark.usefixtures("attacked")
-def test_a_transform_around_a_composite_cannot_supply_an_internal_column(
-    spark: SparkSession, dsn: str, queue: TaskQueue, created: Path
-) -> None:
-    def around(tasks: DataFrame) -> DataFrame:
-        decisions = by_composite(orders)(tasks)
-        return decisions.join(tasks.select("sequence", "payload"), "sequence").selectExpr(*columns("company"))
-
-    with pytest.raises(InvalidTask, match="unknown column 'company' in the decisions"):
-        drain(spark, "work", "me", around, dsn=dsn)
-    assert not created.exists()
-    assert states(queue) == {State.READY}
 
 
 @pytest.mark.usefixtures("attacked")
 def test_a_composite_inside_a_transform_decides_but_sends_no_functions_to_the_driver(
-    spark: SparkSession, dsn: str, queue: TaskQueue
+    drained: Drained, queue: TaskQueue
 ) -> None:
     taking_part = Composite("taking part").with_step(lambda _, batch: batch.in_commit(lambda *_: None), name="a")
     with pytest.raises(TaskQueueError, match="'taking part': as a part of another transform it supports no"):
-        drain(spark, "work", "me", lambda tasks: by_composite(taking_part)(tasks), dsn=dsn)
-    assert states(queue) == {State.READY}
-    drain(spark, "work", "me", lambda tasks: by_composite(orders)(tasks).drop("delay"), dsn=dsn)
-    assert states(queue) == {State.SUCCEEDED}
+        drained(lambda tasks: by_composite(taking_part)(tasks))
+    assert states(queue) == {"READY": 2}
+    drained(lambda tasks: by_composite(orders)(tasks).drop("delay"))
+    assert states(queue) == {"SUCCEEDED": 2}
     assert {task.output for task in queue.page("work")} == {"orders: a", "orders: b"}
 
 
@@ -154,7 +142,7 @@ def test_the_writer_of_a_composite_takes_the_tasks_of_its_drain_only(
             frame.write.format(name).mode("append").options(**options).save()
     assert "takes the tasks of one drain" in str(queue_error(refused.value))
     assert not created.exists()
-    assert states(queue) == {State.READY}
+    assert states(queue) == {"READY": 2}
 
 
 def test_concurrent_drains_do_not_share_a_format(spark: SparkSession, dsn: str) -> None:
@@ -166,32 +154,21 @@ def test_concurrent_drains_do_not_share_a_format(spark: SparkSession, dsn: str) 
             assert third == second
 
 
-@pytest.mark.parametrize("name", INTERNAL)
 def test_the_writer_of_decisions_refuses_an_internal_column(
-    queue: TaskQueue,
-    held: Callable[[int], dict[str, str]],
-    tasks: Callable[..., DataFrame],
-    complete: Callable[[DataFrame, Mapping[str, str]], None],
-    created: Path,
-    name: str,
+    queue: TaskQueue, held: Held, tasks: Tasks, complete: Complete, created: Path
 ) -> None:
     options = held(1)
     attack = pickle.dumps(Attack(created)).hex()
-    decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS {name}")
+    decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS company")
     with pytest.raises(PySparkException) as refused:
         complete(decisions, options)
-    assert f"unknown column '{name}' in the decisions: {ALLOWED}" in str(queue_error(refused.value))
+    assert f"unknown column 'company' in the decisions: {ALLOWED}" in str(queue_error(refused.value))
     assert not created.exists()
-    assert states(queue) == {State.ACTIVE}
+    assert states(queue) == {"ACTIVE": 1}
 
 
 def test_a_stream_of_decisions_refuses_an_internal_column(
-    spark: SparkSession,
-    source: str,
-    queue: TaskQueue,
-    held: Callable[[int], dict[str, str]],
-    tmp_path: Path,
-    created: Path,
+    spark: SparkSession, source: str, queue: TaskQueue, held: Held, tmp_path: Path, created: Path
 ) -> None:
     options = held(1)
     attack = pickle.dumps(Attack(created)).hex()
@@ -202,4 +179,4 @@ def test_a_stream_of_decisions_refuses_an_internal_column(
     with pytest.raises(PySparkException, match="unknown column 'company' in the decisions"):
         query.awaitTermination()
     assert not created.exists()
-    assert states(queue) == {State.ACTIVE}
+    assert states(queue) == {"ACTIVE": 1}

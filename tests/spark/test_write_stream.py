@@ -1,25 +1,24 @@
 """writeStream: each micro-batch is pushed, or ends its tasks, once, however often Spark replays it."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
-from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueue
-from airflow_provider_taskq.spark.session import describe_error, queue_error
-from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
+from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
+from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.options import PushOptions
+from airflow_provider_taskq.spark.session import describe_error
+from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, PushStreamWriter
 from tests.internals import stream_batches
+from tests.spark.conftest import Connection, Held, Push, names, staged, states
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
-    pytest.mark.promise("A stream never passes an open push, and a replayed batch has its effect once"),
-]
+pytestmark = pytest.mark.promise("A stream never passes an open push, and a replayed batch has its effect once")
+
 
 Run = Callable[..., None]
 
@@ -61,70 +60,32 @@ def forget_last_commit(checkpoint: Path) -> None:
         path.unlink()
 
 
-def names(queue: TaskQueue, topic: str) -> list[str]:
-    return [task.identifier for task in queue.page(topic, size=10_000)]
-
-
-def left_over(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
-    return conn.execute(
-        "SELECT (SELECT count(*) FROM taskq.staged_task) + (SELECT count(*) FROM taskq.staged)"
-    ).fetchall()
-
-
 def test_a_stream_of_tasks_is_pushed_once_even_if_a_batch_is_replayed(
-    run: Run, logged: DataFrame, push: Any, queue: TaskQueue, conn: psycopg.Connection[Any], tmp_path: Path
+    run: Run, logged: DataFrame, push: Push, queue: TaskQueue, conn: Connection, tmp_path: Path
 ) -> None:
     queue.create_topic("copies")
-    push(12)
+    push(7)
     frame = logged.select("identifier", "payload")
     run(frame, mode="push", topic="copies")
-    assert names(queue, "copies") == [f"item-{number}" for number in range(12)]
+    first = [f"item-{number}" for number in range(7)]
+    assert names(queue, "copies") == first
     forget_last_commit(tmp_path / "checkpoint")
-    push(3)
+    push(2)
     run(frame, mode="push", topic="copies")
     if not ADMISSION_CONTROL:  # there a run that begins with a replay ends with it
         run(frame, mode="push", topic="copies")
-    assert names(queue, "copies") == [*(f"item-{number}" for number in range(12)), "item-0", "item-1", "item-2"]
-    last = 3 if ADMISSION_CONTROL else 1
-    assert stream_batches(conn) == [last]
-    assert left_over(conn) == [(0,)]
-
-
-def test_a_new_checkpoint_is_another_stream(run: Run, logged: DataFrame, push: Any, queue: TaskQueue) -> None:
-    queue.create_topic("copies")
-    push(4)
-    frame = logged.select("identifier")
-    run(frame, "one", mode="push", topic="copies")
-    run(frame, "two", mode="push", topic="copies")
-    assert len(names(queue, "copies")) == 8
-
-
-def test_the_name_of_a_stream_belongs_to_one_checkpoint_until_it_is_forgotten(
-    run: Run, logged: DataFrame, push: Any, queue: TaskQueue, conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
-    """Otherwise the batches of the new one, which count from 0, would look like replays, and their tasks be lost."""
-    queue.create_topic("copies")
-    push(4)
-    named = {"mode": "push", "topic": "copies", "stream": "named"}
-    run(logged.select("identifier"), "one", **named)
-    shutil.rmtree(tmp_path / "one")
-    with pytest.raises(PySparkException) as failed:
-        run(logged.select("identifier"), "one", **named)
-    assert "stream 'named' belongs to another query, which has committed up to batch 0" in describe_error(failed.value)
-    assert len(names(queue, "copies")) == 4
-    assert conn.execute("SELECT taskq.forget_stream('named'), taskq.forget_stream('named')").fetchall() == [
-        (True, False)
-    ]
-    run(logged.select("identifier"), "one", **named)
-    assert len(names(queue, "copies")) == 8
-    assert left_over(conn) == [(0,)]
+    assert names(queue, "copies") == [*first, "item-0", "item-1"]
+    assert stream_batches(conn) == [2 if ADMISSION_CONTROL else 1]
+    run(frame, "another", mode="push", topic="copies")  # a new checkpoint is another stream
+    assert names(queue, "copies") == [*first, "item-0", "item-1", *first, "item-0", "item-1"]
+    assert staged(conn) == 0
 
 
 def test_batches_written_by_foreachbatch_belong_to_a_checkpoint_too(
-    source: str, logged: DataFrame, push: Any, queue: TaskQueue, tmp_path: Path
+    source: str, logged: DataFrame, push: Push, queue: TaskQueue, tmp_path: Path
 ) -> None:
     queue.create_topic("copies")
-    push(12)
+    push(7)
 
     def write(frame: DataFrame, batch: int) -> None:
         options = {"mode": "push", "topic": "copies", "stream": "named", "batch": str(batch)}
@@ -139,11 +100,11 @@ def test_batches_written_by_foreachbatch_belong_to_a_checkpoint_too(
     ran("one")
     with pytest.raises(PySparkException, match="stream 'named' belongs to another query"):
         ran("two")
-    assert names(queue, "copies") == [f"item-{number}" for number in range(12)]
+    assert names(queue, "copies") == [f"item-{number}" for number in range(7)]
 
 
 def test_a_batch_that_breaks_a_rule_stops_the_stream_and_can_be_tried_again(
-    run: Run, logged: DataFrame, push: Any, queue: TaskQueue, conn: psycopg.Connection[Any]
+    run: Run, logged: DataFrame, push: Push, queue: TaskQueue, conn: Connection
 ) -> None:
     queue.create_topic("copies")
     push(8)
@@ -153,51 +114,48 @@ def test_a_batch_that_breaks_a_rule_stops_the_stream_and_can_be_tried_again(
     assert names(queue, "copies") == [f"item-{number}" for number in range(5 if ADMISSION_CONTROL else 0)]
     run(logged.select("identifier"), mode="push", topic="copies")
     assert names(queue, "copies") == [f"item-{number}" for number in range(8)]
-    assert left_over(conn) == [(0,)]
+    assert staged(conn) == 0
 
 
 def test_a_stream_of_decisions_ends_each_task_once(
-    run: Run,
-    logged: DataFrame,
-    held: Callable[[int], dict[str, str]],
-    queue: TaskQueue,
-    conn: psycopg.Connection[Any],
-    tmp_path: Path,
+    run: Run, logged: DataFrame, held: Held, queue: TaskQueue, conn: Connection, tmp_path: Path
 ) -> None:
-    options = {name: value for name, value in held(12).items() if name != "topic"}
+    options = {name: value for name, value in held(8).items() if name != "topic"}
     decisions = logged.selectExpr("sequence", "if(sequence % 2 = 0, 'SUCCESS', 'FILTER') AS result")
     run(decisions, mode="complete", **options)
-    counts = {state.name: count.count for state, count in queue.count("work")["work"].items()}
-    assert counts == {"SUCCEEDED": 6, "FILTERED": 6}
+    assert states(queue) == {"SUCCEEDED": 4, "FILTERED": 4}
     forget_last_commit(tmp_path / "checkpoint")
     run(decisions, mode="complete", **options)  # a task that is ended already would be refused
-    assert {state.name: count.count for state, count in queue.count("work")["work"].items()} == counts
-    assert left_over(conn) == [(0,)]
+    assert states(queue) == {"SUCCEEDED": 4, "FILTERED": 4}
+    assert staged(conn) == 0
 
 
-def test_a_stream_whose_owner_is_locked_out_ends_nothing(
-    run: Run, logged: DataFrame, held: Callable[[int], dict[str, str]], queue: TaskQueue, owner: Owner
-) -> None:
-    options = {name: value for name, value in held(4).items() if name != "topic"}
-    queue.register(owner.name)
-    with pytest.raises(PySparkException) as failed:
-        run(logged.selectExpr("sequence", "'SUCCESS' AS result"), mode="complete", **options)
-    assert isinstance(queue_error(failed.value), LeaseLost)
-    assert {state.name for state in queue.count("work")["work"]} == {"ACTIVE"}
+def test_a_stream_numbers_its_batches_itself(dsn: str) -> None:
+    options = PushOptions.parse({"mode": "push", "topic": "work", "stream": "s", "batch": "1"})
+    schema = StructType([StructField("identifier", StringType())])
+    with pytest.raises(TaskQueueError, match="writeStream numbers its batches"):
+        PushStreamWriter.open(options, schema, ConnectionInfo.resolve(dsn))
 
 
-@pytest.mark.usefixtures("queue")
-def test_a_stream_refuses_invalid_options(run: Run, logged: DataFrame, push: Any) -> None:
-    push(1)
-    with pytest.raises(PySparkException) as failed:
-        run(logged.select("identifier"), mode="push", topic="work", stream="s", batch="1")
-    assert "writeStream numbers its batches" in describe_error(failed.value)
+def begin(conn: Connection, stream: str, batch: int, query: str | None = None) -> bool:
+    row = conn.execute("SELECT taskq.begin_stream_batch(%s, %s, %s)", (stream, batch, query)).fetchall()
+    return bool(row[0][0])
 
 
-def test_streams_that_stopped_long_ago_are_pruned(conn: psycopg.Connection[Any]) -> None:
-    for batch, is_new in ((4, True), (4, False), (3, False)):
-        assert conn.execute("SELECT taskq.begin_stream_batch('stream', %s)", (batch,)).fetchall() == [(is_new,)]
+def test_a_stream_takes_each_batch_once_and_is_pruned_long_after_it_stopped(conn: Connection) -> None:
+    for stream, batch, is_new in (("a", 4, True), ("a", 4, False), ("a", 3, False), ("a", 5, True), ("b", 0, True)):
+        assert begin(conn, stream, batch) == is_new
     assert conn.execute("SELECT taskq.purge_streams('30 days')").fetchall() == [(0,)]
-    assert stream_batches(conn) == [4]
-    assert conn.execute("SELECT taskq.purge_streams('0')").fetchall() == [(1,)]
+    assert stream_batches(conn) == [5, 0]
+    assert conn.execute("SELECT taskq.purge_streams('0')").fetchall() == [(2,)]
     assert stream_batches(conn) == []
+
+
+def test_the_name_of_a_stream_belongs_to_one_checkpoint_until_it_is_forgotten(conn: Connection) -> None:
+    """Otherwise the batches of the new one, which count from 0, would look like replays, and their tasks be lost."""
+    assert begin(conn, "named", 0, "query")
+    with pytest.raises(psycopg.Error, match="stream 'named' belongs to another query, which has committed up to batch"):
+        begin(conn, "named", 0, "another")
+    for forgotten in (True, False):
+        assert conn.execute("SELECT taskq.forget_stream('named')").fetchall() == [(forgotten,)]
+    assert begin(conn, "named", 0, "another")
