@@ -7,8 +7,6 @@ import pytest
 
 from airflow_provider_taskq.queue import (
     Condition,
-    Decision,
-    Insertion,
     InvalidTask,
     NewTask,
     Order,
@@ -39,11 +37,15 @@ def finish(queue: TaskQueue, owner: Owner, result: Result = Result.SUCCESS) -> l
 
 
 def test_a_task_is_handed_out_once_its_dependency_has_succeeded(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", dependent("a")])
+    _first, second = queue.push("work", ["a", dependent("a")])
     assert queue.ready("work", 10) == 1
+    info = known(queue, second)
+    assert (info.state, info.status, info.attempt) == (State.READY, "blocked", 0)
+    assert info.available_at == info.created, "its place, not the time of the next look"
     assert finish(queue, owner) == ["a"]
     assert queue.ready("work", 10) == 1
     assert finish(queue, owner) == ["b"]
+    assert known(queue, second).status == "succeeded"
 
 
 def test_a_task_waits_for_all_its_dependencies(queue: TaskQueue, owner: Owner) -> None:
@@ -68,43 +70,21 @@ def test_a_dependent_waits_after_any_other_result_until_the_dependency_is_reassi
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_chain_of_dependencies_is_handed_out_one_by_one(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", dependent("a"), dependent("b", identifier="c"), dependent("c", "a", identifier="d")])
-    assert [finish(queue, owner) for _ in range(5)] == [["a"], ["b"], ["c"], ["d"], []]
-
-
 def test_the_latest_task_counts_also_if_it_was_pushed_after_the_dependent(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.SUCCEEDED, "a")
     queue.push("work", [dependent("a")])
     assert queue.ready("work", 10) == 1
     queue.push("work", ["a"])
+    with queue.conn.transaction(force_rollback=True):
+        assert identifiers(queue.poll("work", owner, 1)) == ["a"], "the other takes no place in a poll"
     assert finish(queue, owner) == ["a"], "the new task of a has to succeed as well"
     assert finish(queue, owner) == ["b"]
-
-
-def test_a_task_whose_dependency_is_no_longer_fulfilled_takes_no_place_in_a_poll(
-    queue: TaskQueue, owner: Owner
-) -> None:
-    task_in(queue, owner, State.SUCCEEDED, "a")
-    queue.push("work", [dependent("a"), "c"])
-    queue.push("work", [NewTask("a", delay=timedelta(hours=1))])
-    assert identifiers(queue.poll("work", owner, 1)) == ["c"]
 
 
 def test_a_dependent_keeps_its_place_while_it_waits(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a", dependent("a"), "c", "d"])
     queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
     assert identifiers(queue.poll("work", owner, 10)) == ["b", "c", "d"]
-
-
-def test_a_dependent_that_is_not_due_waits_for_its_time_as_well(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", dependent("a", delay=timedelta(hours=1))])
-    assert finish(queue, owner) == ["a"]
-    assert queue.ready("work") == 0
-    assert finish(queue, owner) == []
-    pass_time(queue, timedelta(hours=2))
-    assert queue.ready("work") == 1
-    assert finish(queue, owner) == ["b"]
 
 
 @pytest.mark.parametrize("order", list(Order))
@@ -115,14 +95,6 @@ def test_a_task_that_waits_for_a_dependency_leaves_the_turn_to_the_next_of_its_i
     tasks = queue.push("work", [NewTask("a", delay=timedelta(hours=1)), dependent("a"), "b"])
     assert queue.poll("work", owner, 10, order, condition) == [tasks[2]]
     assert queue.ready("work", 10, condition) == 0
-
-
-def test_ready_counts_a_turn_whose_dependency_was_fulfilled(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", dependent("a"), dependent("a"), dependent("a", identifier="c")])
-    queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
-    assert queue.ready("work", 10, SINGULAR) == 2
-    assert queue.ready("work", 10) == 3
-    assert identifiers(queue.poll("work", owner, 10, condition=SINGULAR)) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -148,15 +120,10 @@ def test_an_invalid_dependency_is_refused_by_its_position_and_nothing_is_stored(
     assert states(queue) == [("a", State.READY)]
 
 
-def test_an_unknown_dependency_is_refused_by_its_position_in_a_push_of_several_calls(queue: TaskQueue) -> None:
-    tasks: list[NewTask | str] = [f"id-{number}" for number in range(10_050)]
-    tasks[10_020] = dependent("unknown")
-    with pytest.raises(InvalidTask, match=r"position 10020"):
-        queue.push("work", tasks)
-
-
 def test_dependencies_work_across_the_calls_of_one_long_push(queue: TaskQueue, owner: Owner) -> None:
     tasks: list[NewTask | str] = [NewTask("a", priority=1), *(f"id-{number}" for number in range(10_050))]
+    with pytest.raises(InvalidTask, match=r"position 10051"):
+        queue.push("work", [*tasks, dependent("unknown")])
     queue.push_stream("work", [*tasks, dependent("a", priority=100)])
     assert identifiers(queue.poll("work", owner)) == ["a"]
     queue.complete(owner, {queue.held(owner)[0]: Result.SUCCESS})
@@ -171,15 +138,6 @@ def test_no_task_waits_for_a_purged_dependency(queue: TaskQueue, owner: Owner) -
     assert finish(queue, owner) == ["b"]
 
 
-def test_a_snoozed_dependent_is_polled_again_after_its_snooze(queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.SUCCEEDED, "a")
-    queue.push("work", [dependent("a")])
-    [task] = queue.poll("work", owner)
-    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(minutes=5))})
-    pass_time(queue, timedelta(minutes=6))
-    assert finish(queue, owner) == ["b"]
-
-
 def test_a_reset_dependent_waits_again(queue: TaskQueue, owner: Owner) -> None:
     task_in(queue, owner, State.SUCCEEDED, "a")
     [waiting] = queue.push("work", [dependent("a")])
@@ -188,24 +146,6 @@ def test_a_reset_dependent_waits_again(queue: TaskQueue, owner: Owner) -> None:
     queue.revive("work", sequences=[waiting.sequence])
     assert finish(queue, owner) == ["a"]
     assert finish(queue, owner) == ["b"]
-
-
-def test_a_task_that_waits_for_a_dependency_has_the_status_blocked(queue: TaskQueue, owner: Owner) -> None:
-    _first, second = queue.push("work", ["a", dependent("a")])
-    info = known(queue, second)
-    assert (info.state, info.status, info.attempt) == (State.READY, "blocked", 0)
-    assert info.available_at == info.created, "its place, not the time of the next look"
-    finish(queue, owner)
-    finish(queue, owner)
-    assert known(queue, second).status == "succeeded"
-
-
-@pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE])
-def test_a_waiting_task_is_displaced_like_any_other(queue: TaskQueue, insertion: Insertion) -> None:
-    _first, second = queue.push("work", ["a", dependent("a")])
-    queue.push("work", ["b"], insertion)
-    info = queue.task("work", second.sequence)
-    assert info is None if insertion is Insertion.DELETE else info is not None and info.state is State.REDUNDANT
 
 
 def test_a_suspended_dependent_waits_once_it_is_released(queue: TaskQueue, owner: Owner) -> None:
@@ -220,8 +160,7 @@ def test_the_next_check_finds_a_dependent_that_was_pushed_during_the_success_of_
     queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue]
 ) -> None:
     """Both transactions are open at once. The push sees no success, and the end sees no task to promote."""
-    queue.push("work", ["a"])
-    [task] = queue.poll("work", owner)
+    task = task_in(queue, owner, State.ACTIVE)
     ending, pushing = open_queue(), open_queue()
     pushing.push("work", [dependent("a")])
     ending.complete(owner, {task: Result.SUCCESS})
@@ -239,30 +178,6 @@ def test_a_poll_checks_at_most_a_hundred_tasks_that_still_wait(queue: TaskQueue,
     make_due(queue.conn, blocked_only=True)
     looked = [changed_rows(queue.conn, lambda: queue.poll("work", owner, 10)) for _ in range(4)]
     assert looked == [100, 100, 50, 0]
-
-
-def test_a_snoozed_dependent_that_has_to_wait_again_keeps_the_place_of_its_snooze(
-    queue: TaskQueue, owner: Owner
-) -> None:
-    task_in(queue, owner, State.SUCCEEDED, "a")
-    queue.push("work", [dependent("a")])
-    [task] = queue.poll("work", owner)
-    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(minutes=30))})
-    pass_time(queue, timedelta(hours=1))
-    queue.push("work", [NewTask("a", priority=-1)])
-    assert finish(queue, owner) == ["a"]
-    info = known(queue, task)
-    assert info.available_at - info.created == pytest.approx(timedelta(minutes=30), abs=timedelta(seconds=30))
-    assert finish(queue, owner) == ["b"]
-
-
-def test_a_group_whose_first_task_has_to_wait_again_takes_the_place_of_its_next_task(
-    queue: TaskQueue, owner: Owner
-) -> None:
-    task_in(queue, owner, State.SUCCEEDED, "a")
-    queue.push("work", [dependent("a"), "c", "b"])
-    queue.push("work", [NewTask("a", delay=timedelta(hours=1))])
-    assert list(queue.poll_batch("work", owner, 2)) == ["c", "b"]
 
 
 def test_a_task_that_has_to_wait_again_gives_its_place_in_its_group_to_the_next(queue: TaskQueue, owner: Owner) -> None:

@@ -32,23 +32,18 @@ def test_a_completed_task_makes_way_for_the_next_of_its_identifier(queue: TaskQu
     assert done == pushed
 
 
-def test_an_exchange_that_names_a_task_that_is_not_held_polls_nothing(queue: TaskQueue, owner: Owner) -> None:
-    [task] = queue.push("work", ["a"])
-    with pytest.raises(NotHeld):
-        queue.exchange(owner, {task: Result.SUCCESS}, "work")
-    assert states(queue) == [("a", State.READY)]
-
-
-def test_an_exchange_under_a_lapsed_lease_completes_nothing_and_completing_alone_works(queue: TaskQueue) -> None:
-    owner = queue.register("late", timedelta(minutes=1))
-    [task] = queue.push("work", ["a"])
+def test_an_exchange_that_is_refused_completes_and_polls_nothing(queue: TaskQueue, owner: Owner) -> None:
+    """Of a task that is not held, and under a lapsed lease, under which completing alone works."""
+    held, waiting = queue.push("work", ["a", "b"])
     queue.poll("work", owner)
+    with pytest.raises(NotHeld):
+        queue.exchange(owner, {held: Result.SUCCESS, waiting: Result.SUCCESS}, "work")
     lapse(queue, owner)
     with pytest.raises(LeaseLost):
-        queue.exchange(owner, {task: Result.SUCCESS}, "work")
-    assert states(queue) == [("a", State.ACTIVE)]
-    queue.complete(owner, {task: Result.SUCCESS})
-    assert states(queue) == [("a", State.SUCCEEDED)]
+        queue.exchange(owner, {held: Result.SUCCESS}, "work")
+    assert states(queue) == [("a", State.ACTIVE), ("b", State.READY)]
+    queue.complete(owner, {held: Result.SUCCESS})
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
 
 
 @pytest.mark.promise("Nothing is decided twice")

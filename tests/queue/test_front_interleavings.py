@@ -49,7 +49,7 @@ class Steps:
         self.trace.append(step.__name__)
         try:
             step()
-        except (TaskQueueError, psycopg.errors.LockNotAvailable):
+        except (TaskQueueError, psycopg.errors.LockNotAvailable, psycopg.errors.InvalidSavepointSpecification):
             self.trace.append("had no effect")
             for other in self.others:
                 if other.conn.info.transaction_status is psycopg.pq.TransactionStatus.INERROR:
@@ -57,6 +57,9 @@ class Steps:
 
     def any_queue(self) -> TaskQueue:
         return self.random.choice([self.queue, *self.others])
+
+    def other(self) -> psycopg.Connection:
+        return self.random.choice(self.others).conn
 
     def owner(self) -> Owner:
         return self.random.choice(list(self.owners.values()))
@@ -72,13 +75,10 @@ class Steps:
             delay=None if delay is None else delay * MILLISECOND,
         )
 
-    def held(self, queue: TaskQueue, owner: Owner) -> list[int]:
-        held = sorted(unlocked_tasks(queue.conn, owner.name))
-        return self.random.sample(held, min(len(held), 2))
-
-    def ready(self) -> list[int]:
-        ready = sorted(unlocked_tasks(self.queue.conn))
-        return self.random.sample(ready, min(len(ready), 1))
+    def some(self, most: int, queue: TaskQueue | None = None, owner: Owner | None = None) -> list[int]:
+        """READY tasks, or those that an owner holds, which no transaction of another session holds."""
+        found = sorted(unlocked_tasks((queue or self.queue).conn, owner.name if owner else None))
+        return self.random.sample(found, min(len(found), most))
 
     def push(self) -> None:
         self.any_queue().push("work", [self.task() for _ in range(self.random.randrange(1, 4))])
@@ -92,19 +92,19 @@ class Steps:
             tasks = queue.poll("work", self.owner(), self.random.randrange(1, 5), self.order(), condition)
             advance_identifiers(queue.conn, tasks)
 
-    def fail(self) -> None:
+    def complete(self, decision: Decision) -> None:
         queue, owner = self.any_queue(), self.owner()
-        queue.complete(owner, dict.fromkeys(self.held(queue, owner), Decision(Result.FAILURE, error="down")))
+        queue.complete(owner, dict.fromkeys(self.some(2, queue, owner), decision))
+
+    def fail(self) -> None:
+        self.complete(Decision(Result.FAILURE, error="down"))
 
     def snooze(self) -> None:
-        queue, owner = self.any_queue(), self.owner()
-        queue.complete(
-            owner, dict.fromkeys(self.held(queue, owner), Decision(Result.SUSPENSION, delay=5 * MILLISECOND))
-        )
+        self.complete(Decision(Result.SUSPENSION, delay=5 * MILLISECOND))
 
     def reset(self) -> None:
         owner = self.owner()
-        tasks = self.held(self.queue, owner)
+        tasks = self.some(2, owner=owner)
         self.queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
         self.queue.revive("work", sequences=tasks)
 
@@ -117,38 +117,33 @@ class Steps:
         advance_fronts(self.any_queue().conn, backwards=self.order() is Order.LAST_IN_FIRST_OUT)
 
     def commit(self) -> None:
-        self.random.choice(self.others).conn.commit()
+        self.other().commit()
 
     def roll_back(self) -> None:
-        self.random.choice(self.others).conn.rollback()
+        self.other().rollback()
 
     def savepoint(self) -> None:
-        self.random.choice(self.others).conn.execute("SAVEPOINT here")
+        self.other().execute("SAVEPOINT here")
 
     def roll_back_to_savepoint(self) -> None:
-        try:
-            self.random.choice(self.others).conn.execute("ROLLBACK TO here")
-        except psycopg.errors.InvalidSavepointSpecification as error:
-            raise TaskQueueError("there is no savepoint") from error
+        self.other().execute("ROLLBACK TO here")
 
     def offer(self) -> None:
         task = self.task()
         self.queue.offer("work", task.identifier, {"n": len(self.trace)}, delay=task.delay, priority=task.priority)
 
     def set_priority(self) -> None:
-        self.queue.set_priority("work", self.ready(), self.random.choice([-1, 0, 2]))
+        self.queue.set_priority("work", self.some(1), self.random.choice([-1, 0, 2]))
 
     def set_due(self) -> None:
-        for sequence in self.ready():
-            row = self.queue.conn.execute("SELECT clock_timestamp()").fetchone()
-            assert row is not None
-            self.queue.set_due("work", sequence, row[0] + self.random.choice([-50, 0, 10]) * MILLISECOND)
+        for sequence in self.some(1):
+            self.queue.set_due("work", sequence, self.queue.now() + self.random.choice([-50, 0, 10]) * MILLISECOND)
 
     def run_now(self) -> None:
-        self.queue.run_now("work", self.ready())
+        self.queue.run_now("work", self.some(1))
 
     def pause_and_resume(self) -> None:
-        for sequence in self.ready():
+        for sequence in self.some(1):
             self.queue.pause_task("work", sequence)
             self.advance()
             self.queue.resume_task("work", sequence)

@@ -1,61 +1,14 @@
-"""Naive queues compared with TaskQ under the same steps: only the naive ones go wrong."""
+"""Many sessions that push, poll and drop at once: each task is handed out once, and nothing deadlocks."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from functools import partial
 
-import psycopg
 import pytest
 
-from airflow_provider_taskq.queue import Insertion, LeaseLost, Result, State, TaskQueue, connect
-from tests.queue.conftest import everything, known, numbered, states, task_in
+from airflow_provider_taskq.queue import Result, TaskQueue, TaskQueueError, connect
+from tests.queue.conftest import InBackground, numbered
 
 pytestmark = pytest.mark.promise("Nothing is decided twice")
-
-NAIVE_TABLE = """CREATE TABLE naive (topic text, sequence bigint, state int DEFAULT 1, owner text, output text,
-    PRIMARY KEY (topic, sequence))"""
-NAIVE_POLL = """UPDATE naive SET state = 0, owner = %s WHERE topic = 'work' AND sequence IN (
-    SELECT sequence FROM naive WHERE topic = 'work' AND state = 1 ORDER BY sequence LIMIT %s FOR UPDATE SKIP LOCKED)"""
-# The plan that a server may choose on its own on a table it knows nothing of: the sub-select again for every row.
-UNLUCKY = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_material = off; SET enable_hashagg = off; \
-    SET enable_sort = off; SET enable_memoize = off"
-
-
-@pytest.fixture
-def naive(own_queue: TaskQueue) -> Iterator[psycopg.Connection]:
-    """A table as in many naive queues, never analyzed."""
-    own_queue.conn.execute(NAIVE_TABLE.encode())
-    own_queue.conn.execute("INSERT INTO naive SELECT 'work', n FROM generate_series(1, 60) n")
-    yield own_queue.conn  # noqa: PT022 - its database goes with it
-
-
-@pytest.mark.parametrize("size", [1, 5])
-def test_one_statement_over_a_locking_subselect_may_take_more_than_requested_and_a_poll_never(
-    own_queue: TaskQueue, naive: psycopg.Connection, size: int
-) -> None:
-    own_queue.push("work", numbered(60))
-    owner = own_queue.register("me")
-    naive.execute(UNLUCKY.encode())
-    assert naive.execute(NAIVE_POLL.encode(), ("me", size)).rowcount > size, "else this test shows nothing"
-    assert len(own_queue.poll("work", owner, size)) == size
-    assert own_queue.count("work")["work"][State.ACTIVE].count == size
-
-
-def test_a_late_worker_overwrites_an_unfenced_completion_and_not_a_fenced_one(
-    own_queue: TaskQueue, naive: psycopg.Connection
-) -> None:
-    finish = "UPDATE naive SET state = 6, output = %s WHERE sequence = 1 AND owner = 'job'"
-    naive.execute(NAIVE_POLL.encode(), ("job", 1))  # the first try of the job, which then hangs
-    naive.execute(finish.encode(), ("of the retry",))  # its retry, by the same name
-    assert naive.execute(finish.encode(), ("of the late first try",)).rowcount == 1
-
-    first = own_queue.register("job")
-    task = task_in(own_queue, first, State.ACTIVE)
-    retry = own_queue.register("job")
-    own_queue.complete(retry, {task: Result.SUCCESS})
-    with pytest.raises(LeaseLost):
-        own_queue.complete(first, {task: Result.FAILURE})
-    assert known(own_queue, task).state is State.SUCCEEDED
 
 
 def test_concurrent_polls_hand_every_task_out_once(queue: TaskQueue, dsn: str) -> None:
@@ -78,45 +31,28 @@ def test_concurrent_polls_hand_every_task_out_once(queue: TaskQueue, dsn: str) -
     assert all(one == sorted(one) for one in drained), "each consumer in order"
 
 
-@pytest.mark.parametrize("insertion", [Insertion.SUPERSEDE, Insertion.REPLACE, Insertion.DELETE])
-def test_concurrent_pushes_and_polls_of_one_identifier_neither_deadlock_nor_lose_tasks(
-    queue: TaskQueue, dsn: str, insertion: Insertion
+@pytest.mark.promise("A dropped topic leaves nothing behind")
+def test_a_topic_that_workers_poll_and_complete_all_the_time_can_be_dropped(
+    queue: TaskQueue, dsn: str, background: InBackground[int]
 ) -> None:
-    names = [f"{number}" for number in range(20)]
-    pushed = Event()
+    """Each transaction of the workers is short, but one of them is open at any time."""
+    queue.push("work", [f"{number}" for number in range(3000)])
 
-    def pushing(seed: int) -> None:
-        with connect(dsn) as conn:
-            for turn in range(15):
-                ahead = names if (seed + turn) % 2 else names[::-1]
-                TaskQueue(conn).push("work", ahead, insertion)
-                conn.commit()
-
-    def working(seed: int) -> int:
+    def work(name: str) -> int:
         done = 0
-        with connect(dsn) as conn:
+        with connect(dsn, autocommit=True) as conn:
             mine = TaskQueue(conn)
-            owner = mine.register(f"worker {seed}")
-            last = False
-            while not last:
-                last = pushed.is_set()  # so that one poll at least meets what was pushed
-                tasks = mine.poll("work", owner, 5)
-                mine.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-                conn.commit()
-                done += len(tasks)
+            owner = mine.register(name)
+            while "work" in mine.topics():
+                try:
+                    polled = mine.poll("work", owner, 2)
+                    mine.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+                except TaskQueueError:  # dropped between the two
+                    continue
+                done += len(polled)
         return done
 
-    with ThreadPoolExecutor(5) as pool:
-        pushes = [pool.submit(pushing, seed) for seed in range(3)]
-        works = [pool.submit(working, seed) for seed in range(2)]
-        for push in pushes:
-            push.exception()  # and wait for it: the workers have to be stopped in any case
-        pushed.set()
-        for push in pushes:
-            push.result()
-        done = sum(work.result() for work in works)
-    assert done > 0
-    assert {info.state for info in everything(queue)} <= {State.READY, State.SUCCEEDED, State.REDUNDANT}
-    last = queue.push("work", names, insertion)
-    assert {identifier for identifier, state in states(queue) if state is State.READY} == set(names)
-    assert queue.ready("work", 1000) == len(last)
+    workers = [background(partial(work, name)) for name in "abc"]
+    assert queue.drop_topic("work")
+    assert sum(worker.result(60) for worker in workers) < 3000
+    assert queue.conn.execute("SELECT FROM taskq.task_info").rowcount == 0

@@ -1,14 +1,16 @@
-"""The log of a topic: its tasks, their order, and the rights to read it."""
+"""The log of a topic, and the progress of its readers. Steps of two are in log.spec and progress.spec."""
 
 import json
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import (
     Cursor,
@@ -16,7 +18,6 @@ from airflow_provider_taskq.queue import (
     InvalidArgument,
     NewTask,
     Owner,
-    Result,
     State,
     Task,
     TaskQueue,
@@ -26,7 +27,9 @@ from airflow_provider_taskq.queue import (
     install,
 )
 from demo.postgres import EmbeddedPostgres
-from tests.queue.conftest import numbered, task_in
+from tests.internals import SCHEMAS, plant_change, set_next_sequence, stored_rows
+from tests.queue.conftest import InBackground, await_lock_wait, numbered, task_in
+from tests.queue.log_reader import Reader
 
 pytestmark = pytest.mark.promise("Readers take nothing and lock nothing")
 
@@ -38,17 +41,19 @@ def names(events: list[tuple[Cursor, Task]]) -> list[str]:
     return [task.identifier for _, task in events]
 
 
-def test_the_log_has_every_task_in_the_order_of_sequences(queue: TaskQueue) -> None:
+def test_the_log_has_every_task_in_the_order_of_sequences(queue: TaskQueue, owner: Owner) -> None:
+    """For any number of readers, which claim nothing."""
+    queue.create_topic("other")
     later = NewTask("c", delay=timedelta(days=1))
-    pushed = queue.push("work", ["a", NewTask("b", {"n": 1}, "r", priority=9), later, "a"])
-    read = [task for _, task in queue.events("work", None)]
-    assert read == pushed
-    assert [(task.identifier, task.payload, task.reference) for task in read] == [
-        ("a", None, None),
-        ("b", {"n": 1}, "r"),
-        ("c", None, None),
-        ("a", None, None),
-    ]
+    pushed = queue.push("work", ["a", NewTask("b", {"n": 1}, "r", priority=9), later])
+    queue.push("other", ["of no concern"])
+    pushed += queue.push("work", ["a"])
+    for _ in range(2):
+        read = [task for _, task in queue.events("work", None)]
+        assert read == pushed
+        parts = [(task.identifier, task.payload, task.reference) for task in read]
+        assert parts == [("a", None, None), ("b", {"n": 1}, "r"), ("c", None, None), ("a", None, None)]
+    assert len(queue.poll("work", owner, 9)) == 3
 
 
 def test_the_log_shows_a_task_as_it_was_pushed_after_any_later_change(queue: TaskQueue, owner: Owner) -> None:
@@ -67,47 +72,23 @@ def test_the_log_has_redundant_tasks_and_no_deleted_ones(queue: TaskQueue) -> No
 
 def test_reading_continues_after_the_cursor_and_stops_at_the_size(queue: TaskQueue) -> None:
     queue.push("work", numbered(5))
-    first = queue.events("work", None, 2)
-    second = queue.events("work", first[-1][0], 2)
-    third = queue.events("work", Cursor.parse(str(second[-1][0])), 2)
-    assert [*names(first), *names(second), *names(third)] == [f"task-{n}" for n in range(5)]
-    assert queue.events("work", third[-1][0], 2) == []
+    at_once = queue.events("work", None)
+    for size in (1, 2):
+        read: list[tuple[Cursor, Task]] = []
+        after: Cursor | None = None
+        while events := queue.events("work", after, size):
+            assert len(events) <= size
+            read += events
+            after = Cursor.parse(str(events.cursor))
+        assert read == list(at_once)
     assert queue.events("work", None, 0) == []
 
 
-def test_a_cursor_is_the_same_however_its_task_was_read(queue: TaskQueue) -> None:
-    queue.push("work", numbered(4))
-    at_once = queue.events("work", None)
-    one_by_one = [queue.events("work", after, 1)[0] for after in (None, *(cursor for cursor, _ in at_once[:-1]))]
-    assert one_by_one == list(at_once)
-    assert [cursor for cursor, _ in at_once] == sorted({cursor for cursor, _ in at_once})
-
-
-def test_any_number_of_readers_read_the_log_without_claiming_a_task(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", numbered(3))
-    assert queue.events("work", None) == queue.events("work", None)
-    assert len(queue.poll("work", owner, 5)) == 3
-
-
-def test_topics_have_logs_of_their_own(queue: TaskQueue) -> None:
-    queue.create_topic("other")
-    for name in "abc":
-        queue.push("work", [name])
-        queue.push("other", [name.upper()])
-    assert names(queue.events("work", None)) == ["a", "b", "c"]
-    assert names(queue.events("other", None)) == ["A", "B", "C"]
-
-
-def test_an_empty_log_has_a_beginning(queue: TaskQueue) -> None:
-    nothing = queue.events("work", None)
-    assert nothing == []
-    queue.push("work", ["a"])
-    assert names(queue.events("work", nothing.cursor)) == ["a"]
-
-
 def test_a_recreated_topic_has_a_log_of_its_own_after_any_old_cursor(queue: TaskQueue) -> None:
+    beginning = queue.events("work", None)
+    assert beginning == []
     queue.push("work", ["old"])
-    end = queue.events("work", None).cursor
+    end = queue.events("work", beginning.cursor).cursor
     queue.drop_topic("work")
     queue.create_topic("work")
     queue.push("work", ["new"])
@@ -117,30 +98,6 @@ def test_a_recreated_topic_has_a_log_of_its_own_after_any_old_cursor(queue: Task
 def test_the_log_of_an_unknown_topic_is_refused(queue: TaskQueue) -> None:
     with pytest.raises(UnknownTopic, match="nowhere"):
         queue.events("nowhere", None)
-
-
-@pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
-def test_the_log_is_read_at_read_committed_only(
-    queue: TaskQueue, session: TaskQueue, level: psycopg.IsolationLevel
-) -> None:
-    queue.push("work", ["a"])
-    session.conn.isolation_level = level
-    with pytest.raises(TaskQueueError, match="READ COMMITTED"):
-        session.events("work", None)
-
-
-def test_a_transaction_that_may_only_read_can_read_the_log(queue: TaskQueue, session: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    session.conn.read_only = True
-    assert names(session.events("work", None)) == ["a"]
-
-
-def test_the_log_has_committed_tasks_only_its_readers_own_included(queue: TaskQueue, session: TaskQueue) -> None:
-    session.push("work", ["mine"])
-    queue.push("work", ["another's"])
-    assert session.events("work", None) == []
-    session.conn.commit()
-    assert names(session.events("work", None)) == ["mine", "another's"]
 
 
 @pytest.mark.slow
@@ -157,41 +114,12 @@ def test_a_standby_refuses_to_read_the_log() -> None:
             TaskQueue(conn).events("work", None)
 
 
-def test_the_operator_sees_which_transaction_holds_a_log_back(
-    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue]
-) -> None:
-    holders = "SELECT pid, application, since <= clock_timestamp(), floor FROM taskq.log_blockers('work')"
-    queue.push("work", ["before"])
-    assert queue.conn.execute(holders.encode()).fetchall() == []
-    session.conn.execute("SET application_name = 'importer'")
-    [task] = session.push("work", ["open"])
-    queue.create_topic("other")
-    open_queue().push("other", ["of no concern"])
-    assert queue.conn.execute(holders.encode()).fetchall() == [
-        (session.conn.info.backend_pid, "importer", True, task.sequence)
-    ]
-    session.conn.commit()
-    assert queue.conn.execute(holders.encode()).fetchall() == []
-    with pytest.raises(psycopg.DatabaseError, match="nowhere"):
-        queue.conn.execute("SELECT taskq.log_blockers('nowhere')")
-
-
-@given(PLACES)
-def test_the_text_of_a_cursor_restores_it(place: int) -> None:
-    text = str(Cursor(place))
-    assert Cursor.parse(text) == Cursor.parse(json.loads(json.dumps(text))) == Cursor(place)
-
-
 @given(PLACES, PLACES)
-def test_cursors_compare_and_hash_by_their_place(one: int, other: int) -> None:
-    assert (Cursor(one) < Cursor(other)) == (one < other)
-    assert (Cursor(one) == Cursor(other)) == (one == other)
-    assert len({Cursor(one), Cursor(other)}) == len({one, other})
-
-
-def test_a_cursor_is_frozen() -> None:
-    with pytest.raises(AttributeError):
-        Cursor(1).place = 2  # type: ignore[misc]
+def test_the_text_of_a_cursor_restores_it_and_its_order(one: int, other: int) -> None:
+    text = json.loads(json.dumps(str(Cursor(one))))
+    assert Cursor.parse(text) == Cursor(one)
+    assert (Cursor.parse(text) < Cursor(other)) == (one < other)
+    assert len({Cursor.parse(text), Cursor(other)}) == len({one, other})
 
 
 @given(st.one_of(st.text(), st.from_regex(r"[-+ 0]*[0-9]{1,25}\s?", fullmatch=True)))
@@ -204,15 +132,235 @@ def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "007", "1 ", "1.0", "٣", "²", str(2**63), "9" * 30])
-def test_a_value_that_is_no_cursor_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="invalid cursor"):
-        Cursor.parse(text)
+# Open pushes, dead sessions and many producers
 
 
-def test_a_reader_of_the_log_completes_nothing(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a"])
-    [(_, task)] = queue.events("work", None)
-    assert queue.poll("work", owner) == [task]
-    queue.complete(owner, {task: Result.SUCCESS})
-    assert [read for _, read in queue.events("work", None)] == [task]
+LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
+
+
+@pytest.fixture
+def reader(queue: TaskQueue) -> Reader:
+    return Reader(queue)
+
+
+@pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
+def test_a_push_whose_session_dies_does_not_hold_the_log_back(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    session.push("work", ["never"])
+    queue.push("work", ["b"])
+    pid = session.conn.info.backend_pid
+    queue.conn.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+    session.conn.close()
+    assert reader.more() == ["b"]
+
+
+@pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
+def test_thousands_of_pushes_in_one_transaction_take_three_locks(queue: TaskQueue, session: TaskQueue) -> None:
+    """Of the topic, of the floor, and of the time. Also in functions whose settings PostgreSQL resets at their end."""
+    session.conn.execute(
+        """CREATE FUNCTION pg_temp.push_one(n int) RETURNS void LANGUAGE plpgsql SET search_path = pg_temp AS $$
+        BEGIN PERFORM taskq.push('work', 'APPEND', ARRAY[n::text]); END $$"""
+    )
+    session.conn.execute("SELECT pg_temp.push_one(n) FROM generate_series(1, 3000) n")
+    session.push("work", ["x"])
+    assert queue.conn.execute(LOCKS, (session.conn.info.backend_pid,)).fetchone() == (3,)
+
+
+@pytest.fixture(scope="module")
+def two_phase_server() -> Iterator[EmbeddedPostgres]:
+    """A server that allows prepared transactions."""
+    with EmbeddedPostgres(settings={"max_prepared_transactions": "5"}) as server:
+        with connect(server.dsn, autocommit=True) as conn:
+            install(conn)
+            TaskQueue(conn).create_topic("work")
+        yield server
+
+
+@pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "server restarts"])
+def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase(
+    two_phase_server: EmbeddedPostgres, restarts: bool
+) -> None:
+    with connect(two_phase_server.dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        reader = Reader(queue)
+        reader.more()
+        with connect(two_phase_server.dsn, autocommit=True) as other:
+            other.execute("BEGIN")
+            TaskQueue(other).push("work", ["prepared"])
+            other.execute("PREPARE TRANSACTION 'import of today'")
+            assert other.execute(LOCKS, (other.info.backend_pid,)).fetchone() == (0,)
+        queue.push("work", ["later"])
+        assert reader.more() == []
+    if restarts:
+        two_phase_server.stop("immediate")
+        two_phase_server.start()
+    with connect(two_phase_server.dsn, autocommit=True) as conn:
+        reader.queue = queue = TaskQueue(conn)
+        assert reader.more() == []
+        holder = conn.execute("SELECT pid, application FROM taskq.log_blockers('work')").fetchall()
+        assert holder == [(None, "prepared transaction import of today")]
+        conn.execute("COMMIT PREPARED 'import of today'")
+        assert reader.more() == ["prepared", "later"]
+
+
+@pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
+def test_numbers_are_drawn_one_by_one(queue: TaskQueue) -> None:
+    """A session with cached numbers would use them after others had passed them."""
+    caches = "SELECT DISTINCT cache_size FROM pg_sequences WHERE schemaname = ANY (%s)"
+    assert queue.conn.execute(caches, (SCHEMAS,)).fetchall() == [(1,)]
+
+
+@pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
+def test_numbers_beyond_the_key_still_have_a_floor(own_dsn: str, own_queue: TaskQueue) -> None:
+    """The key of a lock has 48 bits for the number; a sequence has 63."""
+    set_next_sequence(own_queue.conn, 2**50)
+    with connect(make_conninfo(own_dsn)) as conn:
+        TaskQueue(conn).push("work", ["a"])
+        own_queue.push("work", ["b"])
+        reader = Reader(own_queue)
+        assert reader.more() == []
+        conn.commit()
+        assert reader.more() == ["a", "b"]
+
+
+def holds_back_the_xid_horizon(open_: TaskQueue, queue: TaskQueue) -> bool:
+    """Whether a cursor below the oldest transaction of the server would wait for this open transaction."""
+    own = open_.conn.execute("SELECT pg_current_xact_id()::text").fetchone()
+    query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint <= %s::bigint"
+    return queue.conn.execute(query, own).fetchone() == (True,)
+
+
+@pytest.mark.promise("A reader of the log never skips a committed task")
+def test_a_transaction_in_another_database_holds_nothing_back(
+    queue: TaskQueue, reader: Reader, own_queue: TaskQueue
+) -> None:
+    with own_queue.conn.transaction():
+        own_queue.push("work", ["elsewhere"])
+        queue.push("work", ["here"])
+        assert holds_back_the_xid_horizon(own_queue, queue), "else this test shows nothing"
+        assert reader.more() == ["here"]
+
+
+@pytest.mark.promise("A reader of the log never skips a committed task")
+def test_a_stream_of_many_calls_is_read_once_it_is_committed(
+    queue: TaskQueue, session: TaskQueue, reader: Reader
+) -> None:
+    pushed = session.push_stream("work", numbered(11_000))
+    queue.push("work", ["after"])
+    assert reader.more() == []
+    session.conn.commit()
+    assert reader.more(20_000) == [*(f"task-{n}" for n in range(pushed.count)), "after"]
+
+
+@pytest.mark.promise("A reader of the log never skips a committed task")
+@pytest.mark.parametrize("insertion", [Insertion.APPEND, Insertion.SUPERSEDE])
+def test_a_reader_of_many_producers_misses_nothing_and_reads_nothing_twice(
+    queue: TaskQueue, dsn: str, insertion: Insertion
+) -> None:
+    """Producers stay open for a random while between push and commit, and every fifth rolls back."""
+    producers, turns = 8, 25
+
+    def producing(producer: int) -> list[int]:
+        chance = random.Random(producer)  # noqa: S311 - how long a transaction is open is no secret
+        committed: list[int] = []
+        with connect(dsn) as conn:
+            for turn in range(turns):
+                pushed: list[Task] = []
+                for _ in range(chance.randint(1, 3)):
+                    new = [NewTask(f"{turn}", producer)] * chance.randint(1, 3)
+                    pushed += TaskQueue(conn).push("work", new, insertion)
+                    conn.execute("SELECT pg_sleep(%s)", (chance.uniform(0, 0.004),))  # the chance that this is about
+                if chance.random() < 0.2:
+                    conn.rollback()
+                else:
+                    conn.commit()
+                    committed += [task.sequence for task in pushed]
+        return committed
+
+    read: list[Task] = []
+    after: Cursor | None = None
+    looks, done = 0, False
+    with ThreadPoolExecutor(producers) as pool:
+        work = [pool.submit(producing, producer) for producer in range(producers)]
+        while not done:
+            done = all(one.done() for one in work)  # looked at first, so that one read comes after the last commit
+            while events := queue.events("work", after, 7):
+                read += [task for _, task in events]
+                after = events.cursor
+                looks += 1
+    assert looks > 20
+    committed = [one.result() for one in work]
+    assert [task.sequence for task in read] == sorted(sequence for one in committed for sequence in one)
+    for producer, sequences in enumerate(committed):
+        assert [task.sequence for task in read if task.payload == producer] == sequences
+
+
+@pytest.mark.promise("A reader of the log never skips a committed task")
+def test_tasks_pushed_after_the_check_of_the_locks_are_left_to_the_next_read(
+    own_dsn: str, own_queue: TaskQueue, background: InBackground[list[str]]
+) -> None:
+    """The last number is read before the locks. The test stops a reader between these steps and the rows."""
+    plant_change(own_queue.conn, "readers of the log stop after their check for open pushes")
+    with connect(own_dsn) as first, connect(own_dsn, autocommit=True) as stopped:
+        stopped.execute("SET tests.stop = '1'")
+        reader = Reader(TaskQueue(stopped))
+        own_queue.conn.execute("SELECT pg_advisory_lock(1)")
+        reading = background(reader.more)
+        await_lock_wait(own_queue.conn, reader.queue)
+        TaskQueue(first).push("work", ["first"])
+        own_queue.push("work", ["second"])
+        own_queue.conn.execute("SELECT pg_advisory_unlock(1)")
+        assert reading.result() == []
+        first.commit()
+        assert reader.more() == ["first", "second"]
+
+
+# Progress
+
+
+@pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
+def test_progress_is_kept_for_each_group_topic_and_partition(queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    places = [("one", "work", 0), ("one", "work", 1), ("one", "other", 0), ("two", "work", 0)]
+    for number, (group, topic, partition) in enumerate(places):
+        assert queue.progress(group, topic, partition) is None
+        queue.advance(group, topic, partition, Cursor(number))
+    assert [queue.progress(*place) for place in places] == [Cursor(number) for number in range(4)]
+
+
+@pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
+def test_dropping_a_topic_removes_the_progress_of_its_groups(queue: TaskQueue) -> None:
+    queue.advance("readers", "work", 0, Cursor(1))
+    queue.drop_topic("work")
+    assert stored_rows(queue.conn) == {}
+    queue.create_topic("work")
+    assert queue.progress("readers", "work") is None
+
+
+@pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
+def test_progress_of_an_unknown_topic_is_refused(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        queue.progress("readers", "nowhere")
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        queue.advance("readers", "nowhere", 0, Cursor(1))
+
+
+@pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
+@pytest.mark.parametrize(("group", "partition"), [(" ", 0), ("x" * 1001, 0), ("readers", -1)])
+def test_a_group_without_a_name_and_a_partition_below_zero_are_refused(
+    queue: TaskQueue, group: str, partition: int
+) -> None:
+    with pytest.raises(TaskQueueError, match="out of its range"):
+        queue.advance(group, "work", partition, Cursor(1))
+
+
+@pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
+def test_a_reader_continues_after_the_stored_progress_and_replays_after_an_earlier_one(queue: TaskQueue) -> None:
+    queue.push("work", numbered(3))
+    everything = queue.events("work", None)
+    for place in (1, 2, 0):
+        queue.advance("readers", "work", 0, everything[place][0])
+        assert queue.events("work", queue.progress("readers", "work")) == list(everything[place + 1 :])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import psycopg
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.promise("The cost of a call does not grow with the othe
 
 Call = Callable[[TaskQueue, Owner, list[Task]], object]
 SIZE = 10
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ GUARDS: dict[str, Guard] = {
         25_000,  # to remove 500; before PostgreSQL 17 it reads a topic whole whose statistics say that it is small
         20_000,
     ),
+    "revive": Guard(lambda queue, _owner, _held: queue.revive("work", State.FAILED, "APPEND", size=SIZE), 5 * SIZE),
+    "reassign": Guard(lambda queue, _owner, _held: queue.reassign("work", Result.SUCCESS, state=State.SUSPENDED)),
+    "junction": Guard(lambda queue, _owner, _held: queue.junction("work", [["task-1", "rare"]], "ETERNAL")),
+    "purge": Guard(lambda queue, _owner, _held: queue.purge("work", state=State.READY, size=SIZE)),
+    "ticks": Guard(lambda queue, _owner, _held: queue.install_ticks("work", "tick", "hash", [(NOON, None)])),
     "latest": Guard(lambda queue, _owner, _held: queue.latest("work", ["task-1", "task-2"])),
     "task": Guard(lambda queue, _owner, held: queue.task("work", held[0].sequence)),
     "page": Guard(lambda queue, _owner, _held: queue.page("work", size=SIZE)),
@@ -200,8 +206,12 @@ def test_a_poll_takes_exactly_its_size_under_every_forced_plan(
             steered.conn.execute(f"SET LOCAL enable_{method} = {'off' if method in forced else 'on'}".encode())
         steered.conn.execute(f"SET LOCAL plan_cache_mode = {mode}".encode())
         owner = steered.register("owner")
-        for size in (1, 7, 50):
-            polled = steered.poll("work", owner, size, condition=condition)
+        for size, order in (
+            (1, Order.FIRST_IN_FIRST_OUT),
+            (7, Order.LAST_IN_FIRST_OUT),
+            (50, Order.FIRST_IN_FIRST_OUT),
+        ):
+            polled = steered.poll("work", owner, size, order, condition)
             assert len({task.sequence for task in polled}) == len(polled) == size
         assert steered.count("work", state=State.ACTIVE)["work"][State.ACTIVE].count == 58
 
@@ -260,16 +270,3 @@ def test_a_push_and_a_poll_of_one_task_run_few_statements(own_queue: TaskQueue) 
     assert [task.identifier for task in polled] == ["a"]
     assert pushed.statements <= 12
     assert taken.statements <= 12
-
-
-def test_a_release_locks_its_tasks_by_their_key(own_queue: TaskQueue) -> None:
-    """The index of troubled tasks keeps the entries of all released tasks while a snapshot is open."""
-    owner = own_queue.register("owner")
-    own_queue.push("work", [f"old {number}" for number in range(5_000)])
-    while tasks := own_queue.poll("work", owner, 1_000):
-        own_queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-    own_queue.conn.execute("ANALYZE")
-    names = [f"member {number}" for number in range(50)]
-    own_queue.push("work", [NewTask(name, suspended=True) for name in names])
-    found = explain(own_queue.conn, lambda: own_queue.junction("work", [names]))
-    assert found.most <= 500, found

@@ -1,11 +1,10 @@
 """Stop at first failure: while a topic's retries fail, one of them is tried at a time."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from airflow_provider_taskq.queue import (
-    Condition,
     NewTask,
     Owner,
     Result,
@@ -15,7 +14,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
 )
-from tests.queue.conftest import identifiers, known, lapse, pass_time, states
+from tests.queue.conftest import identifiers, known, lapse, pass_time
 
 pytestmark = pytest.mark.promise("While the retries of a topic fail, one is tried at a time, if its policy has `probe`")
 
@@ -52,20 +51,13 @@ def run(queue: TaskQueue, owner: Owner, result: Result, size: int = 10) -> int:
     return tried
 
 
-def test_a_run_tries_one_of_ten_failed_tasks_while_the_handler_still_fails(
-    queue: TaskQueue, owner: Owner, failed: list[Task]
-) -> None:
-    assert len(failed) == 10
-    assert queue.ready("work", 10) == 1
-    assert run(queue, owner, Result.FAILURE) == 1
-    assert queue.ready("work", 10) == 0
-
-
-def test_the_next_run_tries_one_task_after_the_base_delay_of_the_topic(
+def test_a_run_tries_one_of_ten_failed_tasks_after_the_base_delay_while_the_handler_still_fails(
     queue: TaskQueue, owner: Owner, failed: list[Task]
 ) -> None:
     for _ in failed:
+        assert queue.ready("work", 10) == 1
         assert run(queue, owner, Result.FAILURE) == 1
+        assert queue.ready("work", 10) == 0
         pass_time(queue, 2 * MINUTE)
     assert {known(queue, task).attempt for task in failed} == {2}, "each had its turn"
 
@@ -77,15 +69,25 @@ def test_retries_follow_each_other_at_once_as_long_as_they_succeed(
     assert run(queue, owner, Result.SUCCESS, size) == len(failed)
 
 
-def test_all_pollers_together_hold_one_retry_at_a_time(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
+@pytest.mark.parametrize("end", ["succeeds", "is filtered", "is released", "crashes"])
+def test_all_pollers_together_hold_one_retry_at_a_time(
+    queue: TaskQueue, owner: Owner, failed: list[Task], end: str
+) -> None:
     other = queue.register("other")
-    [probe] = queue.poll("work", owner, 10)
+    [probe] = queue.poll("work", other, 10)
     assert probe == failed[0]
-    assert queue.poll("work", other, 10) == []
+    assert queue.poll("work", owner, 10) == []
     assert queue.ready("work", 10) == 0
-    queue.complete(owner, {probe: Result.SUCCESS})
-    assert queue.ready("work", 10) == 9
-    assert len(queue.poll("work", other, 10)) == 9
+    if end in ("succeeds", "is filtered"):
+        queue.complete(other, {probe: Result.SUCCESS if end == "succeeds" else Result.FILTER})
+        assert queue.poll("work", owner, 10) == failed[1:]
+        return
+    if end == "is released":
+        queue.release(other)
+    else:
+        lapse(queue, other)
+        queue.expire()
+    assert queue.poll("work", owner, 10) == [probe]
 
 
 def test_fresh_tasks_are_handed_out_while_retries_fail(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
@@ -93,16 +95,6 @@ def test_fresh_tasks_are_handed_out_while_retries_fail(queue: TaskQueue, owner: 
     queue.push("work", ["fresh", "new"])
     assert identifiers(queue.poll("work", owner, 10)) == ["fresh", "new"]
     assert all(known(queue, task).state is State.READY for task in failed)
-
-
-def test_the_success_of_a_fresh_task_does_not_end_the_failing_of_retries(
-    queue: TaskQueue, owner: Owner, failed: list[Task]
-) -> None:
-    queue.push("work", [NewTask("fresh", priority=1)])
-    tasks = queue.poll("work", owner, 10)
-    assert identifiers(tasks) == ["fresh", failed[0].identifier]
-    queue.complete(owner, {tasks[0]: Result.SUCCESS})
-    assert queue.poll("work", owner, 10) == []
 
 
 def test_a_failing_topic_never_stops_another(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
@@ -115,124 +107,6 @@ def test_a_failing_topic_never_stops_another(queue: TaskQueue, owner: Owner, fai
     queue.complete(owner, {probe: Result.SUCCESS})
     assert len(queue.poll("other", owner, 10)) == 1
     assert {known(queue, task).state for task in failed} == {State.READY}
-
-
-def test_the_next_probe_after_a_final_failure_is_handed_out_after_the_delay(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", probing(attempts=2))
-    queue.push("work", ["a", "b"])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
-    pass_time(queue, 2 * MINUTE)
-    assert run(queue, owner, Result.FAILURE) == 1
-    assert states(queue) == [("a", State.FAILED), ("b", State.READY)]
-    assert queue.poll("work", owner, 2) == [], "it was due before"
-    pass_time(queue, MINUTE)
-    assert identifiers(queue.poll("work", owner, 2)) == ["b"]
-
-
-@pytest.mark.parametrize("lost", ["released", "crashed"])
-def test_a_probe_that_was_released_or_expired_is_handed_out_again(
-    queue: TaskQueue, owner: Owner, failed: list[Task], lost: str
-) -> None:
-    other = queue.register("other")
-    [probe] = queue.poll("work", other, 10)
-    if lost == "released":
-        queue.release(other)
-    else:
-        lapse(queue, other)
-        queue.expire()
-    assert queue.ready("work", 10) == 1
-    [again] = queue.poll("work", owner, 10)
-    assert again == probe == failed[0]
-
-
-@pytest.mark.parametrize("result", [Result.SUSPENSION, Result.FILTER])
-def test_any_result_but_failure_ends_probing(
-    queue: TaskQueue, owner: Owner, failed: list[Task], result: Result
-) -> None:
-    [probe] = queue.poll("work", owner, 10)
-    queue.complete(owner, {probe: result})
-    assert len(queue.poll("work", owner, 10)) == len(failed) - 1
-
-
-def test_a_call_with_failed_and_successful_retries_counts_as_a_failure(
-    queue: TaskQueue, owner: Owner, failed: list[Task]
-) -> None:
-    queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
-    tasks = queue.poll("work", owner, 5)
-    assert len(tasks) == 5
-    queue.complete(owner, {task: Result.FAILURE if task is tasks[2] else Result.SUCCESS for task in tasks})
-    assert queue.ready("work", 10) == 1
-    assert set(identifiers(queue.poll("work", owner, 10))) < set(identifiers(failed))
-
-
-def test_retries_that_were_due_when_a_topic_began_to_probe_are_probed_and_all_handed_out_once_it_stops(
-    queue: TaskQueue, owner: Owner
-) -> None:
-    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=5, base=timedelta(0))))
-    queue.push("work", ["a", "b", "c"])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
-    queue.alter_topic("work", probing(timedelta(0)))
-    tasks = queue.poll("work", owner, 10)
-    assert len(tasks) == 3, "none has failed yet under the new policy"
-    queue.complete(owner, dict.fromkeys(tasks, Result.FAILURE))
-    assert len(queue.poll("work", owner, 10)) == 1
-    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=5)))
-    assert len(queue.poll("work", owner, 10)) == 2
-
-
-def test_a_retry_keeps_the_turn_of_its_identifier_while_it_waits_for_the_probe(
-    queue: TaskQueue, owner: Owner, failed: list[Task]
-) -> None:
-    queue.push("work", [task.identifier for task in failed])
-    singular = Condition.SINGULAR_BY_IDENTIFIER
-    assert queue.ready("work", 10, singular) == 1
-    assert queue.poll("work", owner, 20, condition=singular) == [failed[0]]
-
-
-def test_a_retry_that_waits_for_the_probe_has_the_status_retrying(queue: TaskQueue, failed: list[Task]) -> None:
-    assert {known(queue, task).status for task in failed} == {"retrying"}
-
-
-def test_failures_within_the_time_to_live_are_not_recorded_and_start_no_probing(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", probing())
-    queue.push("work", [NewTask(name, ttl=timedelta(hours=1)) for name in "abc"])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
-    assert len(queue.poll("work", owner, 3)) == 3
-
-
-def test_a_retry_without_the_turn_of_its_identifier_blocks_no_other_retry(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", probing())
-    low, high = queue.push("work", [NewTask("a"), NewTask("a", priority=9)])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
-    pass_time(queue, 2 * MINUTE)
-    singular = Condition.SINGULAR_BY_IDENTIFIER
-    assert queue.ready("work", 5, singular) == 1
-    assert queue.poll("work", owner, 5, condition=singular) == [low], "the lowest sequence has the turn"
-    queue.complete(owner, {low: Result.SUCCESS})
-    assert queue.poll("work", owner, 5, condition=singular) == [high]
-
-
-def test_the_probe_is_the_first_retry_in_polled_order(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", probing())
-    tasks = queue.push("work", [NewTask("a"), NewTask("b", priority=9), NewTask("c")])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
-    pass_time(queue, 2 * MINUTE)
-    assert queue.poll("work", owner, 3) == [tasks[1]]
-
-
-def fail_often(queue: TaskQueue, owner: Owner, task: Task, times: int) -> None:
-    """Fails a task this number of times, each time as soon as it is due."""
-    for _ in range(times):
-        [polled] = queue.poll("work", owner)
-        assert polled == task
-        queue.complete(owner, {polled: Result.FAILURE})
-        pass_time(queue, known(queue, task).available_at - now(queue))
-
-
-def now(queue: TaskQueue) -> datetime:
-    """The current moment of the server's clock."""
-    moment: datetime = queue.conn.execute("SELECT clock_timestamp()").fetchall()[0][0]
-    return moment
 
 
 def minutes_until_polled(queue: TaskQueue, owner: Owner, wanted: set[str], poison: str, limit: int = 400) -> int:
@@ -255,46 +129,36 @@ def test_a_retry_does_not_wait_for_the_growing_delay_of_the_task_that_failed(
 ) -> None:
     queue.alter_topic("work", growing())
     [poison] = queue.push("work", [NewTask("poison", priority=priority)])
-    fail_often(queue, owner, poison, 8)
+    for _ in range(8):
+        queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
+        pass_time(queue, known(queue, poison).available_at - queue.now())
     queue.push("work", [NewTask("healthy", priority=9)])
     tasks = queue.poll("work", owner, 2)
     assert set(identifiers(tasks)) == {"healthy", "poison"}
     queue.complete(owner, dict.fromkeys(tasks, Result.FAILURE))
-    assert known(queue, poison).available_at - now(queue) > timedelta(hours=2)
+    assert known(queue, poison).available_at - queue.now() > timedelta(hours=2)
     assert minutes_until_polled(queue, owner, {"healthy"}, "poison") <= 2
 
 
 @pytest.mark.parametrize("size", [1, 10])
-def test_a_failing_retry_of_higher_priority_does_not_block_the_others(
-    queue: TaskQueue, owner: Owner, size: int
-) -> None:
-    queue.alter_topic("work", probing(attempts=100))
-    queue.push("work", [NewTask("poison", priority=5), "a", "b", "c"])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 4), Result.FAILURE))
-    polled: list[str] = []
-    for _ in range(8):
-        pass_time(queue, MINUTE)
-        while tasks := queue.poll("work", owner, size):
-            polled += identifiers(tasks)
-            queue.complete(
-                owner, {task: Result.FAILURE if task.identifier == "poison" else Result.SUCCESS for task in tasks}
-            )
-    assert {"a", "b", "c"} < set(polled)
-    assert {state for name, state in states(queue) if name != "poison"} == {State.SUCCEEDED}
-
-
-def test_failing_retries_take_turns_whatever_their_priorities(queue: TaskQueue, owner: Owner) -> None:
+def test_failing_retries_take_turns_whatever_their_priorities(queue: TaskQueue, owner: Owner, size: int) -> None:
+    """So none blocks the others."""
     queue.alter_topic("work", probing(attempts=100))
     queue.push("work", [NewTask("high", priority=9), NewTask("low", priority=-9), "middle"])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 3), Result.FAILURE))
     probes: list[str] = []
     for _ in range(6):
         pass_time(queue, MINUTE)
-        [probe] = queue.poll("work", owner, 10)
+        [probe] = queue.poll("work", owner, size)
         queue.complete(owner, {probe: Result.FAILURE})
-        assert queue.poll("work", owner, 10) == []
+        assert queue.poll("work", owner, size) == []
         probes.append(probe.identifier)
     assert probes == ["high", "middle", "low"] * 2
+    pass_time(queue, MINUTE)
+    for name in ("high", "middle", "low"):  # those that succeed follow each other at once
+        [task] = queue.poll("work", owner, 1)
+        assert task.identifier == name
+        queue.complete(owner, {task: Result.SUCCESS})
 
 
 def test_a_task_beyond_its_horizon_is_due_at_once_and_still_goes_last(queue: TaskQueue, owner: Owner) -> None:

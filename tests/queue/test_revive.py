@@ -1,6 +1,10 @@
-"""Revive: ended tasks are reset or copied, and other tasks of their identifier change as under a push."""
+"""Revive and reassign: ended tasks are reset, copied, or given another result. Steps of two are in revive.spec."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -22,15 +26,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
 )
 from tests.internals import damage_task, make_due, set_ended_state
-from tests.queue.conftest import (
-    everything,
-    identifiers,
-    image,
-    known,
-    lapse,
-    states,
-    task_in,
-)
+from tests.queue.conftest import everything, identifiers, image, known, lapse, numbered, states, task_in
 from tests.queue.test_push import BECOMES
 
 pytestmark = pytest.mark.promise("A revived task starts again as it was pushed")
@@ -87,12 +83,6 @@ def test_a_reset_gives_the_old_place_back(queue: TaskQueue, owner: Owner) -> Non
     assert identifiers(queue.poll("work", owner, 4)) == ["d", "a", "c", "b"]
 
 
-def test_a_task_that_was_pushed_suspended_keeps_its_place_too(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", [NewTask("a", suspended=True), "b"])
-    queue.revive("work", State.SUSPENDED)
-    assert identifiers(queue.poll("work", owner, 2)) == ["a", "b"]
-
-
 @pytest.mark.parametrize("revival", RECREATING)
 @pytest.mark.parametrize("state", ENDED)
 def test_a_recreated_task_is_marked_with_its_descent_and_a_copy_goes_to_the_end(
@@ -112,17 +102,20 @@ def test_a_recreated_task_is_marked_with_its_descent_and_a_copy_goes_to_the_end(
 
 
 @pytest.mark.parametrize("revival", RECREATING)
-def test_a_copy_has_payload_reference_priority_and_ttl_of_the_old_and_nothing_else(
+def test_a_copy_has_payload_reference_priority_ttl_and_dependencies_of_the_old_and_nothing_else(
     queue: TaskQueue, owner: Owner, revival: Revival
 ) -> None:
+    [first] = queue.push("work", ["first"])
     new = NewTask("a", {"b": 1}, "r", priority=7, ttl=timedelta(hours=1), delay=timedelta(days=1), suspended=True)
-    queue.push("work", [new])
+    queue.push("work", [replace(new, depends_on=[("work", "first")])])
     [(old, sequence)] = queue.revive("work", State.SUSPENDED, revival).items()
     copy = known(queue, sequence)
     assert (copy.identifier, copy.payload, copy.reference, copy.priority) == ("a", {"b": 1}, "r", 7)
     assert copy.available_at == copy.created > known(queue, old).created
     assert (copy.attempt, copy.crashes, copy.redelivered, copy.descent) == (0, 0, False, None)
     assert (copy.owner, copy.completed, copy.output, copy.error) == (None, None, None, None)
+    assert queue.poll("work", owner, 5) == [first]
+    queue.complete(owner, {first: Result.SUCCESS})
     [task] = queue.poll("work", owner)
     queue.complete(owner, {task: Result.FAILURE})
     assert known(queue, task).state is State.READY  # as it is younger than its ttl
@@ -140,39 +133,6 @@ def test_a_revival_changes_other_tasks_of_the_identifier_as_a_push_does(
     assert known(queue, other).state is becomes
     if becomes is not state:
         assert known(queue, other).descent is state
-
-
-def test_tasks_of_other_identifiers_and_topics_are_left_alone(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("other")
-    task = task_in(queue, owner, State.FAILED)
-    others = [task_in(queue, owner, State.SUCCEEDED, "b"), *queue.push("work", ["b"])]
-    elsewhere = queue.push("other", ["a"])
-    before = [repr(known(queue, other)) for other in others], image(queue, "other")
-    queue.revive("work", revival=Revival.REPLACE, sequences=[task.sequence])
-    assert ([repr(known(queue, other)) for other in others], image(queue, "other")) == before
-    assert len(elsewhere) == 1
-
-
-@pytest.mark.parametrize(
-    ("revival", "after"),
-    [
-        (Revival.APPEND, [State.READY] * 3),
-        (Revival.SUPERSEDE, [State.REDUNDANT, State.REDUNDANT, State.READY]),
-        (Revival.REPLACE, [State.REDUNDANT, State.REDUNDANT, State.READY]),
-    ],
-)
-def test_recreating_several_tasks_of_an_identifier_pushes_one_after_the_other(
-    queue: TaskQueue, owner: Owner, revival: Revival, after: list[State]
-) -> None:
-    tasks = failed(queue, owner, *(NewTask("a", {"n": number}) for number in range(3)))
-    revived = queue.revive("work", revival=revival, sequences=[task.sequence for task in reversed(tasks)])
-    old, new = everything(queue)[:3], everything(queue)[3:]
-    assert revived == {task.sequence: copy.sequence for task, copy in zip(tasks, new, strict=True)}
-    assert [info.state for info in old] == [State.RECREATED] * 3
-    assert [(info.state, info.payload) for info in new] == [(after[n], {"n": n}) for n in range(3)]
-    assert [info.descent for info in new if info.state is State.REDUNDANT] == [State.READY] * after.count(
-        State.REDUNDANT
-    )
 
 
 @pytest.mark.parametrize("revival", RECREATING)
@@ -211,22 +171,15 @@ def test_recreating_ignores_limits_that_the_topic_got_later(queue: TaskQueue, ow
 
 
 def test_reviving_by_state_takes_the_lowest_sequences_first(queue: TaskQueue, owner: Owner) -> None:
-    tasks = failed(queue, owner, *"abcde")
-    at = [task.sequence for task in tasks]
+    at = [task.sequence for task in failed(queue, owner, *"abcde")]
     assert queue.revive("work", State.FAILED, size=0) == {}
     assert list(queue.revive("work", State.FAILED, size=2)) == at[:2]
     assert list(queue.revive("work", State.FAILED, from_=at[3], to=at[3])) == [at[3]]
     assert queue.revive("work", State.FAILED, from_=at[4], to=at[3]) == {}
-    assert list(queue.revive("work", State.FAILED)) == [at[2], at[4]]
+    assert queue.revive("work", sequences=[]) == {}
+    assert list(queue.revive("work", sequences=[at[4], at[4]])) == at[4:]
+    assert list(queue.revive("work", State.FAILED)) == [at[2]]
     assert queue.revive("work", State.FAILED) == {}
-
-
-@pytest.mark.parametrize("state", [State.FAILED, State.SUCCEEDED])
-def test_reviving_by_state_in_a_range_includes_both_ends(queue: TaskQueue, owner: Owner, state: State) -> None:
-    at = [task_in(queue, owner, state, identifier).sequence for identifier in "abcd"]
-    task_in(queue, owner, State.FILTERED, "e")
-    assert queue.revive("work", state, from_=at[1], to=at[2]) == {at[1]: at[1], at[2]: at[2]}
-    assert queue.revive("work", state, from_=at[1], size=5) == {at[3]: at[3]}
 
 
 @pytest.mark.parametrize("state", NOT_ENDED)
@@ -236,58 +189,127 @@ def test_a_named_task_that_has_not_ended_is_refused_and_nothing_changed(
     ended = task_in(queue, owner, State.FAILED)
     task = task_in(queue, owner, state, "b")
     before = image(queue)
-    for revival in Revival:
+    named = [ended.sequence, task.sequence]
+    calls: list[Callable[..., object]] = [partial(queue.revive, "work", revival=revival) for revival in Revival]
+    calls.append(partial(queue.reassign, "work", Result.SUCCESS))
+    for call in calls:
         with pytest.raises(InvalidState, match=rf"'work': 1 of 2 tasks.* {task.sequence} \({state.name}\)"):
-            queue.revive("work", revival=revival, sequences=[ended.sequence, task.sequence])
+            call(sequences=named)
+    with pytest.raises(InvalidState, match=f"state {state.name} have not ended"):
+        queue.reassign("work", Result.SUCCESS, state=state)
     assert image(queue) == before
 
 
-def test_a_named_task_that_is_unknown_or_of_another_topic_is_refused(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("other")
-    elsewhere = task_in(queue, owner, State.FAILED, topic="other")
-    with pytest.raises(InvalidState, match=rf"sequence {elsewhere.sequence} \(unknown\), 123456789 \(unknown\)"):
-        queue.revive("work", sequences=[123456789, elsewhere.sequence])
-    assert known(queue, elsewhere, "other").state is State.FAILED
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], type[TaskQueueError], str]] = {
+    **{f"{each.name}": ({"state": each}, InvalidState, f"state {each.name} have not ended") for each in NOT_ENDED},
+    "neither": ({}, InvalidState, "either by their state or by their sequences"),
+    "both": ({"state": State.FAILED, "sequences": [1]}, InvalidState, "either by their state or by their sequences"),
+    **{
+        f"sequences with {bound}": ({"sequences": [1], bound: 1}, InvalidState, "a range and a size go with a state")
+        for bound in ("from_", "to", "size")
+    },
+    "unknown tasks": ({"sequences": [7654321, 123]}, InvalidState, r"sequence 123 \(unknown\), 7654321 \(unknown\)"),
+    "many": ({"sequences": range(1000, 1300)}, InvalidState, r"300 of 300 .* 1009 \(unknown\), \.\.\.$"),
+    "unknown revival": ({"state": State.FAILED, "revival": "SIDEWAYS"}, TaskQueueError, "unknown revival 'SIDEWAYS'"),
+    "unknown topic": ({"topic": "nowhere", "state": State.FAILED}, UnknownTopic, "'nowhere'"),
+}
 
 
-def test_a_refusal_of_many_names_the_first_ten(queue: TaskQueue) -> None:
-    with pytest.raises(InvalidState, match=r"300 of 300 .* 1009 \(unknown\), \.\.\.$"):
-        queue.revive("work", sequences=range(1000, 1300))
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_an_impossible_revival_is_refused(queue: TaskQueue, name: str) -> None:
+    arguments, error, message = IMPOSSIBLE[name]
+    with pytest.raises(error, match=message):
+        queue.revive(**{"topic": "work", **arguments})
 
 
-def test_a_sequence_named_twice_is_revived_once(queue: TaskQueue, owner: Owner) -> None:
-    [task] = failed(queue, owner, "a")
-    assert len(queue.revive("work", revival=Revival.APPEND, sequences=[task.sequence] * 2)) == 1
-    assert states(queue) == [("a", State.RECREATED), ("a", State.READY)]
+@pytest.mark.slow
+@pytest.mark.parametrize("revival", list(Revival))
+@pytest.mark.parametrize("hot", [True, False], ids=["of one identifier", "each of its own"])
+def test_one_call_revives_ten_thousand_tasks(own_queue: TaskQueue, revival: Revival, hot: bool) -> None:
+    queue, count = own_queue, 10_000
+    owner = queue.register("owner")
+    queue.push_stream("work", (NewTask("hot") for _ in range(count)) if hot else numbered(count))
+    while tasks := queue.poll("work", owner, 20_000):
+        queue.complete(owner, dict.fromkeys(tasks, Result.SUSPENSION))
+    queue.conn.execute("SET statement_timeout = '60s'")
+    assert len(queue.revive("work", State.SUSPENDED, revival)) == count
+    kept = 1 if hot and revival in (Revival.SUPERSEDE, Revival.REPLACE) else count
+    assert queue.ready("work", count) == kept
 
 
-def test_naming_no_task_does_nothing(queue: TaskQueue, owner: Owner) -> None:
-    failed(queue, owner, "a")
-    assert queue.revive("work", sequences=[]) == {}
-    assert states(queue) == [("a", State.FAILED)]
+# Reassign
 
 
-@pytest.mark.parametrize("state", NOT_ENDED)
-def test_a_state_that_is_not_ended_is_refused(queue: TaskQueue, state: State) -> None:
-    with pytest.raises(InvalidState, match=f"state {state.name} have not ended"):
-        queue.revive("work", state)
+STATES = {
+    Result.FAILURE: State.FAILED,
+    Result.SUSPENSION: State.SUSPENDED,
+    Result.FILTER: State.FILTERED,
+    Result.SUCCESS: State.SUCCEEDED,
+}
 
 
-def test_a_revival_needs_either_a_state_or_sequences(queue: TaskQueue) -> None:
+@pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
+@pytest.mark.parametrize("by", ["sequences", "state"])
+@pytest.mark.parametrize("result", list(Result))
+@pytest.mark.parametrize("state", ENDED)
+def test_a_task_that_has_ended_gets_any_result(
+    queue: TaskQueue, owner: Owner, state: State, result: Result, by: str
+) -> None:
+    task = task_in(queue, owner, state)
+    changed = state is not STATES[result]
+    if by == "sequences":
+        assert queue.reassign("work", result, sequences=[task.sequence]) == 1
+    else:
+        assert queue.reassign("work", result, state=state) == int(changed)
+    info = known(queue, task)
+    assert (info.state, info.descent) == (STATES[result], None)
+    assert (info.completed is None) is (state is State.EXPIRED and not changed)
+
+
+@pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
+def test_a_reassignment_keeps_output_error_owner_attempt_and_completion(queue: TaskQueue, owner: Owner) -> None:
+    [task] = queue.push("work", [NewTask("a", {"b": 1}, "r", priority=3)])
+    queue.poll("work", owner)
+    queue.complete(owner, {task: Decision(Result.FAILURE, {"m": 1}, "error")})
+    [before] = image(queue)
+    queue.reassign("work", Result.SUCCESS, sequences=[task.sequence])
+    assert image(queue) == [
+        before.replace("<State.FAILED: 3>", "<State.SUCCEEDED: 6>").replace("'exhausted'", "'succeeded'")
+    ]
+    assert (known(queue, task).output, known(queue, task).error) == ({"m": 1}, "error")
+
+
+@pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
+@pytest.mark.parametrize("by", ["sequences", "state"])
+def test_completed_is_set_if_it_is_empty(queue: TaskQueue, owner: Owner, by: str) -> None:
+    [pushed] = queue.push("work", [NewTask("pushed suspended", suspended=True)])
+    ended = task_in(queue, owner, State.SUSPENDED)
+    before = known(queue, ended).completed
+    if by == "sequences":
+        assert queue.reassign("work", Result.FILTER, sequences=[ended.sequence, pushed.sequence]) == 2
+    else:
+        assert queue.reassign("work", Result.FILTER, state=State.SUSPENDED) == 2
+    assert known(queue, ended).completed == before is not None
+    assert known(queue, pushed).completed is not None
+    assert queue.results()["work"] == {Result.FILTER: 2}
+
+
+@pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
+def test_reassigning_by_state_in_a_range_includes_both_ends(queue: TaskQueue, owner: Owner) -> None:
+    at = [task.sequence for task in failed(queue, owner, *"abcde")]
+    assert queue.reassign("work", Result.SUCCESS, state=State.FAILED, from_=at[1], to=at[2]) == 2
+    assert queue.reassign("work", Result.FILTER, state=State.FAILED, from_=at[4], to=at[3]) == 0
+    assert queue.reassign("work", Result.FILTER, state=State.FAILED, from_=at[4]) == 1
+    assert [state.name[:2] for _, state in states(queue)] == ["FA", "SU", "SU", "FA", "FI"]
+
+
+@pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
+def test_an_impossible_reassignment_is_refused(queue: TaskQueue) -> None:
+    with pytest.raises(InvalidState, match=r"7654321 \(unknown\)"):
+        queue.reassign("work", Result.SUCCESS, sequences=[7654321])
     with pytest.raises(InvalidState, match="either by their state or by their sequences"):
-        queue.revive("work")
-    with pytest.raises(InvalidState, match="either by their state or by their sequences"):
-        queue.revive("work", State.FAILED, sequences=[1])
-
-
-@pytest.mark.parametrize("bounds", [{"from_": 1}, {"to": 5}, {"size": 1}])
-def test_a_range_goes_with_a_state_only(queue: TaskQueue, bounds: dict[str, int]) -> None:
-    with pytest.raises(InvalidState, match="a range and a size go with a state"):
-        queue.revive("work", sequences=[1], **bounds)  # type: ignore[arg-type]
-
-
-def test_an_unknown_topic_or_revival_is_refused(queue: TaskQueue) -> None:
+        queue.reassign("work", Result.SUCCESS)
     with pytest.raises(UnknownTopic, match="'nowhere'"):
-        queue.revive("nowhere", State.FAILED)
-    with pytest.raises(TaskQueueError, match="unknown revival 'SIDEWAYS'"):
-        queue.revive("work", State.FAILED, "SIDEWAYS")
+        queue.reassign("nowhere", Result.SUCCESS, state=State.FAILED)
+    with pytest.raises(TaskQueueError, match="unknown result 9"):
+        queue.reassign("work", 9, state=State.FAILED)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta, timezone
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -15,13 +16,15 @@ from hypothesis import strategies as st
 from airflow_provider_taskq.queue import (
     InvalidArgument,
     Json,
-    TaskQueueError,
+    NewTask,
+    TaskQueue,
     config_hash,
     schedules,
     ticks_cron,
     ticks_daily,
     ticks_every,
 )
+from airflow_provider_taskq.queue.schedules import describe_schedule
 
 pytestmark = pytest.mark.promise("An hour that a time change skips gives no tick, and one that occurs twice gives one")
 
@@ -30,6 +33,7 @@ MOMENTS = st.integers(631_152_000, 2_051_222_400).map(lambda seconds: datetime.f
 HOURS = st.lists(st.times(), min_size=1, max_size=5)
 EXPRESSIONS = ["30 2 * * *", "*/30 * * * *", "0 * * * *", "15 1-3 * * 0", "0 9 1 * *", "@daily", "5,35 2 29 2 *"]
 WEEK = timedelta(days=7)
+HOURS_OF_DAY = [time(18), time(6), time(12, 30), time(6)]
 
 
 def utc(text: str) -> datetime:
@@ -41,25 +45,28 @@ def clock(moments: list[datetime], zone: str) -> list[str]:
     return [moment.astimezone(ZoneInfo(zone)).strftime("%d %H:%M %z") for moment in moments]
 
 
-def test_a_period_is_aligned_to_its_boundary() -> None:
-    assert ticks_every(timedelta(hours=1), utc("2026-11-21T10:37:42.123")) == [utc("2026-11-21T11:00")]
-    assert ticks_every(timedelta(minutes=15), utc("2026-11-21T10:37"), 3) == [
-        utc("2026-11-21T10:45"),
-        utc("2026-11-21T11:00"),
-        utc("2026-11-21T11:15"),
-    ]
+EVERY: dict[str, tuple[list[datetime], str]] = {
+    "the boundary of a period": (ticks_every(timedelta(hours=1), utc("2026-11-21T10:37:42.123")), "21T11:00"),
+    "several": (ticks_every(timedelta(minutes=15), utc("2026-11-21T10:37"), 3), "21T10:45 21T11:00 21T11:15"),
+    "on the boundary": (ticks_every(timedelta(hours=1), utc("2026-11-21T11:00")), "21T12:00"),
+    "just before it": (ticks_every(timedelta(hours=1), utc("2026-11-21T10:59:59.999999")), "21T11:00"),
+    "on the hour of a day": (ticks_daily([time(11)], "UTC", utc("2026-11-21T11:00")), "22T11:00"),
+    "on the time of an expression": (ticks_cron("0 11 * * *", "UTC", utc("2026-11-21T11:00")), "22T11:00"),
+    "just before that time": (ticks_cron("0 11 * * *", "UTC", utc("2026-11-21T10:59:59.999999")), "21T11:00"),
+    "an hour in Oslo": (ticks_daily([time(8)], "Europe/Oslo", utc("2026-07-01T00:00")), "01T06:00"),
+    "an hour in New York": (ticks_daily([time(8)], "America/New_York", utc("2026-07-01T00:00")), "01T12:00"),
+    "an hour in Kolkata": (ticks_cron("0 8 * * *", "Asia/Kolkata", utc("2026-07-01T00:00")), "01T02:30"),
+    "years apart": (ticks_cron("0 12 29 2 *", "UTC", utc("2026-01-01T00:00")), "29T12:00"),
+    "hours of a day": (ticks_daily(HOURS_OF_DAY, "UTC", utc("2026-11-21T07:00")), "21T12:30 21T18:00 22T06:00"),
+    "one at least": (ticks_daily(HOURS_OF_DAY, "UTC", utc("2026-11-21T07:00"), timedelta(0)), "21T12:30"),
+    "a whole day": (ticks_daily([time(7)], "UTC", utc("2026-11-21T07:00"), timedelta(days=1)), "22T07:00"),
+}
 
 
-def test_a_boundary_itself_is_not_after_now() -> None:
-    assert ticks_every(timedelta(hours=1), utc("2026-11-21T11:00")) == [utc("2026-11-21T12:00")]
-    assert ticks_every(timedelta(hours=1), utc("2026-11-21T11:00") - timedelta(microseconds=1)) == [
-        utc("2026-11-21T11:00")
-    ]
-    assert ticks_daily([time(11)], "UTC", utc("2026-11-21T11:00")) == [utc("2026-11-22T11:00")]
-    assert ticks_cron("0 11 * * *", "UTC", utc("2026-11-21T11:00")) == [utc("2026-11-22T11:00")]
-    assert ticks_cron("0 11 * * *", "UTC", utc("2026-11-21T11:00") - timedelta(microseconds=1)) == [
-        utc("2026-11-21T11:00")
-    ]
+@pytest.mark.parametrize("name", EVERY)
+def test_ticks_come_after_now_and_are_aligned_to_their_period_hours_or_expression(name: str) -> None:
+    ticks, expected = EVERY[name]
+    assert " ".join(tick.isoformat(timespec="minutes")[8:16] for tick in ticks) == expected
 
 
 @given(
@@ -75,25 +82,10 @@ def test_periods_are_counted_from_the_epoch(now: datetime, period: timedelta, ah
     assert not (ticks[0] - datetime(1970, 1, 1, tzinfo=UTC)) % period
 
 
-def test_daily_ticks_are_all_within_ahead_and_at_least_one() -> None:
-    hours = [time(18), time(6), time(12, 30), time(6)]
-    now = utc("2026-11-21T07:00")
-    assert ticks_daily(hours, "UTC", now) == [
-        utc("2026-11-21T12:30"),
-        utc("2026-11-21T18:00"),
-        utc("2026-11-22T06:00"),
-    ]
-    assert ticks_daily(hours, "UTC", now, timedelta(minutes=1)) == [utc("2026-11-21T12:30")]
-    assert ticks_daily(hours, "UTC", now, timedelta(0)) == [utc("2026-11-21T12:30")]
-    assert len(ticks_daily(hours, "UTC", now, timedelta(days=10))) == 30
-    assert ticks_daily([time(7)], "UTC", now, timedelta(days=1)) == [utc("2026-11-22T07:00")]
-
-
-def test_hours_are_those_of_the_zone() -> None:
-    now = utc("2026-07-01T00:00")
-    assert ticks_daily([time(8)], "Europe/Oslo", now) == [utc("2026-07-01T06:00")]
-    assert ticks_daily([time(8)], "America/New_York", now) == [utc("2026-07-01T12:00")]
-    assert ticks_cron("0 8 * * *", "Asia/Kolkata", now) == [utc("2026-07-01T02:30")]
+KINDS: dict[str, Callable[[time, str, datetime, timedelta], list[datetime]]] = {
+    "daily": lambda hour, zone, now, ahead: ticks_daily([hour], zone, now, ahead),
+    "cron": lambda hour, zone, now, ahead: ticks_cron(f"{hour.minute} {hour.hour} * * *", zone, now, ahead),
+}
 
 
 SKIPPED = [
@@ -109,35 +101,25 @@ DOUBLED = [
 
 
 @pytest.mark.parametrize(("zone", "day_before", "hour", "shown"), SKIPPED, ids=[case[0] for case in SKIPPED])
-@pytest.mark.parametrize("kind", ["daily", "cron"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_hour_that_a_time_change_skips_gives_no_tick(
     kind: str, zone: str, day_before: str, hour: time, shown: list[str]
 ) -> None:
-    now = utc(day_before) - timedelta(days=1)
-    ahead = timedelta(days=3, hours=6)
-    if kind == "daily":
-        ticks = ticks_daily([hour], zone, now, ahead)
-    else:
-        ticks = ticks_cron(f"{hour.minute} {hour.hour} * * *", zone, now, ahead)
+    ticks = KINDS[kind](hour, zone, utc(day_before) - timedelta(days=1), timedelta(days=3, hours=6))
     assert [text[:8] for text in clock(ticks, zone)] == shown
 
 
 @pytest.mark.parametrize(("zone", "day_before", "hour", "shown", "moment"), DOUBLED, ids=[case[0] for case in DOUBLED])
-@pytest.mark.parametrize("kind", ["daily", "cron"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_hour_that_occurs_twice_gives_one_tick_at_its_first_occurrence(
     kind: str, zone: str, day_before: str, hour: time, shown: str, moment: str
 ) -> None:
-    def ticks(now: datetime) -> list[datetime]:
-        if kind == "daily":
-            return ticks_daily([hour], zone, now)
-        return ticks_cron(f"{hour.minute} {hour.hour} * * *", zone, now)
-
-    assert ticks(utc(day_before)) == [utc(moment)]
-    assert clock([utc(moment)], zone) == [shown]
-    between = utc(moment) + timedelta(minutes=10)
-    assert [one - utc(moment) > timedelta(hours=20) for one in ticks(between)] == [True]
-    at_the_second = utc(moment) + timedelta(hours=1)
-    assert [one - utc(moment) > timedelta(hours=20) for one in ticks(at_the_second)] == [True]
+    first = utc(moment)
+    assert KINDS[kind](hour, zone, utc(day_before), timedelta(days=1)) == [first]
+    assert clock([first], zone) == [shown]
+    for after in (timedelta(minutes=10), timedelta(hours=1)):  # between the two, and at the second
+        [tick] = KINDS[kind](hour, zone, first + after, timedelta(days=1))
+        assert tick - first > timedelta(hours=20)
 
 
 EVERY_HALF_HOUR = [
@@ -207,48 +189,35 @@ def test_the_zone_of_now_does_not_matter() -> None:
         assert ticks_cron("30 2 * * *", "Europe/Oslo", local) == ticks_cron("30 2 * * *", "Europe/Oslo", now)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: ticks_every(timedelta(0), utc("2026-01-01T00:00")),
-        lambda: ticks_every(timedelta(seconds=-1), utc("2026-01-01T00:00")),
-        lambda: ticks_every(timedelta(hours=1), utc("2026-01-01T00:00"), 0),
-        lambda: ticks_every(timedelta(hours=1), datetime(2026, 1, 1)),  # noqa: DTZ001
-        lambda: ticks_daily([], "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_daily([time(8, tzinfo=UTC)], "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_daily([time(8)], "UTC", datetime(2026, 1, 1)),  # noqa: DTZ001
-        lambda: ticks_daily([time(8)], "UTC", utc("2026-01-01T00:00"), timedelta(seconds=-1)),
-        lambda: ticks_daily([time(8)], "Europe/Nowhere", utc("2026-01-01T00:00")),
-        lambda: ticks_daily([time(8)], "../etc/passwd", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("0 8 * * *", "", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("0 8 * * *", "UTC", datetime(2026, 1, 1)),  # noqa: DTZ001
-        lambda: ticks_cron("", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("0 8 * *", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("0 8 * * *", "UTC", datetime(9999, 12, 31, 12, tzinfo=UTC)),
-        lambda: ticks_cron("0 0 8 * * *", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("61 * * * *", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("*/0 * * * *", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("x y z a b", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("0 0 30 2 *", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("R * * * *", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("r(0-9) * * * *", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("H * * * *", "UTC", utc("2026-01-01T00:00")),
-        lambda: ticks_cron("@reboot", "UTC", utc("2026-01-01T00:00")),
-    ],
-)
-def test_an_invalid_schedule_is_refused_in_one_line(call: object) -> None:
-    with pytest.raises(InvalidArgument) as error:
-        call()  # type: ignore[operator]
+NOW = utc("2026-01-01T00:00")
+NAIVE, LAST_DAY = NOW.replace(tzinfo=None), datetime(9999, 12, 31, 12, tzinfo=UTC)
+INVALID: dict[str, Callable[[], object]] = {
+    "no period": lambda: ticks_every(timedelta(0), NOW),
+    "a negative period": lambda: ticks_every(timedelta(seconds=-1), NOW),
+    "no ticks": lambda: ticks_every(timedelta(hours=1), NOW, 0),
+    "a period without a zone": lambda: ticks_every(timedelta(hours=1), NAIVE),
+    "a period to the year 9999": lambda: ticks_every(timedelta(days=400), datetime(9999, 12, 1, tzinfo=UTC)),
+    "no hours": lambda: ticks_daily([], "UTC", NOW),
+    "an hour with a zone": lambda: ticks_daily([time(8, tzinfo=UTC)], "UTC", NOW),
+    "hours without a zone": lambda: ticks_daily([time(8)], "UTC", NAIVE),
+    "hours in the past": lambda: ticks_daily([time(8)], "UTC", NOW, timedelta(seconds=-1)),
+    "an unknown zone": lambda: ticks_daily([time(8)], "Europe/Nowhere", NOW),
+    "a path as a zone": lambda: ticks_daily([time(8)], "../etc/passwd", NOW),
+    "hours to the year 9999": lambda: ticks_daily([time(8)], "UTC", LAST_DAY),
+    "an empty zone": lambda: ticks_cron("0 8 * * *", "", NOW),
+    "an expression without a zone": lambda: ticks_cron("0 8 * * *", "UTC", NAIVE),
+    "an expression to the end of time": lambda: ticks_cron("0 8 * * *", "UTC", LAST_DAY),
+}
+EXPRESSIONS_WITHOUT_TICKS = ["", "0 8 * *", "0 0 8 * * *", "61 * * * *", "*/0 * * * *", "x y z a b", "0 0 30 2 *"]
+EXPRESSIONS_WITHOUT_TICKS += ["R * * * *", "r(0-9) * * * *", "H * * * *", "@reboot"]
+INVALID |= {each: partial(ticks_cron, each, "UTC", NOW) for each in EXPRESSIONS_WITHOUT_TICKS}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_schedule_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="9999" if "9999" in name else ".") as error:
+        INVALID[name]()
     assert len(str(error.value).splitlines()) == 1
-    assert isinstance(error.value, TaskQueueError)
-
-
-def test_a_search_for_ticks_ends_at_the_year_9999() -> None:
-    """There are no days after the year 9999."""
-    with pytest.raises(InvalidArgument, match="9999"):
-        ticks_daily([time(8)], "UTC", datetime(9999, 12, 31, 12, tzinfo=UTC))
-    with pytest.raises(InvalidArgument, match="9999"):
-        ticks_every(timedelta(days=400), datetime(9999, 12, 1, tzinfo=UTC))
 
 
 @pytest.mark.parametrize(
@@ -272,10 +241,6 @@ def test_a_schedule_of_too_many_ticks_is_refused(
     for more in (most + timedelta(minutes=1), timedelta.max - timedelta(days=1)):
         with pytest.raises(InvalidArgument, match="at most 500 ticks"):
             make(now, more)
-
-
-def test_ticks_of_a_cron_expression_years_apart_are_found() -> None:
-    assert ticks_cron("0 12 29 2 *", "UTC", utc("2026-01-01T00:00")) == [utc("2028-02-29T12:00")]
 
 
 @pytest.mark.parametrize(
@@ -335,3 +300,43 @@ def test_the_queue_is_imported_without_the_library_for_cron() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+# In words
+
+
+WEDNESDAY = datetime(2026, 11, 18, 10, 7, tzinfo=UTC)  # a Wednesday
+WEEKS = timedelta(days=20)
+
+
+@pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task")
+@pytest.mark.parametrize(
+    ("moments", "words"),
+    [
+        (ticks_every(timedelta(seconds=90), WEDNESDAY, 5), "every 90 seconds"),
+        (ticks_every(timedelta(minutes=15), WEDNESDAY, 5), "every 15 minutes"),
+        (ticks_every(timedelta(hours=1), WEDNESDAY, 5), "every hour"),
+        (ticks_every(timedelta(days=2), WEDNESDAY, 5), "every 2 days at 00:00"),
+        (ticks_daily([time(6)], "UTC", WEDNESDAY, WEEKS), "every day at 06:00"),
+        (ticks_daily([time(9), time(17, 30)], "UTC", WEDNESDAY, WEEKS), "every day at 09:00 and 17:30"),
+        (ticks_cron("0 6 * * 1", "UTC", WEDNESDAY, WEEKS), "every Monday at 06:00"),
+        (ticks_cron("0 6 * * 1-5", "UTC", WEDNESDAY, WEEKS), "Monday to Friday at 06:00"),
+        (ticks_cron("0 9,17 * * 1,4", "UTC", WEDNESDAY, WEEKS), "Monday and Thursday at 09:00 and 17:00"),
+        (ticks_cron("0 0 1 * *", "UTC", WEDNESDAY, timedelta(days=100)), "day 1 of the month at 00:00"),
+        (ticks_cron("0 0 1,9 * *", "UTC", WEDNESDAY, timedelta(days=60)), "irregular, 4 times in 39 days"),
+        (ticks_every(timedelta(hours=1), WEDNESDAY), "one time is known"),
+    ],
+)
+def test_a_schedule_is_described_in_words(moments: list[datetime], words: str) -> None:
+    assert describe_schedule(moments) == words
+
+
+@pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task")
+def test_a_schedule_is_described_from_waiting_and_ended_ticks(queue: TaskQueue) -> None:
+    moments = ticks_every(timedelta(hours=1), WEDNESDAY - timedelta(hours=3), 5)
+    payload = NewTask("", {"n": 1})
+    queue.install_ticks("work", "hourly", config_hash("v1"), [(moment, payload) for moment in moments])
+    owner = queue.register("worker")
+    queue.complete(owner, {})
+    (line,), capped = queue.browse_ticks("work")
+    assert (line.prefix, line.schedule, capped) == ("hourly", "every hour", False)

@@ -1,5 +1,6 @@
 """Recurring tasks: one task for each moment from any number of installers; removal by exact prefix."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_taskq.queue import (
     InvalidTask,
+    Json,
     NewTask,
     Owner,
     Result,
@@ -17,9 +19,11 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TopicPolicy,
     UnknownTopic,
+    connect,
+    ticks_every,
 )
 from tests.internals import stored_rows
-from tests.queue.conftest import everything, known, lapse, states
+from tests.queue.conftest import everything
 
 pytestmark = pytest.mark.promise("A tick that exists is never changed, and one that has ended is never stored again")
 
@@ -38,30 +42,26 @@ def stored(queue: TaskQueue) -> list[str]:
     return sorted(info.identifier for info in everything(queue))
 
 
-def test_a_tick_is_a_task_that_is_due_at_its_nominal_time(queue: TaskQueue) -> None:
+def test_a_tick_is_a_task_that_is_due_at_its_nominal_time(queue: TaskQueue, owner: Owner) -> None:
+    """A moment is one tick in any time zone, and identifiers sort as their times."""
     first, second = datetime(2100, 1, 1, 10, 30, tzinfo=UTC), datetime(2100, 1, 1, 11, 0, 0, 1, UTC)
-    assert queue.install_ticks("work", "report", "h1", [(first, {"n": 1}), (second, None)]) == 2
-    found = [(info.identifier, info.payload, info.available_at, info.status) for info in everything(queue)]
-    assert found == [
+    tokyo = first.astimezone(ZoneInfo("Asia/Tokyo"))
+    ticks: list[tuple[datetime, Json]] = [
+        (LONG_AGO, 0),
+        (first, {"n": 1}),
+        (second, None),
+        (tokyo, 2),
+        (datetime(1, 1, 1, tzinfo=UTC), 3),
+    ]
+    assert queue.install_ticks("work", "report", "h1", ticks) == 4
+    assert queue.install_ticks("work", "report", "h1", [(tokyo, 4)]) == 0
+    found = sorted((info.identifier, info.payload, info.available_at, info.status) for info in everything(queue))
+    assert found[1:] == [
+        ("report/h1/20200101T000000.000000Z", 0, LONG_AGO, "ready"),
         ("report/h1/21000101T103000.000000Z", {"n": 1}, first, "scheduled"),
         ("report/h1/21000101T110000.000001Z", None, second, "scheduled"),
     ]
-
-
-def test_identifiers_of_ticks_sort_as_their_times(queue: TaskQueue) -> None:
-    times = [datetime(year, 1, 1, tzinfo=UTC) for year in (1, 999, 2026, 9998)]
-    queue.install_ticks("work", "p", "h", [(moment, None) for moment in reversed(times)])
-    assert [info.available_at.year for info in sorted(everything(queue), key=lambda info: info.identifier)] == [
-        moment.year for moment in times
-    ]
-
-
-def test_a_moment_is_one_tick_in_any_time_zone(queue: TaskQueue) -> None:
-    moment = datetime(2100, 7, 1, 8, tzinfo=ZoneInfo("Europe/Oslo"))
-    assert queue.install_ticks("work", "p", "h", [(moment, 1), (moment.astimezone(UTC), 2)]) == 1
-    assert queue.install_ticks("work", "p", "h", [(moment.astimezone(ZoneInfo("Asia/Tokyo")), 3)]) == 0
-    [info] = everything(queue)
-    assert (info.identifier, info.payload) == ("p/h/21000701T060000.000000Z", 1)
+    assert [task.payload for task in queue.poll("work", owner, 9)] == [3, 0]
 
 
 def test_installing_again_adds_missing_ticks_and_changes_no_other(queue: TaskQueue) -> None:
@@ -89,18 +89,13 @@ def test_a_tick_that_has_ended_is_not_stored_again(queue: TaskQueue, owner: Owne
 
 
 @pytest.mark.promise("Another configuration replaces waiting ticks only")
-def test_another_configuration_removes_the_ticks_of_the_old_one(queue: TaskQueue) -> None:
-    queue.install_ticks("work", "p", "old", moments(3))
-    assert queue.install_ticks("work", "p", "new", moments(2, FAR)) == 2
-    assert [name.split("/")[1] for name in stored(queue)] == ["new", "new"]
-
-
-def test_installing_no_ticks_removes_only_those_of_other_configurations(queue: TaskQueue) -> None:
+@pytest.mark.parametrize("count", [2, 0])
+def test_another_configuration_removes_the_ticks_of_the_old_one(queue: TaskQueue, count: int) -> None:
     queue.install_ticks("work", "p", "old", moments(3))
     assert queue.install_ticks("work", "p", "old", []) == 0
     assert len(stored(queue)) == 3
-    assert queue.install_ticks("work", "p", "new", []) == 0
-    assert stored(queue) == []
+    assert queue.install_ticks("work", "p", "new", moments(count, FAR)) == count
+    assert [name.split("/")[1] for name in stored(queue)] == ["new"] * count
 
 
 @pytest.mark.promise("Another configuration replaces waiting ticks only")
@@ -125,31 +120,15 @@ def test_a_new_configuration_removes_waiting_ticks_and_keeps_held_polled_and_end
         "the one that waited for its retry, and the suspended one, which was never taken"
     )
     session.conn.commit()
+    queue.complete(owner, {tasks["held"]: Result.SUCCESS})
     left = {info.sequence: info.state for info in everything(queue)}
     assert left == {
         tasks["succeeded"].sequence: State.SUCCEEDED,
         tasks["filtered"].sequence: State.FILTERED,
         tasks["suspended by a decision"].sequence: State.SUSPENDED,
-        tasks["held"].sequence: State.ACTIVE,
+        tasks["held"].sequence: State.SUCCEEDED,
         tasks["polled"].sequence: State.ACTIVE,
     }
-
-
-def test_a_held_tick_of_an_old_configuration_can_still_be_completed(queue: TaskQueue, owner: Owner) -> None:
-    queue.install_ticks("work", "p", "old", moments(1))
-    [task] = queue.poll("work", owner)
-    queue.install_ticks("work", "p", "new", moments(1))
-    queue.complete(owner, {task: Result.SUCCESS})
-    assert [state for _, state in states(queue)] == [State.SUCCEEDED, State.READY]
-
-
-def test_a_redelivered_tick_waits_again_and_is_removed_with_its_configuration(queue: TaskQueue, owner: Owner) -> None:
-    queue.install_ticks("work", "p", "old", moments(1))
-    queue.poll("work", owner)
-    lapse(queue, owner)
-    queue.expire()
-    queue.install_ticks("work", "p", "new", [])
-    assert stored(queue) == []
 
 
 def test_uninstalling_removes_exactly_that_prefix_and_hash(queue: TaskQueue) -> None:
@@ -212,6 +191,10 @@ def test_a_new_task_says_when_it_is_due_and_its_identifier_does_not_count(queue:
 def test_a_tick_may_depend_on_other_tasks(queue: TaskQueue, owner: Owner) -> None:
     [basis] = queue.push("work", [NewTask("basis", priority=1)])
     waiting = NewTask("", depends_on=[("work", "basis")])
+    before = stored_rows(queue.conn)
+    queue.install_ticks("work", "q", "h", [(LONG_AGO, waiting)])
+    queue.uninstall_ticks("work", "q", "h")
+    assert stored_rows(queue.conn) == before, "nothing is left of a removed tick"
     queue.install_ticks("work", "p", "h", moments(1))
     assert (
         queue.install_ticks("work", "p", "h", [*moments(1), (LONG_AGO + HOUR, waiting), (LONG_AGO + 2 * HOUR, 5)]) == 2
@@ -220,14 +203,6 @@ def test_a_tick_may_depend_on_other_tasks(queue: TaskQueue, owner: Owner) -> Non
     assert [task.identifier[-15:-8] for task in queue.poll("work", owner, 9)] == ["T000000", "T020000"]
     queue.complete(owner, {basis: Result.SUCCESS})
     assert [task.identifier[-15:-8] for task in queue.poll("work", owner, 9)] == ["T010000"]
-
-
-def test_removing_a_tick_leaves_nothing_of_it(queue: TaskQueue) -> None:
-    queue.push("work", ["basis"])
-    before = stored_rows(queue.conn)
-    queue.install_ticks("work", "p", "h", [(LONG_AGO, NewTask("", depends_on=[("work", "basis")]))])
-    queue.uninstall_ticks("work", "p", "h")
-    assert stored_rows(queue.conn) == before
 
 
 @pytest.mark.parametrize(
@@ -244,6 +219,7 @@ def test_removing_a_tick_leaves_nothing_of_it(queue: TaskQueue) -> None:
         ("p", "h", [(FAR, None), (LONG_AGO, NewTask("", priority=101))], "position 1: its priority"),
         ("p", "h", [(LONG_AGO, NewTask("", available_at=FAR, delay=HOUR))], "position 0: it has both"),
         ("p", "h", [(FAR, None), (LONG_AGO, "x" * 300_000)], "position 1: its payload"),
+        ("p", "before", [(FAR, None), (LONG_AGO, "x" * 300_000)], "position 1: its payload"),  # of a tick that exists
         ("p" * 480, "h", [(FAR, None)], "position 0: its identifier"),
         ("p\0", "h", [(FAR, None)], "NUL"),
     ],
@@ -257,12 +233,6 @@ def test_ticks_that_break_a_rule_are_refused_and_nothing_is_changed(
     assert stored(queue) == ["p/before/20200101T000000.000000Z"]
 
 
-def test_the_rules_hold_for_existing_ticks_too(queue: TaskQueue) -> None:
-    queue.install_ticks("work", "p", "h", moments(2))
-    with pytest.raises(InvalidTask, match="position 1: its payload"):
-        queue.install_ticks("work", "p", "h", [(FAR, None), (LONG_AGO + HOUR, "x" * 300_000)])
-
-
 def test_ticks_of_an_unknown_topic_are_refused(queue: TaskQueue) -> None:
     with pytest.raises(UnknownTopic, match="nowhere"):
         queue.install_ticks("nowhere", "p", "h", moments(1))
@@ -270,6 +240,37 @@ def test_ticks_of_an_unknown_topic_are_refused(queue: TaskQueue) -> None:
         queue.uninstall_ticks("nowhere", "p", "h")
 
 
-def test_ticks_that_were_due_without_a_scheduler_are_due_at_once(queue: TaskQueue, owner: Owner) -> None:
-    queue.install_ticks("work", "p", "h", [*moments(2), (FAR, None)])
-    assert [known(queue, task).available_at for task in queue.poll("work", owner, 9)] == [LONG_AGO, LONG_AGO + HOUR]
+# Many schedulers, and thousands of ticks. Steps of two are in ticks.spec.
+
+
+@pytest.mark.promise("Any number of schedulers store one task for each moment")
+def test_one_installation_takes_thousands_of_ticks(queue: TaskQueue) -> None:
+    with pytest.raises(InvalidTask, match="position 11000"):
+        queue.install_ticks("work", "p", "h", [*moments(11_000), (FAR, NewTask("", priority=101))])
+    assert stored(queue) == []
+    assert queue.install_ticks("work", "p", "h", iter(moments(11_000))) == 11_000
+    assert queue.install_ticks("work", "p", "h", moments(11_100)) == 100
+
+
+@pytest.mark.promise("Any number of schedulers store one task for each moment")
+@pytest.mark.parametrize("schedulers", [2, 8])
+def test_any_number_of_schedulers_store_one_task_for_each_moment(queue: TaskQueue, dsn: str, schedulers: int) -> None:
+    """During a deployment of another configuration, the last call decides."""
+    rounds = 12
+
+    def scheduling(number: int) -> int:
+        added = 0
+        with connect(dsn) as conn:
+            for turn in range(rounds):
+                ticks = [(moment, number) for moment in ticks_every(HOUR, LONG_AGO + HOUR * turn, 5)]
+                added += TaskQueue(conn).install_ticks("work", "p", "h", ticks)
+                TaskQueue(conn).install_ticks("work", "deployed", f"{number % 2}", moments(3, FAR))
+                conn.commit()
+        return added
+
+    with ThreadPoolExecutor(schedulers) as pool:
+        added = sum(pool.map(scheduling, range(schedulers)))
+    left = [name for name in stored(queue) if name.startswith("p/")]
+    assert len(left) == len(set(left)) == added == rounds + 4
+    deployed = [name.split("/")[1] for name in stored(queue) if name.startswith("deployed/")]
+    assert deployed in (["0"] * 3, ["1"] * 3)

@@ -117,9 +117,13 @@ class Driver(RuleBasedStateMachine):
     def both(self, real: Callable[[], Any], expected: Callable[[], Any]) -> Any:
         """Calls the queue and the model, checks that both return or raise the same, and returns the value."""
         reported, refused = self._outcome(real)
-        should, refusal = _outcome(expected)
+        should, refusal = self._outcome(expected)
         assert (refused, reported) == (refusal, should), f"queue: {refused or reported}; model: {refusal or should}"
         return reported
+
+    def same(self, verb: str, *values: object) -> None:
+        """Calls a verb of the queue and of the model with the same values."""
+        self.both(lambda: getattr(self.queue, verb)(*values), lambda: getattr(self.model, verb)(*values))
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
         """Return the result of a call, or the type of its error. An error undoes the call, to a savepoint if needed."""
@@ -142,16 +146,9 @@ class Driver(RuleBasedStateMachine):
         assert owner.resumed == self.model.register(name, owner.fence, lease)
         return owner
 
-    def clock(self) -> datetime:
-        """The current time of the server's clock."""
-        row = self.conn.execute("SELECT clock_timestamp()").fetchone()
-        assert row is not None
-        moment: datetime = row[0]
-        return moment
-
     def half_past(self, hour: int) -> datetime:
         """The moment half an hour after everything that happened in an hour of the model."""
-        return self.clock() + (hour - self.model.now.hours) * HOUR + HOUR / 2
+        return self.queue.now() + (hour - self.model.now.hours) * HOUR + HOUR / 2
 
     def new_sequences(self) -> list[int]:
         """The sequences of tasks that the model does not have yet."""
@@ -207,11 +204,3 @@ class Driver(RuleBasedStateMachine):
 
     def _ago(self, moment: Moment | None) -> int | None:
         return None if moment is None else moment.hours - self.model.now.hours
-
-
-def _outcome(call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
-    """What the model returns, or how it refuses."""
-    try:
-        return call(), None
-    except TaskQueueError as error:
-        return None, type(error)

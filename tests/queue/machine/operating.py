@@ -81,37 +81,24 @@ class Operating(Flow):
     def junction(self, number: int, groups: list[list[str]], junction: Junction) -> None:
         """Releases suspended tasks by groups."""
         topic = self.topic_with(number, State.SUSPENDED)
-        self.both(
-            lambda: self.queue.junction(topic, groups, junction), lambda: self.model.junction(topic, groups, junction)
-        )
+        self.same("junction", topic, groups, junction)
 
     @step(2, topic=topics, some=some, everything=st.sampled_from([False] * 5 + [True]))
     def purge(self, topic: str, some: Some, everything: bool) -> None:
         if everything:
-            self.both(lambda: self.queue.purge_all(topic), lambda: self.model.purge_all(topic))
-            return
-        from_, to = self.some_range(some)
-        self.both(
-            lambda: self.queue.purge(topic, from_, to, some.state),
-            lambda: self.model.purge(topic, from_, to, some.state),
-        )
+            self.same("purge_all", topic)
+        else:
+            self.same("purge", topic, *self.some_range(some), some.state)
 
     @step(2, topic=topics, policy=st.sampled_from(POLICIES), verb=st.sampled_from(["drop", "alter", "alter"]))
     def change_topic(self, topic: str, policy: object, verb: str) -> None:
         """Alters the policy of a topic, or drops the topic and creates it again."""
-        index = list[object](POLICIES).index(policy)
         if verb == "alter":
-            self.both(
-                lambda: self.queue.alter_topic(topic, POLICIES[index]),
-                lambda: self.model.alter_topic(topic, POLICIES[index]),
-            )
+            self.same("alter_topic", topic, policy)
             return
-        self.both(lambda: self.queue.drop_topic(topic), lambda: self.model.drop_topic(topic))
+        self.same("drop_topic", topic)
         for _ in range(2):
-            self.both(
-                lambda: self.queue.create_topic(topic, POLICIES[index]),
-                lambda: self.model.create_topic(topic, POLICIES[index]),
-            )
+            self.same("create_topic", topic, policy)
 
     @step(1, topic=topics, paused=st.booleans(), then=st.booleans())
     def pause(self, topic: str, paused: bool, then: bool) -> None:
