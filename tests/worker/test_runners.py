@@ -306,7 +306,7 @@ MEANINGS = {
     "nothing": ("SUCCEEDED", None, ""),
     "result": ("FILTERED", None, ""),
     "decision": ("SUSPENDED", {"why": 1}, ""),
-    "no decision": ("FAILED", None, "not int"),
+    "no decision": ("FAILED", None, "a Decision"),
     "no JSON": ("FAILED", None, "JSON"),
     "error": ("FAILED", None, "LookupError: no mailbox"),
     "exit": ("FAILED", None, "enough"),
@@ -315,7 +315,7 @@ MEANINGS = {
     "future decision": ("SUSPENDED", {"why": 1}, ""),
     "future error": ("FAILED", None, "LookupError: no mailbox"),
     "future raised result": ("FILTERED", "later", ""),
-    "future no decision": ("FAILED", None, "not int"),
+    "future no decision": ("FAILED", None, "a Decision"),
 }
 NO_DECISIONS = {"batch", "batch step", "consumer", "transactional consumer"}
 NO_DECISIONS |= {"Spark in Arrow", "Spark in pandas", "Spark transform"}  # return rows
