@@ -196,6 +196,7 @@ def test_a_payload_above_the_limit_of_its_topic_is_refused_for_that(queue: TaskQ
         push(queue, owner, ["1", "[" * 300_000])
 
 
+@pytest.mark.slow
 def test_a_large_stage_of_decisions_refuses_an_output_that_not_every_client_can_read(
     queue: TaskQueue, owner: Owner
 ) -> None:

@@ -297,6 +297,7 @@ def test_an_install_creates_and_removes_the_readable_views(empty: psycopg.Connec
     assert things(empty) == whole
 
 
+@pytest.mark.slow
 def test_the_module_installs_with_and_without_the_views(empty: psycopg.Connection, empty_dsn: str) -> None:
     command = [sys.executable, "-m", "airflow_provider_taskq.queue"]
     env = {"TASKQ_DSN": empty_dsn, "PYTHONPATH": str(Path.cwd())}
