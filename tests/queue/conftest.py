@@ -87,17 +87,6 @@ def await_lock_wait(conn: psycopg.Connection, waiting: TaskQueue) -> None:
     until(lambda: conn.execute(query, (pid,)).fetchone() is not None)
 
 
-def await_blocked(conn: psycopg.Connection, waiting: TaskQueue, by: TaskQueue) -> None:
-    """Waits until the session of `waiting` waits for a lock of the session of `by`."""
-    until(lambda: is_blocked(conn, waiting, by))
-
-
-def is_blocked(conn: psycopg.Connection, waiting: TaskQueue, by: TaskQueue) -> bool:
-    """Whether the session of `waiting` waits for a lock of the session of `by`."""
-    pids = (by.conn.info.backend_pid, waiting.conn.info.backend_pid)
-    return conn.execute("SELECT WHERE %s = ANY (pg_blocking_pids(%s))", pids).rowcount == 1
-
-
 def await_standstill(conn: psycopg.Connection, waiting: TaskQueue) -> None:
     """Waits until the session of `waiting` waits for a lock, or sleeps before it checks the locks of others again."""
     pid = waiting.conn.info.backend_pid
