@@ -76,6 +76,7 @@ class TestComplete:
         assert queue.owners() == []
         assert complete(claim) == 1
 
+    @pytest.mark.promise("an Airflow task with a claim is retried or cleared")
     def test_sequences_that_an_earlier_try_completed_are_skipped(self, queue: TaskQueue) -> None:
         """The worker dies between the commit and its report, and Airflow runs the task again."""
         claim = claim_of(queue, "a", "b", "c")
@@ -106,6 +107,7 @@ class TestComplete:
         with pytest.raises(NotHeld, match="does not hold 1 of 1"):
             complete(again, sequences=[mine])  # another owner completed it
 
+    @pytest.mark.promise("an Airflow task with a claim is retried or cleared")
     def test_a_repeated_completion_fails_and_changes_nothing_after_its_lease_expired(
         self, queue: TaskQueue, conn: psycopg.Connection
     ) -> None:
@@ -143,6 +145,7 @@ class TestComplete:
             complete({"topic": "work", "ready": 1})
 
 
+@pytest.mark.promise("the DAG run fails for good")
 class TestRelease:
     def test_releases_the_tasks_that_are_not_completed(self, queue: TaskQueue) -> None:
         claim = claim_of(queue, "a", "b")

@@ -96,6 +96,7 @@ def test_a_peek_starts_a_dag_again_after_the_topic_was_drained(queue: TaskQueue)
         until(lambda: ended(queue, "parcels", 3 * times), 50, lambda: "the DAG was not woken")  # noqa: B023  sooner than the peek would repeat itself
 
 
+@pytest.mark.promise("the triggerer is killed while gates wait")
 def test_a_triggerer_killed_between_claim_and_completion_loses_no_task_and_no_gate(
     site: SharedAirflow, queue: TaskQueue
 ) -> None:
@@ -131,6 +132,7 @@ def test_the_example_runs(site: SharedAirflow, queue: TaskQueue) -> None:
         until(succeeded, 60, lambda: f"{dag_id} has not run")  # noqa: B023
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_all_tests_with_this_airflow_stored_and_logged_no_payload_and_no_password(
     site: SharedAirflow, arguments: Arguments
 ) -> None:

@@ -18,6 +18,8 @@ from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import LINES, Connect
 from tests.internals import pretend_release
 
+pytestmark = pytest.mark.promise("Hooks, operators and `airflow taskq` find the connections of Airflow")
+
 TIMEOUTS = {
     "connect_timeout": "10",
     "keepalives_idle": "30",

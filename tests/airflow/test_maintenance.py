@@ -12,11 +12,13 @@ from airflow_provider_taskq.queue import SchemaMismatch, State, TaskQueue, Topic
 from tests.airflow.conftest import Connect, executed
 from tests.internals import age_tasks, lapse_lease
 
-pytestmark = pytest.mark.usefixtures("airflow_connection")
+pytestmark = [
+    pytest.mark.usefixtures("airflow_connection"),
+    pytest.mark.promise("Health names each problem of the queue, and the session that causes it"),
+]
 
-pytestmark = pytest.mark.promise("Health names each problem of the queue, and the session that causes it")
 
-
+@pytest.mark.promise("An operator does what its call of the queue does, in one transaction")
 @pytest.mark.parametrize("grace", [timedelta(minutes=2), 120, "{{ 60 * 2 }}"])
 def test_expires_lapsed_leases_of_all_topics_by_policy_after_the_grace(
     queue: TaskQueue, conn: psycopg.Connection, grace: Any

@@ -80,6 +80,7 @@ def link_of(operator: Any) -> str:
 
 
 @pytest.mark.parametrize("topic", ["work", "a b", "50% & more", "Bücher/neu?#", "<script>", "javascript:alert(1)"])
+@pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task")
 def test_a_link_leads_to_a_topic_of_any_name(topic: str) -> None:
     link = link_of(operators.TaskQPushOperator(task_id="push", topic=topic, tasks=["a"], taskq_conn_id="a&b"))
     assert link.isascii()
@@ -89,10 +90,12 @@ def test_a_link_leads_to_a_topic_of_any_name(topic: str) -> None:
     assert page.fragment == ""
 
 
+@pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task")
 def test_a_link_has_the_rendered_topic() -> None:
     operator = operators.TaskQPushOperator(task_id="push", topic="{{ ds }}", tasks=["a"], taskq_conn_id="{{ 'other' }}")
     assert link_of(operator) == "plugin/taskq?topic=2013-01-01&conn_id=other"
 
 
+@pytest.mark.promise("Each view shows what it names, and leads to the reason of a stuck task")
 def test_a_link_leads_to_the_overview_from_an_operator_without_a_topic() -> None:
     assert link_of(operators.TaskQExpireOperator(task_id="expire")) == "plugin/taskq?conn_id=taskq_default"

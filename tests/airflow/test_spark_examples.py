@@ -14,7 +14,11 @@ from tests.airflow.site import Arguments
 from tests.airflow.test_spark_submit import local_spark
 from tests.docs.blocks import read_blocks
 
-pytestmark = [pytest.mark.slow, pytest.mark.documents]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.documents,
+    pytest.mark.promise("`TaskQSparkSubmitOperator` drains with Spark, and fails as the drain does"),
+]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ("plane_decisions", "plane_job", "taskq_pyspark", "taskq_gate", "taskq_drain", "taskq_own_spark_job")

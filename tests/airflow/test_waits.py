@@ -6,6 +6,8 @@ from airflow_provider_taskq.queue import UnknownTopic
 from airflow_provider_taskq.triggers.waits import JunctureWait, QueryResult, ReadyWait, StateWait
 from airflow_provider_taskq.triggers.watcher import PollSchedule
 
+pytestmark = pytest.mark.promise("A gate opens when its topic is ready, in every mode")
+
 
 def test_an_unknown_topic_ends_every_wait() -> None:
     state = StateWait("work", ("a",), frozenset({"SUCCEEDED"}), frozenset({"FAILED"}))

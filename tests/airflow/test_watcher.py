@@ -177,6 +177,7 @@ class TestLostConnections:
                 os.kill(still, signal.SIGCONT)
             await until(lambda: conn.execute(LINES).fetchall() == [])
 
+    @pytest.mark.promise("PostgreSQL restarts")
     async def test_survives_a_restart_of_the_server(
         self,
         own_server: EmbeddedPostgres,
@@ -299,6 +300,7 @@ class TestUpkeep:
             assert await wait == 1
         assert caplog.text.count("upkeep") == 1
 
+    @pytest.mark.promise("a worker is killed")
     async def test_a_waiting_gate_opens_when_the_tasks_of_a_dead_worker_come_back(
         self, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -353,6 +355,7 @@ def pids(conn: psycopg.Connection) -> set[int]:
 
 
 @pytest.mark.own_database
+@pytest.mark.promise("the server fails over, or becomes read-only")
 class TestReadOnly:
     """A server that becomes read-only, as after a failover behind one address."""
 

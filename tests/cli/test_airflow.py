@@ -16,6 +16,8 @@ from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import TaskQueue
 from tests.cli.conftest import connection_json
 
+pytestmark = pytest.mark.promise("Hooks, operators and `airflow taskq` find the connections of Airflow")
+
 RELEASE = tuple(int(part) for part in __version__.split(".")[:2])
 ENTRY = "airflow_provider_taskq.cli.airflow.get_cli_commands"
 

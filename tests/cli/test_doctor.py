@@ -279,7 +279,7 @@ def forget_upkeep(queue: TaskQueue, _: Owner) -> None:
 
 
 def leave_ended_tasks(queue: TaskQueue, owner: Owner) -> None:
-    """Let the retention of a task pass, and nobody removes it."""
+    """Let the retention of a task pass, while no program removes it."""
     queue.alter_topic("work", keep_succeeded="1h")
     keep_forever(queue, owner)
     pass_time(queue, timedelta(hours=3))

@@ -186,6 +186,7 @@ def test_a_drain_fails_if_more_tasks_fail_than_max_failed_allows(
     assert (first in result.stderr) == bool(code)
 
 
+@pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_a_worker_finishes_its_running_tasks_on_sigterm_and_shows_neither_password_nor_payload(
     queue: TaskQueue, environment: dict[str, str], tmp_path: Path
 ) -> None:

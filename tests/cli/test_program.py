@@ -18,6 +18,8 @@ from airflow_provider_taskq.queue.durations import LONGEST_DURATION
 from tests.cli.conftest import Ask, Run
 from tests.roles import logged_in
 
+pytestmark = pytest.mark.promise("A command prints what it did or one line of error, as text or JSON")
+
 
 def python(program: str) -> str:
     """The output of a Python program."""
