@@ -31,14 +31,26 @@ def main() -> int:
 def _run(command: list[str], dsn: str) -> int:
     """Run a command with the database in TASKQ_DSN and `taskq` on the PATH. End it if this program is ended."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    child = subprocess.Popen(command, env={**os.environ, "PATH": path, "TASKQ_DSN": dsn})
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command, too
-    try:
-        code = child.wait()
-    finally:
-        if child.poll() is None:
+    children: list[subprocess.Popen[bytes]] = []
+    ended_by: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        ended_by.append(number)  # raises nothing: the command may be just starting, and would be left behind
+        hang_up()
+
+    def hang_up() -> None:
+        for child in children:
             child.send_signal(signal.SIGHUP)  # an interactive shell ignores SIGTERM
-            child.wait()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGHUP, end)
+    children.append(subprocess.Popen(command, env={**os.environ, "PATH": path, "TASKQ_DSN": dsn}))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command, too
+    if ended_by:
+        hang_up()
+    code = children[0].wait()
+    if ended_by:
+        return 128 + ended_by[0]
     return code if code >= 0 else 128 - code  # as a shell reports a signal
 
 

@@ -37,6 +37,9 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", 
 def pytest_configure(config: pytest.Config) -> None:
     """Ends pytest on SIGTERM as on Ctrl-C, so that fixtures stop what they started. Lists tests that take long."""
     signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGHUP):  # nohup and `&` ignore them, and programs inherit that
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     inside_xdist = hasattr(config, "workerinput")
     if config.pluginmanager.has_plugin("cacheprovider") and not inside_xdist:
         config.pluginmanager.register(LongTests(config))

@@ -31,16 +31,13 @@ def test_a_command_gets_an_empty_queue_and_its_exit_code_is_returned(tmp_path: P
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_command_and_the_server(tmp_path: Path, number: signal.Signals) -> None:
+    """The command sends it itself, as early as possible."""
+    program = f"kill -{number} $PPID; exec sleep 3600"
     with subprocess.Popen(
-        [*SHELL, "sh", "-c", "echo up; exec sleep 3600"],
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        text=True,
+        [*SHELL, "sh", "-c", program], env=environment(tmp_path), stdout=subprocess.PIPE, text=True
     ) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "up\n"
-        running.send_signal(number)
         assert running.wait(600) == 128 + number
+        assert running.stdout is not None
         assert running.stdout.read() == "", "the command has ended, because the pipe has"
     assert not [process for process in processes_of(tmp_path) if alive(process)]
     assert not list(tmp_path.iterdir())
