@@ -81,10 +81,10 @@ def held(queue: TaskQueue, owner: Owner, push: Push) -> Held:
 
 @pytest.fixture
 def drained(spark: "SparkSession", dsn: str) -> Drained:
-    """Drains the topic `work` under the name `me`."""
+    """Drains the topic `work` under the name `me`, in as many partitions as there are cores."""
     from airflow_provider_taskq.spark import drain
 
-    return partial(drain, spark, "work", "me", dsn=dsn)
+    return partial(drain, spark, "work", "me", dsn=dsn, partitions=2)
 
 
 @pytest.fixture

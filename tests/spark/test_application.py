@@ -106,16 +106,27 @@ def test_spark_submit_runs_the_program_which_drains_in_rounds_and_logs_its_progr
     secret.write_text(dsn)
     command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", application_path()]
     command += ["--topic", "work", "--owner", "program", "--each", "transforms:count_letters", "--option", "note=hello"]
-    command += ["--rounds", "9", "--size", "10", "--condition", "SINGULAR_BY_IDENTIFIER", "--budget", "23"]
+    command += [
+        "--rounds",
+        "9",
+        "--size",
+        "12",
+        "--partitions",
+        "2",
+        "--condition",
+        "SINGULAR_BY_IDENTIFIER",
+        "--budget",
+        "23",
+    ]
     environment = {**python_environment, "TASKQ_DSN_FILE": str(secret)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert states(queue) == {"READY": 2, "SUCCEEDED": 23}
     assert queue.latest("work", ["item-3"])["item-3"].output == {"note": "hello", "letters": 6}
     for line in (
-        "tasks claimed: topic=work claimed=10 resumed=0",
-        "round=3 done=23 claimed=23",
-        '"rounds": 3, "stop_reason": "BUDGET"',
+        "tasks claimed: topic=work claimed=12 resumed=0",
+        "round=2 done=23 claimed=23",
+        '"rounds": 2, "stop_reason": "BUDGET"',
     ):
         assert line in done.stdout
 

@@ -43,7 +43,7 @@ def test_results_may_be_numbers_a_suspension_may_have_a_delay_and_the_first_of_s
     ("columns", "mode", "error", "words"),
     [
         (["sequence"], "append", InvalidTask, "decisions need a column result: these have sequence"),
-        (["sequence", "'SUCCESS' AS result", "'{marked' AS message"], "append", InvalidTask, "task 1 is not JSON"),
+        (["sequence", "'SUCCESS' AS result", "'{marked' AS message"], "append", InvalidTask, "is not JSON"),
         (["sequence + 1000 AS sequence", "'SUCCESS' AS result"], "append", NotHeld, "does not hold 10 of 10 tasks"),
         (["sequence", "'SUCCESS' AS result"], "overwrite", TaskQueueError, 'use .mode("append")'),
     ],
@@ -61,7 +61,7 @@ def test_invalid_decisions_are_refused_in_one_line_and_change_nothing(
     words: str,
 ) -> None:
     options = held(10)
-    writer = tasks(options, partitions=1).orderBy("sequence").selectExpr(*columns).write.format(source).mode(mode)
+    writer = tasks(options, partitions=1).selectExpr(*columns).write.format(source).mode(mode)
     with pytest.raises(PySparkException) as failed:
         writer.options(mode="complete", **options).save()
     assert words in describe_error(failed.value)

@@ -88,7 +88,7 @@ def test_retried_spark_tasks_decide_each_task_once(
         if context.partitionId() == 1 and context.attemptNumber() < 2:
             raise RuntimeError("this try fails after it has yielded everything")
 
-    result = drained(lambda tasks: follow(tasks).mapInArrow(fail_twice, COLUMNS), partitions=2)
+    result = drained(lambda tasks: follow(tasks).mapInArrow(fail_twice, COLUMNS))
     assert {file.name for file in tmp_path.iterdir()} == {"0-0", "1-0", "1-1", "1-2"}
     check_once(queue, sequences, result)
 
@@ -115,7 +115,7 @@ def test_an_attempt_that_fails_after_staging_all_rows_decides_no_task_twice(
 
     sequences = push(100)
     monkeypatch.setattr(data_source, "_drain_source", failing)
-    check_once(queue, sequences, drained(follow, partitions=2))
+    check_once(queue, sequences, drained(follow))
 
 
 def test_a_drain_without_tasks_or_decisions_changes_nothing(drained: Drained, queue: TaskQueue, push: Push) -> None:
@@ -150,10 +150,10 @@ def test_a_lease_lost_during_a_job_decides_and_pushes_nothing(
     gated = {"gate": str(gate)}
     with taken_over(dsn, gate):
         with pytest.raises(LeaseLost, match="registered again"):
-            drained(lambda tasks: wait_and_follow(tasks, gated), lease=timedelta(seconds=12), partitions=2)
+            drained(lambda tasks: wait_and_follow(tasks, gated), lease=timedelta(seconds=12))
         assert states(queue) == {"ACTIVE": 100}
         assert names(queue, "next") == []
-    result = drained(follow, partitions=2)
+    result = drained(follow)
     assert result.resumed == 100
     check_once(queue, sequences, result)
 

@@ -231,7 +231,7 @@ def test_progress_is_reported_while_spark_works_and_the_jobs_of_a_later_round_sh
         raise ValueError("an error of the hook ends nothing")
 
     gated = {"gate": str(gate)}
-    result = drained(lambda tasks: wait_for_gate(tasks, gated), partitions=2, size=100, rounds=None, on_progress=hear)
+    result = drained(lambda tasks: wait_for_gate(tasks, gated), size=100, rounds=None, on_progress=hear)
     assert (result.done, result.rounds) == (120, 2)
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     assert list(dict.fromkeys(job["description"] for job in shown(spark, "description")[since:])) == [

@@ -200,7 +200,7 @@ def test_dataframes_are_ordered_by_turn(drained: Drained, queue: TaskQueue) -> N
         seen.extend(tuple(row) for row in tasks.selectExpr("spark_partition_id()", "identifier", "payload").collect())
         return succeed(tasks)
 
-    assert drained(look, condition=SINGULAR, partitions=2).done == 6
+    assert drained(look, condition=SINGULAR).done == 6
     for name in "ab":
         mine = [(part, payload) for part, identifier, payload in seen if identifier == name]
         assert len({part for part, _ in mine}) == 1

@@ -119,7 +119,7 @@ def test_spark_shows_neither_the_password_nor_a_payload(
 def decide_invalid(spark: SparkSession, dsn: str) -> None:
     """Makes a message that no executor can stage."""
     broken = ("sequence", "'SUCCESS' AS result", "concat('{', payload) AS message")
-    drain(spark, "work", "me", lambda tasks: tasks.selectExpr(*broken), dsn=dsn)
+    drain(spark, "work", "me", lambda tasks: tasks.selectExpr(*broken), dsn=dsn, partitions=1)
 
 
 def push_invalid(spark: SparkSession, dsn: str) -> None:
@@ -136,7 +136,7 @@ def push_to_unknown_topic(spark: SparkSession, dsn: str) -> None:
     def follow(task: Task, batch: Batch) -> None:
         batch.push(task, "nowhere", [NewTask("next", task.payload)])
 
-    drain(spark, "work", "me", Composite("following").with_step(follow), dsn=dsn)
+    drain(spark, "work", "me", Composite("following").with_step(follow), dsn=dsn, partitions=1)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_functions_on_executors_cannot_supply_an_internal_column(
         return {"sequence": task.sequence, "result": "SUCCESS", "company": attack}
 
     with pytest.raises(InvalidTask, match=f"unknown column 'company' in the decisions: {ALLOWED}"):
-        drained(in_arrow(arrow))
+        drained(in_arrow(arrow), partitions=1)
     assert states(queue) == {"READY": 2}
     drained(by_task(each))
     assert states(queue) == {"FAILED": 2}
@@ -124,7 +124,7 @@ def test_a_composite_inside_a_transform_decides_but_sends_no_functions_to_the_dr
 ) -> None:
     taking_part = Composite("taking part").with_step(lambda _, batch: batch.in_commit(lambda *_: None), name="a")
     with pytest.raises(TaskQueueError, match="'taking part': as a part of another transform it supports no"):
-        drained(lambda tasks: by_composite(taking_part)(tasks))
+        drained(lambda tasks: by_composite(taking_part)(tasks), partitions=1)
     assert states(queue) == {"READY": 2}
     drained(lambda tasks: by_composite(orders)(tasks).drop("delay"))
     assert states(queue) == {"SUCCEEDED": 2}

@@ -74,7 +74,7 @@ def engine(request: pytest.FixtureRequest, dsn: str, queue: TaskQueue) -> Engine
 
     def on_spark(composite: Composite, condition: Condition = Condition.NONE) -> None:
         session: SparkSession = request.getfixturevalue("spark")
-        drain(session, "work", "me", composite, dsn=dsn, condition=condition)
+        drain(session, "work", "me", composite, dsn=dsn, condition=condition, partitions=2)
 
     queue.create_topic("next")
     return on_threads if request.param == "worker" else on_spark
