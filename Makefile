@@ -45,7 +45,7 @@ archive:
 	@$(RUN) -m tests.spark.archives
 
 test-fast: setup  ## while you work: the tests that start neither Airflow nor Spark nor a browser; ARGS go to pytest
-	@$(PYTEST) -m 'not slow' $(or $(ARGS),$(PROCESSES))
+	@$(PYTEST) -m 'not (slow or faults or documents or chaos)' $(or $(ARGS),$(PROCESSES))
 
 test-faults: setup-test archive  ## after a change of leases, workers or commits: kills, cuts, load, and the model; ARGS go to pytest
 	@$(PYTEST) -m faults $(PROCESSES) $(ARGS)
