@@ -64,7 +64,7 @@ def test_owners_that_are_task_instances_have_links() -> None:
     "name",
     [
         *(None, "", "worker-7", "a b/run/task/1", "dag/run/ta sk/1", "a/b/c/d", "a/b/-1", "//b/c/1", "a/b/c/--1"),
-        *("a/b/c/-", "host/1/2/x", worker_owner_name("a/b", worker_instance_id(), 1)),  # of a topic with a slash
+        *("a/b/c/-", "host/1/2/x", worker_owner_name("a/b", "host.example-31-0a1b2c", 1)),  # of a topic with a slash
     ],
     ids=repr,
 )
