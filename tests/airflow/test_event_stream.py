@@ -144,6 +144,7 @@ async def test_a_rejected_task_fails_with_its_reason(queue: TaskQueue) -> None:
     assert bad.error == "bad identifier"
 
 
+@pytest.mark.slow
 async def test_a_task_whose_event_is_not_stored_is_returned_and_fires_again(queue: TaskQueue) -> None:
     (task,) = queue.push("work", ["a"])
     async with triggerer(ack_timeout=0.5) as airflow:
@@ -181,6 +182,7 @@ async def test_a_trigger_cancelled_before_it_fired_does_not_end_the_task(queue: 
     assert attempts(queue) == [0]
 
 
+@pytest.mark.slow
 async def test_events_of_a_killed_triggerer_fire_again_and_its_late_settlement_changes_nothing(
     queue: TaskQueue,
 ) -> None:
@@ -206,6 +208,7 @@ async def test_events_of_a_killed_triggerer_fire_again_and_its_late_settlement_c
     await killed.aclose()
 
 
+@pytest.mark.slow
 async def test_of_two_triggerers_with_one_stream_the_second_waits_until_the_first_is_gone(queue: TaskQueue) -> None:
     async with triggerer() as second:
         async with triggerer() as first:
@@ -228,6 +231,7 @@ def claimed(airflow: Triggerer) -> list[int]:
     return [event.payload["claimed"] for _, event in airflow.events]
 
 
+@pytest.mark.slow
 async def test_no_event_is_empty_and_the_last_of_a_burst_fires_after_the_cooldown(queue: TaskQueue) -> None:
     """Events that follow each other quickly wait for the last one, whose run gets all of them."""
     async with triggerer() as airflow:
@@ -286,6 +290,7 @@ async def test_a_batch_names_all_sequences_up_to_its_size_and_the_first_identifi
         await until(lambda: set(states(queue).values()) == {State.SUCCEEDED})
 
 
+@pytest.mark.slow
 async def test_a_missing_topic_is_logged_once_and_retried_with_growing_pauses(
     queue: TaskQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +338,7 @@ async def test_a_stream_continues_if_tasks_are_gone_when_their_event_is_stored(q
         await until(lambda: states(queue) == dict.fromkeys(remaining, State.SUCCEEDED))
 
 
+@pytest.mark.slow
 async def test_closing_events_follow_a_burst_and_a_start_if_requested(queue: TaskQueue) -> None:
     """If a DAG has reached its limit of runs, its last events wait until another event comes."""
     async with triggerer() as airflow:
@@ -402,6 +408,7 @@ class PickyOnce(TaskQEventTrigger):
         return "not yet"
 
 
+@pytest.mark.slow
 async def test_a_rejection_whose_answer_was_lost_is_not_repeated_on_the_next_attempt(
     queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ async def test_a_task_pushed_during_a_check_is_found_by_the_next_check(
     assert await event is not None
 
 
+@pytest.mark.slow
 async def test_a_peek_repeats_its_event_only_while_tasks_remain(queue: TaskQueue) -> None:
     peeking = Peeking(cooldown=0.5)
     queue.push("work", ["a"])

@@ -59,6 +59,7 @@ def load(file: Path) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_every_example_is_parsed_by_a_dag_bag() -> None:
     dags = [file.name for file in EXAMPLES.glob("*.py") if "with DAG(" in file.read_text(encoding="utf-8")]
     program = (EXAMPLES.parent / "tests" / "docs" / "dag_parser.py").read_text(encoding="utf-8")

@@ -104,6 +104,7 @@ def test_changed_counts_are_logged_less_and_less_often_and_a_pause_immediately(l
     assert lines.texts[4:] == ["sixth"], "the pause between counts has doubled"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("wait", "first", "later"),
@@ -140,6 +141,7 @@ async def test_a_wait_in_the_triggerer_logs_each_change_in_the_context_of_its_tr
     assert all(before != after for before, after in zip(lines.texts, lines.texts[1:], strict=False))
 
 
+@pytest.mark.slow
 async def test_a_wrong_password_is_logged_with_its_reason_until_it_is_right_again(
     queue: TaskQueue, dsn: str, connect_airflow: Connect, lines: Lines
 ) -> None:

@@ -47,6 +47,7 @@ def test_provider_info_names_the_command() -> None:
     assert [command.name for command in get_cli_commands()] == ["taskq"]
 
 
+@pytest.mark.slow
 def test_finding_the_command_imports_neither_the_queue_nor_click() -> None:
     program = (
         "import sys; import airflow.cli.cli_config; before = set(sys.modules)\n"

@@ -87,6 +87,7 @@ def test_the_server_requires_the_password_on_the_loopback_address_only_and_does_
             psycopg.connect(wrong, passfile="/dev/null").close()
 
 
+@pytest.mark.slow
 def test_kill_ends_all_processes_at_once_and_start_recovers_what_was_committed(folder: Path) -> None:
     with EmbeddedPostgres(folder) as server:
         with psycopg.connect(server.dsn) as conn:
@@ -113,6 +114,7 @@ def test_kill_ends_all_processes_at_once_and_start_recovers_what_was_committed(f
         assert "automatic recovery in progress" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_given_folder_is_kept_and_opened_again(folder: Path) -> None:
     with EmbeddedPostgres(folder / "below", settings=FAST) as server:
         password = server.dsn
@@ -129,6 +131,7 @@ def test_a_given_folder_is_kept_and_opened_again(folder: Path) -> None:
     assert not processes_of(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, None])
 def test_the_server_ends_however_its_program_ends(number: signal.Signals | None) -> None:
     child = subprocess.Popen(

@@ -35,6 +35,7 @@ def pages() -> list[ParameterSet]:
     return parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", pages())
 def test_a_page_runs_as_it_is_written(
     path: Path,

@@ -92,6 +92,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", CHANGES)
 def test_statements_that_have_changed_since_the_last_release_need_a_greater_number(
     changed: str, tree: Path, queue: Path, script: ModuleType

@@ -42,6 +42,7 @@ def machine(dsn: str) -> Iterator[type[QueueMachine]]:
     yield type("Machine", (QueueMachine,), {"dsn": dsn})  # noqa: PT022 - a class for this test's database
 
 
+@pytest.mark.slow
 def test_the_queue_agrees_with_its_model(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(machine, settings=QUICK)
 

@@ -245,6 +245,7 @@ def locks(queue: TaskQueue, owner: Owner) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.slow
 def test_a_call_locks_as_much_at_two_thousand_topics_as_at_one(own_queue: TaskQueue, own_dsn: str) -> None:
     queue = own_queue
     owner = queue.register("owner", timedelta(hours=1))

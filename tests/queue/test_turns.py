@@ -142,6 +142,7 @@ def _orders(steps: list[str]) -> list[list[str]]:
     return [[step, *rest] for step in steps for rest in _orders([other for other in steps if other != step])]
 
 
+@pytest.mark.slow
 def test_one_claim_takes_tasks_of_a_hundred_thousand_identifiers(own_queue: TaskQueue) -> None:
     """As advisory locks, these would exceed the lock table of the server."""
     own_queue.push_stream("work", (f"id-{number}" for number in range(100_000)))
@@ -203,6 +204,7 @@ LOOKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Many blocked identifiers, or many tasks of one, hide no free identifier")
 @pytest.mark.parametrize("kind", LOOKS)
 def test_a_poll_does_not_search_an_index_for_each_of_many_blocked_identifiers(own_queue: TaskQueue, kind: str) -> None:
@@ -217,6 +219,7 @@ def test_a_poll_does_not_search_an_index_for_each_of_many_blocked_identifiers(ow
             assert seen.scans <= MOST_SCANS, (prepare, verb, seen)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Many blocked identifiers, or many tasks of one, hide no free identifier")
 def test_a_poll_finds_the_few_free_identifiers_among_many_blocked_ones(queue: TaskQueue, owner: Owner) -> None:
     block_identifiers(queue, "failed", 3000)
@@ -236,6 +239,7 @@ def test_a_poll_finds_the_few_free_identifiers_among_many_blocked_ones(queue: Ta
     assert queue.ready("work", 10, ON_FAILURE) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.promise("Many blocked identifiers, or many tasks of one, hide no free identifier")
 def test_a_poll_passes_an_identifier_with_many_failures_without_reading_them_all(own_queue: TaskQueue) -> None:
     """The scans for blocking tasks are bounded. The remaining identifiers are checked one by one."""

@@ -20,6 +20,7 @@ def brief(queue: TaskQueue) -> Owner:
     return queue.register("owner", timedelta(seconds=8))
 
 
+@pytest.mark.slow
 def test_a_kept_lease_outlives_its_length(dsn: str, queue: TaskQueue, brief: Owner) -> None:
     lost = threading.Event()
     with DrainLease(brief, ConnectionInfo.resolve(dsn), lost.set) as keeper:
@@ -30,6 +31,7 @@ def test_a_kept_lease_outlives_its_length(dsn: str, queue: TaskQueue, brief: Own
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("taskq lease")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ago", [0, 6], ids=["now", "6 seconds before the answer"])
 def test_two_thirds_of_a_lease_without_a_heartbeat_since_its_registration_began_is_lost(
     brief: Owner, ago: float
@@ -42,6 +44,7 @@ def test_two_thirds_of_a_lease_without_a_heartbeat_since_its_registration_began_
         assert "reached the queue for 5.3 seconds of its lease of 8 seconds" in str(keeper.lost)
 
 
+@pytest.mark.slow
 def test_a_server_that_accepts_and_never_answers_does_not_hide_the_loss(brief: Owner) -> None:
     lost = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -226,6 +226,7 @@ def test_an_attempt_that_ends_during_the_commit_is_refused(
     assert staged(conn) == 0
 
 
+@pytest.mark.slow
 def test_a_hanging_attempt_delays_no_commit_and_is_deleted_with_the_lease(
     stage: Stage, conn: Connection, dsn: str, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
