@@ -13,7 +13,7 @@ import pytest
 from demo.airflow_site import AirflowSite
 from demo.guardian import alive, family
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.documents, pytest.mark.timeout(900)]
 COMPONENTS = {"api-server", "scheduler", "dag-processor", "triggerer"}
 DAGS = """
 import os

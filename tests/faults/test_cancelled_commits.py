@@ -208,13 +208,13 @@ def sleep_long(queue: TaskQueue) -> None:
 
 
 TOO_SLOW = [
-    (sleep_until_interrupted, "statement timeout"),
-    (end_by_idling, "idle-in-transaction"),
-    (sleep_long, "no answer within"),
+    pytest.param(sleep_until_interrupted, "statement timeout", id="statement timeout"),
+    pytest.param(end_by_idling, "idle-in-transaction", id="idle-in-transaction"),
+    pytest.param(sleep_long, "no answer within", id="no answer", marks=[pytest.mark.slow, pytest.mark.faults]),
 ]
 
 
-@pytest.mark.parametrize(("dawdle", "reason"), TOO_SLOW, ids=[reason for _, reason in TOO_SLOW])
+@pytest.mark.parametrize(("dawdle", "reason"), TOO_SLOW)
 def test_a_participant_that_is_always_too_slow_fails_only_its_task_with_the_reason(
     dsn: str, queue: TaskQueue, run_worker: MakeWorker, dawdle: Callable[[TaskQueue], None], reason: str
 ) -> None:

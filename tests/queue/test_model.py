@@ -48,6 +48,7 @@ def test_the_queue_agrees_with_its_model(machine: type[QueueMachine]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(0)
 def test_the_queue_agrees_with_its_model_for_long(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(machine, settings=LONG)
