@@ -1,7 +1,8 @@
 """Tests that take long without the mark `slow`: pytest notes them in its cache, and `make check` refuses them.
 
 A duration is that of the test's body, divided by the processes that share a core, and the shortest of all runs: what
-a busy machine did to a test is gone after the next run.
+a busy machine did to a test is gone after the next run. `make check` refuses what takes twice as long as the limit: no
+machine is measured so well that `make test` could fail for a tenth of a second.
 """
 
 import json
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 2.0  # seconds
+REFUSED = 2 * LIMIT
 KEY = "taskq/long"
 OTHER_TIERS = {"slow", "faults", "documents", "chaos"}
 
@@ -72,10 +74,11 @@ def main() -> None:
     """Fail if the last runs found tests above the limit that are not marked slow."""
     noted = ROOT / ".pytest_cache" / "v" / KEY
     found = still_there(json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {})
-    if found:
-        listed = "\n".join(lines(found))
+    refused = {nodeid: seconds for nodeid, seconds in found.items() if seconds > REFUSED}
+    if refused:
+        listed = "\n".join(lines(refused))
         sys.exit(
-            f"{listed}\ncheck: these tests take more than {LIMIT:g} s. Shorten them or mark them slow, and run them"
+            f"{listed}\ncheck: these tests take more than {REFUSED:g} s. Shorten them or mark them slow, and run them"
         )
 
 
