@@ -81,7 +81,7 @@ format: setup  ## when check asks for it: format the sources, and write the page
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/python tools/promises.py
 
-bench: setup-spark  ## after a change of the hot path: measure push, claim and drain beside raw SQL; ARGS=peers adds other queues
+bench: setup-spark  ## after a change of the hot path: measure push, claim and drain, and raw SQL; ARGS=peers adds other queues
 	@$(RUN) -m bench $(ARGS)
 
 dist: setup  ## before a release: build both distributions into dist/, check and install them; ARGS='--release v1.2.3'
