@@ -49,4 +49,7 @@ def test_a_promise_without_a_test_and_a_mark_without_a_promise_are_errors(
     assert program.main([], tmp_path) == bool(error)
     assert error in capsys.readouterr().out
     assert program.main(["--check"], tmp_path) == bool(error)
-    assert "tests/test_push.py)\n    - a push" in (tmp_path / program.EVIDENCE).read_text(encoding="utf-8")
+    page = (tmp_path / program.EVIDENCE).read_text(encoding="utf-8")
+    assert "- [tests/test_push.py](../../../tests/test_push.py)" in page
+    assert ("tests/test_loss.py)\n    - a loss\n" in page) == (new != "gets lost")
+    assert "    - a push" not in page

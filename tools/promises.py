@@ -1,7 +1,8 @@
 """Write docs/why/evidence/guarantees.md: each promise of docs/why/guarantees.md with the tests that prove it.
 
 A promise is the first sentence of a bullet of that page, or the first cell of a row. A module, a class or a test names
-it by a mark, `@pytest.mark.promise("...")`, and a specification of interleavings by a line `# promise: ...`.
+it by a mark, `@pytest.mark.promise("...")`, and a specification of interleavings by a line `# promise: ...`. Of a whole
+file that proves one promise the page names the file: its tests are read there.
 
 The program reports a promise that no test of `make test` proves, and a mark that names no promise. With --check, it
 writes nothing, and reports a page that is not up to date.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -30,9 +32,9 @@ HEAD = """<!-- tools/promises.py writes this page from guarantees.md and the mar
 
 # Guarantees and their tests
 
-Each promise of [Guarantees](../guarantees.md), with the tests that fail if it is broken. The name of a test is a
-sentence. `make test` runs them with a real PostgreSQL, Airflow and Spark; another target is named. The page is made of
-the marks of the tests, and `make check` compares it with them.
+Each promise of [Guarantees](../guarantees.md), with the tests that fail if it is broken: single ones, whose names are
+sentences, or all of a file. `make test` runs them with a real PostgreSQL, Airflow and Spark; another target is named.
+The page is made of the marks of the tests, and `make check` compares it with them.
 """
 
 
@@ -42,7 +44,7 @@ class Proof(NamedTuple):
     promise: str
     file: str
     line: int
-    sentence: str
+    sentence: str  # empty: all tests of the file
     target: str = ""  # the target that runs it, unless `make test` does
 
 
@@ -59,16 +61,16 @@ def read_promises(root: Path) -> Iterator[tuple[str, str]]:
 def read_proofs(root: Path) -> Iterator[Proof]:
     """Yield what the tests and the specifications of interleavings prove."""
     for path in sorted((root / "tests").rglob("*.spec")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if line.startswith("# promise: "):
-                for name in (each.partition(" ")[2] for each in lines if each.startswith("permutation ")):
-                    yield Proof(line.partition(": ")[2], str(path.relative_to(root)), number, name)
+                yield Proof(line.partition(": ")[2], str(path.relative_to(root)), number, "")
     for path in sorted((root / "tests").rglob("test_*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))
         assignments = [node for node in module.body if isinstance(node, ast.Assign)]
-        marks = [each.value for each in assignments if ast.unparse(each.targets[0]) == "pytestmark"]
-        yield from _proofs(module.body, marks, str(path.relative_to(root)))
+        of_module = [each.value for each in assignments if ast.unparse(each.targets[0]) == "pytestmark"]
+        places = {node.lineno for mark in of_module for node in ast.walk(mark) if isinstance(node, ast.Call)}
+        for proof in _proofs(module.body, of_module, str(path.relative_to(root))):
+            yield proof._replace(sentence="") if proof.line in places else proof
 
 
 def _proofs(body: list[ast.stmt], marks: list[ast.expr], file: str) -> Iterator[Proof]:
@@ -115,12 +117,23 @@ def write_page(promises: list[tuple[str, str]], proofs: list[Proof]) -> str:
     for heading, promise in promises:
         lines += ["", heading] if heading != above else []
         lines += ["", "**%s**" % promise, ""]
-        above, file = heading, ""
-        for proof in (each for each in proofs if each.promise == promise):
-            lines += ["- [%s](../../../%s)" % (proof.file, proof.file)] if proof.file != file else []
-            lines.append("    - %s%s" % (proof.sentence, proof.target and " (`make %s`)" % proof.target))
-            file = proof.file
+        above, of_promise = heading, [each for each in proofs if each.promise == promise]
+        for file, of_file in itertools.groupby(of_promise, key=lambda each: each.file):
+            lines += _lines(file, list(of_file))
     return "\n".join(lines) + "\n"
+
+
+def _lines(file: str, proofs: list[Proof]) -> Iterator[str]:
+    """Yield the line of a file, and one for each test that has a mark of its own."""
+    of_all = [proof.target for proof in proofs if not proof.sentence]
+    yield "- [%s](../../../%s)%s" % (file, file, _target(min(of_all, default="")))
+    for proof in proofs:
+        if proof.sentence:
+            yield "    - %s%s" % (proof.sentence, _target(proof.target))
+
+
+def _target(name: str) -> str:
+    return name and " (`make %s`)" % name
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
