@@ -205,3 +205,14 @@ def keeps_expired(max_crashes: int = 3) -> TopicPolicy:
 def numbered(count: int, start: int = 0) -> Iterator[NewTask]:
     """New tasks with small payloads and distinct identifiers."""
     return (NewTask(f"task-{number}", {"number": number}) for number in range(start, start + count))
+
+
+def complete_staged(queue: TaskQueue, owner: Owner, task: Task, result: Result, error: str | None = None) -> None:
+    """Decides a task by a stage, as Spark's executors and driver do."""
+    [stage] = queue.conn.execute("SELECT taskq.open_stage(%s, %s)", (owner.name, owner.fence)).fetchone() or [None]
+    queue.conn.execute(
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, error) VALUES (%s, 0, 0, %s, %s, %s)",
+        (stage, task.sequence, result, error),
+    )
+    commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{0}', '{1}')"
+    queue.conn.execute(commit, (owner.name, owner.fence, stage))

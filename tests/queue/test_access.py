@@ -17,7 +17,6 @@ from airflow_provider_taskq.queue import (
     Result,
     State,
     TaskQueue,
-    TaskQueueError,
     TopicPolicy,
     connect,
     install,
@@ -126,12 +125,7 @@ def verbs(queue: TaskQueue, topic: str = "work", owner: Owner = UNREGISTERED) ->
     }
 
 
-FUNCTIONS = {"push_stream": "push", "pause_topic": "set_paused", "resume_topic": "set_paused"}
 """The SQL functions of verbs that have another name."""
-WITHOUT_TOPIC = {
-    *("topics", "register", "heartbeat", "complete", "held", "release", "owners", "expire", "maintain"),
-    "notify",  # any role of the server can send a notification
-}
 """The verbs for limited roles that name no topic, or of which the topic is only a word."""
 
 
@@ -176,41 +170,6 @@ def documented(repository: Path, role: str) -> set[str]:
     number = 1 + KINDS.index(role.rsplit(maxsplit=1)[-1])
     marks = {"yes"} if role in LIMITED else {"yes", "every topic"}
     return {name for row in cells if row[number] in marks for name in re.findall(r"`(\w+)`", row[0])}
-
-
-def refused(queue: TaskQueue, calls: dict[str, Callable[[], object]]) -> dict[str, str]:
-    """The calls that the role of the session may not make, with the reasons. Nothing that a call does remains."""
-    reasons = {}
-    for name, call in calls.items():
-        try:
-            with queue.conn.transaction(force_rollback=True):
-                call()
-        except psycopg.errors.InsufficientPrivilege as error:
-            reasons[name] = str(error)
-        except TaskQueueError:  # any other answer
-            pass
-    return reasons
-
-
-@pytest.mark.parametrize("topic", ["work", "invoices", "unknown"])
-@pytest.mark.parametrize("role", [role for role in ROLES if role != "PUBLIC"])
-def test_a_role_may_call_the_functions_of_its_kind_and_no_others(
-    matrix: Matrix, repository: Path, role: str, topic: str
-) -> None:
-    """With real arguments. A role that is limited to the topic `work` learns of no other topic whether it exists."""
-    conn, names = matrix
-    queue = TaskQueue(conn)
-    allowed = documented(repository, role)
-    with conn.transaction(force_rollback=True):
-        conn.execute(sql.SQL("SET LOCAL SESSION AUTHORIZATION {}").format(sql.Identifier(names[role])))
-        owner = queue.register("me") if "register" in allowed else UNREGISTERED
-        calls = {**verbs(queue, topic, owner), "exchange": lambda: queue.exchange(owner, {}, topic)}
-        reasons = refused(queue, calls)
-    own = {name for name in calls if FUNCTIONS.get(name, name) in allowed}
-    reachable = own if topic == "work" or role not in LIMITED else own & WITHOUT_TOPIC
-    assert calls.keys() - reasons.keys() == reachable
-    for name in own - reachable:
-        assert re.search(f"may not (push to|consume|read) topic '{topic}'", reasons[name])
 
 
 @pytest.mark.parametrize("role", ROLES)

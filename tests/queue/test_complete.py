@@ -1,4 +1,4 @@
-"""Complete: a decision ends a task. A call applies all decisions or none, to tasks held under its fence only."""
+"""Complete and exchange: a call applies all decisions or none, to tasks held under its fence only."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
+    Condition,
     Decision,
     LeaseLost,
     NotHeld,
@@ -15,18 +16,17 @@ from airflow_provider_taskq.queue import (
     Result,
     RetryPolicy,
     State,
+    Task,
     TaskQueue,
     TaskQueueError,
     TopicPolicy,
 )
 from tests.queue.conftest import (
-    RESULTS,
     InBackground,
     await_lock_wait,
-    image,
+    identifiers,
     known,
     lapse,
-    pass_time,
     states,
     task_in,
 )
@@ -34,57 +34,6 @@ from tests.queue.conftest import (
 pytestmark = pytest.mark.promise("A completion works until the lease is gone, also after it has lapsed")
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.mark.parametrize("state", RESULTS)
-def test_a_result_ends_a_task_in_its_state(queue: TaskQueue, owner: Owner, state: State) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.complete(owner, {task: RESULTS[state]})
-    info = known(queue, task)
-    assert (info.state, info.descent, info.owner, info.attempt) == (state, None, owner.name, 1)
-    assert info.completed is not None
-    assert info.completed >= info.created
-    assert queue.held(owner) == []
-    assert queue.poll("work", owner) == []
-
-
-def test_decisions_are_keyed_by_task_or_sequence_and_may_span_topics(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("other", TopicPolicy(RetryPolicy(max_attempts=5)))
-    queue.push("work", ["a", "b", "c"])
-    queue.push("other", ["x", "y"])
-    first, second, third = queue.poll("work", owner, 3)
-    retried, done = queue.poll("other", owner, 2)
-    queue.complete(owner, {})
-    queue.complete(
-        owner,
-        {
-            first: Decision(Result.SUCCESS),
-            second.sequence: Result.FILTER,
-            third: Result.SUSPENSION,
-            retried: Result.FAILURE,
-            done: Result.SUCCESS,
-        },
-    )
-    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.FILTERED), ("c", State.SUSPENDED)]
-    assert states(queue, "other") == [("x", State.READY), ("y", State.SUCCEEDED)]
-
-
-@pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE])
-@pytest.mark.parametrize("result", [Result.FAILURE, Result.SUCCESS])
-def test_a_task_that_is_not_active_cannot_be_completed(
-    queue: TaskQueue, owner: Owner, state: State, result: Result
-) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=9)))
-    held = task_in(queue, owner, State.ACTIVE, "held")
-    queue.alter_topic("work", TopicPolicy())
-    task = task_in(queue, owner, state)
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=9)))
-    before = image(queue)
-    with pytest.raises(NotHeld, match=rf"{task.sequence}\b") as refusal:
-        queue.complete(owner, {held: result, task: result})
-    assert not isinstance(refusal.value, LeaseLost)
-    assert owner.name in str(refusal.value)
-    assert image(queue) == before
 
 
 @pytest.mark.promise("Nothing is decided twice")
@@ -103,13 +52,6 @@ def test_a_task_and_its_sequence_are_not_two_tasks(queue: TaskQueue, owner: Owne
     with pytest.raises(TaskQueueError, match=rf"{task.sequence}\b"):
         queue.complete(owner, {task: Result.SUCCESS, task.sequence: Result.FAILURE})
     assert queue.held(owner) == [task]
-
-
-def test_a_lapsed_lease_still_completes(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    lapse(queue, owner)
-    queue.complete(owner, {task: Result.SUCCESS})
-    assert known(queue, task).state is State.SUCCEEDED
 
 
 def test_an_exception_is_kept_as_its_trace(queue: TaskQueue, owner: Owner) -> None:
@@ -143,86 +85,33 @@ def test_a_trace_is_bounded_and_always_storable(
     assert "the cause" not in str(error) or kept.endswith("the cause"), "the end of a long trace is kept"
 
 
-def test_a_snooze_puts_the_task_back_for_later_with_no_attempt_counted(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=HOUR)})
-    info = known(queue, task)
-    row = queue.conn.execute("SELECT clock_timestamp()").fetchone()
-    assert row is not None
-    assert (info.state, info.status, info.attempt, info.owner) == (State.READY, "scheduled", 0, None)
-    assert timedelta(0) < row[0] + HOUR - info.available_at < timedelta(minutes=1)
-    assert queue.poll("work", owner) == []
-    pass_time(queue, HOUR)
-    [again] = queue.poll("work", owner)
-    assert again.attempt == 1
-
-
-def test_snoozes_and_ends_mix_in_one_call(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", "b", "c", "d"])
-    a, b, c, d = queue.poll("work", owner, 4)
-    queue.complete(
-        owner,
-        {
-            a: Decision(Result.SUSPENSION, delay=HOUR),
-            b: Result.SUSPENSION,
-            c: Result.FAILURE,
-            d: Decision(Result.SUSPENSION, delay=2 * HOUR),
-        },
-    )
-    assert states(queue) == [
-        ("a", State.READY),
-        ("b", State.SUSPENDED),
-        ("c", State.FAILED),
-        ("d", State.READY),
-    ]
-    assert known(queue, d).available_at - known(queue, a).available_at == HOUR
-
-
-def test_a_completion_is_undone_with_its_transaction(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    first, second = queue.poll("work", owner, 2)
-    before = image(queue)
-    session.complete(owner, {first: Result.SUCCESS, second: Decision(Result.SUSPENSION, delay=HOUR)})
-    session.conn.rollback()
-    assert image(queue) == before
-    queue.complete(owner, {first: Result.FAILURE})
-
-
 @pytest.mark.promise("Nothing is decided twice")
-def test_of_two_concurrent_completions_the_first_to_commit_decides(
+@pytest.mark.parametrize(
+    ("first", "refusal"),
+    [
+        (lambda session, owner, task: session.complete(owner, {task: Result.SUCCESS}), NotHeld),
+        (lambda session, owner, _task: session.register(owner.name), LeaseLost),
+    ],
+    ids=["a completion", "a takeover"],
+)
+def test_a_completion_during_a_completion_or_a_takeover_waits_and_is_refused(
     queue: TaskQueue,
     owner: Owner,
     session: TaskQueue,
     open_queue: Callable[[], TaskQueue],
     background: InBackground[None],
+    first: Callable[[TaskQueue, Owner, Task], object],
+    refusal: type[TaskQueueError],
 ) -> None:
     task = task_in(queue, owner, State.ACTIVE)
     second = open_queue()
-    session.complete(owner, {task: Result.SUCCESS})
+    first(session, owner, task)
     late = background(lambda: second.complete(owner, {task: Result.FAILURE}))
     await_lock_wait(queue.conn, second)
     session.conn.commit()
-    with pytest.raises(NotHeld):
+    with pytest.raises(refusal):
         late.result()
-    assert known(queue, task).state is State.SUCCEEDED
-
-
-def test_a_completion_waits_for_a_takeover_and_is_then_refused(
-    queue: TaskQueue,
-    owner: Owner,
-    session: TaskQueue,
-    open_queue: Callable[[], TaskQueue],
-    background: InBackground[None],
-) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    old = open_queue()
-    successor = session.register(owner.name)
-    late = background(lambda: old.complete(owner, {task: Result.FAILURE}))
-    await_lock_wait(queue.conn, old)
-    session.conn.commit()
-    with pytest.raises(LeaseLost):
-        late.result()
-    assert queue.held(successor) == [task]
+    assert known(queue, task).state is (State.SUCCEEDED if refusal is NotHeld else State.ACTIVE)
 
 
 @pytest.mark.parametrize(
@@ -239,3 +128,113 @@ def test_a_decision_made_in_sql_keeps_the_same_rules(
         queue.conn.execute("SELECT taskq.complete(%s, %s, %s, %s)", (owner.name, owner.fence, named, results))
     assert refusal.value.sqlstate == "TQ002"
     assert queue.held(owner) == [task]
+
+
+# Exchanges: tasks are completed and the next ones polled, both or neither
+
+SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
+
+
+def test_an_exchange_completes_and_polls(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b", "c"])
+    first = queue.exchange(owner, {}, "work", 2)
+    assert identifiers(first) == ["a", "b"]
+    second = queue.exchange(owner, dict.fromkeys(first, Decision(Result.SUCCESS, {"n": 1})), "work", 2)
+    assert identifiers(second) == ["c"]
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED), ("c", State.ACTIVE)]
+    assert queue.exchange(owner, dict.fromkeys(second, Result.FAILURE), "work") == []
+
+
+def test_a_completed_task_makes_way_for_the_next_of_its_identifier(queue: TaskQueue, owner: Owner) -> None:
+    pushed = queue.push("work", ["a", "a", "a"])
+    done: list[Task] = []
+    for _ in pushed:
+        done += queue.exchange(owner, dict.fromkeys(done[-1:], Result.SUCCESS), "work", 3, condition=SINGULAR)
+    assert done == pushed
+
+
+def test_an_exchange_that_is_refused_completes_and_polls_nothing(queue: TaskQueue, owner: Owner) -> None:
+    """Of a task that is not held, and under a lapsed lease, under which completing alone works."""
+    held, waiting = queue.push("work", ["a", "b"])
+    queue.poll("work", owner)
+    with pytest.raises(NotHeld):
+        queue.exchange(owner, {held: Result.SUCCESS, waiting: Result.SUCCESS}, "work")
+    lapse(queue, owner)
+    with pytest.raises(LeaseLost):
+        queue.exchange(owner, {held: Result.SUCCESS}, "work")
+    assert states(queue) == [("a", State.ACTIVE), ("b", State.READY)]
+    queue.complete(owner, {held: Result.SUCCESS})
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.READY)]
+
+
+@pytest.mark.promise("Nothing is decided twice")
+@pytest.mark.parametrize(
+    "late",
+    [
+        Decision(Result.SUCCESS, {"n": 1}),
+        Decision(Result.FAILURE, error="late"),
+        Decision(Result.SUSPENSION, delay=HOUR),
+        Decision(Result.FILTER),
+    ],
+    ids=lambda decision: decision.result.name,
+)
+@pytest.mark.parametrize("verb", ["exchange", "complete"])
+def test_a_late_call_never_decides_on_a_later_attempt_under_the_same_fence(
+    queue: TaskQueue, owner: Owner, open_queue: Callable[[], TaskQueue], verb: str, late: Decision
+) -> None:
+    queue.alter_topic("work", base=0, max_attempts=3)
+    queue.push("work", ["a", "b"])
+    lost, other = queue.poll("work", owner, 2)
+    queue.complete(owner, {lost: Decision(Result.FAILURE, error="in time")})
+    [again] = queue.poll("work", owner)
+    assert (again, again.attempt) == (lost, 2)
+    queue.push("work", ["c"])
+    before = queue.page("work")
+
+    session = open_queue()
+    decisions: dict[Task | int, Decision | Result | str] = {lost: late, other: Result.SUCCESS}
+    with pytest.raises(NotHeld, match=rf"does not hold 1 of 2 tasks: sequence {lost.sequence}$"):
+        session.exchange(owner, decisions, "work") if verb == "exchange" else session.complete(owner, decisions)
+    session.conn.rollback()
+    assert queue.page("work") == before
+
+    queue.complete(owner, {again: late, other: Result.SUCCESS})
+    assert lost not in queue.held(owner)
+
+
+def test_a_decision_on_a_sequence_or_on_a_task_just_pushed_or_read_is_for_any_attempt(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", base=0, max_attempts=9)
+    [pushed] = queue.push("work", ["a"])
+    queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
+    read = known(queue, pushed)
+    for key in (pushed, read, pushed.sequence):
+        [polled] = queue.poll("work", owner)
+        assert polled.attempt > 1
+        queue.complete(owner, {key: Result.FAILURE})
+    assert known(queue, pushed).state is State.READY
+
+
+@pytest.mark.parametrize("attempts", ["{1,2}", "{NULL,2}", "{1}", "{}", None])
+def test_a_decision_in_sql_names_the_attempt_or_leaves_it_out(
+    queue: TaskQueue, owner: Owner, attempts: str | None
+) -> None:
+    queue.alter_topic("work", base=0, max_attempts=3)
+    queue.push("work", ["a", "b"])
+    first, second = queue.poll("work", owner, 2)
+    queue.complete(owner, {second: Result.FAILURE})
+    queue.poll("work", owner)
+
+    def complete(attempts: str | None) -> int:
+        row = queue.conn.execute(
+            "SELECT taskq.complete(%s, %s, %s::bigint[], '{3,3}', p_attempts => %s::int[])",
+            (owner.name, owner.fence, [first.sequence, second.sequence], attempts),
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    with pytest.raises(psycopg.Error) as refusal:
+        complete("{1,1}")
+    assert refusal.value.sqlstate == "TQ004"
+    assert complete(attempts) == 2

@@ -1,4 +1,4 @@
-"""Poll under a condition: which task of an identifier has the turn."""
+"""Polls under a condition, where one task of an identifier has the turn, and polls of whole groups."""
 
 from datetime import timedelta
 
@@ -6,9 +6,7 @@ import pytest
 
 from airflow_provider_taskq.queue import (
     Condition,
-    Decision,
     NewTask,
-    Order,
     Owner,
     Result,
     RetryPolicy,
@@ -29,45 +27,6 @@ singular = pytest.mark.parametrize("condition", SINGULARS)
 retrying = TopicPolicy(retry=RetryPolicy(max_attempts=5, base=timedelta(minutes=1)))
 
 
-@singular
-def test_a_poll_under_a_condition_takes_at_most_one_task_of_an_identifier(
-    queue: TaskQueue, owner: Owner, condition: Condition
-) -> None:
-    queue.push("work", ["a", "a", "b", "a", "b", "c"])
-    assert identifiers(queue.poll("work", owner, 10, condition=condition)) == ["a", "b", "c"]
-    assert queue.poll("work", owner, 10, condition=condition) == []
-
-
-@pytest.mark.promise("Two tasks of one identifier never run at once, and none overtakes another")
-@pytest.mark.parametrize("order", list(Order))
-@singular
-def test_an_active_task_keeps_the_turn_in_either_order(
-    queue: TaskQueue, owner: Owner, condition: Condition, order: Order
-) -> None:
-    """Also under LAST_IN_FIRST_OUT, where Skatteetaten's task library hands out a second task."""
-    queue.create_topic("other")
-    for topic, taken_under in (("work", condition), ("other", Condition.NONE)):
-        queue.push(topic, ["a", "a"])
-        queue.poll(topic, owner, 1, order, taken_under)
-        queue.push(topic, ["a"])
-        assert queue.poll(topic, owner, 10, order, condition) == []
-
-
-@pytest.mark.promise("A task that waits to be retried keeps the turn of its identifier")
-@singular
-def test_a_task_that_waits_to_be_retried_has_not_ended_its_turn(
-    queue: TaskQueue, owner: Owner, condition: Condition
-) -> None:
-    queue.alter_topic("work", retrying)
-    first, _second = queue.push("work", ["a", "a"])
-    queue.complete(owner, {queue.poll("work", owner, condition=condition)[0]: Result.FAILURE})
-    assert queue.poll("work", owner, 10, condition=condition) == []
-    assert queue.ready("work", 10, condition) == 0
-    pass_time(queue, timedelta(minutes=2))
-    assert queue.ready("work", 10, condition) == 1
-    assert queue.poll("work", owner, 10, condition=condition) == [first]
-
-
 @pytest.mark.promise("A task that waits to be retried keeps the turn of its identifier")
 def test_of_several_attempted_tasks_the_lowest_sequence_has_the_turn(queue: TaskQueue, owner: Owner) -> None:
     """Whatever the priority, also before a fresh task."""
@@ -80,18 +39,6 @@ def test_of_several_attempted_tasks_the_lowest_sequence_has_the_turn(queue: Task
     for turn in (low, high, fresh):
         assert queue.poll("work", owner, 10, condition=SINGULAR) == [turn]
         queue.complete(owner, {turn: Result.SUCCESS})
-
-
-@pytest.mark.promise("A task that waits to be retried keeps the turn of its identifier")
-@singular
-def test_a_snoozed_task_has_given_up_its_turn(queue: TaskQueue, owner: Owner, condition: Condition) -> None:
-    first, second = queue.push("work", ["a", "a"])
-    [polled] = queue.poll("work", owner, condition=condition)
-    queue.complete(owner, {polled: Decision(Result.SUSPENSION, delay=timedelta(hours=1))})
-    assert queue.poll("work", owner, 10, condition=condition) == [second]
-    queue.complete(owner, {second: Result.SUCCESS})
-    pass_time(queue, timedelta(hours=2))
-    assert queue.poll("work", owner, 10, condition=condition) == [first]
 
 
 BLOCKING = {
@@ -111,30 +58,6 @@ def test_an_identifier_is_left_out_while_one_of_its_tasks_is_in_a_blocking_state
     expected = ["b"] if state in BLOCKING[condition] else ["a", "b"]
     assert queue.ready("work", 10, condition) == len(expected)
     assert identifiers(queue.poll("work", owner, 10, condition=condition)) == expected
-
-
-def test_a_failure_blocks_later_and_earlier_tasks_until_it_is_reassigned(queue: TaskQueue, owner: Owner) -> None:
-    """Even behind a later success."""
-    [early] = queue.push("work", [NewTask("a", delay=timedelta(minutes=1))])
-    failed = task_in(queue, owner, State.FAILED, "a")
-    task_in(queue, owner, State.SUCCEEDED, "a")
-    pass_time(queue, timedelta(minutes=2))
-    queue.push("work", ["a"])
-    assert queue.poll("work", owner, condition=ON_FAILURE) == []
-    queue.reassign("work", Result.SUCCESS, sequences=[failed.sequence])
-    assert queue.poll("work", owner, condition=ON_FAILURE) == [early]
-
-
-@singular
-def test_the_same_identifier_in_another_topic_blocks_nothing(
-    queue: TaskQueue, owner: Owner, condition: Condition
-) -> None:
-    queue.create_topic("other")
-    task_in(queue, owner, State.FAILED, "a", "other")
-    queue.push("other", ["a"])
-    queue.poll("other", owner)
-    queue.push("work", ["a"])
-    assert identifiers(queue.poll("work", owner, condition=condition)) == ["a"]
 
 
 @pytest.mark.promise("Many blocked identifiers, or many tasks of one, hide no free identifier")
@@ -160,3 +83,12 @@ def test_the_polled_order_is_kept_behind_many_tasks_of_one_identifier_for_up_to_
     hot = queue.push("work", ["hot"] * 1500)
     tasks = queue.push("work", ["d", "b", NewTask("c", priority=1), "a"])
     assert queue.poll("work", owner, 4, condition=SINGULAR) == [tasks[2], hot[0], tasks[0], tasks[1]]
+
+
+@pytest.mark.promise("A batch by identifier has all due tasks of its group, and goes to one owner")
+def test_a_batch_is_all_due_tasks_of_an_identifier_in_order(queue: TaskQueue, owner: Owner) -> None:
+    tasks = queue.push("work", ["b", "a", NewTask("b", priority=1), "b", NewTask("b", delay=timedelta(hours=1)), "c"])
+    assert queue.poll_batch("work", owner) == {"b": [tasks[2], tasks[0], tasks[3]]}
+    assert [task.attempt for task in queue.held(owner)] == [1, 1, 1]
+    assert list(queue.poll_batch("work", owner, 5).items()) == [("a", [tasks[1]]), ("c", [tasks[5]])]
+    assert queue.poll_batch("work", owner) == {}

@@ -6,10 +6,8 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import (
-    Condition,
     InvalidTask,
     NewTask,
-    Order,
     Owner,
     Result,
     State,
@@ -20,8 +18,6 @@ from tests.queue.conftest import identifiers, known, pass_time, states, task_in
 from tests.queue.explained import changed_rows
 
 pytestmark = pytest.mark.promise("A task is handed out once the latest task of each dependency has SUCCEEDED")
-
-SINGULAR = Condition.SINGULAR_BY_IDENTIFIER
 
 
 def dependent(*names: str, identifier: str = "b", **values: object) -> NewTask:
@@ -46,55 +42,6 @@ def test_a_task_is_handed_out_once_its_dependency_has_succeeded(queue: TaskQueue
     assert queue.ready("work", 10) == 1
     assert finish(queue, owner) == ["b"]
     assert known(queue, second).status == "succeeded"
-
-
-def test_a_task_waits_for_all_its_dependencies(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("other")
-    queue.push("other", ["x"])
-    queue.push("work", ["a", NewTask("b", depends_on=[("work", "a"), ("other", "x")])])
-    assert finish(queue, owner) == ["a"]
-    assert finish(queue, owner) == []
-    queue.complete(owner, {queue.poll("other", owner)[0]: Result.SUCCESS})
-    assert finish(queue, owner) == ["b"]
-
-
-@pytest.mark.parametrize("result", [Result.FAILURE, Result.SUSPENSION, Result.FILTER])
-def test_a_dependent_waits_after_any_other_result_until_the_dependency_is_reassigned_to_success(
-    queue: TaskQueue, owner: Owner, result: Result
-) -> None:
-    [first, _second] = queue.push("work", ["a", dependent("a")])
-    assert finish(queue, owner, result) == ["a"]
-    assert finish(queue, owner) == []
-    assert queue.ready("work") == 0
-    queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
-    assert finish(queue, owner) == ["b"]
-
-
-def test_the_latest_task_counts_also_if_it_was_pushed_after_the_dependent(queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.SUCCEEDED, "a")
-    queue.push("work", [dependent("a")])
-    assert queue.ready("work", 10) == 1
-    queue.push("work", ["a"])
-    with queue.conn.transaction(force_rollback=True):
-        assert identifiers(queue.poll("work", owner, 1)) == ["a"], "the other takes no place in a poll"
-    assert finish(queue, owner) == ["a"], "the new task of a has to succeed as well"
-    assert finish(queue, owner) == ["b"]
-
-
-def test_a_dependent_keeps_its_place_while_it_waits(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", dependent("a"), "c", "d"])
-    queue.complete(owner, {queue.poll("work", owner)[0]: Result.SUCCESS})
-    assert identifiers(queue.poll("work", owner, 10)) == ["b", "c", "d"]
-
-
-@pytest.mark.parametrize("order", list(Order))
-@pytest.mark.parametrize("condition", [Condition.NONE, SINGULAR])
-def test_a_task_that_waits_for_a_dependency_leaves_the_turn_to_the_next_of_its_identifier(
-    queue: TaskQueue, owner: Owner, condition: Condition, order: Order
-) -> None:
-    tasks = queue.push("work", [NewTask("a", delay=timedelta(hours=1)), dependent("a"), "b"])
-    assert queue.poll("work", owner, 10, order, condition) == [tasks[2]]
-    assert queue.ready("work", 10, condition) == 0
 
 
 @pytest.mark.parametrize(
@@ -128,31 +75,6 @@ def test_dependencies_work_across_the_calls_of_one_long_push(queue: TaskQueue, o
     assert identifiers(queue.poll("work", owner)) == ["a"]
     queue.complete(owner, {queue.held(owner)[0]: Result.SUCCESS})
     assert identifiers(queue.poll("work", owner)) == ["b"]
-
-
-def test_no_task_waits_for_a_purged_dependency(queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.FAILED, "a")
-    queue.push("work", [dependent("a")])
-    assert finish(queue, owner) == []
-    queue.purge("work")
-    assert finish(queue, owner) == ["b"]
-
-
-def test_a_reset_dependent_waits_again(queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.SUCCEEDED, "a")
-    [waiting] = queue.push("work", [dependent("a")])
-    assert finish(queue, owner, Result.FAILURE) == ["b"]
-    queue.push("work", [NewTask("a", priority=-1)])
-    queue.revive("work", sequences=[waiting.sequence])
-    assert finish(queue, owner) == ["a"]
-    assert finish(queue, owner) == ["b"]
-
-
-def test_a_suspended_dependent_waits_once_it_is_released(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", dependent("a", suspended=True)])
-    assert queue.junction("work", [["b"]]) == {"b"}
-    assert finish(queue, owner) == ["a"]
-    assert finish(queue, owner) == ["b"]
 
 
 @pytest.mark.promise("A success that is open during the push of its dependent is found by a later poll")

@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.errors import error_summary, picklable_error, trace_text
 from airflow_provider_taskq.queue.reports import TaskFilter
 from tests.internals import lapse_lease
-from tests.queue.conftest import known, task_in
+from tests.queue.conftest import complete_staged, known, task_in
 
 pytestmark = pytest.mark.promise("The history of a task has each recorded failure with time, holder and reason")
 
@@ -138,18 +138,6 @@ def test_the_summary_of_an_exception_and_of_its_traceback_are_the_same_line(
     assert queue.timeline("work", task.sequence)[-1].error_summary == summary
 
 
-def complete_staged(queue: TaskQueue, owner: Owner, task: Task) -> None:
-    """Fails a task as Spark's drain does."""
-    stage = "SELECT taskq.open_stage(%s, %s)::text"
-    [number] = queue.conn.execute(stage, (owner.name, owner.fence)).fetchone() or [""]
-    queue.conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, error) VALUES (%s, 0, 0, %s, 0, %s)",
-        (number, task.sequence, "OSError: no disk\nmore"),
-    )
-    commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{0}', '{1}')"
-    queue.conn.execute(commit, (owner.name, owner.fence, number))
-
-
 def crash(queue: TaskQueue, _owner: Owner, _task: Task) -> None:
     """Lets the lease lapse at the last permitted crash."""
     queue.alter_topic("work", max_crashes=1)
@@ -164,7 +152,10 @@ FAILURES: dict[str, tuple[Callable[[TaskQueue, Owner, Task], object], str]] = {
         ),
         "OSError: no disk",
     ),
-    "a stage": (complete_staged, "OSError: no disk"),
+    "a stage": (
+        lambda queue, owner, task: complete_staged(queue, owner, task, Result.FAILURE, "OSError: no disk\nmore"),
+        "OSError: no disk",
+    ),
     "a crash": (crash, "given up: the lease of its owner lapsed 1 times while the task was held"),
 }
 

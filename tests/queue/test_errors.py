@@ -1,17 +1,23 @@
 """Errors: each is one sentence with the remedy, and changes nothing."""
 
+import pickle
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
+import psycopg2  # type: ignore[import-untyped]
 import pytest
+import sqlalchemy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from airflow_provider_taskq.queue import (
+    Deadlock,
     LeaseLost,
     NewTask,
     NotHeld,
@@ -22,7 +28,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     connect,
 )
-from airflow_provider_taskq.queue.errors import is_connection_lost
+from airflow_provider_taskq.queue.errors import is_connection_lost, is_transient, to_queue_error, translate_errors
 from airflow_provider_taskq.queue.task_input import split_into_chunks
 from airflow_provider_taskq.worker.connection import connection_factory
 from tests.internals import block_verbs
@@ -46,24 +52,6 @@ def sentence(error: BaseException) -> str:
     assert text
     assert len(text.splitlines()) == 1, text
     return text
-
-
-def test_a_server_that_is_down_is_reported_in_one_sentence() -> None:
-    with pytest.raises(TaskQueueError, match=r"127\.0\.0\.1") as error:
-        connect(DSNS["away"], connect_timeout=3)
-    sentence(error.value)
-
-
-def test_a_database_that_does_not_exist_is_reported_in_one_sentence(server_dsn: str) -> None:
-    with pytest.raises(TaskQueueError, match="no_such_database") as error:
-        connect(make_conninfo(server_dsn, dbname="no_such_database"))
-    sentence(error.value)
-
-
-def test_the_error_without_a_dsn_names_the_variable_to_set(no_environment: None) -> None:  # noqa: ARG001 - it acts
-    with pytest.raises(TaskQueueError, match="TASKQ_DSN") as error:
-        connect()
-    sentence(error.value)
 
 
 DSNS = {
@@ -141,6 +129,17 @@ def test_the_dsn_comes_from_its_variable_or_from_a_file(
         assert conn.info.dbname == conninfo_to_dict(dsn)["dbname"]
 
 
+def test_a_failed_connection_is_reported_in_one_sentence_with_what_was_given(
+    server_dsn: str,
+    no_environment: None,  # noqa: ARG001 - it acts
+) -> None:
+    missing = make_conninfo(server_dsn, dbname="no_such_database")
+    for dsn, named in ((DSNS["away"], r"127\.0\.0\.1"), (missing, "no_such_database"), (None, "TASKQ_DSN")):
+        with pytest.raises(TaskQueueError, match=named) as error:
+            connect(dsn, connect_timeout=3)
+        sentence(error.value)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"], ids=["missing", "empty", "binary"])
 def test_an_empty_dsn_file_is_reported_with_its_variable(
     content: bytes | None,
@@ -157,29 +156,25 @@ def test_an_empty_dsn_file_is_reported_with_its_variable(
     sentence(error.value)
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda queue: queue.push("t", ["a"]),
-        lambda queue: queue.push_stream("t", ["a"]),
-        lambda queue: queue.count(),
-        lambda queue: queue.page("t"),
-    ],
-    ids=["push", "push_stream", "count", "page"],
-)
-def test_the_error_of_a_missing_schema_names_the_command_to_run(
-    empty_dsn: str, verb: Callable[[TaskQueue], object]
+def test_the_error_of_a_missing_schema_names_the_command_to_run(empty_dsn: str) -> None:
+    with connect(empty_dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        for call in (partial(queue.push, "t", ["a"]), partial(queue.push_stream, "t", ["a"]), queue.count):
+            with pytest.raises(SchemaMismatch, match="install") as error:
+                call()
+            assert "missing" in sentence(error.value)
+
+
+def test_a_poll_under_a_lapsed_lease_is_refused_and_the_error_says_that_a_heartbeat_renews_it(
+    queue: TaskQueue, owner: Owner
 ) -> None:
-    with connect(empty_dsn, autocommit=True) as conn, pytest.raises(SchemaMismatch, match="install") as error:
-        verb(TaskQueue(conn))
-    assert "missing" in sentence(error.value)
-
-
-def test_the_error_of_a_lapsed_lease_says_that_a_heartbeat_renews_it(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a"])
     lapse(queue, owner)
-    with pytest.raises(LeaseLost, match="heartbeat") as error:
-        queue.poll("work", owner)
-    sentence(error.value)
+    for verb in (queue.poll, queue.poll_batch, queue.claim):
+        with pytest.raises(LeaseLost, match="heartbeat") as error:
+            verb("work", owner, 1)
+        sentence(error.value)
+    assert queue.ready("work") == 1
 
 
 def test_an_error_names_only_the_first_tasks_that_are_not_held(queue: TaskQueue, owner: Owner) -> None:
@@ -251,3 +246,91 @@ def test_an_answer_that_ends_with_the_end_of_the_session_is_a_lost_connection() 
     """So psycopg reports a server that sends the answer to a COMMIT and the end of the session at once."""
     assert is_connection_lost(psycopg.InternalError("received 2 results from command 'COMMIT'"))
     assert not is_connection_lost(psycopg.errors.InternalError_("an error of the server, with its code"))
+
+
+@pytest.mark.promise("A call that raises an error has changed nothing")
+def test_a_deadlock_is_a_transient_error_of_psycopg_and_of_the_queue_and_can_be_pickled() -> None:
+    error = to_queue_error(psycopg.errors.DeadlockDetected("deadlock detected"))
+    assert isinstance(error, Deadlock)
+    assert isinstance(error, TaskQueueError)
+    assert isinstance(error, psycopg.errors.DeadlockDetected)
+    assert is_transient(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
+    assert str(error).startswith("this statement and another transaction waited for each other's locks (a deadlock)")
+    with pytest.raises(Deadlock) as raised, translate_errors():
+        raise error
+    assert raised.value is error
+
+
+# TaskQueue accepts a connection of psycopg 3. The error for another object names the object to pass.
+
+
+@pytest.fixture
+def engine(dsn: str) -> Iterator[sqlalchemy.Engine]:
+    """SQLAlchemy's engine on the test's database."""
+    given: Any = conninfo_to_dict(dsn)
+    url = sqlalchemy.URL.create(
+        "postgresql+psycopg", given["user"], given.get("password"), given["host"], given.get("port"), given["dbname"]
+    )
+    made = sqlalchemy.create_engine(url)
+    yield made
+    made.dispose()
+
+
+ATTRIBUTES: dict[str, tuple[Callable[[sqlalchemy.Engine], Any], str]] = {
+    "Connection": (lambda engine: engine.connect(), "connection.connection.driver_connection"),
+    "Session": (Session, "session.connection().connection.driver_connection"),
+    "scoped_session": (
+        lambda engine: scoped_session(sessionmaker(engine)),
+        "session.connection().connection.driver_connection",
+    ),
+    "PoolProxiedConnection": (lambda engine: engine.raw_connection(), "connection.driver_connection"),
+}
+
+
+@pytest.mark.parametrize(("opened", "attribute"), ATTRIBUTES.values(), ids=ATTRIBUTES.keys())
+def test_the_attribute_that_the_error_names_for_sqlalchemy_works(
+    engine: sqlalchemy.Engine, opened: Callable[[sqlalchemy.Engine], Any], attribute: str
+) -> None:
+    given = opened(engine)
+    with pytest.raises(TypeError, match=r"needs a psycopg\.Connection") as refusal:
+        TaskQueue(given)
+    assert f"pass {attribute};" in str(refusal.value)
+    named = eval(attribute, {"connection": given, "session": given})  # noqa: S307 -- the words of the error
+    queue = TaskQueue(named)
+    queue.create_topic("orders")
+    queue.push("orders", ["a"])
+    assert queue.count_tasks("orders") == 1
+    named.rollback()
+    given.close()
+
+
+def test_the_error_for_an_engine_names_its_connection(engine: sqlalchemy.Engine) -> None:
+    with pytest.raises(TypeError, match=r"engine\.begin\(\) as connection.*connection\.connection\.driver_connection"):
+        TaskQueue(engine)  # type: ignore[arg-type]  # what is tested
+
+
+def test_a_psycopg2_connection_is_refused_with_the_call_that_opens_another(dsn: str) -> None:
+    old = psycopg2.connect(dsn)
+    with pytest.raises(TypeError, match=r"not a psycopg2\.extensions\.connection: pass a connection of psycopg 3"):
+        TaskQueue(old)
+    old.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (psycopg.AsyncConnection.__new__(psycopg.AsyncConnection), "TaskQueue is synchronous"),
+        ("postgresql://host/database", r"airflow_provider_taskq\.queue\.connect\(dsn\)"),
+        (None, r"open one with psycopg\.connect\(\)"),
+    ],
+    ids=["async", "text", "none"],
+)
+def test_any_other_object_is_refused_with_the_call_that_opens_a_connection(given: Any, advice: str) -> None:
+    with pytest.raises(TypeError, match=f"TaskQueue needs a psycopg.Connection.*{advice}"):
+        TaskQueue(given)
+
+
+def test_a_cursor_is_refused_with_its_connection(conn: psycopg.Connection) -> None:
+    with conn.cursor() as cursor, pytest.raises(TypeError, match=r"pass cursor\.connection"):
+        TaskQueue(cursor)  # type: ignore[arg-type]  # what is tested

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import psycopg
 import pytest
@@ -223,18 +223,6 @@ def test_a_front_stays_before_an_open_push_that_began_during_a_recreation(
         session.conn.commit()
     assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["b"]
-
-
-@pytest.mark.parametrize(
-    "late", [NewTask("a", delay=-HOUR), NewTask("a", available_at=datetime(2001, 1, 1, tzinfo=UTC))]
-)
-def test_a_task_that_was_due_before_its_push_comes_first(queue: TaskQueue, owner: Owner, late: NewTask) -> None:
-    queue.push("work", ["done"])
-    drain(queue, owner)
-    advance(queue)
-    queue.push("work", ["b"])
-    queue.push("work", [late])
-    assert drain(queue, owner) == ["a", "b"]
 
 
 def test_a_task_is_polled_although_the_clock_of_the_server_was_set_back(

@@ -71,14 +71,18 @@ def test_health_reports_every_subject_of_an_idle_queue_as_fine(own_queue: TaskQu
     assert {finding.severity for finding in findings} == {Severity.FINE}
 
 
-def test_findings_are_sorted_by_severity(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a"])
+def test_findings_are_sorted_by_severity_and_name_their_topic_task_or_owner(queue: TaskQueue, owner: Owner) -> None:
+    (task,) = queue.push("work", ["a"])
     pass_time(queue, timedelta(days=1))
     lapse(queue, owner, timedelta(minutes=6))
     severities = [finding.severity for finding in queue.health()]
     assert severities == sorted(severities, reverse=True)
     assert severities[0] is Severity.CRITICAL
     assert severities[-1] is Severity.FINE
+    waiting, lease = found(queue, "waiting tasks"), found(queue, "lapsed leases")
+    assert (waiting.topic, waiting.sequence, waiting.owner) == ("work", task.sequence, None)
+    assert (lease.topic, lease.sequence, lease.owner) == (None, None, owner.name)
+    assert found(queue, "numbers that run out").topic is None
 
 
 def test_an_open_transaction_is_named_with_its_pid_state_and_application(queue: TaskQueue, dsn: str) -> None:
@@ -167,50 +171,40 @@ def test_a_lease_that_lapsed_long_ago_and_holds_tasks_is_reported(queue: TaskQue
     assert found(queue, "lapsed leases").value == 0
 
 
-def test_an_unpolled_topic_is_reported_by_its_oldest_due_task(queue: TaskQueue) -> None:
-    queue.register("idle elsewhere")
-    [task] = queue.push("work", [NewTask("a", priority=-5)])
-    queue.push("work", [NewTask("later", delay=timedelta(days=9))])
+def hold_under_a_lapsed_lease(queue: TaskQueue, owner: Owner) -> None:
+    queue.poll("work", owner)
+    lapse(queue, owner)
+
+
+UNSERVED = (Severity.WARNING, "no worker seems to poll it")
+BUSY = (Severity.NOTICE, "workers poll it, but tasks arrive faster than they end")
+# What happened to the tasks of a topic, and the finding on those that are due.
+WAITING: dict[str, tuple[Callable[[TaskQueue, Owner], object], Severity, str]] = {
+    "nothing": (lambda queue, _: queue.register("idle elsewhere"), *UNSERVED),
+    "one is held": (lambda queue, owner: queue.poll("work", owner), *BUSY),
+    "one has ended": (
+        lambda queue, owner: queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS)),
+        *BUSY,
+    ),
+    "one is held under a lapsed lease": (hold_under_a_lapsed_lease, *UNSERVED),
+    "they are paused": (lambda queue, _: queue.pause_topic("work"), Severity.NOTICE, "it is paused"),
+}
+
+
+@pytest.mark.parametrize(("happened", "severity", "reason"), WAITING.values(), ids=WAITING)
+def test_a_topic_is_reported_by_its_oldest_due_task_with_the_reason_why_it_waits(
+    queue: TaskQueue, owner: Owner, happened: Callable[[TaskQueue, Owner], object], severity: Severity, reason: str
+) -> None:
+    first, second, _ = queue.push("work", ["a", "b", NewTask("later", delay=timedelta(days=9))])
     assert found(queue, "waiting tasks").severity is Severity.FINE
     pass_time(queue, timedelta(minutes=6))
+    happened(queue, owner)
     reported = found(queue, "waiting tasks")
-    assert reported.severity is Severity.WARNING
-    assert (
-        f"topic 'work', sequence {task.sequence} has been due for 6 min: no worker seems to poll it" in reported.detail
-    )
+    oldest = first if queue.ready("work", 9) == 2 or reason == "it is paused" else second
+    assert f"topic 'work', sequence {oldest.sequence} has been due for 6 min: {reason}" in reported.detail
+    assert reported.severity is severity
     assert reported.value is not None
     assert 360 <= reported.value < 420
-
-
-@pytest.mark.parametrize("sign", ["holds", "ended"])
-def test_a_topic_with_active_workers_is_reported_as_behind_and_not_as_unserved(
-    queue: TaskQueue, owner: Owner, sign: str
-) -> None:
-    queue.push("work", ["a", "b"])
-    pass_time(queue, timedelta(minutes=6))
-    tasks = queue.poll("work", owner)
-    if sign == "ended":
-        queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
-    reported = found(queue, "waiting tasks")
-    assert reported.severity is Severity.NOTICE
-    assert "workers poll it, but tasks arrive faster than they end" in reported.detail
-
-
-def test_tasks_held_under_a_lapsed_lease_are_no_sign_of_a_worker(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", "b"])
-    queue.poll("work", owner)
-    pass_time(queue, timedelta(minutes=6))
-    lapse(queue, owner)
-    assert "no worker seems to poll it" in found(queue, "waiting tasks").detail
-
-
-def test_a_paused_topic_with_due_tasks_is_reported_as_paused(queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    queue.pause_topic("work")
-    pass_time(queue, timedelta(minutes=6))
-    reported = found(queue, "waiting tasks")
-    assert reported.severity is Severity.NOTICE
-    assert reported.detail.endswith("has been due for 6 min: it is paused")
 
 
 def test_health_names_the_task_that_blocks_an_identifier(queue: TaskQueue, owner: Owner) -> None:
@@ -412,13 +406,3 @@ def test_few_failures_and_old_ones_are_no_warning(queue: TaskQueue, owner: Owner
     pass_time(queue, timedelta(hours=2))
     finding = found(queue, "failures")
     assert (finding.severity, finding.detail) == (Severity.FINE, "no task has FAILED in the last hour")
-
-
-def test_a_health_finding_names_its_topic_task_or_owner(queue: TaskQueue, owner: Owner) -> None:
-    (task,) = queue.push("work", ["a"])
-    pass_time(queue, timedelta(days=1))
-    lapse(queue, owner, timedelta(minutes=6))
-    waiting, lease = found(queue, "waiting tasks"), found(queue, "lapsed leases")
-    assert (waiting.topic, waiting.sequence, waiting.owner) == ("work", task.sequence, None)
-    assert (lease.topic, lease.sequence, lease.owner) == (None, None, owner.name)
-    assert found(queue, "numbers that run out").topic is None

@@ -1,16 +1,20 @@
-"""The history of a task, and the explanation why it is not running."""
+"""The history of a task, the explanation why it is not running, and the audit of actions."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 
+import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import (
     Condition,
     Decision,
     NewTask,
+    Order,
     Owner,
     Result,
     RetryPolicy,
@@ -18,9 +22,13 @@ from airflow_provider_taskq.queue import (
     State,
     Task,
     TaskQueue,
+    TaskQueueError,
     TopicPolicy,
+    connect,
 )
-from tests.queue.conftest import lapse, pass_time, task_in
+from tests.internals import private_rights
+from tests.queue.conftest import complete_staged, known, lapse, pass_time, task_in
+from tests.roles import logged_in
 
 pytestmark = pytest.mark.promise("The history of a task has each recorded failure with time, holder and reason")
 
@@ -108,10 +116,8 @@ Scene = Callable[[TaskQueue, Owner], Task]
 
 
 def retried(queue: TaskQueue, owner: Owner) -> Task:
-    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=HOUR)))
-    queue.push("work", ["a"])
-    [task] = queue.poll("work", owner)
-    queue.complete(owner, {task: Result.FAILURE})
+    task = task_in(queue, owner, State.ACTIVE)
+    retry(queue, owner)
     return task
 
 
@@ -225,3 +231,216 @@ def test_throughput_of_much_history_is_estimated_from_a_share_of_it(queue: TaskQ
     [(_, _, _, count, sampled)] = rows
     assert 0 < sampled < 0.5
     assert 4_000 < count < 80_000
+
+
+# Queue time and run time of an attempt: each way to claim records the poll, each way to complete keeps it
+
+Step = Callable[[TaskQueue, Owner], object]
+
+
+CLAIMS: dict[str, Step] = {
+    "poll": lambda queue, owner: queue.poll("work", owner),
+    "poll last in first out": lambda queue, owner: queue.poll("work", owner, order=Order.LAST_IN_FIRST_OUT),
+    "poll one by identifier": lambda queue, owner: queue.poll("work", owner, condition=SINGULAR),
+    "poll_batch": lambda queue, owner: queue.poll_batch("work", owner),
+    "exchange": lambda queue, owner: queue.exchange(owner, {}, "work"),
+    "claim": lambda queue, owner: queue.claim("work", owner, 10),
+    "claim one by identifier": lambda queue, owner: queue.claim("work", owner, 10, condition=SINGULAR),
+    "claim_batch": lambda queue, owner: queue.conn.execute(
+        "SELECT taskq.claim_batch('work', %s, %s, 10, 'SINGULAR_BY_IDENTIFIER')", (owner.name, owner.fence)
+    ),
+}
+
+
+def complete(result: Result) -> Step:
+    """Completes the tasks of the owner."""
+    return lambda queue, owner: queue.complete(owner, dict.fromkeys(queue.held(owner), result))
+
+
+def expire(queue: TaskQueue, owner: Owner) -> None:
+    """Expires the owner's lapsed lease."""
+    lapse(queue, owner)
+    assert queue.expire() == 1
+
+
+def expire_for_good(queue: TaskQueue, owner: Owner) -> None:
+    """Expires the owner's lease at the last permitted crash."""
+    queue.alter_topic("work", max_crashes=1)
+    expire(queue, owner)
+
+
+COMPLETIONS: dict[str, Step] = {
+    **{f"complete as {result.name}": complete(result) for result in Result},
+    "exchange": lambda queue, owner: queue.exchange(owner, dict.fromkeys(queue.held(owner), Result.SUCCESS), "work"),
+    "complete_staged": lambda queue, owner: complete_staged(queue, owner, queue.held(owner)[0], Result.SUCCESS),
+    "expire for good": expire_for_good,
+}
+
+
+def retry(queue: TaskQueue, owner: Owner) -> None:
+    """Fails a task that has attempts left."""
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR)))
+    complete(Result.FAILURE)(queue, owner)
+
+
+def snooze(queue: TaskQueue, owner: Owner) -> None:
+    """Suspends a task for an hour."""
+    queue.complete(owner, dict.fromkeys(queue.held(owner), Decision(Result.SUSPENSION, delay=HOUR)))
+
+
+def fail_young(queue: TaskQueue, owner: Owner) -> None:
+    """Fails a task within its time to live."""
+    queue.alter_topic("work", ttl=HOUR)
+    complete(Result.FAILURE)(queue, owner)
+
+
+RETURNS: dict[str, Step] = {
+    "a failure that is tried again": retry,
+    "a failure within the time to live": fail_young,
+    "a snooze": snooze,
+    "release": lambda queue, owner: queue.release(owner),
+    "release_tasks": lambda queue, owner: queue.release_tasks(owner, queue.held(owner)),
+    "redelivery": expire,
+}
+"""Ways in which a held task becomes READY again."""
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_each_way_to_claim_records_when_it_polled(queue: TaskQueue, owner: Owner, claim: Step) -> None:
+    """The queue time begins when the task was due, and not before its push."""
+    [task] = queue.push("work", [NewTask("a", available_at=queue.now() - HOUR)])
+    assert known(queue, task).polled is None
+    before = queue.now()
+    claim(queue, owner)
+    polled = known(queue, task).polled
+    assert known(queue, task).state is State.ACTIVE
+    assert polled is not None
+    assert before <= polled <= queue.now()
+    _, held = queue.timeline("work", task.sequence)
+    assert (held.what, held.happened, held.waited) == ("held", polled, polled - known(queue, task).created)
+    assert held.ran is not None
+    assert held.ran >= timedelta(0)
+
+
+@pytest.mark.parametrize("finish", COMPLETIONS.values(), ids=COMPLETIONS)
+def test_each_way_to_complete_keeps_when_the_task_was_polled(queue: TaskQueue, owner: Owner, finish: Step) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    polled = known(queue, task).polled
+    assert polled is not None
+    finish(queue, owner)
+    info = known(queue, task)
+    assert info.state not in (State.ACTIVE, State.READY)
+    assert info.polled == polled
+    assert info.completed is not None
+    *_, ended = queue.timeline("work", task.sequence)
+    [line] = queue.browse_tasks("work", [task.sequence])
+    assert queue.conn.execute("SELECT polled FROM taskq.tasks").fetchone() == (polled,)
+    assert (ended.waited, ended.ran) == (polled - info.available_at, info.completed - polled)
+    assert (line.waited, line.ran) == (ended.waited, ended.ran)
+
+
+@pytest.mark.parametrize("give_back", RETURNS.values(), ids=RETURNS)
+def test_a_task_that_is_ready_again_was_not_polled(queue: TaskQueue, owner: Owner, give_back: Step) -> None:
+    task = task_in(queue, owner, State.ACTIVE)
+    give_back(queue, owner)
+    assert (known(queue, task).state, known(queue, task).polled) == (State.READY, None)
+    [line] = queue.browse_tasks("work", [task.sequence])
+    assert (line.waited, line.ran) == (None, None)
+    queue.cancel("work", [task.sequence])
+    *_, ended = queue.timeline("work", task.sequence)
+    assert (ended.what, ended.waited, ended.ran) == ("ended", None, None)
+
+
+def test_the_queue_time_of_a_retry_begins_when_it_is_due_again(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR, jitter=0)))
+    task = task_in(queue, owner, State.ACTIVE)
+    queue.complete(owner, {task: Result.FAILURE})
+    pass_time(queue, 3 * HOUR)
+    [again] = queue.poll("work", owner)
+    queue.complete(owner, {again: Result.SUCCESS})
+    _, failed, ended = queue.timeline("work", task.sequence)
+    assert failed.waited is not None
+    assert failed.ran is not None
+    assert ended.waited is not None
+    assert 2 * HOUR <= ended.waited < 3 * HOUR  # pushed three hours ago, and due again an hour after the failure
+
+
+# The audit: the client names the actor, the database knows the role, and no access changes a row
+
+
+@pytest.fixture
+def other(queue: TaskQueue, dsn: str) -> Iterator[str]:
+    """The name of another operator."""
+    with logged_in(queue.conn, dsn, "operator") as other:
+        yield str(conninfo_to_dict(other)["user"])
+
+
+@pytest.fixture
+def operator(queue: TaskQueue, dsn: str) -> Iterator[TaskQueue]:
+    """The queue on a connection that logged in as an operator."""
+    with logged_in(queue.conn, dsn, "operator") as own, connect(own, autocommit=True) as conn:
+        yield TaskQueue(conn)
+
+
+@pytest.mark.promise("The audit names the actor and the database role of each action")
+def test_an_action_is_recorded_with_the_role_that_logged_in(queue: TaskQueue, operator: TaskQueue) -> None:
+    with operator.conn.transaction():
+        operator.set_actor("the director")
+        operator.record_action("purge", "work", "everything", 7)
+    (line,) = queue.audit_trail()
+    assert (line.actor, line.role, line.action, line.count) == ("the director", operator.conn.info.user, "purge", 7)
+
+
+@pytest.mark.promise("The audit names the actor and the database role of each action")
+@pytest.mark.parametrize("pretense", ["SET ROLE {}", "SET taskq.role = {}", "SET application_name = {}"])
+def test_a_client_cannot_choose_the_role(queue: TaskQueue, operator: TaskQueue, other: str, pretense: str) -> None:
+    queue.conn.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(other), sql.Identifier(operator.conn.info.user)))
+    operator.conn.execute(sql.SQL(pretense).format(sql.Identifier(other)))
+    with operator.conn.transaction():
+        operator.set_actor("ann")
+        operator.record_action("pause", "work", "", 1)
+    assert [(line.actor, line.role) for line in queue.audit_trail()] == [("ann", operator.conn.info.user)]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        operator.conn.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(other)))
+
+
+@pytest.mark.promise("The audit names the actor and the database role of each action")
+def test_an_action_needs_an_actor(queue: TaskQueue, operator: TaskQueue) -> None:
+    with pytest.raises(TaskQueueError, match="set_actor"):
+        operator.record_action("purge", "work", "everything", 7)
+    assert queue.audit_trail() == []
+
+
+@pytest.mark.promise("The audit names the actor and the database role of each action")
+def test_the_history_of_a_task_names_the_role_that_acted(queue: TaskQueue, operator: TaskQueue, owner: Owner) -> None:
+    (task,) = queue.push("work", ["a"])
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.FAILURE))
+    with operator.conn.transaction():
+        operator.set_actor("the director")
+        operator.reassign("work", Result.SUSPENSION, sequences=[task.sequence])
+        operator.revive("work", sequences=[task.sequence])
+        operator.pause_task("work", task.sequence)
+    operator.resume_task("work", task.sequence)  # an operator that names no actor
+    role = operator.conn.info.user
+    assert [(each.what, each.actor, each.role) for each in queue.timeline("work", task.sequence)] == [
+        ("pushed", None, None),
+        ("reassigned", "the director", role),
+        ("reset", "the director", role),
+        ("paused", "the director", role),
+        ("resumed", None, role),
+    ]
+
+
+@pytest.mark.promise("The audit names the actor and the database role of each action")
+def test_no_verb_of_an_operator_removes_or_changes_the_audit(operator: TaskQueue, queue: TaskQueue) -> None:
+    with operator.conn.transaction():
+        operator.set_actor("ann")
+        operator.record_action("pause", "work", "", 1)
+    before = queue.audit_trail()
+    (task,) = operator.push("work", [NewTask("a", suspended=True)])
+    operator.purge("work", state=State.SUSPENDED)
+    operator.purge_sequences("work", [task.sequence], [State.SUSPENDED])
+    operator.purge_all("work")
+    operator.drop_topic("work")
+    assert queue.audit_trail() == before
+    assert private_rights(queue.conn, operator.conn.info.user) == []

@@ -33,6 +33,7 @@ from tests.queue.hostile import (
     ACCEPTED_JSON,
     ACCEPTED_TASKS,
     ACCEPTED_VALUES,
+    HOUR,
     INTERVALS_TOO_LONG,
     MOMENTS_OUT_OF_RANGE,
     NEW_YEAR,
@@ -442,28 +443,6 @@ def test_a_snooze_of_any_length_is_due_by_the_year_9999(queue: TaskQueue, delay:
     look(queue)
 
 
-# Verbs that only compare a duration with an age: any duration means something.
-AGES: dict[str, Callable[[TaskQueue, timedelta], object]] = {
-    "owners": lambda q, d: q.owners(within=d),
-    "expire": lambda q, d: q.expire(d),
-    "count_lapsed": lambda q, d: q.count_lapsed(d),
-    "purge_owners": lambda q, d: q.purge_owners(d),
-    "purge_group_releases": lambda q, d: q.purge_group_releases(d),
-    "statistics": lambda q, d: q.statistics(d),
-    "handling_times": lambda q, d: q.handling_times(d),
-    "stuck_owners": lambda q, d: q.stuck_owners(d),
-    "health": lambda q, d: q.health(d),
-}
-
-
-@pytest.mark.parametrize("verb", AGES)
-def test_an_age_may_be_of_any_length(queue: TaskQueue, verb: str) -> None:
-    make_world(queue)
-    for duration in (*TOO_LONG, timedelta(days=800_000), timedelta(days=-1), timedelta.min):
-        AGES[verb](queue, duration)
-    look(queue)
-
-
 def test_an_age_beyond_the_range_of_time_counts_as_all_time(queue: TaskQueue) -> None:
     world = make_world(queue)
     assert [owner.name for owner in queue.owners(within=timedelta.max)] == ["owner"]
@@ -490,6 +469,26 @@ def test_the_lease_of_a_partition_may_be_longer_than_a_timeout_of_the_server(que
     [task] = queue.push("work", ["a"])
     batch = queue.read_partition(partition)
     assert queue.advance_partition(partition, batch.after, Cursor(task.sequence))
+
+
+@pytest.mark.promise("A lock by name keeps others out, and makes none wait")
+@pytest.mark.parametrize(
+    ("name", "by", "at_most", "at_least", "reason"),
+    [
+        (" ", "a", HOUR, timedelta(minutes=1), "name is out of its range"),
+        ("job", " ", HOUR, timedelta(minutes=1), "the holder needs a name"),
+        ("job", "a", timedelta(0), timedelta(0), "at_most 00:00:00 has to be more than 0"),
+        ("job", "a", -HOUR, timedelta(0), "at_most -01:00:00 has to be more than 0"),
+        ("job", "a", HOUR, 2 * HOUR, "at_least 02:00:00 between 0 and at_most"),
+        ("job", "a", HOUR, -HOUR, "at_least -01:00:00 between 0 and at_most"),
+    ],
+)
+def test_a_lock_without_a_holder_or_a_duration_is_refused(
+    queue: TaskQueue, name: str, by: str, at_most: timedelta, at_least: timedelta, reason: str
+) -> None:
+    with pytest.raises(TaskQueueError, match=reason):
+        queue.lock(name, by, at_most, at_least)
+    assert queue.browse_locks() == []
 
 
 # Sizes

@@ -1,34 +1,13 @@
 """Many sessions that push, poll and drop at once: each task is handed out once, and nothing deadlocks."""
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
 from airflow_provider_taskq.queue import Result, TaskQueue, TaskQueueError, connect
-from tests.queue.conftest import InBackground, numbered
+from tests.queue.conftest import InBackground
 
 pytestmark = pytest.mark.promise("Nothing is decided twice")
-
-
-def test_concurrent_polls_hand_every_task_out_once(queue: TaskQueue, dsn: str) -> None:
-    queue.push("work", numbered(600))
-
-    def draining(name: str) -> list[int]:
-        out: list[int] = []
-        with connect(dsn) as conn:
-            mine = TaskQueue(conn)
-            owner = mine.register(name)
-            while tasks := mine.poll("work", owner, 7):
-                conn.commit()
-                out += [task.sequence for task in tasks]
-        return out
-
-    with ThreadPoolExecutor(6) as pool:
-        drained = list(pool.map(draining, [f"consumer {number}" for number in range(6)]))
-    sequences = [sequence for one in drained for sequence in one]
-    assert len(sequences) == len(set(sequences)) == 600
-    assert all(one == sorted(one) for one in drained), "each consumer in order"
 
 
 @pytest.mark.promise("A dropped topic leaves nothing behind")

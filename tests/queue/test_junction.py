@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 
 from airflow_provider_taskq.queue import (
-    Decision,
     InvalidTask,
     Junction,
     NewTask,
@@ -18,7 +17,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     UnknownTopic,
 )
-from tests.queue.conftest import identifiers, image, known, states, task_in
+from tests.queue.conftest import known, states, task_in
 
 pytestmark = pytest.mark.promise("A junction releases a group as a whole, once its last identifier has arrived")
 
@@ -42,89 +41,6 @@ def test_a_task_in_another_state_counts_for_eternal_unless_redundant(
     released = set() if state is State.REDUNDANT else {"a"}
     assert queue.junction("work", [["a", "b"]], Junction.ETERNAL) == released
     assert known(queue, other).state is state
-
-
-# The stored tasks, then the identifiers that SINGULAR releases, then those that ETERNAL releases.
-SUSPENDED, SUCCEEDED, REDUNDANT = State.SUSPENDED, State.SUCCEEDED, State.REDUNDANT
-# The states of the tasks foo and of the tasks bar, then what SINGULAR releases, then what ETERNAL releases.
-TABLE: list[tuple[list[State], list[State], set[str], set[str]]] = [
-    ([SUCCEEDED], [SUSPENDED], set(), {"bar"}),
-    ([], [SUSPENDED], set(), set()),
-    ([SUSPENDED, SUSPENDED], [], set(), set()),
-    ([SUSPENDED, SUSPENDED], [SUSPENDED], {"foo", "bar"}, {"foo", "bar"}),
-    ([SUCCEEDED, SUCCEEDED], [SUSPENDED], set(), {"bar"}),
-    ([REDUNDANT], [SUSPENDED], set(), set()),
-    ([SUCCEEDED, SUSPENDED], [SUSPENDED], {"foo", "bar"}, {"foo", "bar"}),
-    ([SUCCEEDED, REDUNDANT], [SUSPENDED], set(), {"bar"}),
-]
-
-
-def described(row: tuple[list[State], list[State], set[str], set[str]]) -> str:
-    foo, bar = (" ".join(state.name for state in states) or "absent" for states in row[:2])
-    return f"foo {foo}, bar {bar}"
-
-
-@pytest.mark.parametrize("junction", BOTH)
-@pytest.mark.parametrize("row", TABLE, ids=described)
-def test_a_junction_counts_identifiers_and_not_rows(
-    queue: TaskQueue, owner: Owner, row: tuple[list[State], list[State], set[str], set[str]], junction: Junction
-) -> None:
-    foo, bar, singular, eternal = row
-    tasks = [("foo", state) for state in foo] + [("bar", state) for state in bar]
-    before = [task_in(queue, owner, state, name) for name, state in tasks]
-    released = singular if junction is Junction.SINGULAR else eternal
-    assert queue.junction("work", [["foo", "bar"]], junction) == released
-    after = [State.READY if state is State.SUSPENDED and name in released else state for name, state in tasks]
-    assert [known(queue, task).state for task in before] == after
-
-
-@pytest.mark.parametrize("junction", BOTH)
-def test_only_tasks_of_this_topic_count_and_are_released(queue: TaskQueue, owner: Owner, junction: Junction) -> None:
-    queue.create_topic("other")
-    task_in(queue, owner, State.SUSPENDED, "foo", "other")
-    suspended(queue, "bar")
-    before = image(queue), image(queue, "other")
-    assert queue.junction("work", [["foo", "bar"]], junction) == set()
-    assert (image(queue), image(queue, "other")) == before
-    suspended(queue, "foo")
-    assert queue.junction("work", [["foo", "bar"]], junction) == {"foo", "bar"}
-    assert image(queue, "other") == before[1]
-
-
-GROUPS: dict[str, tuple[list[list[str]], set[str]]] = {
-    "one": ([["a", "b"]], {"a", "b"}),
-    "overlapping": ([["a", "b"], ["b", "c"], ["c", "missing"]], {"a", "b", "c"}),
-    "one of several": ([["a", "missing"], ["b"], ["missing"], ["c", "missing"]], {"b"}),
-    "none": ([], set()),
-    "empty": ([[], []], set()),
-    "empty and repeated": ([[], ["a", "a"]], {"a"}),
-}
-
-
-@pytest.mark.parametrize("junction", BOTH)
-@pytest.mark.parametrize("name", GROUPS)
-def test_each_group_of_a_junction_is_judged_alone_by_the_states_before_the_call(
-    queue: TaskQueue, name: str, junction: Junction
-) -> None:
-    groups, released = GROUPS[name]
-    suspended(queue, "a", "b", "c")
-    assert queue.junction("work", (iter(group) for group in groups), junction) == released
-    assert {identifier for identifier, state in states(queue) if state is State.READY} == released
-    assert queue.junction("work", groups, junction) == set()
-
-
-@pytest.mark.parametrize("junction", BOTH)
-def test_a_released_task_starts_again_in_its_old_place(queue: TaskQueue, owner: Owner, junction: Junction) -> None:
-    """And still waits for its time."""
-    [task] = queue.push("work", [NewTask("a", {"b": 1}, "r", priority=1)])
-    before = repr(known(queue, task))
-    queue.poll("work", owner)
-    queue.complete(owner, {task: Decision(Result.SUSPENSION, "m", "e")})
-    later = NewTask("later", suspended=True, delay=timedelta(hours=1))
-    queue.push("work", ["b", NewTask("c", priority=1), later])
-    assert queue.junction("work", [["a", "later"]], junction) == {"a", "later"}
-    assert repr(known(queue, task)) == before
-    assert identifiers(queue.poll("work", owner, 4)) == ["a", "c", "b"]
 
 
 def test_an_invalid_junction_is_refused(queue: TaskQueue) -> None:

@@ -1,10 +1,7 @@
 """The log of a topic, and the progress of its readers. Steps of two are in log.spec and progress.spec."""
 
 import json
-import random
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -28,7 +25,7 @@ from airflow_provider_taskq.queue import (
 )
 from demo.postgres import EmbeddedPostgres
 from tests.internals import SCHEMAS, plant_change, set_next_sequence, stored_rows
-from tests.queue.conftest import InBackground, await_lock_wait, numbered, task_in
+from tests.queue.conftest import InBackground, await_lock_wait, task_in
 from tests.queue.log_reader import Reader
 
 pytestmark = pytest.mark.promise("Readers take nothing and lock nothing")
@@ -70,20 +67,6 @@ def test_the_log_has_redundant_tasks_and_no_deleted_ones(queue: TaskQueue) -> No
     assert names(queue.events("work", None)) == ["a", "a", "b"]
 
 
-def test_reading_continues_after_the_cursor_and_stops_at_the_size(queue: TaskQueue) -> None:
-    queue.push("work", numbered(5))
-    at_once = queue.events("work", None)
-    for size in (1, 2):
-        read: list[tuple[Cursor, Task]] = []
-        after: Cursor | None = None
-        while events := queue.events("work", after, size):
-            assert len(events) <= size
-            read += events
-            after = Cursor.parse(str(events.cursor))
-        assert read == list(at_once)
-    assert queue.events("work", None, 0) == []
-
-
 def test_a_recreated_topic_has_a_log_of_its_own_after_any_old_cursor(queue: TaskQueue) -> None:
     beginning = queue.events("work", None)
     assert beginning == []
@@ -93,11 +76,6 @@ def test_a_recreated_topic_has_a_log_of_its_own_after_any_old_cursor(queue: Task
     queue.create_topic("work")
     queue.push("work", ["new"])
     assert names(queue.events("work", end)) == names(queue.events("work", None)) == ["new"]
-
-
-def test_the_log_of_an_unknown_topic_is_refused(queue: TaskQueue) -> None:
-    with pytest.raises(UnknownTopic, match="nowhere"):
-        queue.events("nowhere", None)
 
 
 @pytest.mark.slow
@@ -144,18 +122,6 @@ def reader(queue: TaskQueue) -> Reader:
 
 
 @pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
-def test_a_push_whose_session_dies_does_not_hold_the_log_back(
-    queue: TaskQueue, session: TaskQueue, reader: Reader
-) -> None:
-    session.push("work", ["never"])
-    queue.push("work", ["b"])
-    pid = session.conn.info.backend_pid
-    queue.conn.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
-    session.conn.close()
-    assert reader.more() == ["b"]
-
-
-@pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
 def test_thousands_of_pushes_in_one_transaction_take_three_locks(queue: TaskQueue, session: TaskQueue) -> None:
     """Of the topic, of the floor, and of the time. Also in functions whose settings PostgreSQL resets at their end."""
     session.conn.execute(
@@ -167,43 +133,29 @@ def test_thousands_of_pushes_in_one_transaction_take_three_locks(queue: TaskQueu
     assert queue.conn.execute(LOCKS, (session.conn.info.backend_pid,)).fetchone() == (3,)
 
 
-@pytest.fixture(scope="module")
-def two_phase_server() -> Iterator[EmbeddedPostgres]:
-    """A server that allows prepared transactions."""
-    with EmbeddedPostgres(settings={"max_prepared_transactions": "5"}) as server:
-        with connect(server.dsn, autocommit=True) as conn:
-            install(conn)
-            TaskQueue(conn).create_topic("work")
-        yield server
-
-
 @pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
 @pytest.mark.slow
-@pytest.mark.parametrize("restarts", [False, True], ids=["", "server restarts"])
-def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase(
-    two_phase_server: EmbeddedPostgres, restarts: bool
-) -> None:
-    with connect(two_phase_server.dsn, autocommit=True) as conn:
-        queue = TaskQueue(conn)
-        reader = Reader(queue)
-        reader.more()
-        with connect(two_phase_server.dsn, autocommit=True) as other:
-            other.execute("BEGIN")
+def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase_also_over_a_restart() -> None:
+    with EmbeddedPostgres(settings={"max_prepared_transactions": "5"}) as server:
+        with connect(server.dsn, autocommit=True) as conn, connect(server.dsn) as other:
+            install(conn)
+            queue = TaskQueue(conn)
+            queue.create_topic("work")
+            reader = Reader(queue)
             TaskQueue(other).push("work", ["prepared"])
             other.execute("PREPARE TRANSACTION 'import of today'")
-            assert other.execute(LOCKS, (other.info.backend_pid,)).fetchone() == (0,)
-        queue.push("work", ["later"])
-        assert reader.more() == []
-    if restarts:
-        two_phase_server.stop("immediate")
-        two_phase_server.start()
-    with connect(two_phase_server.dsn, autocommit=True) as conn:
-        reader.queue = queue = TaskQueue(conn)
-        assert reader.more() == []
-        holder = conn.execute("SELECT pid, application FROM taskq.log_blockers('work')").fetchall()
-        assert holder == [(None, "prepared transaction import of today")]
-        conn.execute("COMMIT PREPARED 'import of today'")
-        assert reader.more() == ["prepared", "later"]
+            assert conn.execute(LOCKS, (other.info.backend_pid,)).fetchone() == (0,)
+            queue.push("work", ["later"])
+            assert reader.more() == []
+        server.stop("immediate")
+        server.start()
+        with connect(server.dsn, autocommit=True) as conn:
+            reader.queue = TaskQueue(conn)
+            assert reader.more() == []
+            holder = conn.execute("SELECT pid, application FROM taskq.log_blockers('work')").fetchall()
+            assert holder == [(None, "prepared transaction import of today")]
+            conn.execute("COMMIT PREPARED 'import of today'")
+            assert reader.more() == ["prepared", "later"]
 
 
 @pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
@@ -245,60 +197,6 @@ def test_a_transaction_in_another_database_holds_nothing_back(
 
 
 @pytest.mark.promise("A reader of the log never skips a committed task")
-def test_a_stream_of_many_calls_is_read_once_it_is_committed(
-    queue: TaskQueue, session: TaskQueue, reader: Reader
-) -> None:
-    pushed = session.push_stream("work", numbered(11_000))
-    queue.push("work", ["after"])
-    assert reader.more() == []
-    session.conn.commit()
-    assert reader.more(20_000) == [*(f"task-{n}" for n in range(pushed.count)), "after"]
-
-
-@pytest.mark.promise("A reader of the log never skips a committed task")
-@pytest.mark.parametrize("insertion", [Insertion.APPEND, Insertion.SUPERSEDE])
-def test_a_reader_of_many_producers_misses_nothing_and_reads_nothing_twice(
-    queue: TaskQueue, dsn: str, insertion: Insertion
-) -> None:
-    """Producers stay open for a random while between push and commit, and every fifth rolls back."""
-    producers, turns = 8, 25
-
-    def producing(producer: int) -> list[int]:
-        chance = random.Random(producer)  # noqa: S311 - how long a transaction is open is no secret
-        committed: list[int] = []
-        with connect(dsn) as conn:
-            for turn in range(turns):
-                pushed: list[Task] = []
-                for _ in range(chance.randint(1, 3)):
-                    new = [NewTask(f"{turn}", producer)] * chance.randint(1, 3)
-                    pushed += TaskQueue(conn).push("work", new, insertion)
-                    conn.execute("SELECT pg_sleep(%s)", (chance.uniform(0, 0.004),))  # the chance that this is about
-                if chance.random() < 0.2:
-                    conn.rollback()
-                else:
-                    conn.commit()
-                    committed += [task.sequence for task in pushed]
-        return committed
-
-    read: list[Task] = []
-    after: Cursor | None = None
-    looks, done = 0, False
-    with ThreadPoolExecutor(producers) as pool:
-        work = [pool.submit(producing, producer) for producer in range(producers)]
-        while not done:
-            done = all(one.done() for one in work)  # looked at first, so that one read comes after the last commit
-            while events := queue.events("work", after, 7):
-                read += [task for _, task in events]
-                after = events.cursor
-                looks += 1
-    assert looks > 20
-    committed = [one.result() for one in work]
-    assert [task.sequence for task in read] == sorted(sequence for one in committed for sequence in one)
-    for producer, sequences in enumerate(committed):
-        assert [task.sequence for task in read if task.payload == producer] == sequences
-
-
-@pytest.mark.promise("A reader of the log never skips a committed task")
 def test_tasks_pushed_after_the_check_of_the_locks_are_left_to_the_next_read(
     own_dsn: str, own_queue: TaskQueue, background: InBackground[list[str]]
 ) -> None:
@@ -322,16 +220,6 @@ def test_tasks_pushed_after_the_check_of_the_locks_are_left_to_the_next_read(
 
 
 @pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
-def test_progress_is_kept_for_each_group_topic_and_partition(queue: TaskQueue) -> None:
-    queue.create_topic("other")
-    places = [("one", "work", 0), ("one", "work", 1), ("one", "other", 0), ("two", "work", 0)]
-    for number, (group, topic, partition) in enumerate(places):
-        assert queue.progress(group, topic, partition) is None
-        queue.advance(group, topic, partition, Cursor(number))
-    assert [queue.progress(*place) for place in places] == [Cursor(number) for number in range(4)]
-
-
-@pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
 def test_dropping_a_topic_removes_the_progress_of_its_groups(queue: TaskQueue) -> None:
     queue.advance("readers", "work", 0, Cursor(1))
     queue.drop_topic("work")
@@ -341,7 +229,9 @@ def test_dropping_a_topic_removes_the_progress_of_its_groups(queue: TaskQueue) -
 
 
 @pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
-def test_progress_of_an_unknown_topic_is_refused(queue: TaskQueue) -> None:
+def test_the_log_and_the_progress_of_an_unknown_topic_are_refused(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTopic, match="nowhere"):
+        queue.events("nowhere", None)
     with pytest.raises(UnknownTopic, match="nowhere"):
         queue.progress("readers", "nowhere")
     with pytest.raises(UnknownTopic, match="nowhere"):
@@ -355,12 +245,3 @@ def test_a_group_without_a_name_and_a_partition_below_zero_are_refused(
 ) -> None:
     with pytest.raises(TaskQueueError, match="out of its range"):
         queue.advance(group, "work", partition, Cursor(1))
-
-
-@pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
-def test_a_reader_continues_after_the_stored_progress_and_replays_after_an_earlier_one(queue: TaskQueue) -> None:
-    queue.push("work", numbered(3))
-    everything = queue.events("work", None)
-    for place in (1, 2, 0):
-        queue.advance("readers", "work", 0, everything[place][0])
-        assert queue.events("work", queue.progress("readers", "work")) == list(everything[place + 1 :])

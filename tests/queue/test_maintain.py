@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue import (
     State,
     Task,
     TaskQueue,
+    UnknownTopic,
 )
 from tests.internals import age_upkeep, store_tasks, stored_rows
 from tests.queue.conftest import keeps_expired, known, lapse, numbered, pass_time, states, task_in
@@ -295,6 +296,43 @@ def test_a_call_reads_few_pages_of_a_history_of_any_length(own_queue: TaskQueue,
 
 
 # Leases.
+
+
+@pytest.mark.promise("`expire()` never touches a lease that has not lapsed")
+def test_the_expiry_of_a_topic_takes_the_lapsed_leases_of_owners_that_hold_tasks_of_it_and_no_other(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.create_topic("other")
+    lapsed, idle, elsewhere = (queue.register(name) for name in ("lapsed", "idle", "elsewhere"))
+    mine, theirs = task_in(queue, lapsed, State.ACTIVE, "mine"), task_in(queue, owner, State.ACTIVE, "theirs")
+    [also_mine] = queue.push("other", ["also mine"])
+    queue.poll("other", lapsed)
+    other = task_in(queue, elsewhere, State.ACTIVE, "other", topic="other")
+    for each in (lapsed, idle, elsewhere):
+        lapse(queue, each)
+    assert queue.expire(topic="work") == 2
+    assert [known(queue, mine).state, known(queue, also_mine, "other").state] == [State.READY] * 2
+    assert (queue.held(owner), queue.held(elsewhere)) == ([theirs], [other])
+    with pytest.raises(UnknownTopic):
+        queue.expire(topic="missing")
+    assert queue.expire() == 1
+
+
+@pytest.mark.promise("A crash uses no attempt")
+@pytest.mark.promise("A task that is reset, released or redelivered gets its old place back")
+def test_a_crashed_task_is_redelivered_in_its_old_place_until_its_last_permitted_crash(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    task, *_ = queue.push("work", ["a", "b"])
+    for crashes in (1, 2, 3):
+        [polled] = queue.poll("work", owner)
+        assert (polled, polled.attempt, polled.redelivered) == (task, 1, crashes > 1)
+        lapse(queue, owner)
+        assert queue.expire() == 1
+        info = known(queue, task)
+        assert (info.state is State.FAILED, info.crashes, info.attempt) == (crashes == 3, crashes, 0)
+        owner = queue.register("owner")
+    assert "its owner lapsed 3 times" in (info.error or "")
 
 
 def test_upkeep_gives_the_tasks_of_lapsed_leases_back_but_not_those_of_excepted_owners(queue: TaskQueue) -> None:

@@ -49,7 +49,7 @@ SILENT: dict[str, Callable[[TaskQueue], object]] = {
     "offer that is ignored": lambda queue: queue.offer("work", "later", if_exists="ignore"),
     "revival of nothing": lambda queue: queue.revive("work", State.EXPIRED),
     "poll": lambda queue: queue.poll("work", queue.register("other")),
-    "push to another topic": lambda queue: queue.push("silent", ["a"]),
+    "push to a topic without the policy": lambda queue: queue.push("silent", ["a"]),
 }
 
 
@@ -95,17 +95,8 @@ def test_a_push_notifies_once_its_transaction_commits(
     assert heard(notifying, listening) == ["work"]
 
 
-@pytest.mark.parametrize("verb", PUSHES)
-def test_without_the_policy_a_push_notifies_of_nothing(
-    notifying: TaskQueue, listening: psycopg.Connection, verb: str
-) -> None:
-    notifying.alter_topic("work", notify=False)
-    PUSHES[verb](notifying)
-    assert heard(notifying, listening) == []
-
-
 @pytest.mark.parametrize("verb", SILENT)
-def test_a_call_that_stores_no_task_of_the_topic_notifies_of_nothing(
+def test_a_call_that_stores_no_task_or_has_no_such_policy_notifies_of_nothing(
     notifying: TaskQueue, listening: psycopg.Connection, verb: str
 ) -> None:
     SILENT[verb](notifying)
@@ -119,12 +110,6 @@ def test_a_transaction_notifies_once_of_a_topic(notifying: TaskQueue, listening:
         notifying.push_stream("work", ["d", "e"])
     assert heard(notifying, listening) == ["work"]
     assert states(notifying)[-5:] == [(name, State.READY) for name in "abcde"]
-
-
-def test_a_new_topic_does_not_notify(queue: TaskQueue) -> None:
-    assert queue.policy("work").notify is False
-    queue.create_topic("quick", notify=True)
-    assert queue.policy("quick").notify is True
 
 
 # Watch: one query answers all waits of any kind
