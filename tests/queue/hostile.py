@@ -292,12 +292,3 @@ def beyond(queue: TaskQueue) -> list[str]:
         for table, column, kind in queue.conn.execute(_COLUMNS, (SCHEMAS,)).fetchall()
     )
     return [name for (name,) in queue.conn.execute(query).fetchall()]
-
-
-_OF_TOPIC = ("ttl", "max_crashes", "max_payload_bytes", "keep_succeeded", "keep_failed")
-
-
-def policy(**fields: timedelta | float | int | None) -> TopicPolicy:
-    """A policy with these fields, of the retry policy or of the topic."""
-    rest = {name: fields.pop(name) for name in _OF_TOPIC if name in fields}
-    return TopicPolicy(RetryPolicy(**fields), **rest)  # type: ignore[arg-type]

@@ -53,6 +53,8 @@ BLOCKING = {
 def test_an_identifier_is_left_out_while_one_of_its_tasks_is_in_a_blocking_state(
     queue: TaskQueue, owner: Owner, condition: Condition, state: State
 ) -> None:
+    queue.create_topic("other")
+    task_in(queue, owner, state, "b", "other")
     task_in(queue, owner, state, "a")
     queue.push("work", ["a", "b"])
     expected = ["b"] if state in BLOCKING[condition] else ["a", "b"]
@@ -92,3 +94,21 @@ def test_a_batch_is_all_due_tasks_of_an_identifier_in_order(queue: TaskQueue, ow
     assert [task.attempt for task in queue.held(owner)] == [1, 1, 1]
     assert list(queue.poll_batch("work", owner, 5).items()) == [("a", [tasks[1]]), ("c", [tasks[5]])]
     assert queue.poll_batch("work", owner) == {}
+
+
+@pytest.mark.promise("A batch by identifier has all due tasks of its group, and goes to one owner")
+def test_a_retry_that_is_not_due_or_a_failed_task_holds_its_group_back_and_no_task_overtakes_a_retry(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    queue.alter_topic("work", retrying)
+    tasks = queue.push("work", ["a"] * 3)
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
+    [urgent] = queue.push("work", [NewTask("a", priority=1)])
+    assert queue.poll_batch("work", owner) == {}
+    pass_time(queue, timedelta(minutes=2))
+    assert queue.poll_batch("work", owner, size=1) == {"a": tasks[:1]}
+    queue.alter_topic("work", TopicPolicy())
+    queue.complete(owner, {tasks[0]: Result.FAILURE})
+    assert queue.poll_batch("work", owner) == {}
+    queue.revive("work", sequences=[tasks[0].sequence])
+    assert queue.poll_batch("work", owner) == {"a": [tasks[1], urgent, tasks[0], tasks[2]]}

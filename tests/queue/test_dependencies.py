@@ -32,13 +32,19 @@ def finish(queue: TaskQueue, owner: Owner, result: Result = Result.SUCCESS) -> l
     return identifiers(tasks)
 
 
-def test_a_task_is_handed_out_once_its_dependency_has_succeeded(queue: TaskQueue, owner: Owner) -> None:
-    _first, second = queue.push("work", ["a", dependent("a")])
+@pytest.mark.parametrize("result", Result)
+def test_a_task_is_handed_out_once_its_dependency_has_succeeded_also_by_a_reassignment(
+    queue: TaskQueue, owner: Owner, result: Result
+) -> None:
+    first, second = queue.push("work", ["a", dependent("a")])
     assert queue.ready("work", 10) == 1
     info = known(queue, second)
     assert (info.state, info.status, info.attempt) == (State.READY, "blocked", 0)
     assert info.available_at == info.created, "its place, not the time of the next look"
-    assert finish(queue, owner) == ["a"]
+    assert finish(queue, owner, result) == ["a"]
+    if result is not Result.SUCCESS:
+        assert finish(queue, owner) == []
+        queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
     assert queue.ready("work", 10) == 1
     assert finish(queue, owner) == ["b"]
     assert known(queue, second).status == "succeeded"

@@ -33,7 +33,6 @@ from tests.queue.hostile import (
     ACCEPTED_JSON,
     ACCEPTED_TASKS,
     ACCEPTED_VALUES,
-    HOUR,
     INTERVALS_TOO_LONG,
     MOMENTS_OUT_OF_RANGE,
     NEW_YEAR,
@@ -46,7 +45,6 @@ from tests.queue.hostile import (
     beyond,
     look,
     make_world,
-    policy,
 )
 
 pytestmark = pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue")
@@ -347,11 +345,10 @@ STORING: dict[str, Callable[[World, timedelta], object]] = {
     "tick delay": lambda w, d: w.queue.install_ticks("work", "t", "h", [(NEW_YEAR, NewTask("t", delay=d))]),
     "tick ttl": lambda w, d: w.queue.install_ticks("work", "t", "h", [(NEW_YEAR, NewTask("t", ttl=d))]),
     **{
-        f"create_topic {field}": lambda w, d, field=field: w.queue.create_topic("evil", policy(**{field: d}))  # type: ignore[misc]
-        for field in FIELDS
-    },
-    **{
-        f"alter_topic {field}": lambda w, d, field=field: w.queue.alter_topic("work", policy(**{field: d}))  # type: ignore[misc]
+        f"{verb}_topic {field}": lambda w, d, verb=verb, topic=topic, field=field: (  # type: ignore[misc]
+            getattr(w.queue, f"{verb}_topic")(topic, **{field: d})
+        )
+        for verb, topic in (("create", "evil"), ("alter", "work"))
         for field in FIELDS
     },
 }
@@ -469,26 +466,6 @@ def test_the_lease_of_a_partition_may_be_longer_than_a_timeout_of_the_server(que
     [task] = queue.push("work", ["a"])
     batch = queue.read_partition(partition)
     assert queue.advance_partition(partition, batch.after, Cursor(task.sequence))
-
-
-@pytest.mark.promise("A lock by name keeps others out, and makes none wait")
-@pytest.mark.parametrize(
-    ("name", "by", "at_most", "at_least", "reason"),
-    [
-        (" ", "a", HOUR, timedelta(minutes=1), "name is out of its range"),
-        ("job", " ", HOUR, timedelta(minutes=1), "the holder needs a name"),
-        ("job", "a", timedelta(0), timedelta(0), "at_most 00:00:00 has to be more than 0"),
-        ("job", "a", -HOUR, timedelta(0), "at_most -01:00:00 has to be more than 0"),
-        ("job", "a", HOUR, 2 * HOUR, "at_least 02:00:00 between 0 and at_most"),
-        ("job", "a", HOUR, -HOUR, "at_least -01:00:00 between 0 and at_most"),
-    ],
-)
-def test_a_lock_without_a_holder_or_a_duration_is_refused(
-    queue: TaskQueue, name: str, by: str, at_most: timedelta, at_least: timedelta, reason: str
-) -> None:
-    with pytest.raises(TaskQueueError, match=reason):
-        queue.lock(name, by, at_most, at_least)
-    assert queue.browse_locks() == []
 
 
 # Sizes

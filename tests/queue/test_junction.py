@@ -35,12 +35,15 @@ def suspended(queue: TaskQueue, *names: str) -> list[Task]:
 def test_a_task_in_another_state_counts_for_eternal_unless_redundant(
     queue: TaskQueue, owner: Owner, state: State
 ) -> None:
+    queue.create_topic("other")
+    elsewhere = task_in(queue, owner, State.SUSPENDED, "b", "other")
     other = task_in(queue, owner, state, "b")
     suspended(queue, "a")
     assert queue.junction("work", [["a", "b"]]) == set()
     released = set() if state is State.REDUNDANT else {"a"}
     assert queue.junction("work", [["a", "b"]], Junction.ETERNAL) == released
     assert known(queue, other).state is state
+    assert known(queue, elsewhere, "other").state is State.SUSPENDED
 
 
 def test_an_invalid_junction_is_refused(queue: TaskQueue) -> None:

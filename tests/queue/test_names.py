@@ -1,6 +1,5 @@
 """States, results and other choices go by member or by name in any case; decisions of two results merge."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from itertools import product
 
@@ -21,8 +20,6 @@ from airflow_provider_taskq.queue import (
 from tests.queue.conftest import identifiers, states
 
 pytestmark = pytest.mark.promise("Any input is stored as it is, or refused with an error of the queue")
-
-Call = Callable[[TaskQueue, Owner], object]
 
 
 def test_a_member_is_found_by_its_name_in_any_case() -> None:
@@ -56,29 +53,6 @@ def test_verbs_take_the_names_of_orders_conditions_insertions_and_junctions(queu
     assert queue.ready("work", 9, "singular_by_identifier") == 2
     assert identifiers(queue.poll("work", owner, 1, "last_in_first_out", "none")) == ["a"]
     assert queue.ready("work", 9, Condition.NONE) == 1
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda queue, _: queue.push("work", ["a"], "ADD"),
-        lambda queue, owner: queue.poll("work", owner, order="OLDEST"),
-        lambda queue, owner: queue.poll("work", owner, condition="SINGULAR"),
-        lambda queue, _: queue.revive("work", "DONE"),
-        lambda queue, _: queue.revive("work", State.FAILED, "AGAIN"),
-        lambda queue, _: queue.reassign("work", "FINE", state=State.FAILED),
-        lambda queue, _: queue.purge("work", state="DONE"),
-        lambda queue, _: queue.page("work", state="DONE"),
-        lambda queue, _: queue.count("work", state="DONE"),
-        lambda queue, owner: queue.complete(owner, {1: "DONE"}),
-        lambda queue, _: queue.junction("work", [["a"]], "BOTH"),
-    ],
-)
-def test_verbs_refuse_an_unknown_name_and_change_nothing(queue: TaskQueue, owner: Owner, call: Call) -> None:
-    [task] = queue.push("work", ["a"])
-    with pytest.raises(InvalidArgument, match="expected one of"):
-        call(queue, owner)
-    assert [info.sequence for info in queue.page("work")] == [task.sequence]
 
 
 # Decisions
