@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
+    Cursor,
     NewTask,
     Owner,
     Result,
@@ -216,3 +217,17 @@ def complete_staged(queue: TaskQueue, owner: Owner, task: Task, result: Result, 
     )
     commit = "SELECT taskq.complete_staged(%s, %s, %s, '{0}', '{0}', '{1}')"
     queue.conn.execute(commit, (owner.name, owner.fence, stage))
+
+
+class Reader:
+    """Follows the log of a topic from its beginning."""
+
+    def __init__(self, queue: TaskQueue, topic: str = "work") -> None:
+        self.queue, self.topic = queue, topic
+        self.after: Cursor | None = None
+
+    def more(self, size: int = 1000) -> list[str]:
+        """Returns the identifiers of the tasks since the last call."""
+        events = self.queue.events(self.topic, self.after, size)
+        self.after = events.cursor
+        return [task.identifier for _, task in events]

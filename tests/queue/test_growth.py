@@ -268,18 +268,3 @@ def test_dependents_cost_the_same_per_task_however_many_there_are(own_queue: Tas
         polled.clear()
     small, large = costs
     assert {name: cost for name, cost in large.items() if cost > 1.5 * small[name] or cost > 100} == {}
-
-
-def test_a_poll_that_finds_one_dependent_passes_over_those_that_wait(own_queue: TaskQueue) -> None:
-    own_queue.create_topic("on")
-    owner = own_queue.register("owner", HOUR)
-    own_queue.push("on", ["mine", "never"])
-    waiting = [NewTask(f"waiting {number}", depends_on=[("on", "never")]) for number in range(2000)]
-    own_queue.push("work", [*waiting, NewTask("free", depends_on=[("on", "mine")])])
-    make_due(own_queue.conn, own_queue.now() + HOUR, blocked_only=True)
-    [held] = own_queue.poll("on", owner)
-    own_queue.complete(owner, {held: Result.SUCCESS})
-    polled: list[Task] = []
-    seen = explain(own_queue.conn, lambda: polled.extend(own_queue.poll("work", owner)))
-    assert [task.identifier for task in polled] == ["free"]
-    assert seen.visited <= 500

@@ -25,8 +25,7 @@ from airflow_provider_taskq.queue import (
 )
 from demo.postgres import EmbeddedPostgres
 from tests.internals import SCHEMAS, plant_change, set_next_sequence, stored_rows
-from tests.queue.conftest import InBackground, await_lock_wait, task_in
-from tests.queue.log_reader import Reader
+from tests.queue.conftest import InBackground, Reader, await_lock_wait, task_in
 
 pytestmark = pytest.mark.promise("Readers take nothing and lock nothing")
 

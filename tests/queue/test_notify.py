@@ -138,7 +138,8 @@ def look(
 
 
 @pytest.mark.promise("A gate opens when its topic is ready, in every mode")
-def test_one_call_of_watch_answers_all_kinds_of_waits(queue: TaskQueue) -> None:
+def test_one_call_of_watch_answers_all_kinds_of_waits(queue: TaskQueue, owner: Owner) -> None:
+    task_in(queue, owner, State.FAILED)  # of the states, that of the newest task counts
     queue.push("work", ["a", "b", NewTask("c", suspended=True)])
     seen = look(
         queue.conn,
@@ -159,16 +160,6 @@ def test_one_call_of_watch_answers_all_kinds_of_waits(queue: TaskQueue) -> None:
         ("juncture", 3): -1,
     }
     assert states(queue)[-1] == ("c", State.READY)
-
-
-@pytest.mark.promise("A gate opens when its topic is ready, in every mode")
-@pytest.mark.parametrize("state", State)
-def test_watch_returns_the_state_of_the_newest_task_of_each_identifier(
-    queue: TaskQueue, owner: Owner, state: State
-) -> None:
-    task_in(queue, owner, State.FAILED if state is not State.FAILED else State.FILTERED)
-    task_in(queue, owner, state)
-    assert look(queue.conn, state=[("work", "a")]) == {("state", 1): (state, None)}
 
 
 @pytest.mark.promise("A gate opens when its topic is ready, in every mode")

@@ -27,8 +27,7 @@ from airflow_provider_taskq.queue import (
     verify,
 )
 from tests.internals import SCHEMAS
-from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, hurry, identifiers, until
-from tests.queue.log_reader import Reader
+from tests.queue.conftest import InBackground, Reader, await_lock_wait, await_standstill, hurry, identifiers, until
 
 pytestmark = pytest.mark.promise("A role without rights can neither stop work nor hide a task from readers")
 
