@@ -86,11 +86,11 @@ def test_the_history_has_an_event_for_a_lapsed_lease(queue: TaskQueue, owner: Ow
     assert (lapsed.what, lapsed.holder) == ("lapsed", owner.name)
 
 
-def test_a_purge_removes_the_history_of_a_task(queue: TaskQueue, owner: Owner) -> None:
+def test_a_purged_task_has_no_history_and_no_explanation(queue: TaskQueue, owner: Owner) -> None:
     task = task_in(queue, owner, State.FAILED)
     queue.reassign("work", Result.SUCCESS, sequences=[task.sequence])
     queue.purge("work")
-    assert queue.timeline("work", task.sequence) == []
+    assert (queue.timeline("work", task.sequence), queue.explain("work", task.sequence)) == ([], None)
 
 
 Scene = Callable[[TaskQueue, Owner], Task]
@@ -186,11 +186,6 @@ def test_one_sentence_says_why_a_task_is_not_running(
     assert bool(explained.waits_normally) is waits, explained
     [shown] = queue.conn.execute("SELECT why FROM taskq.tasks WHERE sequence = %s", (task.sequence,)).fetchone() or [""]
     assert re.fullmatch(why, shown), shown
-
-
-def test_a_missing_task_has_no_history_and_no_explanation(queue: TaskQueue) -> None:
-    assert queue.explain("work", 1) is None
-    assert queue.timeline("work", 1) == []
 
 
 def test_throughput_counts_ended_tasks_by_span_and_state(queue: TaskQueue, owner: Owner) -> None:

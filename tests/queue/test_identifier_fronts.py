@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from airflow_provider_taskq.queue import Condition, Owner, Result, State, Task, TaskQueue
-from tests.internals import advance_fronts, advance_identifiers, identifier_fronts, passed_tasks, set_fronts_ahead
-from tests.queue.conftest import identifiers, pass_time, task_in
+from airflow_provider_taskq.queue import Condition, Owner, Result, Task, TaskQueue
+from tests.internals import advance_identifiers, identifier_fronts, passed_tasks, set_fronts_ahead
+from tests.queue.conftest import identifiers, pass_time
 from tests.queue.explained import Explained, explain
-from tests.queue.test_fronts import DOWN, RETRIES, WAYS_BACK, long_snapshot
+from tests.queue.test_fronts import DOWN, RETRIES, long_snapshot
 
 pytestmark = pytest.mark.promise("A poll passes no due task, however transactions interleave")
 
@@ -104,40 +104,6 @@ def test_a_poll_searches_the_tasks_of_each_identifier_once_also_those_of_a_thous
 # No task is passed
 
 
-@pytest.mark.parametrize("way", WAYS_BACK)
-def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_of_its_identifier_has_advanced(
-    queue: TaskQueue, way: str
-) -> None:
-    queue.alter_topic("work", RETRIES)
-    owner, other = queue.register("first"), queue.register("other")
-    queue.push("work", ["a", "b"])
-    drain(queue, other)
-    task = task_in(queue, owner, State.ACTIVE)
-    queue.push("work", ["a", "b"])
-    advance_fronts(queue.conn)
-    with queue.conn.transaction():
-        advance_identifiers(queue.conn, [task])
-    WAYS_BACK[way](queue, owner, task)
-    assert passed_tasks(queue.conn) == []
-    second = queue.register("second")
-    assert sorted(drain(queue, second)) == ["a", "a", "b"]
-
-
-def test_an_identifier_whose_task_is_claimed_by_an_open_poll_is_not_polled_after_that_poll_commits(
-    queue: TaskQueue, owner: Owner, session: TaskQueue
-) -> None:
-    queue.push("work", ["a", "a", "a"])
-    [claimed] = session.poll("work", queue.register("other"))
-    [second] = queue.poll("work", owner)
-    with queue.conn.transaction():
-        advance_identifiers(queue.conn, [second])
-    queue.complete(owner, {second: Result.SUCCESS})
-    session.conn.commit()
-    assert claimed.sequence < second.sequence
-    assert passed_tasks(queue.conn) == []
-    assert poll(queue, owner) == []
-
-
 def test_an_identifier_is_not_polled_if_its_task_was_claimed_after_the_clock_was_set_back(
     queue: TaskQueue, owner: Owner
 ) -> None:
@@ -163,29 +129,6 @@ def test_a_task_is_polled_under_a_condition_although_the_clock_of_the_server_was
     queue.push("work", pushed)
     assert passed_tasks(queue.conn) == []
     assert sorted(drain(queue, owner)) == [*pushed, "retried"]
-
-
-def test_the_tasks_of_an_open_push_are_polled_after_the_front_of_their_identifier_has_advanced(
-    queue: TaskQueue, owner: Owner, session: TaskQueue
-) -> None:
-    queue.push("work", ["a"])
-    session.push("work", ["a"])
-    queue.push("work", ["a"])
-    assert drain(queue, owner) == ["a", "a"]
-    session.conn.commit()
-    assert passed_tasks(queue.conn) == []
-    assert drain(queue, owner) == ["a"]
-
-
-def test_a_front_that_a_rolled_back_poll_has_advanced_does_not_count(
-    queue: TaskQueue, owner: Owner, session: TaskQueue
-) -> None:
-    queue.push("work", ["a", "a"])
-    session.conn.execute("SELECT")
-    poll(session, owner)
-    session.conn.rollback()
-    assert identifier_fronts(queue.conn) == []
-    assert identifiers(poll(queue, owner)) == ["a"]
 
 
 def test_a_poll_of_a_topic_that_had_few_identifiers_finds_those_that_came_later(queue: TaskQueue, owner: Owner) -> None:

@@ -1,4 +1,4 @@
-"""Many sessions that push, poll and drop at once: each task is handed out once, and nothing deadlocks."""
+"""A drop during the work of many sessions. The steps of single ones are in interleavings/drop.spec."""
 
 from functools import partial
 
@@ -7,10 +7,9 @@ import pytest
 from airflow_provider_taskq.queue import Result, TaskQueue, TaskQueueError, connect
 from tests.queue.conftest import InBackground
 
-pytestmark = pytest.mark.promise("Nothing is decided twice")
+pytestmark = pytest.mark.promise("A dropped topic leaves nothing behind")
 
 
-@pytest.mark.promise("A dropped topic leaves nothing behind")
 def test_a_topic_that_workers_poll_and_complete_all_the_time_can_be_dropped(
     queue: TaskQueue, dsn: str, background: InBackground[int]
 ) -> None:
