@@ -36,6 +36,16 @@ pytestmark = pytest.mark.promise("A completion works until the lease is gone, al
 HOUR = timedelta(hours=1)
 
 
+def test_a_call_decides_tasks_and_sequences_of_several_topics(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other", max_attempts=5)
+    queue.push("work", ["a", "b"])
+    queue.push("other", ["x", "y"])
+    (a, b), (x, y) = queue.poll("work", owner, 2), queue.poll("other", owner, 2)
+    queue.complete(owner, {a: Result.SUCCESS, b.sequence: Result.FILTER, x: Result.FAILURE, y.sequence: Result.SUCCESS})
+    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.FILTERED)]
+    assert states(queue, "other") == [("x", State.READY), ("y", State.SUCCEEDED)]
+
+
 @pytest.mark.promise("Nothing is decided twice")
 @pytest.mark.parametrize("result", list(Result))
 def test_a_task_of_another_owner_cannot_be_completed(queue: TaskQueue, owner: Owner, result: Result) -> None:

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskq.queue import InvalidArgument, TaskQueue
+from airflow_provider_taskq.queue import InvalidArgument
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.durations import parse_duration, to_timedelta
-from airflow_provider_taskq.queue.encoding import interval_text
 
 pytestmark = pytest.mark.promise("A duration or a moment is stored as written, or refused")
-
-LONGEST = timedelta(days=80_000_000)
 
 
 @pytest.mark.parametrize(
@@ -72,26 +69,6 @@ def test_without_pendulum_short_durations_are_read_and_iso_8601_names_the_missin
         "0:01:30",
         "invalid duration 'PT5M': ISO 8601 needs pendulum, which is not installed here; write 5m or 90s",
     ]
-
-
-@pytest.mark.parametrize(
-    ("duration", "text"),
-    [
-        (timedelta(hours=3, microseconds=7), "3:00:00.000007"),
-        (timedelta(days=3650), "87600:00:00.000000"),
-        (timedelta(0), "0:00:00.000000"),
-        (timedelta(seconds=-90.5), "-0:01:30.500000"),
-        (timedelta.max, "1920000000:00:00.000000"),
-        (timedelta.min, "-1920000000:00:00.000000"),
-    ],
-)
-def test_the_server_gets_durations_in_a_form_that_every_release_reads(
-    duration: timedelta, text: str, queue: TaskQueue
-) -> None:
-    """PostgreSQL 14 reads no more than 2,147 seconds in microseconds."""
-    assert interval_text(duration) == text
-    query = "SELECT extract(epoch FROM %s::text::interval)::float8"
-    assert queue.conn.execute(query, (text,)).fetchone() == (min(max(duration, -LONGEST), LONGEST).total_seconds(),)
 
 
 # Back-off

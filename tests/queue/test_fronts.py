@@ -252,29 +252,6 @@ def test_a_task_is_polled_although_the_clock_of_the_server_was_set_back(
     assert drain(queue, owner) == ["open"]
 
 
-@pytest.mark.parametrize("condition", [Condition.NONE, SINGULAR])
-def test_tasks_on_both_sides_of_a_gap_come_in_the_order_of_the_poll(
-    queue: TaskQueue, owner: Owner, condition: Condition
-) -> None:
-    """Some tasks come back into the gap, some lie before it, and some arrive after it."""
-    queue.push("work", ["done"])
-    drain(queue, owner)
-    for name in "abcdefgh":
-        queue.push("work", [name])
-    advance(queue)
-    held = queue.poll("work", owner, 5, LIFO)
-    assert identifiers(held) == ["h", "g", "f", "e", "d"]
-    advance(queue, LIFO)
-    queue.release_tasks(owner, [held[0], held[3]])
-    queue.push("work", ["i", "j"])
-    queue.push("work", [NewTask("old", delay=-HOUR)])
-    queue.push("work", [NewTask("oldest", delay=-2 * HOUR)])
-    assert passed_tasks(queue.conn) == []
-    assert queue.ready("work", 20, condition) == 9
-    found = queue.poll("work", queue.register("other"), 20, LIFO, condition)
-    assert identifiers(found) == ["j", "i", "h", "e", "c", "b", "a", "old", "oldest"]
-
-
 def test_an_empty_priority_costs_a_poll_no_query_of_its_own(own_queue: TaskQueue) -> None:
     own_queue.push("work", [NewTask(str(number), priority=number) for number in range(-50, 50)])
     owner = own_queue.register("me")

@@ -46,6 +46,16 @@ def test_a_task_in_another_state_counts_for_eternal_unless_redundant(
     assert known(queue, elsewhere, "other").state is State.SUSPENDED
 
 
+def test_a_junction_counts_identifiers_and_releases_all_suspended_tasks_of_whole_groups(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    task_in(queue, owner, State.SUCCEEDED, "a")
+    suspended(queue, "a", "a", "b", "c")
+    groups = [["a", "b"], ["b", "a", "a"], ["c", "missing"], []]
+    assert queue.junction("work", (iter(group) for group in groups)) == {"a", "b"}
+    assert [state for _, state in states(queue)] == [State.SUCCEEDED, *[State.READY] * 3, State.SUSPENDED]
+
+
 def test_an_invalid_junction_is_refused(queue: TaskQueue) -> None:
     with pytest.raises(InvalidTask, match="not the one text 'ab'"):
         queue.junction("work", ["ab"])

@@ -115,11 +115,6 @@ def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
 LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
 
 
-@pytest.fixture
-def reader(queue: TaskQueue) -> Reader:
-    return Reader(queue)
-
-
 @pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
 def test_thousands_of_pushes_in_one_transaction_take_three_locks(queue: TaskQueue, session: TaskQueue) -> None:
     """Of the topic, of the floor, and of the time. Also in functions whose settings PostgreSQL resets at their end."""
@@ -177,22 +172,16 @@ def test_numbers_beyond_the_key_still_have_a_floor(own_dsn: str, own_queue: Task
         assert reader.more() == ["a", "b"]
 
 
-def holds_back_the_xid_horizon(open_: TaskQueue, queue: TaskQueue) -> bool:
-    """Whether a cursor below the oldest transaction of the server would wait for this open transaction."""
-    own = open_.conn.execute("SELECT pg_current_xact_id()::text").fetchone()
-    query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint <= %s::bigint"
-    return queue.conn.execute(query, own).fetchone() == (True,)
-
-
 @pytest.mark.promise("A reader of the log never skips a committed task")
-def test_a_transaction_in_another_database_holds_nothing_back(
-    queue: TaskQueue, reader: Reader, own_queue: TaskQueue
-) -> None:
+def test_a_transaction_in_another_database_holds_nothing_back(queue: TaskQueue, own_queue: TaskQueue) -> None:
+    """For which a cursor below the oldest transaction of the server would wait."""
     with own_queue.conn.transaction():
         own_queue.push("work", ["elsewhere"])
         queue.push("work", ["here"])
-        assert holds_back_the_xid_horizon(own_queue, queue), "else this test shows nothing"
-        assert reader.more() == ["here"]
+        own = own_queue.conn.execute("SELECT pg_current_xact_id()::text").fetchone()
+        query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint <= %s::bigint"
+        assert queue.conn.execute(query, own).fetchone() == (True,), "else this test shows nothing"
+        assert Reader(queue).more() == ["here"]
 
 
 @pytest.mark.promise("A reader of the log never skips a committed task")
