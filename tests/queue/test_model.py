@@ -12,7 +12,19 @@ from tests.queue.machine.driver import steps_of
 from tests.queue.machine.owning import Owning
 from tests.queue.machine.reading import Reading
 
-pytestmark = pytest.mark.promise("Nothing is lost")
+pytestmark = [
+    pytest.mark.promise("Nothing is lost"),
+    pytest.mark.promise("An older task changes as the table of insertions says"),
+    pytest.mark.promise("An `offer` leaves at most one waiting task of an identifier"),
+    pytest.mark.promise("A `drop` removes the waiting tasks of an identifier and nothing else"),
+    pytest.mark.promise("A task that is reset, released or redelivered gets its old place back"),
+    pytest.mark.promise("A failure with attempts left goes back to READY, due after the delay of the policy"),
+    pytest.mark.promise("While the retries of a topic fail, one is tried at a time, if its policy has `probe`"),
+    pytest.mark.promise("A revived task starts again as it was pushed"),
+    pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else"),
+    pytest.mark.promise("A purge removes ended tasks with all that is stored of them"),
+    pytest.mark.promise("Tasks, pages, counts and results are read as they are"),
+]
 
 QUICK = settings(
     max_examples=50,

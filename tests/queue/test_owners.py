@@ -5,9 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.queue import LeaseLost, Owner, Result, State, TaskQueue, TaskQueueError
-from tests.internals import age_leases
-from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, known, lapse, states
+from airflow_provider_taskq.queue import LeaseLost, Owner, Result, TaskQueue, TaskQueueError
+from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, lapse, states
 
 pytestmark = pytest.mark.promise("Every registration gets a greater fence")
 
@@ -42,24 +41,6 @@ def test_a_lease_needs_a_positive_length(queue: TaskQueue, lease: timedelta) -> 
     with pytest.raises(TaskQueueError):
         queue.register("me", lease)
     assert queue.owners() == []
-
-
-@pytest.mark.parametrize("lapsed", [False, True], ids=["in time", "after its lease has lapsed"])
-def test_a_name_that_holds_tasks_takes_them_over(queue: TaskQueue, lapsed: bool) -> None:
-    queue.push("work", ["a", "b"])
-    first = queue.register("me")
-    tasks = queue.poll("work", first, 2)
-    if lapsed:
-        lapse(queue, first)
-    second = queue.register("me")
-    assert second.resumed is True
-    assert queue.expire() == 0
-    assert queue.held(second) == tasks
-    assert queue.held(first) == []
-    assert [known(queue, task).attempt for task in tasks] == [1, 1]
-    queue.complete(second, dict.fromkeys(tasks, Result.SUCCESS))
-    assert states(queue) == [("a", State.SUCCEEDED), ("b", State.SUCCEEDED)]
-    assert queue.register("me").resumed is False, "it holds no tasks"
 
 
 @pytest.mark.promise("Nothing is decided twice")
@@ -105,55 +86,12 @@ def test_a_heartbeat_extends_the_lease_by_its_length(queue: TaskQueue) -> None:
     assert renewed.lease_until >= owner.lease_until
 
 
-def test_a_heartbeat_renews_a_lapsed_lease(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["a", "b"])
-    tasks = queue.poll("work", owner)
-    lapse(queue, owner)
-    queue.heartbeat(owner)
-    assert queue.expire() == 0
-    assert queue.held(owner) == tasks
-    assert identifiers(queue.poll("work", owner)) == ["b"]
-
-
 def test_an_owner_can_be_rebuilt_from_its_name_and_fence(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", ["a"])
     rebuilt = Owner(owner.name, owner.fence, timedelta(0), owner.lease_until, False)
     [task] = queue.poll("work", rebuilt)
     queue.complete(rebuilt, {task: Result.SUCCESS})
     assert queue.heartbeat(rebuilt).lease_until >= owner.lease_until
-
-
-@pytest.mark.promise("A task that is reset, released or redelivered gets its old place back")
-def test_released_tasks_are_back_in_their_old_place_with_no_attempt_counted(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", ["done", "a", "b", "c"])
-    done, first, _ = queue.poll("work", owner, 3)
-    queue.complete(owner, {done: Result.SUCCESS})
-    assert queue.release(owner) == 2
-    assert states(queue)[1:] == [("a", State.READY), ("b", State.READY), ("c", State.READY)]
-    info = known(queue, first)
-    assert (info.status, info.owner, info.attempt, info.crashes) == ("ready", None, 0, 0)
-    tasks = queue.poll("work", queue.register("next"), 3)
-    assert identifiers(tasks) == ["a", "b", "c"]
-    assert [task.attempt for task in tasks] == [1, 1, 1]
-    assert [task.redelivered for task in tasks] == [False, False, False]
-
-
-def test_owners_are_those_whose_lease_has_not_lapsed(queue: TaskQueue) -> None:
-    alive, lapsed, released = (queue.register(name) for name in ("alive", "lapsed", "released"))
-    lapse(queue, lapsed)
-    queue.release(released)
-    assert [owner.name for owner in queue.owners()] == ["alive"]
-    assert queue.owners()[0].fence == alive.fence
-
-
-def test_owners_within_returns_those_with_a_recent_sign_of_life(queue: TaskQueue) -> None:
-    silent, talking = queue.register("silent"), queue.register("talking")
-    age_leases(queue.conn, timedelta(minutes=1))
-    queue.heartbeat(talking)
-    assert [owner.name for owner in queue.owners(timedelta(seconds=30))] == ["talking"]
-    assert [owner.name for owner in queue.owners(timedelta(seconds=90))] == ["silent", "talking"]
-    queue.register(silent.name)
-    assert len(queue.owners(timedelta(seconds=30))) == 2
 
 
 def test_held_returns_the_tasks_in_polled_order_by_topic(queue: TaskQueue, owner: Owner) -> None:

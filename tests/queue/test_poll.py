@@ -12,12 +12,11 @@ from airflow_provider_taskq.queue import (
     Owner,
     Result,
     RetryPolicy,
-    State,
     TaskQueue,
     TopicPolicy,
 )
 from tests.internals import hold_turns, make_due
-from tests.queue.conftest import identifiers, known, lapse, pass_time
+from tests.queue.conftest import identifiers, known, lapse
 
 pytestmark = pytest.mark.promise("Tasks are handed out by priority, then due time, then sequence")
 
@@ -37,15 +36,6 @@ MIXED = [
     NewTask("later", delay=timedelta(hours=1), priority=100),
     NewTask("middle", priority=1),
 ]
-
-
-def test_a_poll_makes_tasks_active_and_counts_the_attempt(queue: TaskQueue, owner: Owner) -> None:
-    [pushed] = queue.push("work", [NewTask("a", {"x": 1}, "ref")])
-    [task] = queue.poll("work", owner)
-    assert task == pushed
-    assert (task.payload, task.reference, task.attempt, task.redelivered) == ({"x": 1}, "ref", 1, False)
-    info = known(queue, task)
-    assert (info.state, info.status, info.owner) == (State.ACTIVE, "running", owner.name)
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
@@ -68,27 +58,7 @@ def test_due_tasks_are_handed_out_by_priority_then_due_time_then_sequence(
     assert out == expected
 
 
-def test_tasks_of_one_producer_are_handed_out_in_the_order_of_their_push(
-    queue: TaskQueue, owner: Owner, session: TaskQueue
-) -> None:
-    for number in range(5):
-        session.push("work", [f"{number}a", f"{number}b"])
-        session.push_stream("work", [f"{number}c"])
-    session.conn.commit()
-    out = identifiers(queue.poll("work", owner, 100))
-    assert out == [f"{number}{letter}" for number in range(5) for letter in "abc"]
-
-
-def test_a_task_is_handed_out_once_it_is_due(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", [NewTask("a", delay=timedelta(minutes=10))])
-    pass_time(queue, timedelta(minutes=9, seconds=50))
-    assert queue.poll("work", owner) == []
-    assert queue.ready("work") == 0
-    pass_time(queue, timedelta(seconds=10))
-    assert queue.ready("work") == 1
-    assert identifiers(queue.poll("work", owner)) == ["a"]
-
-
+@pytest.mark.promise("A task that is reset, released or redelivered gets its old place back")
 @pytest.mark.parametrize("given_back", ["release", "expire", "snooze then release", "retry then expire"])
 def test_a_task_given_back_has_its_old_place(queue: TaskQueue, owner: Owner, given_back: str) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=9)))
@@ -126,17 +96,6 @@ def test_ready_counts_to_its_limit(queue: TaskQueue) -> None:
     assert [queue.ready("work", limit) for limit in (0, 1, 2, 5, 9, 10, 2**40)] == [0, 1, 2, 5, 9, 9, 9]
     assert queue.ready("work") == 1
     assert queue.ready("work", -1) == 0
-
-
-@pytest.mark.promise("`ready` counts what a poll would return, and takes and locks nothing")
-def test_ready_counts_the_tasks_that_a_poll_would_take(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", [NewTask("asleep", suspended=True), NewTask("later", delay=timedelta(hours=1)), "a", "b", "c"])
-    first, second = queue.poll("work", owner, 2)
-    queue.complete(owner, {first: Result.SUCCESS})
-    assert queue.ready("work", 10) == 1
-    assert len(queue.poll("work", owner, 10)) == 1
-    assert queue.ready("work", 10) == 0
-    assert second in queue.held(owner)
 
 
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER

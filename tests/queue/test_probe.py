@@ -9,12 +9,11 @@ from airflow_provider_taskq.queue import (
     Owner,
     Result,
     RetryPolicy,
-    State,
     Task,
     TaskQueue,
     TopicPolicy,
 )
-from tests.queue.conftest import identifiers, known, lapse, pass_time
+from tests.queue.conftest import identifiers, known, pass_time
 
 pytestmark = pytest.mark.promise("While the retries of a topic fail, one is tried at a time, if its policy has `probe`")
 
@@ -69,46 +68,6 @@ def test_retries_follow_each_other_at_once_as_long_as_they_succeed(
     assert run(queue, owner, Result.SUCCESS, size) == len(failed)
 
 
-@pytest.mark.parametrize("end", ["succeeds", "is filtered", "is released", "crashes"])
-def test_all_pollers_together_hold_one_retry_at_a_time(
-    queue: TaskQueue, owner: Owner, failed: list[Task], end: str
-) -> None:
-    other = queue.register("other")
-    [probe] = queue.poll("work", other, 10)
-    assert probe == failed[0]
-    assert queue.poll("work", owner, 10) == []
-    assert queue.ready("work", 10) == 0
-    if end in ("succeeds", "is filtered"):
-        queue.complete(other, {probe: Result.SUCCESS if end == "succeeds" else Result.FILTER})
-        assert queue.poll("work", owner, 10) == failed[1:]
-        return
-    if end == "is released":
-        queue.release(other)
-    else:
-        lapse(queue, other)
-        queue.expire()
-    assert queue.poll("work", owner, 10) == [probe]
-
-
-def test_fresh_tasks_are_handed_out_while_retries_fail(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
-    run(queue, owner, Result.FAILURE)
-    queue.push("work", ["fresh", "new"])
-    assert identifiers(queue.poll("work", owner, 10)) == ["fresh", "new"]
-    assert all(known(queue, task).state is State.READY for task in failed)
-
-
-def test_a_failing_topic_never_stops_another(queue: TaskQueue, owner: Owner, failed: list[Task]) -> None:
-    queue.create_topic("other", probing())
-    queue.push("other", ["x", "y"])
-    queue.complete(owner, dict.fromkeys(queue.poll("other", owner, 2), Result.FAILURE))
-    assert run(queue, owner, Result.FAILURE) == 1
-    pass_time(queue, 2 * MINUTE)
-    [probe] = queue.poll("other", owner, 10)
-    queue.complete(owner, {probe: Result.SUCCESS})
-    assert len(queue.poll("other", owner, 10)) == 1
-    assert {known(queue, task).state for task in failed} == {State.READY}
-
-
 def minutes_until_polled(queue: TaskQueue, owner: Owner, wanted: set[str], poison: str, limit: int = 400) -> int:
     """Poll once a minute until no task is left. Return the number of minutes until all wanted tasks were polled."""
     for minutes in range(limit):
@@ -161,22 +120,6 @@ def test_failing_retries_take_turns_whatever_their_priorities(queue: TaskQueue, 
         queue.complete(owner, {task: Result.SUCCESS})
 
 
-def test_a_task_beyond_its_horizon_is_due_at_once_and_still_goes_last(queue: TaskQueue, owner: Owner) -> None:
-    """The horizon makes the task due before all others, but the retry with the oldest failure has the turn."""
-    policy = RetryPolicy(max_attempts=100, base=MINUTE, factor=1.0, horizon=MINUTE, probe=True)
-    queue.alter_topic("work", TopicPolicy(retry=policy))
-    [poison] = queue.push("work", ["poison"])
-    queue.complete(owner, {queue.poll("work", owner)[0]: Result.FAILURE})
-    pass_time(queue, 5 * MINUTE)
-    [healthy] = queue.push("work", ["healthy"])
-    first, second = queue.poll("work", owner, 2)
-    assert (first, second) == (poison, healthy)
-    queue.complete(owner, {second: Result.FAILURE})
-    queue.complete(owner, {first: Result.FAILURE})
-    pass_time(queue, MINUTE)
-    assert queue.poll("work", owner, 2) == [healthy], "it failed before the other"
-
-
 def test_the_next_probe_is_handed_out_as_soon_as_a_retry_becomes_due(queue: TaskQueue, owner: Owner) -> None:
     queue.alter_topic("work", probing(base=10 * MINUTE))
     one, two, three = queue.push("work", ["one", "two", "three"])
@@ -195,20 +138,3 @@ def test_the_next_probe_is_handed_out_as_soon_as_a_retry_becomes_due(queue: Task
     queue.complete(owner, {two: Result.FAILURE})
     pass_time(queue, 6 * MINUTE)
     assert queue.poll("work", owner, 3) == [three], "as the retry of another one became due"
-
-
-def test_a_group_with_several_retries_is_one_probe(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", probing())
-    queue.push("work", ["a", "b", "a", "b"])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 4), Result.FAILURE))
-    pass_time(queue, 2 * MINUTE)
-    groups = queue.poll_batch("work", owner, 5)
-    assert {name: len(tasks) for name, tasks in groups.items()} == {"a": 2}
-    assert queue.poll_batch("work", owner, 5) == {}
-    queue.complete(owner, dict.fromkeys(groups["a"], Result.FAILURE))
-    assert queue.poll_batch("work", owner, 5) == {}
-    pass_time(queue, MINUTE)
-    groups = queue.poll_batch("work", owner, 5)
-    assert {name: len(tasks) for name, tasks in groups.items()} == {"b": 2}
-    queue.complete(owner, dict.fromkeys(groups["b"], Result.SUCCESS))
-    assert list(queue.poll_batch("work", owner, 5)) == ["a"]

@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import (
-    LeaseLost,
     NewTask,
     Owner,
     Result,
@@ -19,28 +18,6 @@ from tests.queue.conftest import everything, known, lapse, numbered, task_in
 from tests.queue.test_revive import failed
 
 pytestmark = pytest.mark.promise("A purge removes ended tasks with all that is stored of them")
-
-SPARED = [State.ACTIVE, State.READY, State.EXPIRED]
-
-
-def one_of_each(queue: TaskQueue, owner: Owner) -> dict[State, int]:
-    """Makes a task in every state, each with its own identifier; returns the sequences by state."""
-    made = [*(state for state in State if state is not State.READY), State.READY]
-    return {state: task_in(queue, owner, state, state.name).sequence for state in made}
-
-
-def test_without_a_state_active_ready_and_expired_tasks_are_spared(queue: TaskQueue, owner: Owner) -> None:
-    one_of_each(queue, owner)
-    assert queue.purge("work") == 6
-    assert {info.state for info in everything(queue)} == set(SPARED)
-    assert queue.purge("work") == 0
-
-
-@pytest.mark.parametrize("state", list(State))
-def test_a_purge_by_state_removes_tasks_of_this_state_only(queue: TaskQueue, owner: Owner, state: State) -> None:
-    one_of_each(queue, owner)
-    assert queue.purge("work", state=state) == 1
-    assert {info.state for info in everything(queue)} == set(State) - {state}
 
 
 @pytest.mark.parametrize("state", [None, State.READY, State.FAILED])
@@ -65,14 +42,6 @@ def test_nothing_is_left_of_a_purged_task(queue: TaskQueue) -> None:
     queue.push("work", [NewTask("a", depends_on=[("work", "first")]), NewTask("b", {"c": 1}, "r", suspended=True)])
     assert queue.purge("work", state=State.READY) + queue.purge("work") == 3
     assert stored_rows(queue.conn).keys() == before
-
-
-def test_purge_all_removes_every_task_held_ones_too(queue: TaskQueue, owner: Owner) -> None:
-    one_of_each(queue, owner)
-    assert queue.purge_all("work") == len(State)
-    assert queue.held(owner) == []
-    assert (queue.purge_all("work"), queue.count_tasks("work")) == (0, 0)
-    assert queue.heartbeat(owner).fence == owner.fence
 
 
 def test_an_unknown_topic_or_state_is_refused(queue: TaskQueue) -> None:
@@ -108,23 +77,6 @@ def unseen(queue: TaskQueue, owner: Owner, duration: timedelta = 2 * HOUR) -> No
     lapse(queue, owner, duration)
 
 
-@pytest.mark.parametrize("lease", ["lapsed", "released", "expired"])
-def test_owners_without_a_sign_of_life_for_that_long_are_removed(queue: TaskQueue, lease: str) -> None:
-    old, young = queue.register("old"), queue.register("young")
-    for owner, age in ((old, 2 * HOUR), (young, HOUR / 2)):
-        if lease == "released":
-            queue.release(owner)
-        unseen(queue, owner, age)
-    if lease == "expired":
-        queue.expire()
-    assert queue.purge_owners(HOUR) == 1
-    with pytest.raises(LeaseLost):
-        queue.heartbeat(old)
-    assert queue.purge_owners(NOTHING) == 1, "the young one"
-    again = queue.register("old")
-    assert (again.fence > old.fence, again.resumed) == (True, False)
-
-
 @pytest.mark.promise("`expire()` never touches a lease that has not lapsed")
 def test_a_lease_that_has_not_lapsed_is_never_touched(queue: TaskQueue) -> None:
     owner = queue.register("owner", lease=timedelta(days=7))
@@ -132,15 +84,6 @@ def test_a_lease_that_has_not_lapsed_is_never_touched(queue: TaskQueue) -> None:
     assert queue.purge_owners(HOUR) == 0
     assert queue.purge_owners(-HOUR) == 0
     assert queue.heartbeat(owner).fence == owner.fence
-
-
-def test_an_owner_that_holds_tasks_is_spared(queue: TaskQueue, owner: Owner) -> None:
-    task = task_in(queue, owner, State.ACTIVE)
-    unseen(queue, owner)
-    assert queue.purge_owners(HOUR) == 0
-    assert queue.held(owner) == [task]
-    queue.expire()
-    assert queue.purge_owners(HOUR) == 1
 
 
 @pytest.mark.parametrize("state", [state for state in State if state not in (State.READY, State.ACTIVE)])

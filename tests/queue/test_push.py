@@ -19,12 +19,11 @@ from airflow_provider_taskq.queue import (
     State,
     TaskInput,
     TaskQueue,
-    TaskQueueError,
     UnknownTopic,
     connect,
 )
 from airflow_provider_taskq.queue.task_input import TASK_FIELDS, to_new_task
-from tests.queue.conftest import everything, identifiers, known, numbered, states, task_in
+from tests.queue.conftest import everything, known, numbered, states, task_in
 
 pytestmark = pytest.mark.promise("A push of many tasks stores all or none")
 
@@ -70,25 +69,6 @@ def test_a_push_changes_an_older_task_as_its_insertion_requires(
     assert [known(queue, other, other.topic).state for other in others] == [R, R], "of other topics and identifiers"
 
 
-@pytest.mark.promise("An older task changes as the table of insertions says")
-@pytest.mark.parametrize(
-    ("insertion", "expected"),
-    [
-        (Insertion.APPEND, [("a", R), ("b", R), ("a", R), ("a", R)]),
-        (Insertion.SUPERSEDE, [("a", X), ("b", R), ("a", X), ("a", R)]),
-        (Insertion.REPLACE, [("a", X), ("b", R), ("a", X), ("a", R)]),
-        (Insertion.DELETE, [("b", R), ("a", R)]),
-    ],
-)
-def test_the_last_task_of_an_identifier_in_one_push_wins(
-    queue: TaskQueue, insertion: Insertion, expected: list[tuple[str, State]]
-) -> None:
-    tasks = queue.push("work", ["a", "b", "a", "a"], insertion)
-    assert states(queue) == expected
-    assert identifiers(tasks) == [identifier for identifier, _ in expected]
-    assert [task.sequence for task in tasks] == [info.sequence for info in everything(queue)]
-
-
 @pytest.mark.parametrize(
     ("insertion", "expected"),
     [
@@ -103,12 +83,6 @@ def test_the_descent_of_a_duplicate_in_one_push_is_the_state_it_would_have_had(
 ) -> None:
     queue.push("work", [NewTask("a", suspended=True), "a", NewTask("a", suspended=True)], insertion)
     assert [(info.state, info.descent) for info in everything(queue)] == expected
-
-
-def test_a_suspended_task_is_not_handed_out(queue: TaskQueue, owner: Owner) -> None:
-    queue.push("work", [NewTask("a", suspended=True)])
-    assert queue.poll("work", owner) == []
-    assert queue.ready("work") == 0
 
 
 def test_a_push_returns_its_tasks_in_the_order_given(queue: TaskQueue) -> None:
@@ -152,18 +126,6 @@ def test_a_field_of_a_dict_may_be_none_and_a_duration_a_number_or_a_text(fields:
     assert to_new_task({"identifier": "a", **fields}) == task
 
 
-def test_sequences_are_global_and_ascend(queue: TaskQueue) -> None:
-    queue.create_topic("other")
-    sequences = [queue.push(topic, ["a"])[0].sequence for topic in ("work", "other", "work", "other")]
-    assert sequences == sorted(set(sequences))
-
-
-def test_an_empty_push_does_nothing(queue: TaskQueue) -> None:
-    assert queue.push("work", []) == []
-    assert queue.push_stream("work", iter([])) == Pushed(0, None, None)
-    assert states(queue) == []
-
-
 @pytest.mark.promise("Every call runs in your transaction and never commits")
 def test_a_push_rolls_back_with_the_callers_transaction(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["old"])
@@ -172,37 +134,6 @@ def test_a_push_rolls_back_with_the_callers_transaction(queue: TaskQueue, sessio
     assert states(queue) == [("old", R)]
     session.conn.rollback()
     assert states(queue) == [("old", R)]
-
-
-@pytest.mark.promise("Every call runs in your transaction and never commits")
-def test_a_push_commits_with_the_callers_own_rows(queue: TaskQueue, session: TaskQueue) -> None:
-    session.conn.execute("CREATE TEMP TABLE business (id int) ON COMMIT PRESERVE ROWS")
-    session.conn.execute("INSERT INTO business VALUES (1)")
-    session.push("work", ["a"])
-    session.conn.commit()
-    assert session.conn.execute("SELECT id FROM business").fetchall() == [(1,)]
-    assert states(queue) == [("a", R)]
-
-
-@pytest.mark.promise("A call that raises an error has changed nothing")
-def test_a_refused_push_leaves_the_callers_transaction_to_be_rolled_back_to_a_savepoint(session: TaskQueue) -> None:
-    session.create_topic("mine")
-    session.push("mine", ["a"])
-    with pytest.raises(TaskQueueError), session.conn.transaction():
-        session.push("mine", ["b", ""])
-    session.push("mine", ["c"])
-    session.conn.commit()
-    assert identifiers(list(everything(session, "mine"))) == ["a", "c"]
-
-
-def test_tasks_pushed_in_one_transaction_displace_each_other(session: TaskQueue) -> None:
-    session.create_topic("mine")
-    session.push("mine", ["a"])
-    session.push("mine", ["a"], Insertion.SUPERSEDE)
-    session.push("mine", [NewTask("a", suspended=True)], Insertion.SUPERSEDE)
-    session.push("mine", ["a"], Insertion.SUPERSEDE)
-    assert states(session, "mine") == [("a", X), ("a", X), ("a", State.SUSPENDED), ("a", R)]
-    session.conn.commit()
 
 
 @pytest.mark.parametrize(

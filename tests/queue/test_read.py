@@ -1,7 +1,6 @@
 """Reading: a task, the latest tasks, pages, counts and statuses."""
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -12,25 +11,20 @@ from airflow_provider_taskq.queue import (
     NewTask,
     Owner,
     Result,
-    RetryPolicy,
     State,
-    Task,
-    TaskInfo,
     TaskQueue,
     TopicPolicy,
 )
-from tests.queue.conftest import hurry, identifiers, known, lapse, pass_time, task_in
+from tests.queue.conftest import hurry, identifiers, known, task_in
 
 pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as they are")
-
-
-def numbers(infos: list[TaskInfo]) -> list[int]:
-    return [info.sequence for info in infos]
 
 
 def test_task_returns_every_column_of_a_task(queue: TaskQueue) -> None:
     new = NewTask("a", {"x": [1]}, "ref", priority=7, delay=timedelta(hours=1), ttl=timedelta(seconds=1))
     [task] = queue.push("work", [new])
+    queue.create_topic("other")
+    assert queue.task("other", task.sequence) is queue.task("work", -1) is None
     info = known(queue, task)
     assert info == task
     assert (info.identifier, info.payload, info.reference, info.priority) == ("a", {"x": [1]}, "ref", 7)
@@ -38,149 +32,6 @@ def test_task_returns_every_column_of_a_task(queue: TaskQueue) -> None:
     assert (info.completed, info.output, info.error, info.redelivered) == (None, None, None, False)
     assert info.available_at - info.created == timedelta(hours=1)
     assert info.created.tzinfo is not None
-
-
-def test_a_missing_task_is_none(queue: TaskQueue) -> None:
-    queue.create_topic("other")
-    [task] = queue.push("work", ["a"])
-    assert queue.task("work", task.sequence + 1) is None
-    assert queue.task("work", -1) is None
-    assert queue.task("other", task.sequence) is None
-
-
-@pytest.mark.parametrize("state", list(State))
-def test_each_state_has_its_status(queue: TaskQueue, owner: Owner, state: State) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=1)))
-    info = known(queue, task_in(queue, owner, state))
-    assert info.status == {State.FAILED: "exhausted", State.ACTIVE: "running"}.get(state, state.name.lower())
-
-
-def test_a_waiting_task_is_ready_or_scheduled_unless_paused(queue: TaskQueue) -> None:
-    def statuses() -> list[str]:
-        return [info.status for info in queue.page("work")]
-
-    queue.push("work", ["a", NewTask("b", delay=timedelta(hours=1))])
-    assert statuses() == ["ready", "scheduled"]
-    queue.pause_topic("work")
-    assert statuses() == ["paused", "paused"]
-    queue.resume_topic("work")
-    pass_time(queue, timedelta(hours=2))
-    assert statuses() == ["ready", "ready"]
-
-
-def test_a_failed_task_with_attempts_left_is_failed_not_exhausted(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=3), max_crashes=1))
-    task = task_in(queue, owner, State.ACTIVE)
-    lapse(queue, owner)
-    queue.expire()
-    assert (known(queue, task).state, known(queue, task).status) == (State.FAILED, "failed")
-
-
-def test_the_latest_task_of_each_identifier(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("other")
-    queue.push("work", ["a", "b", "a"])
-    newest = queue.push("work", ["b"])[0]
-    queue.push("other", ["a", "c"])
-    queue.poll("work", owner)
-    latest = queue.latest("work", ["a", "b", "c", "a"])
-    assert set(latest) == {"a", "b"}
-    assert latest["b"] == newest
-    assert latest["a"].state is State.READY
-    assert queue.latest("work", []) == {}
-
-
-# Filters with the places of tasks in the place of sequences, and the places of the tasks of the page. Of ten tasks, two
-# FAILED, three are ACTIVE, and five READY; identifiers are 0 and 1 in turn, and references r, s and none.
-PAGES: list[tuple[dict[str, Any], list[int]]] = [
-    ({}, [*range(10)]),
-    ({"size": 3}, [0, 1, 2]),
-    ({"after": 3, "size": 3}, [4, 5, 6]),
-    ({"after": 9}, []),
-    ({"before": 3}, [2, 1, 0]),
-    ({"before": 9, "size": 2}, [8, 7]),
-    ({"before": 0}, []),
-    ({"from_": 3}, [3, 4, 5, 6, 7, 8, 9]),
-    ({"from_": 3, "to": 6}, [3, 4, 5, 6]),
-    ({"from_": 3, "to": 6, "size": 2}, [3, 4]),
-    ({"from_": 3, "to": 6, "after": 4}, [5, 6]),
-    ({"from_": 3, "to": 6, "before": 6}, [5, 4, 3]),
-    ({"from_": 10}, []),
-    ({"to": -1}, []),
-    ({"from_": 3, "identifier": "0"}, [4, 6, 8]),
-    ({"identifier": "unknown"}, []),
-    ({"identifier": "0", "reference": "r"}, [0, 6]),
-    ({"reference": "s"}, [1, 4, 7]),
-    ({"state": "FAILED"}, [0, 1]),
-    ({"state": "FAILED", "before": 9}, [1, 0]),
-    ({"state": "FAILED", "from_": 1}, [1]),
-    ({"state": "ACTIVE", "identifier": "0"}, [2, 4]),
-    ({"state": "ACTIVE", "reference": "s", "after": 2}, [4]),
-    ({"state": "READY", "to": 6}, [5, 6]),
-    ({"state": "READY", "identifier": "0", "reference": "r"}, [6]),
-    ({"state": "READY", "identifier": "1", "before": 9}, [7, 5]),
-]
-
-
-@pytest.mark.parametrize(("filters", "expected"), PAGES, ids=[str(filters) for filters, _ in PAGES])
-def test_a_page_has_the_tasks_of_its_filters_ascending_after_and_descending_before_a_sequence(
-    queue: TaskQueue, owner: Owner, filters: dict[str, Any], expected: list[int]
-) -> None:
-    queue.create_topic("other")
-    new = [NewTask(str(place % 2), reference=("r", "s", None)[place % 3]) for place in range(10)]
-    first = queue.push("work", new)[0].sequence
-    queue.push("other", new)
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 5)[:2], Result.FAILURE))
-    given: dict[str, Any] = {
-        name: first + value if type(value) is int and name != "size" else value for name, value in filters.items()
-    }
-    found = queue.page("work", **given)
-    assert [info.sequence - first for info in found] == expected
-
-
-@pytest.mark.parametrize("state", list(State))
-def test_a_page_of_one_state(queue: TaskQueue, owner: Owner, state: State) -> None:
-    tasks: dict[State, Task] = {
-        kind: task_in(queue, owner, kind, kind.name) for kind in State if kind is not State.READY
-    }
-    [tasks[State.READY]] = queue.push("work", ["READY"])
-    assert queue.page("work", state=state) == [tasks[state]]
-
-
-def test_counts_by_topic_and_state_with_the_highest_sequence(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("empty")
-    tasks = queue.push("work", [*"abcde", NewTask("f", suspended=True)])
-    polled = queue.poll("work", owner, 3)
-    queue.complete(owner, {polled[0]: Result.SUCCESS, polled[1]: Result.FAILURE})
-    at = [task.sequence for task in tasks]
-    expected = {
-        State.ACTIVE: Count(1, at[2]),
-        State.READY: Count(2, at[4]),
-        State.FAILED: Count(1, at[1]),
-        State.SUSPENDED: Count(1, at[5]),
-        State.SUCCEEDED: Count(1, at[0]),
-    }
-    assert queue.count() == {"empty": {}, "work": expected}
-    assert queue.count("work") == {"work": expected}
-    assert queue.count("work", state=State.READY) == {"work": {State.READY: Count(2, at[4])}}
-    assert queue.count("work", from_=at[1], to=at[3]) == {
-        "work": {State.FAILED: Count(1, at[1]), State.ACTIVE: Count(1, at[2]), State.READY: Count(1, at[3])}
-    }
-    assert queue.count("work", from_=at[3], to=at[1]) == {"work": {}}
-    assert queue.count("work", identifier="c") == {"work": {State.ACTIVE: Count(1, at[2])}}
-    assert queue.count("work", reference="none") == {"work": {}}
-
-
-def test_a_recent_count_looks_at_the_newest_task_of_each_identifier(queue: TaskQueue, owner: Owner) -> None:
-    tasks = queue.push("work", ["a", NewTask("b", reference="r"), "a", "b"])
-    polled = queue.poll("work", owner, 3)
-    queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
-    at = [task.sequence for task in tasks]
-    newest = {State.SUCCEEDED: Count(1, at[2]), State.READY: Count(1, at[3])}
-    assert queue.count(recent=True) == {"work": newest}
-    assert queue.count(recent=True, state=State.READY) == {"work": {State.READY: Count(1, at[3])}}
-    assert queue.count(recent=True, state=State.SUCCEEDED)["work"][State.SUCCEEDED].count == 1
-    assert queue.count(recent=True, to=at[1]) == {"work": {State.SUCCEEDED: Count(2, at[1])}}
-    assert queue.count(recent=True, reference="r") == {"work": {State.SUCCEEDED: Count(1, at[1])}}
 
 
 def test_reading_never_waits_and_sees_committed_tasks(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:

@@ -1,12 +1,11 @@
 """Results between two moments, and the sequence of a moment."""
 
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from random import Random
 
 import pytest
 
-from airflow_provider_taskq.queue import Insertion, InvalidTask, NewTask, Owner, Result, Revival, State, TaskQueue
+from airflow_provider_taskq.queue import Insertion, InvalidTask, Owner, Result, State, TaskQueue
 from tests.internals import interrupted, set_created, set_next_sequence, store_tasks
 from tests.queue.conftest import known, task_in
 from tests.queue.test_sessions import pages_of
@@ -16,21 +15,6 @@ pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as t
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 DONE = [State.FAILED, State.SUSPENDED, State.FILTERED, State.SUCCEEDED]
-
-
-def test_results_count_completed_tasks_by_topic_and_result(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("empty")
-    queue.create_topic("other")
-    for state in [*State, State.FAILED]:
-        if state is not State.READY:
-            task_in(queue, owner, state, state.name)
-    task_in(queue, owner, State.SUCCEEDED, topic="other")
-    queue.push("work", ["ready", NewTask("pushed suspended", suspended=True)])
-    assert queue.results() == {
-        "empty": {},
-        "other": {Result.SUCCESS: 1},
-        "work": {Result.FAILURE: 2, Result.SUSPENSION: 1, Result.FILTER: 1, Result.SUCCESS: 1},
-    }
 
 
 @pytest.mark.parametrize("state", DONE)
@@ -44,50 +28,7 @@ def test_both_bounds_are_included_and_either_may_be_open(queue: TaskQueue, owner
     assert queue.results(at + MICROSECOND, at - MICROSECOND) == none
 
 
-@pytest.mark.parametrize("revival", list(Revival))
-def test_a_revived_task_no_longer_counts_as_a_result(queue: TaskQueue, owner: Owner, revival: Revival) -> None:
-    task_in(queue, owner, State.FAILED)
-    queue.revive("work", State.FAILED, revival)
-    assert queue.results() == {"work": {}}
-
-
-def spread(queue: TaskQueue, *seconds: float) -> list[tuple[int, datetime]]:
-    """Alternating tasks of two topics, created the given seconds ago; returns their sequences and times."""
-    queue.create_topic("other")
-    tasks = [queue.push(("work", "other")[n % 2], [f"{n}"])[0] for n in range(len(seconds))]
-    now = queue.now()
-    set_created(
-        queue.conn, {task.sequence: now - timedelta(seconds=ago) for task, ago in zip(tasks, seconds, strict=True)}
-    )
-    return [(task.sequence, known(queue, task, task.topic).created) for task in tasks]
-
-
 DAY = 86_400.0
-SPANS = {
-    "none": (),
-    "one": (5.0,),
-    "within a second": (9.3, 9.2, 9.1, 9.0, 8.9),
-    "seconds": (50.0, 40.0, 30.0, 20.0, 10.0, 0.0),
-    "days and years": (9000 * DAY, 400 * DAY, 399 * DAY, 30 * DAY, 2 * DAY, DAY, 3600.0, 60.0, 1.0),
-    "a long gap": (*(1000 * DAY + n for n in range(5, 0, -1)), *(DAY + n / 10 for n in range(20, 0, -1))),
-    "the same moment": (3.0, 2.0, 2.0, 2.0, 1.0),
-}
-
-
-@pytest.mark.parametrize("seconds", SPANS.values(), ids=SPANS.keys())
-def test_a_moment_is_resolved_to_the_first_sequence_from_it_on_or_the_last_up_to_it(
-    queue: TaskQueue, seconds: tuple[float, ...]
-) -> None:
-    """Compared with the definition, for all topics: at, just before and after each task, and between any two."""
-    tasks = spread(queue, *seconds)
-    times = [created for _, created in tasks]
-    between = [early + (late - early) / 2 for early, late in pairwise(times)]
-    moments = [time + shift for time in times for shift in (-MICROSECOND, timedelta(0), MICROSECOND)]
-    for moment in [FIRST, LAST, datetime.now(UTC), *moments, *between]:
-        following = [sequence for sequence, created in tasks if created >= moment]
-        preceding = [sequence for sequence, created in tasks if created <= moment]
-        assert queue.resolve(moment) == min(following, default=None)
-        assert queue.resolve(moment, preceding=True) == max(preceding, default=None)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +37,7 @@ def test_a_moment_is_resolved_to_the_first_sequence_from_it_on_or_the_last_up_to
 def test_in_sql_a_moment_may_be_infinite_or_null(
     own_queue: TaskQueue, moment: str | None, following: int | None, preceding: int | None
 ) -> None:
+    assert own_queue.resolve(LAST, preceding=True) is own_queue.resolve(FIRST) is None
     own_queue.push("work", ["a", "b"])
     for direction, expected in ((False, following), (True, preceding)):
         row = own_queue.conn.execute("SELECT taskq.resolve(%s::timestamptz, %s)", (moment, direction)).fetchone()
@@ -164,7 +106,7 @@ def test_a_moment_is_resolved_exactly_if_pushes_drew_their_sequences_up_to_ten_s
             queue.push(topic, ["any"])
         set_created(queue.conn, {sequence: created for sequence, created, _ in rows})
     near = [created + timedelta(seconds=after) for _, created, _ in rows for after in (0, -5, 5, 1e-6, -1e-6)]
-    for moment in chance.sample(near, 100):
+    for moment in [FIRST, LAST, *chance.sample(near, 100)]:
         following = [sequence for sequence, created, _ in rows if created >= moment]
         preceding = [sequence for sequence, created, _ in rows if created <= moment]
         assert queue.resolve(moment) == min(following, default=None)

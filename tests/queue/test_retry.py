@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.policies import UNLIMITED
 from tests.conftest import SharedDatabase
 from tests.internals import make_due, set_attempt, set_created
-from tests.queue.conftest import identifiers, in_second, known, lapse, last_failure, pass_time, task_in
+from tests.queue.conftest import in_second, known, last_failure, pass_time, task_in
 
 pytestmark = pytest.mark.promise("A failure with attempts left goes back to READY, due after the delay of the policy")
 
@@ -60,25 +60,6 @@ def delays(queue: TaskQueue, owner: Owner, policy: RetryPolicy, bound: int = 20,
         found.append(timedelta(seconds=round(delay / SECOND, 1)))
         pass_time(queue, max(delay, timedelta(0)))
     return found
-
-
-def test_a_failure_with_attempts_left_goes_back_with_its_error(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=3)))
-    task = task_in(queue, owner, State.ACTIVE)
-    delay = fail(queue, owner, task, "first")
-    assert delay is not None
-    assert MINUTE <= delay < MINUTE + SOON
-    info = known(queue, task)
-    assert (info.state, info.status, info.attempt, info.error, info.owner) == (
-        State.READY,
-        "retrying",
-        1,
-        "first",
-        None,
-    )
-    assert info.completed is None
-    queue.push("work", ["b"])
-    assert identifiers(queue.poll("work", owner, 5)) == ["b"], "others may overtake it"
 
 
 EVENTS = [2.0, 3.0, 4.5, 6.8, 10.1, 15.2, 22.8, 30.0, 30.0, 30.0]
@@ -127,19 +108,6 @@ def test_the_worked_example_of_camunda_correlate_to_the_second(queue: TaskQueue,
     assert (info.state, info.status, info.error) == (State.FAILED, "exhausted", "at 600")
 
 
-def test_no_retry_is_due_beyond_the_horizon(queue: TaskQueue, owner: Owner) -> None:
-    policy = RetryPolicy(max_attempts=9, base=MINUTE, horizon=timedelta(minutes=4))
-    queue.alter_topic("work", TopicPolicy(policy))
-    task = task_in(queue, owner, State.ACTIVE)
-    for _ in range(3):
-        delay = fail(queue, owner, task)
-        assert delay is not None
-        pass_time(queue, delay)
-        [task] = queue.poll("work", owner)
-    info = known(queue, task)
-    assert abs(info.available_at - info.created - timedelta(minutes=4)) < timedelta(milliseconds=1)
-
-
 @pytest.mark.parametrize("jitter", [0.25, 1.0])
 def test_jitter_shortens_a_delay_by_at_most_its_share(queue: TaskQueue, owner: Owner, jitter: float) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=100 * SECOND, jitter=jitter)))
@@ -151,53 +119,6 @@ def test_jitter_shortens_a_delay_by_at_most_its_share(queue: TaskQueue, owner: O
     assert min(found) >= 100 * (1 - jitter)
     assert max(found) <= 100 + SOON / SECOND
     assert max(found) - min(found) > 100 * jitter / 2, "spread over the share, not all alike"
-
-
-@pytest.mark.parametrize(
-    ("of_topic", "of_task"),
-    [(MINUTE, None), (None, MINUTE), (timedelta(hours=1), MINUTE)],
-    ids=("topic", "task", "both"),
-)
-def test_a_failure_within_the_ttl_is_not_recorded(
-    queue: TaskQueue, owner: Owner, of_topic: timedelta | None, of_task: timedelta | None
-) -> None:
-    """The ttl of a task overrides that of its topic."""
-    queue.alter_topic("work", TopicPolicy(ttl=of_topic))
-    [pushed] = queue.push("work", [NewTask("a", ttl=of_task)])
-    place = known(queue, pushed).available_at
-    for _ in range(3):
-        [task] = queue.poll("work", owner)
-        assert task.attempt == 1
-        queue.complete(owner, {task: Decision(Result.FAILURE, error="young")})
-        info = known(queue, pushed)
-        assert (info.state, info.status, info.attempt, info.error) == (State.READY, "ready", 0, None)
-        assert info.available_at == place
-    pass_time(queue, MINUTE)
-    [task] = queue.poll("work", owner)
-    assert fail(queue, owner, task, "old") is None
-    info = known(queue, task)
-    assert (info.state, info.status, info.attempt, info.error) == (State.FAILED, "exhausted", 1, "old")
-
-
-def test_snoozes_and_crashes_use_no_attempt(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(0))))
-    task = task_in(queue, owner, State.ACTIVE)
-    fail(queue, owner, task, "first")
-    for ending in ("snooze", "crash", "release"):
-        [task] = queue.poll("work", owner)
-        assert task.attempt == 2
-        if ending == "snooze":
-            queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta(0))})
-        elif ending == "crash":
-            lapse(queue, owner)
-            queue.expire()
-        else:
-            queue.release(owner)
-        info = known(queue, task)
-        assert (info.attempt, info.error, info.status) == (1, "first", "retrying")
-        owner = queue.register(owner.name)
-    [task] = queue.poll("work", owner)
-    assert fail(queue, owner, task) is None
 
 
 DURATIONS = st.integers(0, 10**10).map(lambda count: timedelta(milliseconds=count))

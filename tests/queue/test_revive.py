@@ -25,9 +25,8 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     UnknownTopic,
 )
-from tests.internals import damage_task, make_due, set_ended_state
-from tests.queue.conftest import everything, identifiers, image, known, lapse, numbered, states, task_in
-from tests.queue.test_push import BECOMES
+from tests.internals import damage_task, set_ended_state
+from tests.queue.conftest import everything, image, known, lapse, numbered, task_in
 
 pytestmark = pytest.mark.promise("A revived task starts again as it was pushed")
 
@@ -70,37 +69,6 @@ def test_a_reset_starts_a_task_again(queue: TaskQueue, owner: Owner, state: Stat
     assert (polled.attempt, polled.redelivered, polled.payload, polled.reference) == (1, False, {"b": 1}, "r")
 
 
-def test_a_reset_gives_the_old_place_back(queue: TaskQueue, owner: Owner) -> None:
-    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=timedelta(hours=1))))
-    [task] = queue.push("work", [NewTask("a", priority=1)])
-    queue.poll("work", owner)
-    queue.complete(owner, {task: Result.FAILURE})  # due in an hour
-    make_due(queue.conn)
-    queue.poll("work", owner)
-    queue.complete(owner, {task: Result.FAILURE})
-    queue.push("work", ["b", NewTask("c", priority=1), NewTask("d", priority=2)])
-    queue.revive("work", State.FAILED)
-    assert identifiers(queue.poll("work", owner, 4)) == ["d", "a", "c", "b"]
-
-
-@pytest.mark.parametrize("revival", RECREATING)
-@pytest.mark.parametrize("state", ENDED)
-def test_a_recreated_task_is_marked_with_its_descent_and_a_copy_goes_to_the_end(
-    queue: TaskQueue, owner: Owner, state: State, revival: Revival
-) -> None:
-    task = task_in(queue, owner, state)
-    before = known(queue, task)
-    [between] = queue.push("work", ["b"])
-    [(old, new)] = queue.revive("work", state, revival).items()
-    assert old == task.sequence
-    assert new > between.sequence
-    after = known(queue, old)
-    assert (after.state, after.descent, after.status) == (State.RECREATED, state, "recreated")
-    assert (after.owner, after.completed, after.output) == (before.owner, before.completed, before.output)
-    assert known(queue, new).state is State.READY
-    assert identifiers(queue.poll("work", owner, 2)) == ["b", "a"]
-
-
 @pytest.mark.parametrize("revival", RECREATING)
 def test_a_copy_has_payload_reference_priority_ttl_and_dependencies_of_the_old_and_nothing_else(
     queue: TaskQueue, owner: Owner, revival: Revival
@@ -119,20 +87,6 @@ def test_a_copy_has_payload_reference_priority_ttl_and_dependencies_of_the_old_a
     [task] = queue.poll("work", owner)
     queue.complete(owner, {task: Result.FAILURE})
     assert known(queue, task).state is State.READY  # as it is younger than its ttl
-
-
-@pytest.mark.parametrize("revival", list(Revival))
-@pytest.mark.parametrize("state", list(State))
-def test_a_revival_changes_other_tasks_of_the_identifier_as_a_push_does(
-    queue: TaskQueue, owner: Owner, state: State, revival: Revival
-) -> None:
-    revived = task_in(queue, owner, State.FAILED)
-    other = task_in(queue, owner, state)
-    queue.revive("work", revival=revival, sequences=[revived.sequence])
-    becomes = state if revival is Revival.RESET else BECOMES[state, Insertion[revival.name]]
-    assert known(queue, other).state is becomes
-    if becomes is not state:
-        assert known(queue, other).descent is state
 
 
 @pytest.mark.parametrize("revival", RECREATING)
@@ -168,18 +122,6 @@ def test_recreating_ignores_limits_that_the_topic_got_later(queue: TaskQueue, ow
     queue.alter_topic("work", TopicPolicy(max_payload_bytes=10))
     [new] = queue.revive("work", State.FAILED, Revival.APPEND).values()
     assert known(queue, new).payload == "x" * 1000
-
-
-def test_reviving_by_state_takes_the_lowest_sequences_first(queue: TaskQueue, owner: Owner) -> None:
-    at = [task.sequence for task in failed(queue, owner, *"abcde")]
-    assert queue.revive("work", State.FAILED, size=0) == {}
-    assert list(queue.revive("work", State.FAILED, size=2)) == at[:2]
-    assert list(queue.revive("work", State.FAILED, from_=at[3], to=at[3])) == [at[3]]
-    assert queue.revive("work", State.FAILED, from_=at[4], to=at[3]) == {}
-    assert queue.revive("work", sequences=[]) == {}
-    assert list(queue.revive("work", sequences=[at[4], at[4]])) == at[4:]
-    assert list(queue.revive("work", State.FAILED)) == [at[2]]
-    assert queue.revive("work", State.FAILED) == {}
 
 
 @pytest.mark.parametrize("state", NOT_ENDED)
@@ -240,32 +182,6 @@ def test_one_call_revives_ten_thousand_tasks(own_queue: TaskQueue, revival: Revi
 # Reassign
 
 
-STATES = {
-    Result.FAILURE: State.FAILED,
-    Result.SUSPENSION: State.SUSPENDED,
-    Result.FILTER: State.FILTERED,
-    Result.SUCCESS: State.SUCCEEDED,
-}
-
-
-@pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
-@pytest.mark.parametrize("by", ["sequences", "state"])
-@pytest.mark.parametrize("result", list(Result))
-@pytest.mark.parametrize("state", ENDED)
-def test_a_task_that_has_ended_gets_any_result(
-    queue: TaskQueue, owner: Owner, state: State, result: Result, by: str
-) -> None:
-    task = task_in(queue, owner, state)
-    changed = state is not STATES[result]
-    if by == "sequences":
-        assert queue.reassign("work", result, sequences=[task.sequence]) == 1
-    else:
-        assert queue.reassign("work", result, state=state) == int(changed)
-    info = known(queue, task)
-    assert (info.state, info.descent) == (STATES[result], None)
-    assert (info.completed is None) is (state is State.EXPIRED and not changed)
-
-
 @pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
 def test_a_reassignment_keeps_output_error_owner_attempt_and_completion(queue: TaskQueue, owner: Owner) -> None:
     [task] = queue.push("work", [NewTask("a", {"b": 1}, "r", priority=3)])
@@ -277,30 +193,6 @@ def test_a_reassignment_keeps_output_error_owner_attempt_and_completion(queue: T
         before.replace("<State.FAILED: 3>", "<State.SUCCEEDED: 6>").replace("'exhausted'", "'succeeded'")
     ]
     assert (known(queue, task).output, known(queue, task).error) == ({"m": 1}, "error")
-
-
-@pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
-@pytest.mark.parametrize("by", ["sequences", "state"])
-def test_completed_is_set_if_it_is_empty(queue: TaskQueue, owner: Owner, by: str) -> None:
-    [pushed] = queue.push("work", [NewTask("pushed suspended", suspended=True)])
-    ended = task_in(queue, owner, State.SUSPENDED)
-    before = known(queue, ended).completed
-    if by == "sequences":
-        assert queue.reassign("work", Result.FILTER, sequences=[ended.sequence, pushed.sequence]) == 2
-    else:
-        assert queue.reassign("work", Result.FILTER, state=State.SUSPENDED) == 2
-    assert known(queue, ended).completed == before is not None
-    assert known(queue, pushed).completed is not None
-    assert queue.results()["work"] == {Result.FILTER: 2}
-
-
-@pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")
-def test_reassigning_by_state_in_a_range_includes_both_ends(queue: TaskQueue, owner: Owner) -> None:
-    at = [task.sequence for task in failed(queue, owner, *"abcde")]
-    assert queue.reassign("work", Result.SUCCESS, state=State.FAILED, from_=at[1], to=at[2]) == 2
-    assert queue.reassign("work", Result.FILTER, state=State.FAILED, from_=at[4], to=at[3]) == 0
-    assert queue.reassign("work", Result.FILTER, state=State.FAILED, from_=at[4]) == 1
-    assert [state.name[:2] for _, state in states(queue)] == ["FA", "SU", "SU", "FA", "FI"]
 
 
 @pytest.mark.promise("A reassignment changes the result of an ended task, and nothing else")

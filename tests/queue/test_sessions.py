@@ -202,13 +202,3 @@ def test_a_poll_costs_the_same_beside_any_number_of_pending_or_finished_tasks(
             "complete": pages_of(queue, lambda: queue.complete(owner, dict.fromkeys(tasks[10:], Result.SUCCESS))),
         }
     assert {name: pages for name, pages in cost.items() if pages > bound[name]} == {}
-
-
-def test_many_tasks_scheduled_for_later_do_not_slow_a_poll_down(own_queue: TaskQueue) -> None:
-    queue = own_queue
-    owner = queue.register("owner")
-    queue.push_stream("work", (NewTask(f"{n}", delay=timedelta(days=1), priority=n % 3) for n in range(20_000)))
-    queue.push("work", ["now"])
-    queue.conn.execute("VACUUM")
-    assert pages_of(queue, lambda: queue.ready("work")) < 200
-    assert pages_of(queue, lambda: queue.poll("work", owner, 1)) < 200

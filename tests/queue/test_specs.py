@@ -1,6 +1,5 @@
 """Interleavings of two and more sessions, from the specifications in tests/queue/interleavings."""
 
-import re
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -8,7 +7,7 @@ import pytest
 
 from airflow_provider_taskq.queue import TaskQueue
 from tests.queue.conftest import deadlocks
-from tests.queue.interleavings.runner import FOLDER, Permutation, Run, Session, parse, read_specs
+from tests.queue.interleavings.runner import FOLDER, Permutation, Run, Session, read_specs
 
 pytestmark = pytest.mark.promise("A call that raises an error has changed nothing")
 
@@ -46,40 +45,3 @@ def test_an_interleaving(take: Callable[[Permutation], None], conn: psycopg.Conn
     ended = deadlocks(conn)
     take(SPECS[name])
     assert deadlocks(conn) == ended
-
-
-HELD = """
-setup
-    topic('work')
-    register('owner')
-    push('a')
-    poll('owner')
-
-permutation one
-    one   complete('owner', 'a')  -> 1
-"""
-WRONG = {
-    "two complete('owner', 'a') -> 1: waits for one": "    two  complete('owner', 'a')  -> 1",
-    "then states() -> a READY: gave a ACTIVE": "    then  states()  -> a READY",
-    "then states() -> waits for one: gave a ACTIVE": "    then  states()  -> waits for one",
-    "then states(NULL, 1): gave error UndefinedFunction": "    then  states(NULL, 1)",
-    "-> error NotHeld: gave error LeaseLost": "    two  complete('owner', 'a', fence => 9)  -> error NotHeld",
-    "a step has no result": "    two  complete('owner', 'a')  -> waits for one",
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_a_specification_that_states_another_result_or_wait_fails(
-    take: Callable[[Permutation], None], message: str
-) -> None:
-    [permutation] = parse(HELD + WRONG[message] + "\n    one rollback")
-    with pytest.raises(AssertionError, match=re.escape(message)):
-        take(permutation)
-
-
-def test_a_loop_makes_a_permutation_for_each_value_and_a_deeper_line_continues_a_step() -> None:
-    one, two = parse(
-        "permutation push {verb}s\n    for verb n in a 1, b 2\n    one  {verb}(\n        {n})  -> 1\n    one  commit"
-    )
-    assert (one.name, two.name, two.test) == ("push as [1]", "push bs [2]", "test_push_bs")
-    assert [step.call for step in two.steps] == ["b( 2)", "commit"]

@@ -1,13 +1,11 @@
 """A payload that some clients cannot read is harmless if it is stored already: its reader gets it as such."""
 
-import asyncio
 import copy
 import json
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterable
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -26,7 +24,7 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
     connect,
 )
-from airflow_provider_taskq.queue.encoding import decode_json, register_loaders
+from airflow_provider_taskq.queue.encoding import decode_json
 from tests.faults.poison import POISON
 from tests.internals import damage_task
 from tests.queue.hostile import ACCEPTED_JSON
@@ -44,56 +42,6 @@ UNREADABLE = {
 NO_JSON = ("NaN", "[Infinity]", "-Infinity", "[", "", "{'a': 1}")
 
 
-def read_partition(queue: TaskQueue) -> list[Task]:
-    """The tasks of the log that a member of a group reads."""
-    queue.join_group("group", "work")
-    partition = queue.acquire_partition("group", "work", "consumer", timedelta(minutes=5))
-    assert partition is not None
-    return [task for _, task in queue.read_partition(partition)]
-
-
-def exchange(queue: TaskQueue) -> list[Task]:
-    """Tasks of which one was polled, and the others when that one was completed."""
-    owner = queue.register("owner")
-    [done] = queue.poll("work", owner)
-    return [done, *queue.exchange(owner, {done: Result.SUCCESS}, "work", 10)]
-
-
-def hold(queue: TaskQueue) -> list[Task]:
-    """Tasks that an owner holds."""
-    owner = queue.register("owner")
-    queue.poll("work", owner, 10)
-    return queue.held(owner)
-
-
-async def fetch(conn: psycopg.Connection) -> list[Any]:
-    """The payloads by a cursor of an asynchronous connection."""
-    async with await psycopg.AsyncConnection.connect(conn.info.dsn, password=conn.info.password) as other:
-        cursor = other.cursor()
-        register_loaders(cursor)
-        await cursor.execute("SELECT payload FROM taskq.task_info ORDER BY sequence")
-        return await cursor.fetchall()
-
-
-READERS: dict[str, Callable[[TaskQueue], Iterable[Task]]] = {
-    "poll": lambda queue: queue.poll("work", queue.register("owner"), 10),
-    "poll_batch": lambda queue: (
-        task for group in queue.poll_batch("work", queue.register("owner"), 10).values() for task in group
-    ),
-    "held": hold,
-    "exchange": exchange,
-    "page": lambda queue: queue.page("work"),
-    "latest": lambda queue: queue.latest("work", ["a", "b", "c"]).values(),
-    "task": lambda queue: [task for number in (1, 2, 3) if (task := queue.task("work", number))],
-    "events": lambda queue: (task for _, task in queue.events("work", None)),
-    "read_partition": read_partition,
-    "asynchronous": lambda queue: [
-        Task(number, "work", "", payload, None, 0, False)
-        for number, (payload,) in enumerate(asyncio.run(fetch(queue.conn)))
-    ],
-}
-
-
 @pytest.fixture(params=UNREADABLE)
 def unreadable(request: pytest.FixtureRequest) -> str:
     """The text of a payload that Python cannot read."""
@@ -108,29 +56,19 @@ def poisoned(queue: TaskQueue, unreadable: str) -> TaskQueue:
     return queue
 
 
-def is_spared(tasks: Iterable[Task]) -> None:
-    """Checks that only the payload of the second poisoned task is unreadable."""
-    first, second, third = (task.payload for task in sorted(tasks, key=lambda task: task.sequence))
-    assert (first, third) == ({"name": "a"}, {"name": "c"})
-    assert isinstance(second, UnreadablePayload)
-    assert second.reason.startswith("unreadable JSON: ")
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_each_reader_gets_an_unreadable_payload_and_all_others(poisoned: TaskQueue, reader: str) -> None:
-    is_spared(READERS[reader](poisoned))
-
-
-def test_a_held_task_with_an_unreadable_payload_can_be_failed_with_the_reason(
+def test_a_poll_gets_an_unreadable_payload_and_all_others_and_its_task_can_be_failed_with_the_reason(
     poisoned: TaskQueue, owner: Owner
 ) -> None:
+    """All calls that read tasks have the cursor of this one."""
     first, second, third = poisoned.poll("work", owner, 10)
-    payload: Any = second.payload
-    failure = Decision(Result.FAILURE, error=payload.reason)
+    assert (first.payload, third.payload) == ({"name": "a"}, {"name": "c"})
+    assert isinstance(second.payload, UnreadablePayload)
+    assert second.payload.reason.startswith("unreadable JSON: ")
+    failure = Decision(Result.FAILURE, error=second.payload.reason)
     poisoned.complete(owner, {first: Result.SUCCESS, second: failure, third: Result.SUCCESS})
     found = poisoned.page("work")
     assert [info.state for info in found] == [State.SUCCEEDED, State.FAILED, State.SUCCEEDED]
-    assert found[1].error == payload.reason
+    assert found[1].error == second.payload.reason
 
 
 def test_an_unreadable_payload_can_be_browsed(poisoned: TaskQueue, unreadable: str) -> None:

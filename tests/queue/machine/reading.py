@@ -32,20 +32,22 @@ class Reading(Operating):
         )
 
     @step(1,
-        topic=topics, bound=bounds, size=st.integers(0, 5), state=state_or_none, identifier=identifier_or_none,
-        reference=reference_or_none, backwards=st.booleans(),
+        topic=topics, bound=bounds, some=some, size=st.integers(0, 5), state=state_or_none,
+        identifier=identifier_or_none, reference=reference_or_none, backwards=st.booleans(),
     )  # fmt: skip
     def page(
-        self, topic: str, bound: int | None, size: int, state: State | None, identifier: str | None,
+        self, topic: str, bound: int | None, some: Some, size: int, state: State | None, identifier: str | None,
         reference: str | None, backwards: bool,
     ) -> None:  # fmt: skip
         at = None if bound is None else [0, *self.model.tasks][bound % (1 + len(self.model.tasks))]
         after, before = (None, at) if backwards else (at, None)
-        filters = (size, state, identifier, reference)
+        from_, to = self.some_range(some)
         found = self.queue.page(
-            topic, after=after, before=before, size=size, state=state, identifier=identifier, reference=reference
-        )
-        assert [info.sequence for info in found] == self.model.page(topic, after, before, *filters)
+            topic, after=after, before=before, from_=from_, to=to, size=size, state=state, identifier=identifier,
+            reference=reference,
+        )  # fmt: skip
+        expected = self.model.page(topic, after, before, from_, to, size, state, identifier, reference)
+        assert [info.sequence for info in found] == expected
 
     @step(1, back=st.integers(0, 6), width=st.integers(-1, 6), preceding=st.booleans())
     def look_back(self, back: int, width: int, preceding: bool) -> None:

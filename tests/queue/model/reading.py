@@ -46,15 +46,15 @@ class Reading(Holdings):
         return {task.identifier: task.sequence for task in self.of_topic(topic) if task.identifier in identifiers}
 
     def page(
-        self, topic: str, after: int | None, before: int | None, size: int, state: State | None,
-        identifier: str | None, reference: str | None,
+        self, topic: str, after: int | None, before: int | None, from_: int, to: int | None, size: int,
+        state: State | None, identifier: str | None, reference: str | None,
     ) -> list[int]:  # fmt: skip
-        """The tasks after or before a sequence."""
+        """The tasks of a range, after or before a sequence."""
         self.topic(topic)
         found = [
             task.sequence
             for task in self._matching(topic, identifier, reference)
-            if state is None or task.state is state
+            if state in (None, task.state) and in_range(task, from_, to)
         ]
         if before is not None:
             return [sequence for sequence in reversed(found) if sequence < before][:size]
