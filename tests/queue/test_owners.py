@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.queue import LeaseLost, Owner, Result, TaskQueue, TaskQueueError
-from tests.queue.conftest import InBackground, await_lock_wait, hurry, identifiers, lapse, states
+from tests.queue.conftest import InBackground, await_lock_wait, identifiers, lapse, states
 
 pytestmark = pytest.mark.promise("Every registration gets a greater fence")
 
@@ -106,26 +106,3 @@ def test_held_returns_the_tasks_in_polled_order_by_topic(queue: TaskQueue, owner
     assert queue.held(owner, "other") == [other]
     assert set(identifiers(queue.held(owner))) == {"a", "b", "x"}
     assert all(task.attempt == 1 for task in queue.held(owner))
-
-
-def test_a_heartbeat_does_not_wait_for_the_owners_own_open_completion(
-    queue: TaskQueue, owner: Owner, session: TaskQueue
-) -> None:
-    queue.push("work", ["a", "b"])
-    [task] = queue.poll("work", owner)
-    session.complete(owner, {task: Result.SUCCESS})
-    session.poll("work", owner)
-    assert hurry(queue).heartbeat(owner).lease_until >= owner.lease_until
-
-
-def test_concurrent_polls_and_completions_of_one_owner_do_not_wait(
-    queue: TaskQueue, owner: Owner, session: TaskQueue
-) -> None:
-    queue.push("work", ["a", "b", "c"])
-    first, second = queue.poll("work", owner, 2)
-    session.heartbeat(owner)
-    session.complete(owner, {first: Result.SUCCESS})
-    hurry(queue).complete(owner, {second: Result.SUCCESS})
-    assert identifiers(queue.poll("work", owner)) == ["c"]
-    session.conn.commit()
-    assert identifiers(queue.held(owner)) == ["c"]

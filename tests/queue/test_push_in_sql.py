@@ -50,20 +50,9 @@ def test_all_other_arguments_go_by_name(queue: TaskQueue) -> None:
     )
     assert (task.reference, task.priority, task.state) == ("r", 7, State.SUSPENDED)
     assert task.available_at == NOON
-    later = push(queue, "'work', 'b', delay => '1 hour'")
+    later = push(queue, "'work', 'a', delay => '1 hour', insertion => 'REPLACE'")
+    assert queue.page("work", state="REDUNDANT") == [task]
     assert timedelta(minutes=59) < later.available_at - later.created <= timedelta(hours=1)
-
-
-@pytest.mark.parametrize(
-    ("insertion", "older"),
-    [("APPEND", State.READY), ("SUPERSEDE", State.REDUNDANT), ("REPLACE", State.REDUNDANT), ("DELETE", None)],
-)
-def test_the_insertion_decides_on_older_tasks(queue: TaskQueue, insertion: str, older: State | None) -> None:
-    first = push(queue, "'work', 'a'")
-    second = push(queue, "'work', 'a', insertion => %s", insertion)
-    found = queue.task("work", first.sequence)
-    assert (found and found.state) == older
-    assert second.state is State.READY
 
 
 def test_one_statement_writes_a_row_and_pushes_its_task(queue: TaskQueue) -> None:

@@ -1,7 +1,7 @@
 """Retry: a failure with attempts left. Tests move the clock instead of waiting."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -16,7 +16,6 @@ from airflow_provider_taskq.queue import (
     Result,
     RetryPolicy,
     State,
-    Task,
     TaskQueue,
     TopicPolicy,
     connect,
@@ -30,36 +29,6 @@ pytestmark = pytest.mark.promise("A failure with attempts left goes back to READ
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 SOON = timedelta(seconds=5)  # what the test itself may take between two readings of the clock
-
-
-def now(queue: TaskQueue) -> datetime:
-    row = queue.conn.execute("SELECT clock_timestamp()").fetchone()
-    assert row is not None
-    moment: datetime = row[0]
-    return moment
-
-
-def fail(queue: TaskQueue, owner: Owner, task: Task, why: str = "because") -> timedelta | None:
-    """Fails the held task. Returns the time until the next attempt; None once the task is given up."""
-    queue.complete(owner, {task: Decision(Result.FAILURE, error=why)})
-    info = known(queue, task, task.topic)
-    return info.available_at - last_failure(queue, task) if info.state is State.READY else None
-
-
-def delays(queue: TaskQueue, owner: Owner, policy: RetryPolicy, bound: int = 20, **of_topic: Any) -> list[timedelta]:
-    """The delays after the failures of one task, to the second, until the task is given up."""
-    queue.alter_topic("work", TopicPolicy(policy, **of_topic))
-    queue.push("work", ["a"])
-    found: list[timedelta] = []
-    for _ in range(bound):
-        [task] = queue.poll("work", owner)
-        delay = fail(queue, owner, task)
-        if delay is None:
-            assert queue.ready("work") == 0
-            break
-        found.append(timedelta(seconds=round(delay / SECOND, 1)))
-        pass_time(queue, max(delay, timedelta(0)))
-    return found
 
 
 EVENTS = [2.0, 3.0, 4.5, 6.8, 10.1, 15.2, 22.8, 30.0, 30.0, 30.0]
@@ -81,7 +50,16 @@ DELAYS: dict[str, tuple[RetryPolicy, list[float]]] = {
 def test_the_delays_of_a_policy_grow_until_it_gives_up(
     queue: TaskQueue, owner: Owner, policy: RetryPolicy, expected: list[float]
 ) -> None:
-    assert [round(delay / SECOND, 1) for delay in delays(queue, owner, policy)] == expected
+    queue.alter_topic("work", TopicPolicy(policy))
+    [task] = queue.push("work", ["a"])
+    found: list[float] = []
+    while polled := queue.poll("work", owner):
+        queue.complete(owner, dict.fromkeys(polled, Result.FAILURE))
+        if known(queue, task).state is State.READY:
+            delay = known(queue, task).available_at - last_failure(queue, task)
+            found.append(round(delay / SECOND, 1))
+            pass_time(queue, delay)
+    assert found == expected
     assert RetryPolicy.event_handling().delay(1_000_000) == 30 * SECOND, "it never gives up"
 
 
@@ -94,7 +72,7 @@ def test_the_worked_example_of_camunda_correlate_to_the_second(queue: TaskQueue,
     due = None
     for at in range(6, 700, 6):
         pass_time(queue, 6 * SECOND)
-        created = now(queue) - at * SECOND  # the test's own time does not count
+        created = queue.now() - at * SECOND  # the test's own time does not count
         set_created(queue.conn, {task.sequence: created})
         for polled in queue.poll("work", owner):
             queue.complete(owner, {polled: Decision(Result.FAILURE, error=f"at {at}")})
@@ -113,7 +91,7 @@ def test_jitter_shortens_a_delay_by_at_most_its_share(queue: TaskQueue, owner: O
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=100 * SECOND, jitter=jitter)))
     queue.push("work", [f"{number}" for number in range(200)])
     tasks = queue.poll("work", owner, 200)
-    before = now(queue)
+    before = queue.now()
     queue.complete(owner, dict.fromkeys(tasks, Result.FAILURE))
     found = [(info.available_at - before) / SECOND for info in queue.page("work", size=200)]
     assert min(found) >= 100 * (1 - jitter)

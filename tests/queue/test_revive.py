@@ -124,6 +124,18 @@ def test_recreating_ignores_limits_that_the_topic_got_later(queue: TaskQueue, ow
     assert known(queue, new).payload == "x" * 1000
 
 
+def test_reviving_by_state_takes_the_lowest_sequences_first(queue: TaskQueue, owner: Owner) -> None:
+    at = [task.sequence for task in failed(queue, owner, *"abcde")]
+    assert queue.revive("work", State.FAILED, size=0) == {}
+    assert list(queue.revive("work", State.FAILED, size=2)) == at[:2]
+    assert list(queue.revive("work", State.FAILED, from_=at[3], to=at[3])) == [at[3]]
+    assert queue.revive("work", State.FAILED, from_=at[4], to=at[3]) == {}
+    assert queue.revive("work", sequences=[]) == {}
+    assert list(queue.revive("work", sequences=[at[4], at[4]])) == at[4:]
+    assert list(queue.revive("work", State.FAILED)) == [at[2]]
+    assert queue.revive("work", State.FAILED) == {}
+
+
 @pytest.mark.parametrize("state", NOT_ENDED)
 def test_a_named_task_that_has_not_ended_is_refused_and_nothing_changed(
     queue: TaskQueue, owner: Owner, state: State

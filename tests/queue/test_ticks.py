@@ -72,7 +72,8 @@ def test_installing_again_adds_missing_ticks_and_changes_no_other(queue: TaskQue
     after = {info.sequence: repr(info) + repr(info.payload) for info in everything(queue)}
     assert len(after) == 4
     assert before.items() <= after.items()
-    assert queue.install_ticks("work", "p", "h", new) == 0
+    assert queue.install_ticks("work", "p", "h", new) == queue.install_ticks("work", "p", "h", []) == 0
+    assert len(everything(queue)) == 4, "ticks of the same configuration stay"
 
 
 @pytest.mark.parametrize("result", list(Result))
@@ -89,22 +90,14 @@ def test_a_tick_that_has_ended_is_not_stored_again(queue: TaskQueue, owner: Owne
 
 
 @pytest.mark.promise("Another configuration replaces waiting ticks only")
-@pytest.mark.parametrize("count", [2, 0])
-def test_another_configuration_removes_the_ticks_of_the_old_one(queue: TaskQueue, count: int) -> None:
-    queue.install_ticks("work", "p", "old", moments(3))
-    assert queue.install_ticks("work", "p", "old", []) == 0
-    assert len(stored(queue)) == 3
-    assert queue.install_ticks("work", "p", "new", moments(count, FAR)) == count
-    assert [name.split("/")[1] for name in stored(queue)] == ["new"] * count
-
-
-@pytest.mark.promise("Another configuration replaces waiting ticks only")
 @pytest.mark.parametrize("verb", ["install another", "uninstall"])
 def test_a_new_configuration_removes_waiting_ticks_and_keeps_held_polled_and_ended_ones(
     queue: TaskQueue, owner: Owner, session: TaskQueue, verb: str
 ) -> None:
     queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=2, base=HOUR)))
     kinds = ["succeeded", "filtered", "suspended by a decision", "retrying", "held", "polled"]
+    queue.create_topic("other")
+    queue.install_ticks("other", "p", "old", moments(1))
     queue.install_ticks("work", "p", "old", moments(len(kinds)))
     queue.install_ticks("work", "p", "old", [(FAR, NewTask("x", suspended=True))])
     tasks = dict(zip(kinds, queue.poll("work", owner, 5), strict=False))
@@ -113,12 +106,13 @@ def test_a_new_configuration_removes_waiting_ticks_and_keeps_held_polled_and_end
     queue.complete(owner, {tasks[kind]: result for kind, result in ends.items()})
     before = len(everything(queue))
     if verb == "uninstall":
-        assert queue.uninstall_ticks("work", "p", "old") == 2
+        assert [queue.uninstall_ticks("work", "p", config) for config in ("other", "old", "old")] == [0, 2, 0]
     else:
         assert queue.install_ticks("work", "p", "new", []) == 0
     assert len(everything(queue)) == before - 2, (
         "the one that waited for its retry, and the suspended one, which was never taken"
     )
+    assert len(everything(queue, "other")) == 1
     session.conn.commit()
     queue.complete(owner, {tasks["held"]: Result.SUCCESS})
     left = {info.sequence: info.state for info in everything(queue)}
@@ -129,19 +123,6 @@ def test_a_new_configuration_removes_waiting_ticks_and_keeps_held_polled_and_end
         tasks["held"].sequence: State.SUCCEEDED,
         tasks["polled"].sequence: State.ACTIVE,
     }
-
-
-def test_uninstalling_removes_exactly_that_prefix_and_hash(queue: TaskQueue) -> None:
-    queue.push("work", ["p/h/x", "p/h"])
-    queue.install_ticks("work", "p", "h", moments(2))
-    queue.install_ticks("work", "p2", "h", moments(1))
-    queue.create_topic("other")
-    queue.install_ticks("other", "p", "h", moments(1))
-    assert queue.uninstall_ticks("work", "p", "other") == 0
-    assert queue.uninstall_ticks("work", "p", "h") == 2
-    assert queue.uninstall_ticks("work", "p", "h") == 0
-    assert stored(queue) == ["p/h", "p/h/x", "p2/h/20200101T000000.000000Z"]
-    assert len(everything(queue, "other")) == 1
 
 
 PREFIXES = [

@@ -121,9 +121,9 @@ class Driver(RuleBasedStateMachine):
         assert (refused, reported) == (refusal, should), f"queue: {refused or reported}; model: {refusal or should}"
         return reported
 
-    def same(self, verb: str, *values: object) -> None:
+    def same(self, verb: str, *values: object, **named: object) -> None:
         """Calls a verb of the queue and of the model with the same values."""
-        self.both(lambda: getattr(self.queue, verb)(*values), lambda: getattr(self.model, verb)(*values))
+        self.both(*(lambda of=each: getattr(of, verb)(*values, **named) for each in (self.queue, self.model)))  # type: ignore[misc]
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
         """Return the result of a call, or the type of its error. An error undoes the call, to a savepoint if needed."""

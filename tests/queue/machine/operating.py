@@ -62,15 +62,19 @@ class Operating(Flow):
     def some_tasks(self, topic: str, some: Some) -> tuple[State | None, list[int] | None, int, int | None]:
         """Tasks for `revive` and `reassign`: by state, or by name. Most named tasks have ended."""
         if some.state is not None:
-            return some.state, None, *self.some_range(some)
+            return some.state, None, *self.some_range(topic, some)
         ended = [task.sequence for task in self.model.of_topic(topic, *ENDED)]
         return None, picked([*self.model.tasks, 0] if some.stray else ended, some.numbers), 0, None
 
-    def some_range(self, some: Some) -> tuple[int, int | None]:
+    def some_range(self, topic: str, some: Some) -> tuple[int, int | None]:
         """A range of sequences; mostly the unbounded one."""
-        bounds = [0, *self.model.tasks]
+        bounds = self.sequences(topic)
         low, high = (None if place is None else bounds[place % len(bounds)] for place in (some.low, some.high))
         return low or 0, high
+
+    def sequences(self, topic: str) -> list[int]:
+        """The sequences of a topic, and one before them."""
+        return [0, *(task.sequence for task in self.model.tasks.values() if task.topic == topic)]
 
     @step(
         3,
@@ -88,7 +92,7 @@ class Operating(Flow):
         if everything:
             self.same("purge_all", topic)
         else:
-            self.same("purge", topic, *self.some_range(some), some.state)
+            self.same("purge", topic, *self.some_range(topic, some), some.state)
 
     @step(2, topic=topics, policy=st.sampled_from(POLICIES), verb=st.sampled_from(["drop", "alter", "alter"]))
     def change_topic(self, topic: str, policy: object, verb: str) -> None:

@@ -46,8 +46,8 @@ class Reading(Holdings):
         return {task.identifier: task.sequence for task in self.of_topic(topic) if task.identifier in identifiers}
 
     def page(
-        self, topic: str, after: int | None, before: int | None, from_: int, to: int | None, size: int,
-        state: State | None, identifier: str | None, reference: str | None,
+        self, topic: str, size: int, state: State | None, identifier: str | None, reference: str | None, from_: int,
+        to: int | None, after: int | None = None, before: int | None = None,
     ) -> list[int]:  # fmt: skip
         """The tasks of a range, after or before a sequence."""
         self.topic(topic)
