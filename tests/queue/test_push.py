@@ -22,7 +22,7 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
-from airflow_provider_taskq.queue.task_input import TASK_FIELDS, to_new_task
+from airflow_provider_taskq.queue.task_input import TASK_FIELDS
 from tests.queue.conftest import everything, known, numbered, states, task_in
 
 pytestmark = pytest.mark.promise("A push of many tasks stores all or none")
@@ -99,31 +99,19 @@ def test_a_push_returns_its_tasks_in_the_order_given(queue: TaskQueue) -> None:
 def test_a_dict_has_the_fields_of_a_task(queue: TaskQueue) -> None:
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
     given: list[TaskInput] = [
-        {"identifier": "first"},
-        "second",
+        {"identifier": "first", **dict.fromkeys({*TASK_FIELDS} - {"identifier"})},  # none has its default
+        {"identifier": "second", "delay": 1.5, "ttl": "90s"},
         NewTask("third"),
+        "fourth",
         {"identifier": "a", "payload": {"total": 12}, "reference": "r", "suspended": False, "ttl": 90, "priority": 5,
          "available_at": noon.isoformat(), "depends_on": [["work", "first"]]},
     ]  # fmt: skip
-    *_, task = queue.push("work", given)
+    first, second, *_, task = (known(queue, each) for each in queue.push("work", given))
+    assert (first.status, first.priority, second.available_at - second.created) == ("ready", 0, timedelta(seconds=1.5))
     assert (task.identifier, task.payload, task.reference) == ("a", {"total": 12}, "r")
-    found = known(queue, task)
-    assert (found.priority, found.status, found.available_at) == (5, "blocked", noon)
+    assert (task.priority, task.status, task.available_at) == (5, "blocked", noon)
     assert [one.identifier for one in queue.dependencies("work", task.sequence)] == ["first"]
     assert queue.push_stream("work", iter(given[:3])).count == 3
-
-
-@pytest.mark.parametrize(
-    ("fields", "task"),
-    [
-        (dict.fromkeys({*TASK_FIELDS} - {"identifier"}), NewTask("a")),
-        ({"delay": 1.5}, NewTask("a", delay=timedelta(seconds=1.5))),
-        ({"ttl": "90s"}, NewTask("a", ttl=timedelta(seconds=90))),
-    ],
-    ids=["none has its default", "seconds", "a text"],
-)
-def test_a_field_of_a_dict_may_be_none_and_a_duration_a_number_or_a_text(fields: dict[str, Any], task: NewTask) -> None:
-    assert to_new_task({"identifier": "a", **fields}) == task
 
 
 @pytest.mark.promise("Every call runs in your transaction and never commits")

@@ -1,6 +1,7 @@
 """Reading: a task, the latest tasks, pages, counts and statuses."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,12 @@ from airflow_provider_taskq.queue import (
     NewTask,
     Owner,
     Result,
+    RetryPolicy,
     State,
     TaskQueue,
     TopicPolicy,
 )
-from tests.queue.conftest import hurry, identifiers, known, task_in
+from tests.queue.conftest import hurry, identifiers, known, lapse, task_in
 
 pytestmark = pytest.mark.promise("Tasks, pages, counts and results are read as they are")
 
@@ -32,6 +34,69 @@ def test_task_returns_every_column_of_a_task(queue: TaskQueue) -> None:
     assert (info.completed, info.output, info.error, info.redelivered) == (None, None, None, False)
     assert info.available_at - info.created == timedelta(hours=1)
     assert info.created.tzinfo is not None
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_each_state_has_its_status(queue: TaskQueue, owner: Owner, state: State) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=1)))
+    info = known(queue, task_in(queue, owner, state))
+    assert info.status == {State.FAILED: "exhausted", State.ACTIVE: "running"}.get(state, state.name.lower())
+
+
+def test_a_failed_task_with_attempts_left_is_failed_not_exhausted(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(RetryPolicy(max_attempts=3), max_crashes=1))
+    task = task_in(queue, owner, State.ACTIVE)
+    lapse(queue, owner)
+    queue.expire()
+    assert (known(queue, task).state, known(queue, task).status) == (State.FAILED, "failed")
+
+
+# Filters with the places of tasks in the place of sequences, and the places of the tasks of the page. Of ten tasks, two
+# FAILED, three are ACTIVE, and five READY; identifiers are 0 and 1 in turn, and references r, s and none.
+PAGES: list[tuple[dict[str, Any], list[int]]] = [
+    ({}, [*range(10)]),
+    ({"size": 3}, [0, 1, 2]),
+    ({"after": 3, "size": 3}, [4, 5, 6]),
+    ({"after": 9}, []),
+    ({"before": 3}, [2, 1, 0]),
+    ({"before": 9, "size": 2}, [8, 7]),
+    ({"before": 0}, []),
+    ({"from_": 3}, [3, 4, 5, 6, 7, 8, 9]),
+    ({"from_": 3, "to": 6}, [3, 4, 5, 6]),
+    ({"from_": 3, "to": 6, "size": 2}, [3, 4]),
+    ({"from_": 3, "to": 6, "after": 4}, [5, 6]),
+    ({"from_": 3, "to": 6, "before": 6}, [5, 4, 3]),
+    ({"from_": 10}, []),
+    ({"to": -1}, []),
+    ({"from_": 3, "identifier": "0"}, [4, 6, 8]),
+    ({"identifier": "unknown"}, []),
+    ({"identifier": "0", "reference": "r"}, [0, 6]),
+    ({"reference": "s"}, [1, 4, 7]),
+    ({"state": "FAILED"}, [0, 1]),
+    ({"state": "FAILED", "before": 9}, [1, 0]),
+    ({"state": "FAILED", "from_": 1}, [1]),
+    ({"state": "ACTIVE", "identifier": "0"}, [2, 4]),
+    ({"state": "ACTIVE", "reference": "s", "after": 2}, [4]),
+    ({"state": "READY", "to": 6}, [5, 6]),
+    ({"state": "READY", "identifier": "0", "reference": "r"}, [6]),
+    ({"state": "READY", "identifier": "1", "before": 9}, [7, 5]),
+]
+
+
+@pytest.mark.parametrize(("filters", "expected"), PAGES, ids=[str(filters) for filters, _ in PAGES])
+def test_a_page_has_the_tasks_of_its_filters_ascending_after_and_descending_before_a_sequence(
+    queue: TaskQueue, owner: Owner, filters: dict[str, Any], expected: list[int]
+) -> None:
+    queue.create_topic("other")
+    new = [NewTask(str(place % 2), reference=("r", "s", None)[place % 3]) for place in range(10)]
+    first = queue.push("work", new)[0].sequence
+    queue.push("other", new)
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 5)[:2], Result.FAILURE))
+    given: dict[str, Any] = {
+        name: first + value if type(value) is int and name != "size" else value for name, value in filters.items()
+    }
+    found = queue.page("work", **given)
+    assert [info.sequence - first for info in found] == expected
 
 
 def test_reading_never_waits_and_sees_committed_tasks(queue: TaskQueue, owner: Owner, session: TaskQueue) -> None:

@@ -82,12 +82,6 @@ def test_periods_are_counted_from_the_epoch(now: datetime, period: timedelta, ah
     assert not (ticks[0] - datetime(1970, 1, 1, tzinfo=UTC)) % period
 
 
-KINDS: dict[str, Callable[[time, str, datetime, timedelta], list[datetime]]] = {
-    "daily": lambda hour, zone, now, ahead: ticks_daily([hour], zone, now, ahead),
-    "cron": lambda hour, zone, now, ahead: ticks_cron(f"{hour.minute} {hour.hour} * * *", zone, now, ahead),
-}
-
-
 SKIPPED = [
     ("Europe/Oslo", "2026-03-28T12:00", time(2, 30), ["28 02:30", "30 02:30"]),
     ("America/New_York", "2026-03-07T12:00", time(2, 30), ["07 02:30", "09 02:30"]),
@@ -101,24 +95,22 @@ DOUBLED = [
 
 
 @pytest.mark.parametrize(("zone", "day_before", "hour", "shown"), SKIPPED, ids=[case[0] for case in SKIPPED])
-@pytest.mark.parametrize("kind", KINDS)
 def test_an_hour_that_a_time_change_skips_gives_no_tick(
-    kind: str, zone: str, day_before: str, hour: time, shown: list[str]
+    zone: str, day_before: str, hour: time, shown: list[str]
 ) -> None:
-    ticks = KINDS[kind](hour, zone, utc(day_before) - timedelta(days=1), timedelta(days=3, hours=6))
+    ticks = ticks_daily([hour], zone, utc(day_before) - timedelta(days=1), timedelta(days=3, hours=6))
     assert [text[:8] for text in clock(ticks, zone)] == shown
 
 
 @pytest.mark.parametrize(("zone", "day_before", "hour", "shown", "moment"), DOUBLED, ids=[case[0] for case in DOUBLED])
-@pytest.mark.parametrize("kind", KINDS)
 def test_an_hour_that_occurs_twice_gives_one_tick_at_its_first_occurrence(
-    kind: str, zone: str, day_before: str, hour: time, shown: str, moment: str
+    zone: str, day_before: str, hour: time, shown: str, moment: str
 ) -> None:
     first = utc(moment)
-    assert KINDS[kind](hour, zone, utc(day_before), timedelta(days=1)) == [first]
+    assert ticks_daily([hour], zone, utc(day_before), timedelta(days=1)) == [first]
     assert clock([first], zone) == [shown]
     for after in (timedelta(minutes=10), timedelta(hours=1)):  # between the two, and at the second
-        [tick] = KINDS[kind](hour, zone, first + after, timedelta(days=1))
+        [tick] = ticks_daily([hour], zone, first + after, timedelta(days=1))
         assert tick - first > timedelta(hours=20)
 
 
@@ -176,8 +168,9 @@ def test_cron_ticks_are_the_same_from_any_starting_moment(now: datetime, zone: s
 def test_a_cron_expression_and_the_hours_of_the_day_agree() -> None:
     now = utc("2026-01-01T00:00")
     for zone in ZONES:
-        of_hours = ticks_daily([time(2, 30), time(1, 30)], zone, now, timedelta(days=366))
-        assert ticks_cron("30 1,2 * * *", zone, now, timedelta(days=366)) == of_hours
+        hours = [time(hour, minute) for hour in (1, 2) for minute in (15, 30, 45)]
+        of_hours = ticks_daily(hours, zone, now, timedelta(days=366))
+        assert ticks_cron("15,30,45 1,2 * * *", zone, now, timedelta(days=366)) == of_hours
 
 
 def test_the_zone_of_now_does_not_matter() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import permutations
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_no_two_tasks_of_an_identifier_are_active_under_any_interleaving_of_two_
     steps = ["look one", "look two", "take one", "take two", "commit one", "commit two"]
     orders = [
         order
-        for order in _orders(steps)
+        for order in permutations(steps)
         if all(order.index(f"look {n}") < order.index(f"take {n}") < order.index(f"commit {n}") for n in ("one", "two"))
     ]
     assert len(orders) == 20
@@ -133,13 +134,6 @@ def test_no_two_tasks_of_an_identifier_are_active_under_any_interleaving_of_two_
         [holder] = [poll.owner for poll in polls.values() if queue.held(poll.owner)]
         queue.complete(holder, {task: Result.SUCCESS})
         queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 9), Result.SUCCESS))
-
-
-def _orders(steps: list[str]) -> list[list[str]]:
-    """All orders of these steps."""
-    if not steps:
-        return [[]]
-    return [[step, *rest] for step in steps for rest in _orders([other for other in steps if other != step])]
 
 
 @pytest.mark.slow
