@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from tests.queue.machine.driver import steps_of
+from tests.queue.machine.operating import Reading
 from tests.queue.machine.owning import Owning
-from tests.queue.machine.reading import Reading
 
 pytestmark = [
     pytest.mark.promise("Nothing is lost"),

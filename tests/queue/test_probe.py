@@ -61,13 +61,6 @@ def test_a_run_tries_one_of_ten_failed_tasks_after_the_base_delay_while_the_hand
     assert {known(queue, task).attempt for task in failed} == {2}, "each had its turn"
 
 
-@pytest.mark.parametrize("size", [1, 10])
-def test_retries_follow_each_other_at_once_as_long_as_they_succeed(
-    queue: TaskQueue, owner: Owner, failed: list[Task], size: int
-) -> None:
-    assert run(queue, owner, Result.SUCCESS, size) == len(failed)
-
-
 def minutes_until_polled(queue: TaskQueue, owner: Owner, wanted: set[str], poison: str, limit: int = 400) -> int:
     """Poll once a minute until no task is left. Return the number of minutes until all wanted tasks were polled."""
     for minutes in range(limit):

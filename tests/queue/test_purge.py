@@ -20,6 +20,16 @@ from tests.queue.test_revive import failed
 pytestmark = pytest.mark.promise("A purge removes ended tasks with all that is stored of them")
 
 
+def test_a_purge_spares_active_ready_and_expired_tasks_unless_it_names_their_state(
+    queue: TaskQueue, owner: Owner
+) -> None:
+    for state in [*(state for state in State if state is not State.READY), State.READY]:
+        task_in(queue, owner, state, state.name)
+    assert queue.purge("work") == 6
+    assert {info.state for info in everything(queue)} == {State.ACTIVE, State.READY, State.EXPIRED}
+    assert [queue.purge("work", state=state) for state in State] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("state", [None, State.READY, State.FAILED])
 def test_a_purge_of_a_range_includes_both_ends_and_takes_the_lowest_sequences_first(
     queue: TaskQueue, owner: Owner, state: State | None

@@ -67,12 +67,6 @@ def test_one_statement_writes_a_row_and_pushes_its_task(queue: TaskQueue) -> Non
     assert (task.identifier, task.payload) == ("order-1", {"id": 1, "total": 12})
 
 
-def test_the_array_form_is_chosen_by_an_array(queue: TaskQueue) -> None:
-    row = queue.conn.execute("SELECT taskq.push('work', 'APPEND', ARRAY['a', 'b'])").fetchone()
-    assert row is not None
-    assert len(row[0]) == 2
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -99,6 +99,21 @@ def test_jitter_shortens_a_delay_by_at_most_its_share(queue: TaskQueue, owner: O
     assert max(found) - min(found) > 100 * jitter / 2, "spread over the share, not all alike"
 
 
+@pytest.mark.parametrize("of_topic", [None, timedelta(hours=1)])
+def test_a_failure_within_the_ttl_of_the_task_or_else_of_its_topic_is_not_recorded(
+    queue: TaskQueue, owner: Owner, of_topic: timedelta | None
+) -> None:
+    queue.alter_topic("work", TopicPolicy(ttl=of_topic))
+    queue.push("work", [NewTask("of task", ttl=MINUTE), NewTask("of topic")])
+    recorded = []
+    for _ in range(2):
+        queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.FAILURE))
+        recorded.append([(info.state, info.attempt) for info in queue.page("work")])
+        pass_time(queue, MINUTE)
+    young, old = (State.READY, 0), (State.FAILED, 1)
+    assert recorded == [[young, young if of_topic else old], [old, young if of_topic else old]]
+
+
 DURATIONS = st.integers(0, 10**10).map(lambda count: timedelta(milliseconds=count))
 POLICIES = st.builds(
     RetryPolicy,
