@@ -30,6 +30,16 @@ def outcomes(offered: list[Offered]) -> list[Outcome]:
     return [each.outcome for each in offered]
 
 
+@pytest.mark.parametrize("change", [{"payload": None}, {"reference": "r"}, {"ttl": HOUR}, {"priority": 5}], ids=str)
+def test_a_change_of_one_part_is_an_update_and_what_an_offer_does_not_name_gets_its_default(
+    queue: TaskQueue, change: dict[str, Any]
+) -> None:
+    first = queue.offer("work", "a", 1)
+    given: dict[str, Any] = {"payload": 1, **change}
+    offered = [queue.offer("work", "a", **fields) for fields in (given, given, {"payload": 1})]
+    assert offered == [Offered(outcome, first.sequence) for outcome in (UPDATED, IGNORED, UPDATED)]
+
+
 def test_the_schedule_is_replaced_and_stays_the_tasks_place(queue: TaskQueue, owner: Owner) -> None:
     later = datetime.now(UTC) + HOUR
     first = queue.offer("work", "a")

@@ -77,13 +77,16 @@ def test_an_owner_whose_lease_is_gone_is_locked_out(
     assert states(queue) == before
 
 
-def test_a_heartbeat_extends_the_lease_by_its_length(queue: TaskQueue) -> None:
+def test_a_heartbeat_extends_the_lease_by_its_length_and_renews_a_lapsed_one(queue: TaskQueue) -> None:
     owner = queue.register("me", MINUTE)
     lapse(queue, owner, -timedelta(seconds=10))
     renewed = queue.heartbeat(owner)
     assert renewed.fence == owner.fence
     assert renewed.lease == MINUTE
     assert renewed.lease_until >= owner.lease_until
+    lapse(queue, owner)
+    assert queue.heartbeat(owner).fence == owner.fence
+    assert (queue.expire(), len(queue.owners())) == (0, 1)
 
 
 def test_an_owner_can_be_rebuilt_from_its_name_and_fence(queue: TaskQueue, owner: Owner) -> None:

@@ -80,22 +80,16 @@ def test_a_task_given_back_has_its_old_place(queue: TaskQueue, owner: Owner, giv
     assert identifiers(queue.poll("work", queue.register("next"), 3)) == ["first", "a", "b"]
 
 
-@pytest.mark.parametrize(("size", "taken"), [(0, 0), (-1, 0), (2**40, 2)])
-def test_a_poll_of_any_size_takes_what_there_is(queue: TaskQueue, owner: Owner, size: int, taken: int) -> None:
-    queue.push("work", ["a", "b"])
-    assert len(queue.poll("work", owner, size)) == taken
-    assert queue.ready("work", 9) == 2 - taken
-
-
 # Ready
 
 
 @pytest.mark.promise("`ready` counts what a poll would return, and takes and locks nothing")
-def test_ready_counts_to_its_limit(queue: TaskQueue) -> None:
+def test_ready_counts_to_its_limit_and_a_poll_takes_no_more_than_there_is(queue: TaskQueue, owner: Owner) -> None:
     queue.push("work", [NewTask(f"{number}", priority=number % 3 - 1) for number in range(9)])
     assert [queue.ready("work", limit) for limit in (0, 1, 2, 5, 9, 10, 2**40)] == [0, 1, 2, 5, 9, 9, 9]
     assert queue.ready("work") == 1
     assert queue.ready("work", -1) == 0
+    assert [len(queue.poll("work", owner, size)) for size in (0, -1, 2**40)] == [0, 0, 9]
 
 
 SINGULAR = Condition.SINGULAR_BY_IDENTIFIER

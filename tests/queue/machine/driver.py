@@ -25,9 +25,9 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from tests.internals import age_leases, age_tasks, empty_queue, passed_tasks, set_next_sequence
+from tests.queue.model.operating import Model
 from tests.queue.model.pushing import Draft
 from tests.queue.model.tasks import HOUR, ModelTask, Moment
-from tests.queue.model.whole import Model
 
 TOPICS, NAMES, IDENTIFIERS = ("one", "two", "three"), ("anna", "bert", "carl"), ["a", "b", "c"]
 AT_ONCE = timedelta(0)
@@ -123,7 +123,7 @@ class Driver(RuleBasedStateMachine):
 
     def same(self, verb: str, *values: object, **named: object) -> None:
         """Calls a verb of the queue and of the model with the same values."""
-        self.both(*(lambda of=each: getattr(of, verb)(*values, **named) for each in (self.queue, self.model)))  # type: ignore[misc]
+        self.both(*(lambda of=each: getattr(of, verb)(*values, **named) for each in (self.queue, self.model)))
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[Any, type[Exception] | None]:
         """Return the result of a call, or the type of its error. An error undoes the call, to a savepoint if needed."""

@@ -154,7 +154,7 @@ class Reading(Operating):
         matching = {**filters, "from_": from_, "to": to}
         self.same("count", None if everywhere else topic, recent=recent, **matching)
         at = None if bound is None else picked(self.sequences(topic), [bound])[0]
-        place = {"before" if backwards else "after": at}
+        place: dict[str, Any] = {"before" if backwards else "after": at}
         found = [info.sequence for info in self.queue.page(topic, size=size, **place, **matching)]
         assert found == self.model.page(topic, size=size, **place, **matching)
 

@@ -1,10 +1,13 @@
-"""The model of operators' verbs: revive, reassign, junction, purge, lock."""
+"""The model of operators' verbs, revive, reassign, junction, purge and lock, and the model of the whole queue."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airflow_provider_taskq.queue import Insertion, Junction, Result, Revival, State, TopicPolicy
+from tests.queue.model.ending import Ending
+from tests.queue.model.polling import Polling
 from tests.queue.model.pushing import Pushing
+from tests.queue.model.reading import Reading
 from tests.queue.model.tasks import ModelTask, Moment, in_range
 
 SPARED = (State.ACTIVE, State.READY, State.EXPIRED)
@@ -118,3 +121,14 @@ class Operating(Pushing):
             return False
         found.held_by, found.until = None, found.at_least
         return True
+
+
+@dataclass
+class Model(Operating, Polling, Ending, Reading):
+    """All verbs of the model."""
+
+    locks: dict[str, ModelLock] = field(default_factory=dict)
+
+    def pass_time(self, hours: int) -> None:
+        """Moves the clock forward."""
+        self.now = self.now.plus(hours)
