@@ -6,7 +6,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -85,33 +84,6 @@ def test_the_server_requires_the_password_on_the_loopback_address_only_and_does_
     for wrong in (f"postgresql://taskq@{right}", f"postgresql://taskq:guess@{right}"):
         with pytest.raises(psycopg.OperationalError, match="password"):
             psycopg.connect(wrong, passfile="/dev/null").close()
-
-
-@pytest.mark.slow
-def test_kill_ends_all_processes_at_once_and_start_recovers_what_was_committed(folder: Path) -> None:
-    with EmbeddedPostgres(folder) as server:
-        with psycopg.connect(server.dsn) as conn:
-            conn.execute("CREATE TABLE kept AS SELECT 1 AS x")
-        with psycopg.connect(server.dsn) as conn:
-            conn.execute("INSERT INTO kept VALUES (2)")  # in a transaction that stays open
-            conn.execute("LOCK kept")
-            busy = psycopg.connect(server.dsn, autocommit=True)
-            backends = [psutil.Process(each.info.backend_pid) for each in (conn, busy)]
-            with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(busy.execute, "SELECT pg_sleep(60)")
-                family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-                assert set(backends) < set(family)
-                server.kill()
-                assert not [process for process in family if alive(process)]
-                with pytest.raises(psycopg.OperationalError):
-                    waiting.result(timeout=30)
-            busy.close()
-            with pytest.raises(psycopg.OperationalError):
-                conn.execute("SELECT 1")
-        server.kill()  # of a server that is down: nothing
-        server.start()
-        assert count(server.dsn) == 1
-        assert "automatic recovery in progress" in server.log.read_text()
 
 
 @pytest.mark.slow

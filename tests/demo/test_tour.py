@@ -42,13 +42,18 @@ def counts(dsn: str) -> dict[State, int]:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo that has ended: its exit code, its output, its database, and its folder for temporary files."""
+    """A demo that has ended: its exit code, its output, its database, and its folder for temporary files.
+
+    While it kept running, its processes listened on some addresses; those that did not end with it are left.
+    """
 
     code: int
     output: str
     answers: str  # of the commands that it proposed
     dsn: str
     temporary: Path
+    listening: set[str]
+    left: list[psutil.Process]
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +80,15 @@ def _killed_once(dsn: str, temporary: Path) -> Demo:
                 with contextlib.suppress(psutil.NoSuchProcess):  # a driver ends by itself after its children
                     process.kill()
             answers = _try_proposed(temporary / "output", running)
+            processes = psutil.Process(running.pid).children(recursive=True) if answers else []
+            listening = {address for process in processes for address in _listens_on(process)}
             running.send_signal(signal.SIGINT)
             code = running.wait(300)
         finally:
             running.terminate()
         output.seek(0)
-        return Demo(code, output.read(), answers, dsn, temporary)
+        left = psutil.wait_procs(processes, 60)[1]
+        return Demo(code, output.read(), answers, dsn, temporary, listening, left)
 
 
 def _try_proposed(output: Path, running: subprocess.Popen[bytes]) -> str:
@@ -108,6 +116,11 @@ def test_a_demo_that_keeps_running_proposes_commands_that_work(demo: Demo) -> No
     assert demo.answers.endswith("exit code 0"), demo.answers
     assert "is not a known aircraft" in demo.answers
     assert "Would" in demo.answers, "the retry only says what it would do"
+
+
+def test_the_servers_of_the_demo_listen_on_the_loopback_address_only_and_end_with_it(demo: Demo) -> None:
+    assert demo.listening == {"127.0.0.1"}
+    assert demo.left == []
 
 
 @pytest.mark.promise("the Spark driver is killed")
@@ -149,6 +162,13 @@ def _driver(running: subprocess.Popen[bytes]) -> psutil.Process:
         if "org.apache.spark.deploy.SparkSubmit" in _words(process)
     ]
     return driver
+
+
+def _listens_on(process: psutil.Process) -> set[str]:
+    """The addresses that a process listens on; empty if the process has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {each.laddr.ip for each in process.net_connections("inet") if each.status == "LISTEN"}
+    return set()
 
 
 def _words(process: psutil.Process) -> list[str]:
