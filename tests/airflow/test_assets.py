@@ -8,7 +8,6 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_provider_taskq.assets.taskq import convert_asset_to_openlineage, create_asset, topic_asset
 from airflow_provider_taskq.operators import TaskQPushOperator
-from airflow_provider_taskq.queue import TaskQueue
 from tests.airflow.conftest import context_of
 
 pytestmark = pytest.mark.promise("A push emits the events of its assets, lineage and metrics")
@@ -86,13 +85,6 @@ class TestOutlets:
 
 @pytest.mark.usefixtures("airflow_connection")
 class TestEvents:
-    def test_have_counts_in_their_extra(self, queue: TaskQueue) -> None:
-        other = Asset("other")
-        events = events_of(push(emit_asset=True, outlets=[other]))
-        first, last = queue.page("work")
-        said = {"topic": "work", "pushed": 2, "first": first.sequence, "last": last.sequence}
-        assert [events[asset].extra for asset in (topic_asset("work"), other)] == [said, said]
-
     @pytest.mark.usefixtures("queue")
     def test_of_a_rendered_topic_come_through_the_alias_if_anything_was_pushed(self) -> None:
         (event,) = events_of(push("{{ 'work' }}", emit_asset=True))[AssetAlias("taskq")].asset_alias_events

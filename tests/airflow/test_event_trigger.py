@@ -1,15 +1,21 @@
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from airflow.exceptions import AirflowProviderDeprecationWarning
 from airflow.models.trigger import Trigger
 from airflow.providers.common.compat.sdk import AirflowException
+from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.queues.taskq import TaskQMessageQueueProvider
 from airflow_provider_taskq.triggers import event as event_module
 from airflow_provider_taskq.triggers.event import NewTasksWait, TaskQEventTrigger
 from airflow_provider_taskq.triggers.wait_queries import QueryBatch
@@ -172,10 +178,11 @@ def test_claims_with_equal_arguments_share_one_stream_and_peeks_have_none() -> N
     assert TaskQEventTrigger(topic="work").shared_stream_key() is None
 
 
+@pytest.mark.promise("A feature that an older Airflow lacks is refused by name")
 def test_below_airflow_3_3_a_claim_names_the_required_release_and_a_peek_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(BaseEventTrigger, "create_shared_stream_producer", raising=False)
     assert TaskQEventTrigger(topic="work").mode == "peek"
-    with pytest.raises(AirflowException, match=r"needs the shared streams of Airflow 3\.3"):
+    with pytest.raises(AirflowException, match=r"needs the shared streams of Airflow 3\.3 .*: use mode='peek' here"):
         TaskQEventTrigger(topic="work", mode="claim")
 
 
@@ -191,3 +198,45 @@ def test_below_airflow_3_3_a_claim_names_the_required_release_and_a_peek_works(m
 def test_invalid_arguments_are_refused_when_the_dag_is_parsed(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         TaskQEventTrigger(topic="work", **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"min_tasks": 5}, pytest.param({"mode": "claim", "batch_size": 5}, marks=CLAIMING)],
+    ids=str,
+)
+def test_a_message_queue_of_scheme_taskq_is_our_trigger(arguments: dict[str, Any]) -> None:
+    trigger = MessageQueueTrigger(scheme="taskq", topic="work", **arguments)
+    assert trigger.serialize() == TaskQEventTrigger(topic="work", **arguments).serialize()
+
+
+@pytest.mark.parametrize(
+    ("uri", "topic", "conn_id"),
+    [
+        ("taskq://other_db/work", "work", "other_db"),
+        ("taskq:///work", "work", "taskq_default"),
+        ("taskq://other_db/a%2Fb%20c", "a/b c", "other_db"),
+    ],
+)
+def test_a_message_queue_may_be_named_by_a_uri(uri: str, topic: str, conn_id: str) -> None:
+    with pytest.warns(AirflowProviderDeprecationWarning):
+        trigger = MessageQueueTrigger(queue=uri, min_tasks=2)
+    expected = TaskQEventTrigger(topic=topic, taskq_conn_id=conn_id, min_tasks=2)
+    assert trigger.serialize() == expected.serialize()
+
+
+@pytest.mark.parametrize("uri", ["taskq://conn", "taskq://conn/", "taskq://conn/a/b", "taskq://conn/a?mode=claim"])
+def test_a_uri_without_a_topic_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="taskq://conn_id/topic"):
+        TaskQMessageQueueProvider().trigger_kwargs(uri)
+
+
+def test_without_the_messaging_provider_the_error_says_what_to_install(repository: Path) -> None:
+    program = (
+        "import sys; sys.modules['airflow.providers.common.messaging.providers.base_provider'] = None\n"
+        "try:\n    import airflow_provider_taskq.queues.taskq\n"
+        "except Exception as error:\n    print(type(error).__name__, error)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=repository)
+    assert "AirflowOptionalProviderFeatureException" in result.stdout
+    assert "pip install 'apache-airflow-providers-common-messaging>=2'" in result.stdout

@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.hooks import TaskQConnectionError
-from airflow_provider_taskq.queue import NewTask, Owner, Result, TaskQueue, TopicStatus, connect
+from airflow_provider_taskq.queue import NewTask, TaskQueue, TopicStatus, connect
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import watcher as watching
 from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait, WaitLog
@@ -257,13 +257,3 @@ def test_a_timeout_without_a_connection_names_the_reason(connect_airflow: Connec
         AirflowSensorTimeout, match=r"seconds\. The last check failed: Airflow connection 'taskq_default' c"
     ):
         SENSORS["tasks"](deferrable=True).resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
-
-
-def test_no_payload_is_in_a_log(queue: TaskQueue, owner: Owner, task_log: TaskLog) -> None:
-    queue.push("work", [NewTask("a", payload={"secret": "marked"}), NewTask("b", payload="marked")])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 1), Result.SUSPENSION))
-    for sensor in SENSORS.values():
-        sensor().poke(context_of())
-    texts = task_log()
-    assert "Waits for " in texts[0]
-    assert "marked" not in "".join(texts)

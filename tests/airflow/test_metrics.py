@@ -291,13 +291,6 @@ class TestGates:
         assert triggerers_receiver.counted() == [("taskq.polled", 2, {"topic": "work"})]
         assert receiver.sent == []
 
-    def test_keep_no_start_time_without_a_receiver(self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
-        with pytest.raises(TaskDeferred) as deferral:
-            executed(TaskQSensor(task_id="gate", topic="work", deferrable=True))
-        assert "since" not in deferral.value.trigger.serialize()[1]
-        assert receiver.sent == []
-
     def test_count_claimed_tasks_once(self, receiver: Receiver, queue: TaskQueue) -> None:
         queue.push("work", ["a", "b", "c"])
         for _ in range(2):

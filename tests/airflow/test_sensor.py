@@ -56,20 +56,11 @@ class TestClaims:
         with pytest.raises(LeaseLost):
             queue.heartbeat(owner)
 
-    def test_gates_with_the_same_airflow_owner_claim_tasks_of_their_own(self, queue: TaskQueue) -> None:
-        queue.push("work", ["a", "b", "c", "d"])
-        contexts = (
-            context_of(run_id="one"),
-            context_of(run_id="two", map_index=0),
-            context_of(run_id="two", map_index=1),
-        )
-        claims = [gate(claim=2, owner="data-team").execute(context) for context in contexts[:2]]
-        assert [(claim["owner"], claim["claimed"]) for claim in claims] == [
-            ("dag/one/gate/-1", 2),
-            ("dag/two/gate/0", 2),
-        ]
-        queue.push("work", ["e"])
-        assert gate(claim=2).execute(contexts[2])["owner"] == "dag/two/gate/1"
+    def test_mapped_gates_and_other_runs_claim_tasks_of_their_own(self, queue: TaskQueue) -> None:
+        queue.push("work", ["a", "b", "c"])
+        for run_id, map_index in (("one", -1), ("two", 0), ("two", 1)):
+            claim = gate(claim=1, owner="data-team").execute(context_of(run_id=run_id, map_index=map_index))
+            assert (claim["owner"], claim["claimed"]) == (f"dag/{run_id}/gate/{map_index}", 1)
 
     @pytest.mark.parametrize("other", ["work", "other"])
     def test_a_second_gate_with_the_same_claim_as_logs_the_takeover(

@@ -59,16 +59,6 @@ async def test_a_triggerer_that_takes_over_finds_the_claim_and_claims_no_more(qu
     assert owners(queue) == [NAME, NAME, None, None]
 
 
-async def test_gates_claim_tasks_of_their_own(queue: TaskQueue) -> None:
-    queue.push("work", [str(number) for number in range(20)])
-    gates = [trigger(claim_as=f"gate-{number}", claim="3", min_tasks="1") for number in range(5)]
-    claims = await asyncio.gather(*(gate._wait_until_open() for gate in gates))
-    assert [claim["claimed"] for claim in claims] == [3] * 5
-    assert sorted(str(owner) for owner in owners(queue)) == sorted(
-        [f"gate-{number}" for number in range(5)] * 3 + ["None"] * 5
-    )
-
-
 async def test_a_closed_gate_leaves_no_lease_behind(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     request = trigger(min_tasks=2).claim_request(2, NAME)

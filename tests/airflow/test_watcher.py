@@ -26,8 +26,8 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.triggers import watcher
 from airflow_provider_taskq.triggers.connection import ReconnectingConnection
-from airflow_provider_taskq.triggers.waits import JunctureWait, ReadyWait, StateWait, Wait, WaitLog
-from airflow_provider_taskq.triggers.watcher import Outcome, Watcher, get_watcher
+from airflow_provider_taskq.triggers.waits import JunctureWait, QueryResult, ReadyWait, StateWait, Wait, WaitLog
+from airflow_provider_taskq.triggers.watcher import Outcome, PollSchedule, Watcher, get_watcher
 from demo.postgres import EmbeddedPostgres
 from tests.airflow.conftest import LINES, Connect, until
 from tests.internals import lapse_lease, make_upkeep_due
@@ -78,11 +78,14 @@ class TestWaits:
         assert await ready == 3
         assert await state == {"a": "READY", "c": "READY"}
 
-    async def test_equal_waits_share_one_query_and_end_together(self, queue: TaskQueue) -> None:
+    async def test_equal_waits_share_one_query_and_end_together(
+        self, queue: TaskQueue, lines: Callable[[], int], checks: list[int]
+    ) -> None:
         waits = [waiting(ReadyWait("work", 1 + number % 2)) for number in range(500)]
-        await asyncio.sleep(0)
+        await until(lambda: checks[-1:] == [500])
         registry = get_watcher("taskq_default")._registry
         assert (len(registry), len(registry.queries()), len(registry.subscriptions())) == (500, 1, 2)
+        assert lines() == 1
         queue.push("work", ["a"])
         await asyncio.gather(*waits[::2])
         assert not any(wait.done() for wait in waits[1::2])
@@ -108,6 +111,22 @@ class TestWaits:
             await waiting(StateWait("nowhere", ("a",), SUCCEEDED, FAILED))
         queue.push("work", ["a"])
         assert await asyncio.gather(*others) == [1, {"a": "READY"}]
+
+    async def test_two_hundred_waits_on_topics_of_their_own_share_one_connection(
+        self, queue: TaskQueue, lines: Callable[[], int]
+    ) -> None:
+        topics = [f"topic-{number}" for number in range(200)]
+        for topic in topics:
+            queue.create_topic(topic)
+        waits = [waiting(ReadyWait(topic)) for topic in topics]
+        for opened, topic in enumerate(topics[:10], start=1):
+            queue.push(topic, ["a"])
+            await until(lambda: sum(wait.done() for wait in waits) == opened)  # noqa: B023
+            assert lines() == 1
+        with queue.conn.transaction():
+            for topic in topics[10:]:
+                queue.push(topic, ["a"])
+        assert await asyncio.gather(*waits) == [1] * 200
 
     async def test_a_wait_without_queries_ends_immediately(self) -> None:
         assert await waiting(StateWait("work", (), SUCCEEDED, FAILED)) == {}
@@ -139,6 +158,35 @@ class TestWaits:
         connect_airflow(dsn=empty_dsn)
         with pytest.raises(SchemaMismatch, match=r"airflow_provider_taskq\.queue install"):
             await waiting(ReadyWait("work"))
+
+
+@pytest.mark.promise("A gate opens when its topic is ready, in every mode")
+def test_an_unknown_topic_ends_every_wait() -> None:
+    state = StateWait("work", ("a",), SUCCEEDED, FAILED)
+    for wait in (ReadyWait("work"), JunctureWait("gate", "work", (("a",),)), state):
+        with pytest.raises(UnknownTopic, match="topic 'work' does not exist; create it with: taskq topics create work"):
+            wait.outcome([QueryResult(-1, None)])
+        with pytest.raises(UnknownTopic, match="topic 'work' was dropped; create it again with: taskq topics create"):
+            wait.outcome([QueryResult(-1, None, topic_existed=True)])
+
+
+def test_the_schedule_slows_down_while_idle_and_backs_off_while_it_fails() -> None:
+    schedule = PollSchedule()
+    schedule.checked(0, 0.1, eventful=True, took=0)
+    assert 0.08 <= schedule.due <= 0.12
+    for _ in range(20):
+        schedule.checked(0, 0.1, eventful=False, took=0)
+    assert 0.8 * PollSchedule.IDLE_INTERVAL <= schedule.due <= 1.2 * PollSchedule.IDLE_INTERVAL
+    assert schedule.hasten(0, 0.1)
+    schedule.checked(0, 0.1, eventful=True, took=2)
+    assert schedule.due == 8, "checks take at most a fifth of the time"
+    dues = []
+    for _ in range(20):
+        schedule.failed(0)
+        dues.append(schedule.due)
+    assert dues[0] < 1
+    assert max(dues) <= 12
+    assert not schedule.hasten(0, 0.1), "a new wait does not hurry a server that is down"
 
 
 class TestLostConnections:

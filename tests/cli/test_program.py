@@ -1,7 +1,6 @@
 """The program itself: help, exit codes, the option of the database, imports and start-up time."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_provider_taskq import __version__
 from airflow_provider_taskq.cli import _options, actions, push
 from airflow_provider_taskq.cli.program import SECTIONS, SYNONYMS, VERBS, airflow_program, standalone
 from airflow_provider_taskq.queue import Insertion, Result, Revival, State, TaskQueue, connect, encoding
@@ -73,19 +71,6 @@ def test_what_is_airflows_is_refused_with_the_name_of_its_program(words: tuple[s
     assert "`airflow taskq ...`" in refused.output
     assert "--dsn or TASKQ_DSN" in refused.output
     assert "--conn-id" not in run("topics", "--help").output
-
-
-def test_the_version_reports_an_environment_with_both_distributions(tmp_path: Path) -> None:
-    """The other distribution is here only its metadata; tests/packaging installs both."""
-    info = tmp_path / "airflow_provider_taskq_core-0.0.9.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: airflow-provider-taskq-core\nVersion: 0.0.9\n")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "airflow_provider_taskq.cli", "--version"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
-    assert done.stdout == f"taskq {__version__}\n"
-    assert "airflow-provider-taskq-core 0.0.9 are both installed" in done.stderr
-    assert "pip uninstall airflow-provider-taskq-core" in done.stderr
 
 
 def test_the_options_accept_the_names_of_the_queue() -> None:
@@ -165,11 +150,6 @@ def test_the_help_lists_the_commands_by_section(run: Run) -> None:
     for section, verbs in SECTIONS.items():
         assert f"{section}:" in output
         assert all(does in " ".join(output.split()) for _, does in verbs.values())
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_the_script_of_a_shell(run: Run, shell: str) -> None:
-    assert "_TASKQ_COMPLETE" in run("completion", shell).stdout
 
 
 @pytest.fixture
@@ -281,20 +261,6 @@ def test_a_reader_of_some_topics_is_told_that_a_command_needs_access_to_every_to
     assert f"grants the right on every topic with: SELECT taskq.grant_access('{denied}', 'reader')" in message
     grant(own_dsn, denied, "reader")
     run("health")
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (
-            ("push",),
-            "Every user of the machine can read JSON here in the list of processes; @FILE, or @- for stdin, avo",
-        ),
-        (("topics", "create"), "Create TOPIC with a policy. A task has one attempt, unless --max-attempts"),
-    ],
-)
-def test_the_help_of_a_command_warns_of_what_surprises(run: Run, command: tuple[str, ...], said: str) -> None:
-    assert said in " ".join(run(*command, "--help").stdout.split())
 
 
 @pytest.mark.parametrize(

