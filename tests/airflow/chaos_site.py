@@ -20,7 +20,7 @@ from demo.postgres import EmbeddedPostgres
 from tests.airflow.site import url_of
 
 DAGS = Path(__file__).parent / "dags"
-DAG_FILES = ("chaos.py", "claims.py", "many.py")
+DAG_FILES = ("chaos.py", "claims.py")
 # Airflow detects a dead process after seconds instead of minutes, and parses the DAG files once, because they do not
 # change. All other settings are its defaults.
 IMPATIENT = MappingProxyType(
@@ -76,12 +76,6 @@ class Installation:
             lambda: True if self.states(dag_id, run_id, task_id)[state] == count else None,
             timeout,
             lambda: f"{dag_id}.{task_id}: {dict(self.states(dag_id, run_id, task_id))}, not {count} {state}",
-        )
-
-    def busy(self) -> list[tuple[Any, ...]]:
-        """Return DAG, run, task and state of each task instance that waits in the triggerer or runs in a worker."""
-        return self._metadata(
-            "SELECT dag_id, run_id, task_id, state FROM task_instance WHERE state IN ('deferred', 'running')"
         )
 
     def workers(self) -> list[psutil.Process]:

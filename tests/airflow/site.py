@@ -39,8 +39,8 @@ DAG_FILES = (
 )
 # The topics of the event-driven DAGs, whose triggers run as soon as a triggerer does.
 EVENT_TOPICS = (
-    *("orders", "letters", "parcels", "invoices", "signups"),
-    *("recorded-claimed", "recorded-twin", "recorded-queued"),
+    *("orders", "invoices", "signups"),
+    *("recorded-claimed", "recorded-twin"),
 )
 SETTINGS = {
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "5",  # Airflow's default, under which fast triggers are dangerous

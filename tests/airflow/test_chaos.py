@@ -1,4 +1,4 @@
-"""Kills each of Airflow's processes, or the queue's server, with -9, while 24 gates wait and 6 claims are held."""
+"""Kills each of Airflow's processes, and the queue's server, with -9, while 24 gates wait and 6 claims are held."""
 
 import threading
 from collections.abc import Iterator
@@ -28,69 +28,46 @@ WORKERS_KILLED = 2
 CRASHES = 3
 
 
-def test_every_gate_opens_and_every_task_is_completed_once_although_each_process_is_killed(
+def test_every_gate_opens_and_every_task_is_completed_once_although_processes_and_the_queues_server_are_killed(
     airflow: Installation,
 ) -> None:
-    airflow.site.wait_dags("gates", "held")
-    with airflow.queue() as queue:
-        prepare(queue)
-        held = airflow.site.trigger("held", "held")
-        airflow.wait_count("held", held, "hold", "success", HOLDING, ENDS)
-        holders = owners(queue, "held")
-        assert len(set(holders)) == HOLDING
-        gates = airflow.site.trigger("gates", "gates")
-        airflow.wait_count("gates", gates, "check", "deferred", CHECKING, ENDS)
-        airflow.wait_count("gates", gates, "claim", "deferred", CLAIMING, ENDS)
-        airflow.wait_count("held", held, "go", "deferred", 1, ENDS)
-
-        for process in COMMANDS:
-            airflow.site.kill(process)
-            airflow.site.restart(process)
-        assert airflow.states("gates", gates, "check") == {"deferred": CHECKING}
-        assert airflow.states("gates", gates, "claim") == {"deferred": CLAIMING}
-        assert owners(queue, "held") == holders
-
-        open_gates(queue)
-        kill_workers(airflow, WORKERS_KILLED)
-        airflow.site.kill("scheduler")  # and its workers again, whatever they are doing
-        airflow.site.restart("scheduler")
-        for dag_id, run in (("held", held), ("gates", gates)):
-            assert airflow.site.wait_run(dag_id, run, {"success"}, ENDS) == "success"
-        assert airflow.states("gates", gates, "check") == {"success": CHECKING}
-        assert airflow.states("gates", gates, "claim") == {"success": CLAIMING}
-        each_task_was_completed_once(queue)
-
-
-def test_every_gate_opens_and_every_task_is_completed_once_although_the_server_of_the_queue_crashes(
-    airflow: Installation,
-) -> None:
-    server, gates_id, held_id = airflow.own_server, "gates_on_own_server", "held_on_own_server"
-    airflow.site.wait_dags(gates_id, held_id)
+    server, site = airflow.own_server, airflow.site
+    site.wait_dags("gates", "held")
     with connect(server.dsn, autocommit=True) as conn:
         prepare(TaskQueue(conn))
-    held = airflow.site.trigger(held_id, "held")
-    airflow.wait_count(held_id, held, "hold", "success", HOLDING, ENDS)
-    gates = airflow.site.trigger(gates_id, "gates")
-    waiting = ((gates_id, gates, "check", CHECKING), (gates_id, gates, "claim", CLAIMING), (held_id, held, "go", 1))
+    held = site.trigger("held", "held")
+    airflow.wait_count("held", held, "hold", "success", HOLDING, ENDS)
+    with connect(server.dsn, autocommit=True) as conn:
+        holders = owners(TaskQueue(conn), "held")
+    assert len(set(holders)) == HOLDING
+    gates = site.trigger("gates", "gates")
+    waiting = (("gates", gates, "check", CHECKING), ("gates", gates, "claim", CLAIMING), ("held", held, "go", 1))
     for dag_id, run, task_id, count in waiting:
         airflow.wait_count(dag_id, run, task_id, "deferred", count, ENDS)
+
+    for process in COMMANDS:
+        site.kill(process)
+        site.restart(process)
     for _ in range(CRASHES):
         server.kill()
         server.start()
-        with psycopg.connect(server.dsn, autocommit=True) as conn:
-            until_watched(conn)
+        with psycopg.connect(server.dsn, autocommit=True) as session:
+            until_watched(session)
     for dag_id, run, task_id, count in waiting:
         assert airflow.states(dag_id, run, task_id) == {"deferred": count}
         assert airflow.tries(dag_id, run, task_id) == {1: count}
-
     with connect(server.dsn, autocommit=True) as conn:
+        assert owners(TaskQueue(conn), "held") == holders
         open_gates(TaskQueue(conn))
+
+    kill_workers(airflow, WORKERS_KILLED)
+    site.kill("scheduler")  # and its workers again, whatever they are doing
+    site.restart("scheduler")
     with ended_sessions(server.dsn):
-        airflow.wait_count(gates_id, gates, "check", "success", CHECKING, ENDS)
         server.kill()
         server.start()
-        for dag_id, run in ((held_id, held), (gates_id, gates)):
-            assert airflow.site.wait_run(dag_id, run, {"success"}, ENDS) == "success"
+        for dag_id, run in (("held", held), ("gates", gates)):
+            assert site.wait_run(dag_id, run, {"success"}, ENDS) == "success"
     with connect(server.dsn, autocommit=True) as conn:
         each_task_was_completed_once(TaskQueue(conn))
 

@@ -4,11 +4,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 
 import psutil
 import pytest
 
-from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.queue import LeaseLost, Result, TaskQueue
+from demo.airflow_api import until
 from tests.airflow.chaos_run import SECONDS, Run, Work
 from tests.airflow.chaos_site import Installation
 
@@ -20,13 +22,19 @@ pytestmark = [
 ]
 
 
+RECONNECTS = pytest.mark.skipif(
+    find_spec("airflow.sdk.bases.resumablejobmixin") is None, reason="Airflow reconnects to drivers from 3.3 on"
+)
+
+
 @pytest.fixture(autouse=True, scope="module")
-def table(airflow: Installation) -> None:
-    """Create the table in which the task `work` records its tries."""
+def tables(airflow: Installation) -> None:
+    """Create the tables in which the task `work` records its tries, and `submit` its drivers."""
     with airflow.queue() as queue:
         queue.conn.execute(
             "CREATE TABLE worked (run_id text, try integer, tasks text[], pid integer, worker integer,"
-            " at timestamptz DEFAULT clock_timestamp())"
+            " at timestamptz DEFAULT clock_timestamp());"
+            "CREATE TABLE jobs (job serial, topic text, submitter integer, state text DEFAULT 'RUNNING')"
         )
     airflow.site.wait_dags("claims")
 
@@ -37,23 +45,14 @@ def queue(airflow: Installation) -> Iterator[TaskQueue]:
         yield queue
 
 
-def kill_nothing(_: Work) -> None:
-    """The first try fails by itself."""
-
-
-def kill_process(work: Work) -> None:
-    """Kill the process of the task, as a machine without memory does."""
-    os.kill(work.pid, signal.SIGKILL)
-
-
-def kill_worker(work: Work) -> None:
-    """Kill the worker. Airflow does not see the process of the task, which survives it and cannot report any more."""
-    os.kill(work.worker, signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("run_id", "first_try", "interrupt"),
-    [("failed", "fails", kill_nothing), ("killed", "runs", kill_process), ("orphaned", "runs", kill_worker)],
+    [
+        ("failed", "fails", lambda _: None),
+        ("killed", "runs", lambda work: os.kill(work.pid, signal.SIGKILL)),
+        # Airflow does not see the process of the task, which survives its worker and cannot report any more.
+        ("orphaned", "runs", lambda work: os.kill(work.worker, signal.SIGKILL)),
+    ],
     ids=["fails", "its process is killed", "its worker is killed"],
 )
 def test_work_that_fails_or_is_killed_is_retried_with_the_same_tasks(
@@ -172,3 +171,91 @@ def test_a_run_with_the_id_of_a_deleted_run_finds_its_tasks(airflow: Installatio
     run.succeeds()
     assert second.tasks == ["a", "b"]
     run.completed_once()
+
+
+class Durable(Run):
+    """A run whose task `submit` submits a driver, as Spark runs one apart from its submitter on YARN and Kubernetes."""
+
+    dag_id = "durable"
+
+    def submitters(self, count: int) -> list[int]:
+        """Wait until this many drivers were submitted, and return the processes that did it."""
+
+        def submitted() -> list[int] | None:
+            rows = self.queue.conn.execute("SELECT submitter FROM jobs WHERE topic = %s ORDER BY job", (self.id,))
+            return found if len(found := [row[0] for row in rows.fetchall()]) == count else None
+
+        return until(submitted, SECONDS, lambda: str(self.site.task_states(self.dag_id, self.id)))
+
+    def tried(self, task_id: str, state: str) -> None:
+        """Wait until the second try of a task has a state."""
+
+        def reached() -> bool | None:
+            tries = self.airflow.tries(self.dag_id, self.id, task_id)
+            return bool(tries[2] and self.airflow.states(self.dag_id, self.id, task_id)[state]) or None
+
+        until(reached, SECONDS, lambda: str(self.site.task_states(self.dag_id, self.id)))
+
+    def end_driver(self, state: str) -> None:
+        """End the driver that runs."""
+        self.queue.conn.execute("UPDATE jobs SET state = %s WHERE topic = %s AND state = 'RUNNING'", (state, self.id))
+
+
+class NotDurable(Durable):
+    """A run in which every try submits a driver of its own."""
+
+    dag_id = "not_durable"
+
+
+@RECONNECTS
+def test_a_retry_reconnects_to_the_driver_that_still_holds_the_tasks(airflow: Installation, queue: TaskQueue) -> None:
+    run = Durable(airflow, queue, "reconnected")
+    (submitter,) = run.submitters(1)
+    driver = queue.take_over(run.owner, run.returned("gate")["fence"])
+    os.kill(submitter, signal.SIGKILL)
+    run.tried("submit", "running")
+    queue.complete(driver, dict.fromkeys(queue.held(driver), Result.SUCCESS))
+    run.end_driver("FINISHED")
+    run.succeeds()
+    assert run.submitters(1) == [submitter]
+    run.completed_once()
+
+
+@RECONNECTS
+def test_a_gate_that_is_cleared_locks_out_the_driver_and_the_next_one_has_the_same_tasks(
+    airflow: Installation, queue: TaskQueue
+) -> None:
+    run = Durable(airflow, queue, "locked-out")
+    run.submitters(1)
+    driver = queue.take_over(run.owner, run.returned("gate")["fence"])
+    held = queue.held(driver)
+    run.clear("gate")
+    run.tried("submit", "running")
+    with pytest.raises(LeaseLost):
+        queue.complete(driver, dict.fromkeys(held, Result.SUCCESS))
+    run.end_driver("FAILED")
+    run.submitters(2)
+    assert queue.held(queue.take_over(run.owner, run.returned("gate")["fence"])) == held
+    run.end_driver("FINISHED")
+    run.succeeds()
+    run.completed_once()
+
+
+@RECONNECTS
+@pytest.mark.parametrize(("kind", "drivers"), [(Durable, 1), (NotDurable, 2)], ids=["durable", "not durable"])
+def test_a_durable_run_cleared_after_its_end_completes_the_tasks_that_its_gate_claimed_again(
+    airflow: Installation, queue: TaskQueue, kind: type[Durable], drivers: int
+) -> None:
+    """Airflow completes the tasks instead of the driver. If it is not durable, a driver works on the new ones too."""
+    run = kind(airflow, queue, f"cleared-{kind.dag_id}")
+    run.submitters(1)
+    run.end_driver("FINISHED")
+    run.succeeds()
+    run.completed_once()
+    run.clear("gate")
+    run.submitters(drivers)
+    run.end_driver("FINISHED")
+    run.tried("complete", "success")
+    run.succeeds()
+    assert run.tasks() == [(name, "SUCCEEDED", 1, 0) for name in "abc"]
+    run.submitters(drivers)

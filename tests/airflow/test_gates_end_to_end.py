@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.fixture
 def queue(site: AirflowSite, site_queue: TaskQueue) -> TaskQueue:
-    site.wait_dags("state_gate", "juncture_gate", "gate_logs", "gate_log_timeout")
+    site.wait_dags("state_gate", "juncture_gate", "gate_logs")
     return site_queue
 
 
@@ -27,18 +27,6 @@ def end(queue: TaskQueue, topic: str, result: Result) -> None:
     """End the next task of a topic."""
     owner = queue.register("end")
     queue.complete(owner, dict.fromkeys(queue.poll(topic, owner), result))
-
-
-def test_a_deferred_gate_opens_when_tasks_have_succeeded(site: AirflowSite, queue: TaskQueue) -> None:
-    queue.create_topic("states")
-    queue.push("states", ["a", "b"])
-    run = site.trigger("state_gate", conf={"topic": "states"})
-    site.wait_task("state_gate", run, "gate", {"deferred"}, 300)
-    end(queue, "states", Result.SUCCESS)
-    end(queue, "states", Result.SUCCESS)
-    assert site.wait_run("state_gate", run, {"success"}, 300) == "success"
-    assert returned(site, "state_gate", run, "gate") == {"topic": "states", "states": {"SUCCEEDED": 2}}
-    assert instance(site, "state_gate", run, "gate")["try_number"] == 1
 
 
 def test_a_deferred_gate_fails_with_its_message_and_without_a_retry(site: AirflowSite, queue: TaskQueue) -> None:
@@ -106,13 +94,3 @@ def test_a_gate_logs_each_change_once_in_its_own_log_in_all_modes(site: AirflowS
         assert lines[0] == closed, mode
         assert sum("topic paused by alice" in line for line in lines) == 1, (mode, lines)
         assert len(lines) <= 5, (mode, lines)
-
-
-def test_a_deferred_gate_that_times_out_names_its_wait(site: AirflowSite, queue: TaskQueue) -> None:
-    queue.create_topic("late")
-    queue.pause_topic("late")
-    queue.push("late", ["a"])
-    run = site.trigger("gate_log_timeout", conf={"topic": "late"})
-    assert site.wait_run("gate_log_timeout", run, {"failed"}, 300) == "failed"
-    message = "not open within 15 seconds. Waits for 1 ready task of topic 'late'; 0 ready, 1 paused, topic paused by"
-    assert message in site.log_text()

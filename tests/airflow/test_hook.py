@@ -103,11 +103,6 @@ def test_a_cancelled_connect_leaves_no_connection_open(
     assert [str(each.message) for each in warned if "never awaited" in str(each.message)] == []
 
 
-def test_connects_to_another_database_of_the_server(airflow_connection: str) -> None:
-    with TaskQHook(airflow_connection, database="postgres").get_conn() as connection:
-        assert connection.info.dbname == "postgres"
-
-
 def _create_and_fail(hook: TaskQHook) -> None:
     with hook.transaction() as queue:
         queue.create_topic("undone")

@@ -8,8 +8,8 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_taskq.operators import TaskQExpireOperator, TaskQHealthOperator
-from airflow_provider_taskq.queue import SchemaMismatch, State, TaskQueue, TopicPolicy
-from tests.airflow.conftest import Connect, executed
+from airflow_provider_taskq.queue import State, TaskQueue, TopicPolicy
+from tests.airflow.conftest import executed
 from tests.internals import age_tasks, lapse_lease
 
 pytestmark = [
@@ -62,11 +62,3 @@ class TestHealth:
     @pytest.mark.parametrize("patience", [timedelta(days=3), "{{ 3 * 86400 }}"])
     def test_does_not_fail_within_its_patience(self, patience: Any) -> None:
         assert health(fail_at="CRITICAL", patience=patience)["critical"] == 0
-
-
-def test_health_of_a_database_without_the_schema_fails_with_a_clear_error(
-    connect_airflow: Connect, empty_dsn: str
-) -> None:
-    connect_airflow(dsn=empty_dsn)
-    with pytest.raises(SchemaMismatch, match="schema"):
-        health()

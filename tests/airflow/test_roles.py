@@ -1,7 +1,6 @@
 """Gates and operators connect as roles with exactly the access that docs/production/roles.md requires."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import psycopg
 import pytest
@@ -16,7 +15,7 @@ from airflow_provider_taskq.operators import (
 )
 from airflow_provider_taskq.queue import NewTask, NotHeld, Result, State, TaskQueue
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
-from tests.airflow.conftest import Connect, context_of
+from tests.airflow.conftest import Connect, executed
 from tests.roles import logged_in
 
 pytestmark = pytest.mark.promise("A role may call the functions of its kind, and no others")
@@ -28,12 +27,6 @@ def as_consumer(conn: psycopg.Connection, dsn: str, connect_airflow: Connect) ->
     with logged_in(conn, dsn, "consumer") as consumer:
         connect_airflow(dsn=consumer)
         yield
-
-
-def executed(operator: Any) -> Any:
-    context = context_of(operator.task_id)
-    operator.render_template_fields(context)
-    return operator.execute(context)
 
 
 @pytest.mark.usefixtures("as_consumer")

@@ -190,15 +190,6 @@ def test_the_schedule_slows_down_while_idle_and_backs_off_while_it_fails() -> No
 
 
 class TestLostConnections:
-    async def test_survives_a_killed_connection(
-        self, queue: TaskQueue, conn: psycopg.Connection, checks: list[int]
-    ) -> None:
-        wait = waiting(ReadyWait("work"))
-        await until(lambda: checks != [])
-        conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({LINES}) lines")
-        queue.push("work", ["a"])
-        assert await wait == 1
-
     async def test_reconnects_when_the_server_process_hangs(
         self, own_server: EmbeddedPostgres, connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,15 +1,10 @@
 """A gate that claims, work on its claim, and a completion. The conf of the run decides how the work ends."""
 
-import json
 import os
-import subprocess
-import sys
 import time
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, LiteralString
 
 from airflow.sdk import DAG, BaseOperator, Context, get_current_context, task
 from pydantic import JsonValue
@@ -46,51 +41,38 @@ with DAG("claims", schedule=None, params={"topic": "work", "first_try": "succeed
 if find_spec("airflow.sdk.bases.resumablejobmixin"):  # Airflow 3.3: tasks reconnect to drivers
     from airflow.sdk import ResumableJobMixin
 
-    class Submit(ResumableJobMixin, BaseOperator):
-        """Submits tests/airflow/chaos_driver.py with the base class of SparkSubmitOperator, which makes it durable."""
+    def of_jobs(statement: LiteralString, *values: Any) -> Any:
+        """Run a statement on the table of jobs, and return the value of its row."""
+        with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
+            row = connection.execute(statement, values).fetchone()
+        return row and row[0]
 
-        template_fields = ("claim", "topic", "driver")
+    class Submit(ResumableJobMixin, BaseOperator):
+        """Submits a job with the base class of SparkSubmitOperator, which makes it durable. The test is its driver."""
+
+        template_fields = ("topic",)
         external_id_key = "job"
 
-        def __init__(self, *, claim: Any, topic: str, driver: str, **kwargs: Any) -> None:
+        def __init__(self, *, topic: str, **kwargs: Any) -> None:
             super().__init__(**kwargs)
-            self.claim, self.topic, self.driver = claim, topic, driver
+            self.topic = topic
 
         def execute(self, context: Context) -> Any:
             """Submit, or reconnect."""
             return self.execute_resumable(context)
 
         def submit_job(self, context: Context) -> JsonValue:  # noqa: ARG002  Airflow's signature
-            """Start a driver that Airflow does not end."""
-            job = uuid4().hex
-            with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
-                connection.execute(
-                    "INSERT INTO jobs VALUES (%s, %s, 'SUBMITTED', NULL, %s)", (job, self.topic, os.getpid())
-                )
-            command = [
-                sys.executable,
-                "-m",
-                "tests.airflow.chaos_driver",
-                job,
-                json.dumps(self.claim),
-                self.driver,
-            ]
-            # With the output of the task, the driver would keep Airflow waiting after the end of the task's process.
-            with (Path(os.environ["AIRFLOW_HOME"]) / "logs" / f"driver-{job}.log").open("wb") as output:
-                subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-                )
-            return job
+            """Ask the test for a driver."""
+            statement = "INSERT INTO jobs (topic, submitter) VALUES (%s, %s) RETURNING job::text"
+            return str(of_jobs(statement, self.topic, os.getpid()))
 
         def get_job_status(self, external_id: JsonValue, context: Context) -> str:  # noqa: ARG002  the same
             """Return the last state of the driver."""
-            with connect(os.environ["TASKQ_DSN"], autocommit=True) as connection:
-                row = connection.execute("SELECT state FROM jobs WHERE job = %s", (external_id,)).fetchone()
-            return str(row[0]) if row else "UNKNOWN"
+            return str(of_jobs("SELECT state FROM jobs WHERE job::text = %s", external_id))
 
         def is_job_active(self, status: str) -> bool:
             """Return whether a driver still runs, so that Airflow reconnects."""
-            return status in {"SUBMITTED", "RUNNING"}
+            return status == "RUNNING"
 
         def is_job_succeeded(self, status: str) -> bool:
             """Return whether the driver has finished."""
@@ -100,27 +82,16 @@ if find_spec("airflow.sdk.bases.resumablejobmixin"):  # Airflow 3.3: tasks recon
             """Wait for the end of the driver."""
             while self.is_job_active(status := self.get_job_status(external_id, context)):
                 time.sleep(0.2)
-            if status != "FINISHED":
+            if not self.is_job_succeeded(status):
                 raise RuntimeError(f"the driver ended as {status}")
 
         def get_job_result(self, external_id: JsonValue, context: Context) -> None:
             """Return nothing."""
 
-    def driven(dag_id: str, durable: bool) -> None:
-        """Create a DAG whose driver works on the claim of its gate."""
-        with DAG(dag_id, schedule=None, params={"topic": "work", "driver": "completes"}) as dag:
+    for durable in (True, False):
+        with DAG("durable" if durable else "not_durable", schedule=None, params={"topic": "work"}):
             claim = TaskQSensor(
                 task_id="gate", topic="{{ params.topic }}", claim=2, deferrable=True, timeout=600, **AGAIN
-            ).output
-            Submit(
-                task_id="submit",
-                claim=claim,
-                topic="{{ params.topic }}",
-                driver="{{ params.driver }}",
-                durable=durable,
-                **AGAIN,
-            ) >> TaskQCompleteOperator(task_id="complete", claim=claim)
-        globals()[dag_id] = dag
-
-    driven("durable", durable=True)
-    driven("not_durable", durable=False)
+            )
+            submit = Submit(task_id="submit", topic="{{ params.topic }}", durable=durable, **AGAIN)
+            claim >> submit >> TaskQCompleteOperator(task_id="complete", claim=claim.output)

@@ -15,6 +15,3 @@ with DAG("gate_logs", schedule=None, params={"topic": "logged"}):
             deferrable=mode == "deferrable",
             mode="reschedule" if mode == "reschedule" else "poke",
         )
-
-with DAG("gate_log_timeout", schedule=None, params={"topic": "logged"}):
-    TaskQSensor(task_id="gate", topic="{{ params.topic }}", deferrable=True, timeout=15)
