@@ -208,24 +208,6 @@ async def test_events_of_a_killed_triggerer_fire_again_and_its_late_settlement_c
     await killed.aclose()
 
 
-@pytest.mark.slow
-async def test_of_two_triggerers_with_one_stream_the_second_waits_until_the_first_is_gone(queue: TaskQueue) -> None:
-    async with triggerer() as second:
-        async with triggerer() as first:
-            first.start(claiming(lease=24))
-            await until(lambda: bool(queue.owners()))
-            second.start(claiming(lease=24))
-            until_then = queue.owners()[0].lease_until
-            queue.push("work", ["a"])
-            await until(lambda: len(first.events) == 1)
-            first.store()
-            await until(lambda: states(queue) == {"a": State.SUCCEEDED})
-            await until(lambda: queue.owners()[0].lease_until > until_then)  # the stream extends the lease
-        queue.push("work", ["b"])
-        await until(lambda: len(second.events) == 1)
-        assert len(first.events) == 1
-
-
 def claimed(airflow: Triggerer) -> list[int]:
     """Return the number of tasks in each event."""
     return [event.payload["claimed"] for _, event in airflow.events]

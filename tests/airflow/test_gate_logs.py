@@ -184,18 +184,6 @@ SENSORS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("sensor", SENSORS.values(), ids=SENSORS)
-def test_a_gate_that_pokes_logs_changes_only(queue: TaskQueue, task_log: TaskLog, sensor: Callable[..., Any]) -> None:
-    gate, context = sensor(), context_of()
-    for change in (lambda: None, lambda: queue.pause_topic("work"), lambda: queue.resume_topic("work")):
-        change()
-        gate.poke(context)
-        gate.poke(context)
-    said = [text for text in task_log() if text.startswith("Waits for ")]
-    assert [("topic paused by" in text) for text in said] == [False, True, False]
-    assert said[0] == said[2]
-
-
 def test_gates_that_poke_wait_through_a_lost_connection_and_a_changed_password(
     own_server: EmbeddedPostgres, connect_airflow: Connect, task_log: TaskLog
 ) -> None:

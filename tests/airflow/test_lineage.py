@@ -98,14 +98,3 @@ def test_a_hook_of_another_connection_or_database_reports_an_asset_of_it(
             transaction.push("work", ["a"])
     of_server = f"taskq://{parts['host']}:{parts['port']}/{parts['dbname']}/work"
     assert seen(collector) == ([], [topic_asset("work", "mine").uri, of_server])
-
-
-def test_lineage_is_not_collected_without_a_reader(connect_airflow: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    hook = TaskQHook(connect_airflow())
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("the connection was read")
-
-    monkeypatch.setattr(hook, "_asset_uri", refuse)
-    monkeypatch.setattr(hook.log, "warning", refuse)
-    hook.report_lineage(inputs=["work"], outputs=["work"])

@@ -121,15 +121,6 @@ class TestOperators:
         assert ("taskq.health", 0, {"subject": "waiting_tasks"}) in receiver.sent
         assert "taskq.dead_tuples" in {name for name, _, _ in receiver.sent}
 
-    def test_do_not_query_depths_without_a_receiver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
-        queried: list[str] = []
-        monkeypatch.setattr(TaskQHealthOperator, "_gauge_topics", lambda *_: queried.append("depths"))
-        executed(TaskQHealthOperator(task_id="health"))
-        monkeypatch.setenv("AIRFLOW__METRICS__OTEL_ON", "True")
-        executed(TaskQHealthOperator(task_id="health"))
-        assert queried == ["depths"]
-
 
 @pytest.mark.usefixtures("airflow_connection", "queue")
 class TestTransactions:

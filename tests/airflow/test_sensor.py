@@ -233,9 +233,7 @@ class TestStartFromTrigger:
         assert (stored.start_from_trigger, stored.start_trigger_args.trigger_cls) == (True, started.trigger_cls)
 
     def test_a_gate_with_outlets_is_resumed_in_a_worker(self) -> None:
-        started = gate(deferrable=True, start_from_trigger=True, outlets=[Asset("flights")]).start_trigger_args
-        assert started is not None
-        assert started.trigger_kwargs is not None
+        started: Any = gate(deferrable=True, start_from_trigger=True, outlets=[Asset("flights")]).start_trigger_args
         assert started.trigger_kwargs["ends_task"] is False
 
     def test_is_off_unless_chosen_and_needs_a_deferrable_gate(self) -> None:

@@ -176,21 +176,6 @@ def test_a_claim_is_drained_by_its_fence_and_its_report_arrives_although_the_out
     assert "TASKQ_DSN" not in os.environ
 
 
-@pytest.mark.slow
-@pytest.mark.faults
-@pytest.mark.own_database
-@pytest.mark.usefixtures("spark_submit")
-def test_the_tasks_of_a_claim_stay_held_for_the_retry_of_a_failed_submit(
-    queue: TaskQueue, claim: dict[str, Any]
-) -> None:
-    with pytest.raises(AirflowException, match="stumbled over"):
-        executed(drain(topic=None, claim=str(claim), transform="transforms:stumble"))
-    holder = queue.owner(claim["owner"], claim["fence"])
-    assert holder is not None
-    assert holder.lease == timedelta(minutes=20)
-    assert len(queue.held(holder)) == 3
-
-
 def states(queue: TaskQueue) -> dict[str, int]:
     """Count the tasks of topic `work` by state."""
     return {state.name: count.count for state, count in queue.count("work")["work"].items()}

@@ -54,12 +54,8 @@ def test_finding_the_command_imports_neither_the_queue_nor_click() -> None:
         "from airflow_provider_taskq.cli.airflow import get_cli_commands; get_cli_commands()\n"
         "print(sorted(name for name in set(sys.modules) - before if not name.startswith('airflow_provider_taskq')))"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.splitlines()[
-            -1
-        ]
-        == "[]"
-    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow

@@ -157,21 +157,6 @@ def test_a_closed_pipe_is_no_error(queue: TaskQueue, environment: dict[str, str]
         assert process.wait() in {0, 1}
 
 
-def test_a_worker_with_drain_stops_when_the_topic_is_empty(queue: TaskQueue, environment: dict[str, str]) -> None:
-    queue.push("work", [f"task-{number}" for number in range(50)])
-    words = ["worker", "tests.cli.handlers:succeed", "--topic", "work", "--size", "5", "--threads", "2"]
-    result = subprocess.run(
-        [*PROGRAM, *words, "--condition", "SINGULAR_BY_IDENTIFIER", "--drain", "--pause", "0.1s", "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert '"succeeded": 50' in result.stdout
-    assert {state for _, state in states(queue)} == {State.SUCCEEDED}
-    assert queue.owners() == []  # their leases were given back
-
-
 @pytest.mark.parametrize(("max_failed", "code"), [("2", 0), ("50%", 0), ("1", 1), ("0.4", 1)])
 def test_a_drain_fails_if_more_tasks_fail_than_max_failed_allows(
     queue: TaskQueue, environment: dict[str, str], max_failed: str, code: int
