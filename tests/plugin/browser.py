@@ -146,11 +146,6 @@ def tab(contexts: OpenSession, new_context: OpenSession, page_site: SharedAirflo
             session.close()
 
 
-def sentence(main: Locator) -> str:
-    """The sentence that says why the task is not running."""
-    return main.get_by_test_id("why").inner_text()
-
-
 def is_api(name: str) -> Callable[[Request], bool]:
     """A filter for requests to a view of the page's API."""
     return lambda request: "/taskq/api/" in request.url and request.url.split("?")[0].endswith(f"/{name}")

@@ -1,11 +1,10 @@
 """The queue of a shop for the pictures: one of its tasks is stuck."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from airflow_provider_taskq.queue import (
     Decision,
-    Json,
     NewTask,
     Result,
     RetryPolicy,
@@ -13,10 +12,9 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
     TopicPolicy,
-    config_hash,
-    ticks_every,
 )
 from tests.internals import lapse_lease, set_created, space_ends
+from tests.plugin.situations import nightly
 
 HOUR = timedelta(hours=1)
 TRACE = (
@@ -39,7 +37,7 @@ def fill(queue: TaskQueue) -> None:
     queue.create_topic("reports")
     queue.push("reports", ["report-north", "report-south"])
     queue.pause_topic("reports")
-    _nightly(queue)
+    nightly(queue)
     queue.lock("nightly-maintenance", "host-3", HOUR)
     queue.advance("warehouse", "orders", 0, queue.events("orders", None, 900).cursor)
     _spread(queue)
@@ -77,14 +75,6 @@ def _ends(polled: Sequence[Task], failing: Sequence[Task]) -> dict[Task | int, D
     """Decisions: SUCCESS for all tasks except the failing ones."""
     failure = Decision(Result.FAILURE, error=TRACE)
     return {task: failure if task in failing else Result.SUCCESS for task in polled}
-
-
-def _nightly(queue: TaskQueue) -> None:
-    queue.create_topic("nightly")
-    ticks: list[tuple[datetime, NewTask | Json]] = [
-        (moment, None) for moment in ticks_every(HOUR, datetime.now(UTC), 12)
-    ]
-    queue.install_ticks("nightly", "reports/daily", config_hash("v1"), ticks)
 
 
 def _spread(queue: TaskQueue) -> None:

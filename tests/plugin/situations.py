@@ -46,7 +46,7 @@ def fill(dsn: str) -> None:
             _waiting,
             _reports,
             _no_worker,
-            _nightly,
+            nightly,
             _lapsed,
             _hostile,
             _consumer_groups,
@@ -113,7 +113,7 @@ def _no_worker(queue: TaskQueue) -> None:
     queue.push("no-worker", [f"lonely-{n}" for n in range(30)])
 
 
-def _nightly(queue: TaskQueue) -> None:
+def nightly(queue: TaskQueue) -> None:
     queue.create_topic("nightly")
     begin = datetime.now(UTC)
     ticks: list[tuple[datetime, NewTask | Json]] = [

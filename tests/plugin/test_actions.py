@@ -23,9 +23,6 @@ pytestmark = [
 # JSON that PostgreSQL accepts and some clients cannot read.
 UNREADABLE = (
     "1e99999999999999999999999",
-    "[1e-99999999999999999999999]",
-    '{"n": -1e400}',
-    "9" * 400,
     "9" * 5_000,
     "[" * 101 + "]" * 101,
     "[" * 50_000 + "]" * 50_000,
@@ -293,29 +290,6 @@ def test_a_failed_action_changes_nothing_and_writes_no_audit_line(client: Client
     for action, body, status in refused:
         answer = post(client, action, confirm=True, expected=0, **body)
         assert (answer.status_code, set(answer.json())) == (status, {"error"}), (action, answer.text)
-    assert (acts.audit_trail(), states(acts)) == ([], {})
-
-
-@pytest.mark.parametrize("number", ["1e99999999999999999999999", "-1e400", "9" * 5_000, "[" * 5_000 + "]" * 5_000])
-def test_every_field_refuses_a_number_outside_the_range_of_a_double(
-    client: Client, acts: TaskQueue, number: str
-) -> None:
-    bodies = (
-        f'{{"action": "purge", "topic": "work", "sequences": [{number}]}}',
-        f'{{"action": "purge", "topic": "work", "filter": {{"since": {number}}}}}',
-        f'{{"action": "pause", "topic": "work", "expected": {number}}}',
-        f'{{"action": "expire", "options": {{"grace_seconds": {number}}}}}',
-        *(
-            f'{{"action": "push", "topic": "work", "options": {{"identifier": "a", "{name}": {number}}}}}'
-            for name in ("priority", "delay_seconds", "ttl_seconds", "available_at", "payload")
-        ),
-    )
-    for body in bodies:
-        answer = client("op").post("/api/taskq_acts/actions", content=body)
-        assert (answer.status_code, set(answer.json())) == (400, {"error"}), (body[:100], answer.text)
-    for name in ("after", "since", "size"):
-        answer = client("op").get("/api/taskq_acts/tasks", params={"topic": "work", name: number})
-        assert (answer.status_code, set(answer.json())) == (400, {"error"}), (name, answer.text)
     assert (acts.audit_trail(), states(acts)) == ([], {})
 
 

@@ -72,7 +72,11 @@ ACTIONS = (
     ),
     *(push("priority", n) for n in ("101", "1e30")),
     *(push("identifier", name) for name in ('"\\u0000"', '"\\ud800"', '""')),
-    *(f'"action": "retry", "topic": "work", "sequences": [{n}]' for n in ("-1", "9223372036854775808", "1e30")),
+    *(
+        f'"action": "retry", "topic": "work", "sequences": [{n}]'
+        for n in ("-1", "9223372036854775808", "1e30", "9" * 5_000)
+    ),
+    '"action": "purge", "topic": "work", "filter": {"since": -1e400}',
     '"action": "retry", "topic": "work", "filter": {"state": "FAILED", "since": "1e999"}',
     '"action": "retry", "topic": "work", "filter": {"state": "FAILED", "error": "\\ud800"}',
     '"action": "pause", "topic": "\\u0000"',

@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 from airflow_provider_taskq.queue import Result, State, TaskQueue, connect
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from tests.airflow.site import SharedAirflow
-from tests.plugin.browser import OpenTab, Visit, is_api, sentence
+from tests.plugin.browser import OpenTab, Visit, is_api
 from tests.plugin.situations import HOLDER, HOSTILE, HOSTILE_TEXT, SECRET
 
 pytestmark = [
@@ -111,22 +111,6 @@ def test_a_link_of_an_operator_shows_its_topic(tab: OpenTab) -> None:
     expect(main.get_by_role("img", name=re.compile("Last day: .* succeeded"))).to_be_visible()
     expect(main.get_by_test_id("consumers")).to_contain_text(HOLDER)
     expect(main.get_by_test_id("tasks")).to_contain_text("order-59")
-
-
-def test_the_page_says_why_tasks_are_not_running(tab: OpenTab, page_dsns: dict[str, str]) -> None:
-    expected = {
-        ("reports", "report-1"): "paused",
-        ("waiting", "invoice-0"): "FAILED",
-        ("no-worker", "lonely-29"): "seems to poll",
-        ("lapsed", "stuck"): "lease lapsed",
-        ("orders", "later"): "due in",
-    }
-    visit = tab()
-    with connect(page_dsns["situations"], autocommit=True) as conn:
-        found = {at: TaskQueue(conn).latest(at[0], [at[1]])[at[1]].sequence for at in expected}
-    for (topic, identifier), words in expected.items():
-        main = visit.view(topic=topic, sequence=found[topic, identifier])
-        expect(main.get_by_test_id("why")).to_contain_text(words)
 
 
 def test_lists_and_the_timeline_show_queue_time_and_run_time(tab: OpenTab, page_dsns: dict[str, str]) -> None:
@@ -442,16 +426,6 @@ def test_the_panel_shows_the_tasks_that_the_instance_pushed_or_waits_for_and_non
     expect(waits.nth(1)).to_contain_text(re.compile("order-10.*succeeded", re.DOTALL))
     expect(waits.nth(2)).to_contain_text(re.compile("never-pushed.*none yet", re.DOTALL))
     expect(panel_of(visit, "other")).to_contain_text("Not a task of TaskQ")
-
-
-def test_the_panel_shows_the_tasks_that_the_instance_holds_and_links_back(tab: OpenTab) -> None:
-    visit = tab()
-    panel = panel_of(visit, "claim")
-    expect(panel.get_by_test_id("holds").get_by_role("row")).to_have_count(3)
-    panel.get_by_test_id("holds").get_by_role("link", name=re.compile("^#")).first.click()
-    assert HOLDER in sentence(visit.page.get_by_test_id("taskq"))
-    visit.page.get_by_test_id("taskq").get_by_role("link", name="Task instance").first.click()
-    expect(visit.page).to_have_url(re.compile("/dags/shop/runs/manual__1/tasks/claim"))
 
 
 def test_the_panel_of_a_drain_shows_the_tasks_of_its_workers_and_links_back(
