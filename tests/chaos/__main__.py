@@ -92,7 +92,7 @@ def shown(name: str, scenario: Scenario, options: Namespace) -> bool:
     try:
         with tempfile.TemporaryDirectory(prefix="taskq-chaos-") as folder:
             kept = options.keep and options.keep / time.strftime("%Y-%m-%d-%H-%M-%S")
-            found = run(name, scenario, (kept or Path(folder)) / name, scenario.seconds or options.seconds)
+            found = run(scenario, (kept or Path(folder)) / name, scenario.seconds or options.seconds)
     except Exception:  # noqa: BLE001 -- the other scenarios are run all the same
         print(f"| {scenario.title} | not judged |\n{traceback.format_exc()}", flush=True)
         return True

@@ -52,7 +52,6 @@ class Promises:
     # Within an identifier. False if tasks are tried again later. Without one_at_a_time, also False if claims may get no
     # answer: a task that was handed out unseen would seem late.
     in_order: bool = True
-    ended: frozenset[str] = frozenset({SUCCEEDED})  # the states in which a task may be at the end
     groups: frozenset[str] = frozenset()  # read the whole log, in addition to those that the history names
 
 
@@ -116,14 +115,14 @@ _claimant = itemgetter("attempt", "owner", "fence")  # what tells the claims of 
 
 
 @_rule
-def nothing_lost(history: History, promises: Promises) -> Iterator[Violation]:
+def nothing_lost(history: History, _: Promises) -> Iterator[Violation]:
     """A push that is acknowledged, or that a later call proves, leaves a task that ends. Another push may leave one."""
     acknowledged = {task for task, push in history.pushes.items() if push["ended"] is not None}
     handled = _handled(history)
     for task in sorted((acknowledged | handled) - history.tasks.keys(), key=str):
         yield Violation("lost", f"task {task} was pushed and is not there")
     for task, found in history.tasks.items():
-        if found["state"] not in promises.ended:
+        if found["state"] != SUCCEEDED:
             reason = f": {found['error']}" if found.get("error") else ""
             yield Violation("lost", f"task {task} is still {found['state']}{reason}")
     for task in sorted((history.tasks.keys() | handled) - history.pushes.keys(), key=str):

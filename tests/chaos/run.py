@@ -34,7 +34,6 @@ class Outcome:
     :param notes: what the fault reports, and what did not come to an end.
     """
 
-    scenario: str
     pushed: int
     decided: int
     again: int | None
@@ -71,7 +70,7 @@ class Outcome:
         return len(self.violations) - self.lost
 
 
-def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
+def run(scenario: Scenario, folder: Path, seconds: float) -> Outcome:
     """Runs a scenario whose fault lasts for `seconds`, with half of that after it, at most `LAST`.
 
     The phase before the fault has half the length of the last one.
@@ -96,11 +95,10 @@ def run(name: str, scenario: Scenario, folder: Path, seconds: float) -> Outcome:
         groups=GROUPS,
     )
     events = list(read(folder / "history"))
-    return outcome(name, scenario.options.rate, promises, events, marks, site.soon, notes, unfinished)
+    return outcome(scenario.options.rate, promises, events, marks, site.soon, notes, unfinished)
 
 
 def outcome(
-    name: str,
     offered: float,
     promises: Promises,
     events: Sequence[Event],
@@ -122,7 +120,6 @@ def outcome(
     following = [marks[1], *moments[places[1] :]]
     reads = {event["task"]: event["ended"] for event in history.reads[GROUP]}
     return Outcome(
-        scenario=name,
         pushed=sum(push["ended"] is not None for push in history.pushes.values()),
         decided=sum(len(effects) for effects in history.effects.values()),
         again=sum(len(each) > 1 for each in claimants) if claimants else None,

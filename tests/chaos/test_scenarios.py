@@ -44,7 +44,7 @@ SHORT = {
     "name", [pytest.param(name, marks=() if name == "processes" else pytest.mark.faults) for name in SHORT]
 )
 def test_nothing_is_lost_and_no_decision_is_committed_twice(tmp_path: Path, name: str) -> None:
-    found = run(name, replace(SHORT[name], options=LIGHT), tmp_path / name, SECONDS)
+    found = run(replace(SHORT[name], options=LIGHT), tmp_path / name, SECONDS)
     assert [f"{violation.rule}: {violation.detail}" for violation in found.violations] == []
     assert found.unfinished == []
     assert found.pushed > 0
@@ -71,13 +71,13 @@ def test_every_event_is_handled_once_and_in_order_although_consumers_are_killed_
 
     roles = {"producer": "produce", "loop-1": "loop", "reader-1": "read", "reader-2": "read in three"}
     scenario = replace(SCENARIOS["quiet"], roles=roles, options=replace(LIGHT, rate=20.0, lease=2.0), fault=repartition)
-    found = run("readers", scenario, tmp_path / "readers", SECONDS)
+    found = run(scenario, tmp_path / "readers", SECONDS)
     assert (found.violations, found.unfinished) == ([], [])
 
 
 @pytest.mark.chaos
 def test_a_worker_that_is_stopped_for_longer_than_its_lease_loses_its_tasks_to_another(tmp_path: Path) -> None:
-    found = run("stopped", replace(SCENARIOS["stopped"], options=LIGHT), tmp_path / "stopped", SECONDS)
+    found = run(replace(SCENARIOS["stopped"], options=LIGHT), tmp_path / "stopped", SECONDS)
     assert (found.violations, found.unfinished) == ([], [])
     assert found.again
     assert found.notes == ["stopped: loop-1, loop-2, worker, reader-1, reader-2"]
@@ -85,7 +85,7 @@ def test_a_worker_that_is_stopped_for_longer_than_its_lease_loses_its_tasks_to_a
 
 @pytest.mark.faults
 def test_a_worker_that_is_killed_with_tasks_in_hand_loses_them_to_its_successor(tmp_path: Path) -> None:
-    found = run("worker", replace(SCENARIOS["worker"], options=LIGHT), tmp_path / "worker", SECONDS)
+    found = run(replace(SCENARIOS["worker"], options=LIGHT), tmp_path / "worker", SECONDS)
     assert (found.violations, found.unfinished) == ([], [])
     assert found.again
 
@@ -93,7 +93,7 @@ def test_a_worker_that_is_killed_with_tasks_in_hand_loses_them_to_its_successor(
 @pytest.mark.faults
 def test_a_queue_that_gives_no_turns_is_found_out(tmp_path: Path) -> None:
     options = replace(LIGHT, condition=Condition.NONE)
-    found = run("quiet", replace(SCENARIOS["quiet"], options=options), tmp_path / "quiet", SECONDS)
+    found = run(replace(SCENARIOS["quiet"], options=options), tmp_path / "quiet", SECONDS)
     assert "one at a time" in {violation.rule for violation in found.violations}
 
 
@@ -121,13 +121,13 @@ def test_a_queue_that_ignores_fences_is_found_out(tmp_path: Path) -> None:
     options = Options(rate=15.0, work=0.0, dally=1.0)
     roles = {"producer": "produce", **LOOPS, "reader-1": "read"}
     scenario = replace(SCENARIOS["cut"], options=options, roles=roles, fault=cut_without_fences)
-    found = run("cut", scenario, tmp_path / "cut", SECONDS)
+    found = run(scenario, tmp_path / "cut", SECONDS)
     assert "superseded" in {violation.rule for violation in found.violations}
 
 
 @pytest.mark.faults
 def test_a_scenario_without_a_fault_decides_each_task_in_its_first_attempt(tmp_path: Path) -> None:
-    found = run("quiet", replace(SCENARIOS["quiet"], options=LIGHT), tmp_path / "quiet", SECONDS)
+    found = run(replace(SCENARIOS["quiet"], options=LIGHT), tmp_path / "quiet", SECONDS)
     assert found.violations == []
     lines = (tmp_path / "quiet" / "history" / "end.jsonl").read_text().splitlines()
     attempts = [event["attempt"] for event in map(json.loads, lines) if event["kind"] == "effect"]

@@ -25,23 +25,6 @@ def test_a_consumer_handles_every_event_in_order_and_stores_its_progress(dsn: st
     assert queue.ready("work", 10) == 4, "a consumer claims nothing"
 
 
-def test_a_consumer_continues_from_the_progress_of_its_group(dsn: str, queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    first, second = heard_all(), heard_all()
-    read_all(queue, Consumer(dsn, first.group, "work", quick()))
-    queue.push("work", ["c"])
-    read_all(queue, Consumer(dsn, second.group, "work", quick()))
-    assert (first.identifiers, second.identifiers) == (["a", "b"], ["c"])
-
-
-def test_groups_read_independently_of_each_other(dsn: str, queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    one, two = heard_all("one"), heard_all("two")
-    read_all(queue, Consumer(dsn, one.group, "work", quick()), "one")
-    read_all(queue, Consumer(dsn, two.group, "work", quick()), "two")
-    assert one.identifiers == two.identifiers == ["a", "b"]
-
-
 def test_handlers_match_events_by_kind_by_predicate_or_all(dsn: str, queue: TaskQueue) -> None:
     heard = Heard()
     calls: list[tuple[str, str]] = []
@@ -64,15 +47,6 @@ def test_handlers_match_events_by_kind_by_predicate_or_all(dsn: str, queue: Task
     named.group.on("b")(named.hear)
     read_all(queue, Consumer(dsn, named.group, "work", quick()), "named")
     assert named.identifiers == ["b"]
-
-
-def test_an_event_without_a_handler_is_skipped_and_progress_moves_on(dsn: str, queue: TaskQueue) -> None:
-    heard = Heard()
-    heard.group.on("never")(heard.hear)
-    queue.push("work", ["a", "b"])
-    read_all(queue, Consumer(dsn, heard.group, "work", quick()))
-    assert queue.progress("readers", "work") == place(queue, 2)
-    assert heard.events == []
 
 
 @pytest.mark.parametrize(

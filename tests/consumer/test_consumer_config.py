@@ -1,14 +1,24 @@
 """Settings of consumers: their precedence, and the consumers of a program."""
 
+import json
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from airflow_provider_taskq.consumer import ConsumerConfig, ConsumerOptions, Consumers, merge_options
-from airflow_provider_taskq.queue import InvalidArgument, Result, TaskQueue
+from airflow_provider_taskq.consumer import (
+    Consumer,
+    ConsumerConfig,
+    ConsumerOptions,
+    Consumers,
+    Level,
+    merge_options,
+)
+from airflow_provider_taskq.queue import Cursor, InvalidArgument, NewTask, Result, Task, TaskQueue, partition_of
 from airflow_provider_taskq.worker import Worker
 from airflow_provider_taskq.worker.grouped import GroupedWorker
-from tests.consumer.consumers import QUICK, heard_all
+from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, quick
 from tests.queue.conftest import until
 
 pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
@@ -65,3 +75,143 @@ def test_no_consumer_stays_started_if_one_cannot_start(dsn: str, queue: TaskQueu
         consumers.start()
     assert (fine.is_running, wrong.is_running) == (False, False)
     assert queue.partition_states()[0].member is None
+
+
+# Settings that are functions or objects: partitions, progress and delays
+
+
+def by_customer(event: Task) -> str:
+    """The customer of an order, which its identifier does not name."""
+    assert isinstance(event.payload, dict)
+    return str(event.payload["customer"])
+
+
+def orders(queue: TaskQueue, count: int = 60) -> list[Task]:
+    """Orders of seven customers."""
+    return queue.push("work", [NewTask(f"order-{n}", {"customer": f"customer-{n % 7}"}) for n in range(count)])
+
+
+@pytest.mark.parametrize("progress", ["database", "memory"])
+def test_a_function_maps_events_to_partitions(dsn: str, queue: TaskQueue, progress: str) -> None:
+    pushed = orders(queue)
+    heard: list[Heard] = []
+    consumers: list[Consumer] = []
+    for number in range(3):
+        heard.append(heard_all())
+        said = quick(partitions=3, level=by_customer, progress=progress, only_partitions=number)
+        consumers.append(Consumer(dsn, heard[-1].group, "work", said))
+    try:
+        for consumer in consumers:
+            consumer.start()
+        until(lambda: [each.partitions for each in consumers] == [[0], [1], [2]], 20)
+        until(lambda: sum(len(each.events) for each in heard) >= len(pushed), 20)
+    finally:
+        for consumer in consumers:
+            consumer.stop()
+    for number, each in enumerate(heard):
+        mine = [task.identifier for task in pushed if partition_of(by_customer(task), 3) == number]
+        assert each.identifiers == mine
+    assert max(len(each.events) for each in heard) < len(pushed)
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [(Level.PER_SUBJECT, None), ("per_second_level_subject", 2), ("no_sequence", 0)]
+)
+def test_each_name_of_a_level_stands_for_its_number(name: str, level: int | None) -> None:
+    assert ConsumerConfig(level=name).database_level == level
+
+
+class FileTracker:
+    """Progress in a file for each partition."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def current(self, group: str, topic: str, partition: int) -> Cursor | None:
+        file = self._file(group, topic, partition)
+        return Cursor.parse(json.loads(file.read_text())) if file.exists() else None
+
+    def proceed(self, group: str, topic: str, partition: int, work: Callable[[], None], cursor: Cursor) -> None:
+        work()
+        self._file(group, topic, partition).write_text(json.dumps(str(cursor)))
+
+    def _file(self, group: str, topic: str, partition: int) -> Path:
+        return self.folder / f"{group}-{topic}-{partition}.json"
+
+
+def test_a_tracker_stores_progress_and_a_later_consumer_continues_from_it(
+    dsn: str, queue: TaskQueue, tmp_path: Path
+) -> None:
+    """It stores none for an event that fails."""
+    tracker = FileTracker(tmp_path)
+    one, _ = queue.push("work", ["good", "bad"])
+    first, second = Heard(), heard_all()
+
+    @first.group.on()
+    def handle(event: Task) -> None:
+        first.hear(event)
+        if event.identifier == "bad":
+            raise ValueError("not now")
+
+    with Consumer(dsn, first.group, "work", quick(progress=tracker)):
+        first.wait(4)
+        assert str(tracker.current("readers", "work", 0)) == str(one.sequence)
+    with Consumer(dsn, second.group, "work", quick(progress=tracker)):
+        assert second.wait(1) == ["bad"]
+    assert queue.partition_states("work") == []
+
+
+@pytest.mark.parametrize(
+    "retry",
+    [[0.001, timedelta(milliseconds=2), "3ms"], lambda failures: None if failures > 3 else failures / 1000],
+    ids=["a series", "a function"],
+)
+def test_a_series_or_a_function_sets_the_delays_between_attempts_and_their_end(
+    dsn: str, queue: TaskQueue, retry: object
+) -> None:
+    queue.push("work", ["bad", "good"])
+    heard = Heard()
+
+    @heard.group.on(lambda event: event.identifier == "bad")
+    def refuse(event: Task) -> None:
+        raise ValueError(event.identifier)
+
+    heard.group.on(lambda event: event.identifier == "good")(heard.hear)
+    with Consumer(dsn, heard.group, "work", quick(retry=retry), on_failure=heard.fail):
+        heard.wait(1)
+    delays = [failure.delay for failure in heard.failures]
+    assert delays == [timedelta(milliseconds=1), timedelta(milliseconds=2), timedelta(milliseconds=3), None]
+
+
+def endless() -> Iterator[timedelta]:
+    """An iterator, which ends after one use."""
+    while True:
+        yield NOW
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"partitions": 0}, "partitions"),
+        ({"size": 0}, "size"),
+        ({"transaction_size": 2}, "transaction_size"),
+        ({"max_partitions": 0}, "max_partitions"),
+        ({"lease": timedelta(0)}, "lease"),
+        ({"lease": timedelta(days=99_999_999)}, "at most 3650 days"),
+        ({"pause": timedelta(0)}, "pause"),
+        ({"progress": "paper"}, "progress"),
+        ({"progress": "memory", "transactional": True}, "transactional"),
+        ({"exclusivity": "none"}, "exclusivity"),
+        ({"retry": endless()}, "retry must not be an iterator, which ends after one event"),
+        ({"retry": 3}, "retry must be a name, a function or a series of durations, not 3"),
+        ({"retry": "sometimes"}, "retry 'sometimes' must be one of exponential, fixed, none"),
+        ({"level": "per_third_level"}, "level 'per_third_level' must be one of per_subject"),
+        ({"level": 1.5}, "level must be a number, a name or a function of an event, not 1.5"),
+        ({"progress": object()}, "an object with the methods current and proceed"),
+        ({"progress": FileTracker(Path()), "transactional": True}, "transactional=True needs progress in the database"),
+        ({"only_partitions": 2, "partitions": 2}, "only_partitions .2. must be numbers of partitions, 0 to 1"),
+    ],
+)
+def test_an_invalid_setting_raises(said: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        quick(**said)

@@ -17,7 +17,6 @@ from tests.queue.conftest import until
 pytestmark = pytest.mark.promise("An event that fails is retried, skipped, or ends its partition, as its error says")
 
 TRANSACTION_TIMEOUTS = 170_000  # the first server version with transaction_timeout
-SERIES = [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]
 
 
 class OutOfOrder(NonTransient):
@@ -31,12 +30,6 @@ def failing(heard: Heard, identifier: str, times: int, error: BaseException | No
     def fails(_event: Task) -> None:
         if len(heard.failures) < times:
             raise error or ValueError("not yet")
-
-
-def delays(attempts: AttemptCounter, count: int) -> list[float | None]:
-    """The next delays in seconds, None for a skip."""
-    found = [attempts.failed(1) for _ in range(count)]
-    return [None if delay is None else delay.total_seconds() for delay in found]
 
 
 @pytest.mark.parametrize(
@@ -148,28 +141,27 @@ def test_a_stop_during_a_retry_delay_ends_at_once_without_progress(dsn: str, que
     assert queue.progress("readers", "work") is None
 
 
-def test_the_retry_delays_are_those_of_opencqrs_and_start_again_after_a_success_or_a_skip() -> None:
-    attempts = AttemptCounter(ConsumerConfig().retry_delay)
-    assert delays(attempts, 9) == SERIES
-    attempts.reset()
-    assert delays(attempts, 2) == SERIES[:2]
-    assert attempts.failed(2) == timedelta(seconds=2), "another event starts again"
-
-
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
+        (ConsumerConfig(), [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]),
         (ConsumerConfig(retry_max_attempts=2), [2, 3, None]),
         (ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)), [2, 3, 4.5, None]),
         (ConsumerConfig(retry="fixed", retry_max_attempts=3), [2, 2, 2, None]),
         (ConsumerConfig(retry="none"), [None]),
     ],
-    ids=["number", "time", "fixed", "none"],
+    ids=["of OpenCQRS", "number", "time", "fixed", "none"],
 )
-def test_retries_can_be_limited_by_number_or_time_fixed_or_disabled(
+def test_the_delays_of_retries_grow_to_their_limit_and_start_again_after_a_success_or_a_skip(
     config: ConsumerConfig, expected: list[float | None]
 ) -> None:
-    assert delays(AttemptCounter(config.retry_delay), len(expected)) == expected
+    attempts = AttemptCounter(config.retry_delay)
+    for event in (1, 2):
+        for _ in range(2):
+            found = [attempts.failed(event) for _ in expected]
+            assert [None if delay is None else delay.total_seconds() for delay in found] == expected
+            attempts.reset()
+        attempts.failed(event)  # and another event starts again
 
 
 def test_a_consumer_replaces_a_lost_connection_and_handles_each_event_once(dsn: str, queue: TaskQueue) -> None:

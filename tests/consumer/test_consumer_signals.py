@@ -15,12 +15,38 @@ from tests.consumer.consumers import place, state
 pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
 
 SECONDS = 120
+# It writes a line when it connects first, or when its handler has an event. There it waits: for a line from its
+# standard input before it connects, and without an end in the handler.
+PROGRAM = """
+import sys, threading
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
+from airflow_provider_taskq.queue import connect
+
+group, waited = ConsumerGroup("readers"), []
+
+def report(place):
+    if sys.argv[1] == place:
+        print(place, flush=True)
+
+@group.on()
+def handle(_):
+    report("handling")
+    threading.Event().wait()
+
+def connect_when_told():
+    if not waited and sys.argv[1] == "connecting":
+        waited.append(report("connecting"))
+        sys.stdin.readline()
+    return connect()
+
+Consumer(connect_when_told, group, "work", ConsumerConfig()).run()
+"""
 
 
 @contextmanager
 def consumer_at(where: str, dsn: str) -> Iterator[subprocess.Popen[str]]:
     """Runs the program, and yields it when it is at this place."""
-    command = [sys.executable, "-m", "tests.consumer.signal_program", where]
+    command = [sys.executable, "-c", PROGRAM, where]
     environment = {**os.environ, "TASKQ_DSN": dsn}
     with subprocess.Popen(
         command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -1,10 +1,8 @@
 """Leases of partitions: one holder at a time, takeovers, and replaced holders, which change nothing."""
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -13,24 +11,13 @@ from airflow_provider_taskq.consumer.partition_lease import renewal_interval, st
 from airflow_provider_taskq.queue import LeaseLost, PartitionLease, Task, TaskQueue, TaskQueueError
 from tests.consumer.consumers import LEASE, Heard, heard_all, place, quick, state, table, until_at_end
 from tests.internals import lapse_partitions
-from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, until
+from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, background, session, until
 
 pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
 
+__all__ = ["background", "session"]  # fixtures that pytest finds here
+
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def session(open_queue: Callable[[], TaskQueue]) -> TaskQueue:
-    """One more session, whose transaction stays open."""
-    return open_queue()
-
-
-@pytest.fixture
-def background() -> Iterator[InBackground[Any]]:
-    """Runs a call in another thread."""
-    with ThreadPoolExecutor(4) as pool:
-        yield lambda call: pool.submit(call)
 
 
 def acquire(queue: TaskQueue, holder: str, partitions: int = 1) -> PartitionLease:

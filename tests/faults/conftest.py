@@ -2,14 +2,16 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.queue import connect
+from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.worker import BatchHandler, Worker
 from tests.faults.tcp_proxy import TcpProxy
 
@@ -58,3 +60,16 @@ class Named:
         names = {"taskq lease": "heartbeat", "taskq expiry": "expiry"}
         name = names.get(thread, "work" if thread.startswith("taskq ") else "other")
         return connect(self._dsn, autocommit=True, application_name=name)
+
+
+@contextmanager
+def read_only_sessions(queue: TaskQueue, proxy: TcpProxy, count: int) -> Iterator[None]:
+    """Cuts all connections, and inside the block makes new ones read-only; ends once `count` more have come."""
+    name = sql.Identifier(queue.conn.info.dbname)
+    change = sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name)
+    queue.conn.execute(change)
+    before = max((link.number for link in proxy.links()), default=0)
+    proxy.cut()
+    yield
+    proxy.wait_for(after=before + count - 1)
+    queue.conn.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))

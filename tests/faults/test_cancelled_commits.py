@@ -12,9 +12,9 @@ import pytest
 from psycopg import sql
 
 from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.queue import RetryPolicy, State, Task, TaskQueue, TopicPolicy, connect
+from airflow_provider_taskq.queue import State, Task, TaskQueue, connect
 from airflow_provider_taskq.spark.staging import commit_with_retry
-from airflow_provider_taskq.worker import Batch, WorkerListener
+from airflow_provider_taskq.worker import Batch, FatalListener
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker
@@ -25,17 +25,6 @@ pytestmark = pytest.mark.promise("the server cancels a commit")
 
 SECOND = timedelta(seconds=1)
 TIMEOUTS = ["statement_timeout", "lock_timeout"]
-
-
-class Fatal(WorkerListener):
-    """Stores fatal errors; a test can wait for one."""
-
-    def __init__(self) -> None:
-        self.errors: list[BaseException] = []
-
-    def on_fatal(self, error: BaseException) -> None:
-        """Stores the error."""
-        self.errors.append(error)
 
 
 def ends(queue: TaskQueue) -> dict[str, State]:
@@ -67,7 +56,7 @@ def sleep_until_interrupted(queue: TaskQueue) -> None:
 def test_finished_work_is_not_failed_by_a_commit_that_the_server_cancels(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], run_worker: MakeWorker, setting: str
 ) -> None:
-    started, go_on, handled, fatal = threading.Event(), threading.Event(), [], Fatal()
+    started, go_on, handled, fatal = threading.Event(), threading.Event(), list[str](), list[BaseException]()
 
     def handle(task: Task) -> None:
         handled.append(task.identifier)
@@ -76,14 +65,14 @@ def test_finished_work_is_not_failed_by_a_commit_that_the_server_cancels(
 
     queue.push("work", ["a", "b"])
     limit_statements(queue, setting, "1s")  # the worker's own statements have to pass on a slow machine
-    run_worker(dsn, handle, size=2, listener=fatal)
+    run_worker(dsn, handle, size=2, listener=FatalListener(fatal.append))
     assert started.wait(20)
     with completions_blocked(open_queue):
         go_on.set()
-        until(lambda: fatal.errors)  # more tries than a deadlock gets
+        until(lambda: fatal)  # more tries than a deadlock gets
     until(lambda: ends(queue) == {"a": State.SUCCEEDED, "b": State.SUCCEEDED})
     assert handled == ["a", "b"]
-    assert isinstance(fatal.errors[0], psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable)
+    assert isinstance(fatal[0], psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable)
 
 
 def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
@@ -111,10 +100,13 @@ def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
 @pytest.mark.parametrize("takes_queue", [False, True])
 @pytest.mark.parametrize("setting", TIMEOUTS)
 def test_a_grouped_worker_does_not_fail_finished_work_when_the_server_cancels_the_commit(
-    dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], setting: str, takes_queue: bool
+    dsn: str,
+    queue: TaskQueue,
+    open_queue: Callable[[], TaskQueue],
+    caplog: pytest.LogCaptureFixture,
+    setting: str,
+    takes_queue: bool,
 ) -> None:
-    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=1)))
-    cancelled = threading.Event()
     started, go_on = threading.Event(), threading.Event()
     queue.conn.execute("CREATE TABLE effect (sequence bigint)")
 
@@ -129,24 +121,11 @@ def test_a_grouped_worker_does_not_fail_finished_work_when_the_server_cancels_th
     queue.push("work", ["a"])
     limit_statements(queue, setting)
 
-    class Watched(GroupedWorker):
-        """Records when it waits before it retries a commit."""
-
-        def _retry_commit(self, commit: Callable[[], Any]) -> Any:
-            def tried() -> Any:
-                try:
-                    return commit()
-                except psycopg.OperationalError:
-                    cancelled.set()
-                    raise
-
-            return super()._retry_commit(tried)
-
-    with Watched(dsn, "work", handle_within if takes_queue else handle, pause=SECOND / 10):
+    with GroupedWorker(dsn, "work", handle_within if takes_queue else handle, pause=SECOND / 10):
         assert started.wait(20)
         with completions_blocked(open_queue):
             go_on.set()
-            assert cancelled.wait(20)
+            until(lambda: "task not committed, will retry" in caplog.text)
         until(lambda: ends(queue) == {"a": State.SUCCEEDED})
     [found] = queue.page("work")
     assert found.attempt == 1

@@ -109,15 +109,6 @@ def test_a_result_that_a_handler_raises_is_not_that_of_an_unreadable_task(
     assert only_failure(queue) == bad
 
 
-def test_a_worker_that_takes_over_an_unreadable_task_fails_it(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    bad = with_poison(queue, count=3, place=1)
-    crashed = queue.register("crashed")
-    assert len(queue.poll("work", crashed, 3)) == 3
-    queue.release(crashed)
-    assert make_worker(lambda _: None).drain().failed == 1
-    assert only_failure(queue) == bad
-
-
 def test_a_grouped_worker_fails_a_task_whose_sort_key_cannot_be_computed(dsn: str, queue: TaskQueue) -> None:
     queue.push(
         "work", [NewTask("a", {"place": 2}), NewTask("a", {}), NewTask("a", {"place": 1}), NewTask("b", {"place": 1})]

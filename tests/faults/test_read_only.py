@@ -1,8 +1,6 @@
 """Servers that are read-only: standbys, and primaries that were fenced off."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import psycopg
@@ -13,7 +11,7 @@ from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, TaskQueue, TaskQueueError, connect, install
 from airflow_provider_taskq.queue.errors import is_read_only
 from tests.consumer.consumers import Heard, quick
-from tests.faults.conftest import MakeWorker
+from tests.faults.conftest import MakeWorker, read_only_sessions
 from tests.faults.servers import ServerPair, programs_of_tests
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
@@ -26,19 +24,6 @@ SECOND = timedelta(seconds=1)
 def all_succeeded(queue: TaskQueue, count: int) -> bool:
     tasks = queue.page("work")
     return len(tasks) == count and {task.state for task in tasks} == {State.SUCCEEDED}
-
-
-@contextmanager
-def read_only_sessions(queue: TaskQueue, proxy: TcpProxy, count: int) -> Iterator[None]:
-    """Cuts all connections, and inside the block makes new ones read-only; ends once `count` more have come."""
-    name = psycopg.sql.Identifier(queue.conn.info.dbname)
-    change = psycopg.sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name)
-    queue.conn.execute(change)
-    before = max((link.number for link in proxy.links()), default=0)
-    proxy.cut()
-    yield
-    proxy.wait_for(after=before + count - 1)
-    queue.conn.execute(psycopg.sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
 
 
 def test_finished_work_is_committed_on_a_new_session_after_a_read_only_one(

@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from psycopg import sql
 
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, TaskQueue
@@ -17,6 +16,7 @@ from airflow_provider_taskq.worker import Worker
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import heard_all, quick
+from tests.faults.conftest import read_only_sessions
 from tests.faults.tcp_proxy import TcpProxy
 from tests.queue.conftest import until
 
@@ -111,13 +111,8 @@ def freeze(_: TaskQueue, proxy: TcpProxy) -> None:
 
 def refuse_writes(queue: TaskQueue, proxy: TcpProxy) -> None:
     """All connections end, and the next one leads to a server that is read-only."""
-    change = sql.SQL("ALTER DATABASE {} {} default_transaction_read_only {}")
-    name = sql.Identifier(queue.conn.info.dbname)
-    queue.conn.execute(change.format(name, sql.SQL("SET"), sql.SQL("= on")))
-    last = max((link.number for link in proxy.links()), default=0)
-    proxy.cut()
-    proxy.wait_for(after=last)
-    queue.conn.execute(change.format(name, sql.SQL("RESET"), sql.SQL("")))
+    with read_only_sessions(queue, proxy, 1):
+        pass
 
 
 @pytest.mark.parametrize("fault", [cut, freeze, refuse_writes])

@@ -47,6 +47,15 @@ def staged(conn: Connection) -> int:
     return int(conn.execute(f"SELECT {counts}".encode()).fetchall()[0][0])
 
 
+def check_decided_once(queue: TaskQueue, count: int) -> None:
+    """All tasks of the topic `work` have succeeded at their first attempt, and nothing is left of their drains."""
+    assert states(queue) == {"SUCCEEDED": count}
+    tries = "SELECT DISTINCT attempt, crashes FROM taskq.tasks WHERE topic = 'work'"
+    assert queue.conn.execute(tries).fetchall() == [(1, 0)]
+    assert staged(queue.conn) == 0
+    assert queue.owners() == []
+
+
 def wait_until(conn: Connection, question: str, process: Any = None) -> None:
     """Waits until a query of the database returns true; fails if the process has ended before."""
     deadline = time.monotonic() + 600

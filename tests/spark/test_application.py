@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_taskq.queue import TaskQueue
 from airflow_provider_taskq.spark import application, application_path, drain
 from airflow_provider_taskq.spark.session import describe_error
-from tests.spark.conftest import Connection, Push, names, staged, states, wait_until
+from tests.spark.conftest import Connection, Push, check_decided_once, states, wait_until
 from tests.spark.programs.transforms import wait_for_gate
 
 pytestmark = pytest.mark.promise("A drain claims round by round within its limits, and releases what it did not begin")
@@ -106,18 +106,8 @@ def test_spark_submit_runs_the_program_which_drains_in_rounds_and_logs_its_progr
     secret.write_text(dsn)
     command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", application_path()]
     command += ["--topic", "work", "--owner", "program", "--each", "transforms:count_letters", "--option", "note=hello"]
-    command += [
-        "--rounds",
-        "9",
-        "--size",
-        "12",
-        "--partitions",
-        "2",
-        "--condition",
-        "SINGULAR_BY_IDENTIFIER",
-        "--budget",
-        "23",
-    ]
+    command += ["--rounds", "9", "--size", "12", "--partitions", "2", "--budget", "23"]
+    command += ["--condition", "SINGULAR_BY_IDENTIFIER"]
     environment = {**python_environment, "TASKQ_DSN_FILE": str(secret)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -160,34 +150,4 @@ def test_the_next_drain_continues_the_work_of_a_terminated_driver(
     assert states(queue) == {"READY": 100}
     second = drain(spark, "work", "program", lambda tasks: wait_for_gate(tasks, {"gate": str(gate)}), dsn=dsn)
     assert (second.resumed, second.done) == (0, 100)
-    check_decided_once(queue)
-
-
-@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
-@pytest.mark.slow
-@pytest.mark.faults
-@pytest.mark.own_database
-def test_speculative_executors_without_a_database_in_their_environment_decide_once(
-    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
-) -> None:
-    push(100)
-    for topic in ("next", "pushed"):
-        queue.create_topic(topic)
-    (tmp_path / "dsn").write_text(dsn)
-    command = [sys.executable, str(Path(__file__).parent / "programs" / "speculation.py"), str(tmp_path / "dsn")]
-    done = subprocess.run(
-        command, env=dict(python_environment), cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "done=100" in done.stdout
-    assert sorted(names(queue, "next")) == sorted(f"item-{number}" for number in range(100))
-    assert names(queue, "pushed") == [str(number) for number in range(1_000)]
-    check_decided_once(queue)
-
-
-def check_decided_once(queue: TaskQueue) -> None:
-    assert states(queue) == {"SUCCEEDED": 100}
-    tries = "SELECT DISTINCT attempt, crashes FROM taskq.tasks WHERE result IS NOT NULL"
-    assert queue.conn.execute(tries).fetchall() == [(1, 0)]
-    assert staged(queue.conn) == 0
-    assert queue.owners() == []
+    check_decided_once(queue, 100)

@@ -13,15 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
-from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from airflow_provider_taskq.queue import Condition, LeaseLost, NewTask, Result, Task, TaskQueue, connect
-from airflow_provider_taskq.spark import DrainResult, TaskOutcome, by_task, data_source
+from airflow_provider_taskq.queue import LeaseLost, TaskQueue, connect
+from airflow_provider_taskq.spark import DrainResult, data_source
 from airflow_provider_taskq.spark.follow_ups import FollowUpWriter
 from airflow_provider_taskq.spark.staging import StagedAttempt, task_context
 from tests.internals import hold_tasks
-from tests.spark.conftest import Drained, Push, names, staged, states, wait_until
+from tests.spark.conftest import Drained, Push, check_decided_once, names, states, wait_until
 from tests.spark.programs.transforms import wait_and_follow
 from tests.spark.successor import taken_over
 
@@ -44,12 +43,8 @@ def follow(tasks: DataFrame) -> DataFrame:
 
 def check_once(queue: TaskQueue, sequences: list[int], *results: DrainResult) -> None:
     """Every task has succeeded at its first attempt, is followed by one task, and the results add up."""
-    assert states(queue) == {"SUCCEEDED": len(sequences)}
+    check_decided_once(queue, len(sequences))
     assert sorted(names(queue, "next")) == sorted(str(sequence) for sequence in sequences)
-    tries = "SELECT DISTINCT attempt, crashes FROM taskq.tasks WHERE result IS NOT NULL"
-    assert queue.conn.execute(tries).fetchall() == [(1, 0)]
-    assert staged(queue.conn) == 0
-    assert queue.owners() == []
     if results:
         assert sum(result.done for result in results) == sum(result.pushed for result in results) == len(sequences)
         for result in results:
@@ -72,25 +67,6 @@ def test_several_actions_on_a_dataframe_decide_each_task_once(
 
     check_once(queue, sequences, drained(look, size=100))
     assert "item-0" in capfd.readouterr().out
-
-
-@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
-def test_retried_spark_tasks_decide_each_task_once(
-    drained: Drained, queue: TaskQueue, push: Push, tmp_path: Path
-) -> None:
-    sequences = push(100)
-
-    def fail_twice(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-        context = TaskContext.get()
-        assert context is not None
-        (tmp_path / f"{context.partitionId()}-{context.attemptNumber()}").touch()
-        if context.partitionId() == 1 and context.attemptNumber() < 2:
-            raise RuntimeError("this try fails after it has yielded everything")
-
-    result = drained(lambda tasks: follow(tasks).mapInArrow(fail_twice, COLUMNS))
-    assert {file.name for file in tmp_path.iterdir()} == {"0-0", "1-0", "1-1", "1-2"}
-    check_once(queue, sequences, result)
 
 
 @pytest.mark.promise("a Spark task runs twice, or an executor is killed")
@@ -128,17 +104,6 @@ def test_a_drain_without_tasks_or_decisions_changes_nothing(drained: Drained, qu
     nothing = drained(lambda tasks: follow(tasks).where("false"), rounds=None)
     assert (nothing.claimed, nothing.done, nothing.pushed, nothing.undecided) == (10, 0, 0, 10)
     assert (states(queue), names(queue, "next"), queue.owners()) == ({"READY": 10}, [], [])
-
-
-def test_each_task_is_decided_once_if_most_have_one_identifier(drained: Drained, queue: TaskQueue) -> None:
-    pushed = queue.push("work", [NewTask("hot" if number % 10 else f"cold-{number}") for number in range(200)])
-
-    def work(task: Task) -> TaskOutcome:
-        return TaskOutcome(Result.SUCCESS, push={"next": [str(task.sequence)]})
-
-    result = drained(by_task(work), condition=Condition.SINGULAR_BY_IDENTIFIER, size=120, rounds=None)
-    assert result.rounds == 2
-    check_once(queue, [task.sequence for task in pushed], result)
 
 
 @pytest.mark.promise("Nothing is decided twice")

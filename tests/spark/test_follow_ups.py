@@ -30,9 +30,8 @@ from airflow_provider_taskq.spark.follow_ups import FollowUpStager
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.writers import open_stage, stage_check
 from airflow_provider_taskq.worker import Batch, Composite
-from tests.internals import lapse_lease
 from tests.roles import logged_in
-from tests.spark.conftest import NUMBER, Connection, Drained, Push, names, staged, states
+from tests.spark.conftest import NUMBER, Connection, Drained, Push, names, staged
 
 pytestmark = pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all")
 
@@ -127,28 +126,6 @@ def test_the_error_of_a_follow_up_that_cannot_be_staged_shows_no_payload(dsn: st
     assert "markedpayload0815" not in "".join(traceback.format_exception(error.value))
 
 
-def test_a_consumer_without_push_rights_may_mark_a_decision_as_continued(
-    conn: Connection, dsn: str, queue: TaskQueue, owner: Owner, sequences: list[int]
-) -> None:
-    queue.push("next", [NewTask("suspended", suspended=True)])
-    stage = open_stage(conn, "owner", owner.fence)
-    conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) VALUES (%s, 0, 1, %s, 2)",
-        (stage, sequences[0]),
-    )
-    decision = {"sequence": sequences[0], "result": "FILTER", "continued": True}
-    groups = '[{"topic": "next", "groups": [["suspended"]]}]'
-    with logged_in(conn, dsn, "consumer") as consumer:
-        with connect(consumer) as own:
-            stage_rows(FollowUpStager((stage, 0, 1), lambda: own), {**decision, "junctions": groups})
-            own.commit()
-        pushed = '[{"topic": "next", "identifier": "pushed"}]'
-        with connect(consumer) as own, pytest.raises(psycopg.errors.InsufficientPrivilege):
-            stage_rows(FollowUpStager((stage, 0, 1), lambda: own), {**decision, "push": pushed})
-    complete_stage(conn, owner, stage, 1, 1)
-    assert [(task.identifier, task.state) for task in queue.page("next")] == [("suspended", State.READY)]
-
-
 NEW = {"topic": "next", "identifier": "b"}
 
 
@@ -213,18 +190,6 @@ def test_a_follow_up_that_breaks_a_rule_refuses_all(
         complete_stage(conn, owner, stage, 1, 1)
     assert {task.sequence for task in queue.held(owner)} == set(sequences)
     assert names(queue, "next") == []
-
-
-def test_expire_prunes_the_stages_of_dead_drivers(
-    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
-) -> None:
-    stage = open_stage(conn, "owner", owner.fence)
-    put(conn, stage, 1, [(sequences[0], 3, None)])
-    assert queue.expire() == 0
-    assert staged(conn) == 2
-    lapse_lease(conn)
-    assert queue.expire() == 3
-    assert staged(conn) == 0
 
 
 def test_functions_of_one_task_push_and_release(drained: Drained, dsn: str, queue: TaskQueue, push: Push) -> None:
@@ -309,11 +274,3 @@ def test_dataframes_push_and_release_for_the_tasks_that_they_continue(
         **{f"wait-{n}": State.READY if f"item-{n}" in going_on else State.SUSPENDED for n in range(6)},
     }
     assert queue.latest("next", ["item-3"])["item-3"].payload == {"number": 3}
-
-
-def test_follow_ups_that_cannot_be_pushed_change_nothing(drained: Drained, queue: TaskQueue, push: Push) -> None:
-    push(3)
-    following = """'[{"topic": "nowhere", "identifier": "b"}]' AS push"""
-    with pytest.raises(UnknownTopic, match="nowhere"):
-        drained(lambda tasks: tasks.selectExpr("sequence", "3 AS result", following))
-    assert states(queue) == {"READY": 3}

@@ -50,31 +50,16 @@ def parse(kind: str, **options: str) -> object:
         ("log", {"maxTasksPerTrigger": "0"}, "must be a whole number" if ADMISSION_CONTROL else "needs"),
         ("tasks", {"state": "READY"}, "unknown option 'state'"),
         ("tasks", {"payload": "yes"}, "option 'payload' must be true or false"),
+        ("held", {"fence": str(2**63)}, f"'fence' must be a whole number of at most {2**63 - 1},"),
+        ("held", {"partitions": str(2**31)}, f"'partitions' must be a whole number of at most {2**31 - 1},"),
+        ("tasks", {"partitions": str(2**31)}, f"'partitions' must be a whole number of at most {2**31 - 1},"),
+        ("push", {"batch": str(2**63), "stream": "s"}, f"'batch' must be a whole number of at most {2**63 - 1},"),
+        ("log", {"after": str(2**63)}, f"'after' must be a whole number of at most {2**63 - 1},"),
+        ("log", {"after": "9" * 5000}, "at most"),  # Python converts no text of more than 4,300 digits
     ],
 )
 def test_an_invalid_option_is_refused_by_name(kind: str, options: dict[str, str], sentence: str) -> None:
     with pytest.raises(TaskQueueError, match=sentence) as refused:
         parse(kind, **options)
     assert "secret" not in str(refused.value)
-
-
-BIGINT, INT = 2**63 - 1, 2**31 - 1
-NUMBERS: list[tuple[str, str, int, dict[str, str]]] = [
-    ("held", "fence", BIGINT, {}),
-    ("held", "partitions", INT, {}),
-    ("tasks", "partitions", INT, {}),
-    ("push", "batch", BIGINT, {"stream": "s"}),
-    ("log", "after", BIGINT, {}),
-    *([("log", "maxTasksPerTrigger", BIGINT, {})] if ADMISSION_CONTROL else []),
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "most", "others"), NUMBERS)
-def test_a_number_beyond_its_type_in_the_database_is_refused_by_name(
-    kind: str, name: str, most: int, others: dict[str, str]
-) -> None:
-    parse(kind, **others, **{name: str(most)})
-    for text in (str(most + 1), "9" * 20, "9" * 5000):  # Python converts no text of more than 4,300 digits
-        with pytest.raises(TaskQueueError, match=f"'{name}' must be a whole number of at most {most},") as refused:
-            parse(kind, **others, **{name: text})
-        assert len(str(refused.value)) < 200
+    assert len(str(refused.value)) < 200

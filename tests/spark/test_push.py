@@ -153,13 +153,6 @@ def test_the_last_row_of_a_repeated_identifier_wins_across_chunks(push_rows: Pus
     assert [task.priority for task in tasks] == [0] * 50 + [1] * 50
 
 
-def test_rows_go_to_the_topics_they_name(push_rows: PushRows, queue: TaskQueue) -> None:
-    queue.create_topic("other")
-    push_rows([{"topic": ("work", "other")[n % 2], "identifier": str(n)} for n in range(100)], topic=None)
-    assert names(queue) == [str(number) for number in range(0, 100, 2)]
-    assert names(queue, "other") == [str(number) for number in range(1, 100, 2)]
-
-
 def test_a_row_may_depend_on_one_before_it_in_another_topic(
     spark: SparkSession, write: Write, queue: TaskQueue
 ) -> None:

@@ -1,6 +1,7 @@
 """Transforms: a DataFrame, batches, or one task after another, all to the same decisions."""
 
 import json
+import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_taskq.queue import Condition, Decision, InvalidTask, NewTask, Result, State, Task, TaskQueue
+from airflow_provider_taskq.queue import Decision, InvalidTask, NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, in_arrow, in_pandas
 from airflow_provider_taskq.spark.composite import Transform
-from airflow_provider_taskq.spark.transforms import blocks_identifier, decision_row, decisions_batch
+from airflow_provider_taskq.spark.encoding import check_decision_columns, encode_decisions
+from airflow_provider_taskq.spark.transforms import decision_row, decisions_batch
 from airflow_provider_taskq.worker import Composite
 from tests.faults.poison import POISON, poison
 from tests.spark.conftest import Drained, Push
@@ -33,13 +35,6 @@ def row(outcome: object) -> dict[str, Any]:
     return made
 
 
-def test_a_function_gets_the_task_with_its_payload_decoded() -> None:
-    seen: list[Task] = []
-    assert decision_row(seen.append, values('{"n": [1, null]}')) is None
-    assert seen[0].payload == {"n": [1, None]}
-    assert (seen[0].sequence, seen[0].identifier, seen[0].attempt) == (7, "a", 1)
-
-
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
@@ -54,17 +49,6 @@ def test_a_function_gets_the_task_with_its_payload_decoded() -> None:
 )
 def test_the_return_value_of_a_function_becomes_a_decision(outcome: object, expected: dict[str, object]) -> None:
     assert {name: value for name, value in row(outcome).items() if value is not None} == {"sequence": 7, **expected}
-
-
-def test_a_function_that_fails_fails_its_task_with_the_end_of_its_trace() -> None:
-    def broken(_: Task) -> Result:
-        raise RuntimeError("x" * 20_000 + "the end")
-
-    made = decision_row(broken, values())
-    assert made is not None
-    assert made["result"] == "FAILURE"
-    assert made["error"].endswith("the end\n")
-    assert len(made["error"]) == 10_000
 
 
 @pytest.mark.parametrize(
@@ -115,29 +99,6 @@ def test_batches_that_are_not_decisions_are_refused(batch: dict[str, list[Any]],
         decisions_batch(pa.RecordBatch.from_pydict(batch))
 
 
-def test_by_task_decides_one_task_after_another(drained: Drained, queue: TaskQueue, push: Push) -> None:
-    push(20)
-
-    def work(task: Task) -> Decision | Result | None:
-        assert isinstance(task.payload, dict)
-        number = task.payload["number"]
-        assert isinstance(number, int)
-        if number % 4 == 0:
-            raise ValueError(f"no luck with {number}")
-        if number % 4 == 1:
-            return None
-        return Result.FILTER if number % 4 == 2 else Decision(Result.SUCCESS, {"seen": number})
-
-    result = drained(by_task(work))
-    assert result.completed == {Result.FAILURE: 5, Result.FILTER: 5, Result.SUCCESS: 5}
-    assert (result.done, result.undecided) == (15, 5)
-    failed, succeeded = (queue.latest("work", [name])[name] for name in ("item-8", "item-7"))
-    assert failed.error is not None
-    assert failed.error.startswith("Traceback")
-    assert failed.error.endswith("ValueError: no luck with 8\n")
-    assert succeeded.output == {"seen": 7}
-
-
 def test_batches_of_arrow_and_of_pandas_become_decisions(drained: Drained, queue: TaskQueue, push: Push) -> None:
     push(20)
 
@@ -152,27 +113,6 @@ def test_batches_of_arrow_and_of_pandas_become_decisions(drained: Drained, queue
     assert drained(in_arrow(arrow), size=10).completed == {Result.SUCCESS: 10}
     assert drained(in_pandas(pandas)).completed == {Result.FILTER: 10}
     assert queue.latest("work", ["item-15"])["item-15"].output == {"number": 15}
-
-
-PLAIN, UNTIL_SUCCESS = Condition.SINGULAR_BY_IDENTIFIER, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS
-
-
-@pytest.mark.parametrize(
-    ("decision", "condition", "blocks"),
-    [
-        (None, PLAIN, True),
-        ({"result": "FAILURE"}, PLAIN, True),
-        ({"result": "SUSPENSION", "delay": 1.0}, PLAIN, True),
-        ({"result": "SUSPENSION", "delay": None}, PLAIN, False),
-        ({"result": "SUSPENSION", "delay": None}, UNTIL_SUCCESS, True),
-        ({"result": "FILTER"}, PLAIN, False),
-        ({"result": "SUCCESS"}, PLAIN, False),
-    ],
-)
-def test_under_a_condition_a_task_that_does_not_end_well_blocks_the_later_ones(
-    decision: dict[str, Any] | None, condition: Condition, blocks: bool
-) -> None:
-    assert blocks_identifier(decision, condition) is blocks
 
 
 def use_payload(task: Task) -> Result:
@@ -199,3 +139,100 @@ def test_a_drain_fails_unreadable_tasks_and_completes_the_others(
     assert failed == bad
     assert all("InvalidTask: unreadable JSON: " in str(info.error) for info in failed)
     assert len(queue.page("work", state=State.SUCCEEDED)) == 7
+
+
+# Decisions are checked before they are staged
+
+STAGE = bytes(range(16))
+
+
+def rows(**columns: Any) -> list[list[bytes | None]]:
+    """The fields of each row as they are sent."""
+    given = {"sequence": pa.array([7], pa.int64()), "result": pa.array(["SUCCESS"]), **columns}
+    data, place, found = encode_decisions(pa.record_batch(given), STAGE, 3, 5).to_pybytes(), 0, []
+    while place < len(data):
+        (fields,), place = struct.unpack_from(">h", data, place), place + 2
+        row: list[bytes | None] = []
+        for _ in range(fields):
+            (size,), place = struct.unpack_from(">i", data, place), place + 4
+            row.append(None if size < 0 else data[place : place + size])
+            place += max(size, 0)
+        found.append(row)
+    return found
+
+
+def test_a_decision_becomes_a_row() -> None:
+    columns = {"message": pa.array(['{"a":"x,\\"y"}']), "error": pa.array(["no\nluck"])}
+    numbers = [STAGE, struct.pack(">i", 3), struct.pack(">q", 5), struct.pack(">q", 7), struct.pack(">h", 3)]
+    assert rows(**columns) == [[*numbers, b'{"a":"x,\\"y"}', b"no\nluck", None]]
+
+
+@pytest.mark.parametrize(("name", "number"), [("FAILURE", 0), ("SUSPENSION", 1), ("FILTER", 2), ("SUCCESS", 3)])
+def test_a_result_is_a_name_or_a_number(name: str, number: int) -> None:
+    assert rows(result=pa.array([name]))[0][4] == rows(result=pa.array([number]))[0][4] == struct.pack(">h", number)
+
+
+NO_RESULT = "unknown result {}.* of the decision on task 7: use FAILURE, SUSPENSION, FILTER, SUCCESS"
+SUSPENSION = pa.array(["SUSPENSION"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"result": pa.array(["DONE"])}, NO_RESULT.format("'DONE'")),
+        ({"result": pa.array(["success"])}, NO_RESULT.format("'success'")),
+        ({"result": pa.array([4])}, NO_RESULT.format("4")),
+        ({"result": pa.array([-1])}, NO_RESULT.format("-1")),
+        ({"result": pa.array([None], pa.string())}, NO_RESULT.format("null")),
+        ({"result": pa.array(["x" * 99])}, NO_RESULT.format("'xxxxx")),
+        ({"sequence": pa.array([None], pa.int64())}, "a decision has no sequence"),
+        ({"message": pa.array(["{oops"])}, "the message of the decision on task 7 is not JSON"),
+        ({"message": pa.array([""])}, "task 7 is not JSON"),
+        ({"message": pa.array(['{"a":NaN}'])}, "NaN is not a JSON number"),
+        ({"message": pa.array(["[" * 100_000])}, "task 7 is not JSON"),
+        ({"message": pa.array(['"\\u0000"'])}, "task 7 holds a NUL or a lone surrogate"),
+        ({"message": pa.array(['{"\\ud800":1}'])}, "task 7 holds a NUL or a lone surrogate"),
+        ({"message": pa.array(['"a\\\\\\u0000"'])}, "task 7 holds a NUL or a lone surrogate"),
+        ({"error": pa.array(["a\x00b"])}, "the error of the decision on task 7 holds a NUL"),
+        ({"delay": pa.array([1])}, "task 7 has a delay: only a SUSPENSION takes one"),
+        ({"result": SUSPENSION, "delay": pa.array([float("nan")])}, "invalid delay of the decision on task 7"),
+        ({"result": SUSPENSION, "delay": pa.array([float("inf")])}, "invalid delay of the decision on task 7"),
+        ({"result": SUSPENSION, "delay": pa.array([1e300])}, "invalid delay of the decision on task 7"),
+    ],
+)
+def test_an_invalid_decision_is_named_and_not_quoted(columns: dict[str, pa.Array], sentence: str) -> None:
+    with pytest.raises(InvalidTask, match=sentence) as refused:
+        rows(**columns)
+    assert "oops" not in str(refused.value)
+
+
+@pytest.mark.parametrize("message", ["null", "0", '"\\\\u0000"', '"\\u00e4\\ud83d\\ude00"', '{"a":[1,{}]}', None])
+def test_a_valid_message_is_not_changed(message: str | None) -> None:
+    assert rows(message=pa.array([message], pa.string()))[0][5] == (None if message is None else message.encode())
+
+
+def test_an_error_keeps_its_end() -> None:
+    assert rows(error=pa.array(["x" * 20_000 + "cause"]))[0][6] == b"x" * 9_995 + b"cause"
+
+
+@pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
+def test_a_delay_is_an_interval_or_seconds(delay: object) -> None:
+    assert rows(result=SUSPENSION, delay=pa.array([delay]))[0][7] == struct.pack(">qii", 90_000_000, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"sequence": "bigint"}, "decisions need a column result: these have sequence"),
+        ({}, "decisions need a column sequence: these have none"),
+        ({"sequence": "bigint", "result": "string", "note": "string"}, "unknown column 'note' in the decisions"),
+        ({"sequence": "string", "result": "string"}, "column sequence of the decisions is string, not bigint or int"),
+        (
+            {"sequence": "bigint", "result": "string", "message": "struct<a:int>"},
+            "column message of the decisions is struct<a:int>",
+        ),
+    ],
+)
+def test_columns_are_checked_by_name_and_type(columns: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidTask, match=sentence):
+        check_decision_columns(columns)

@@ -10,16 +10,19 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import InvalidTask, NewTask, Task, TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark import by_composite, by_task, in_arrow
 from airflow_provider_taskq.spark.composite import composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.encoding import check_decision_columns
+from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.session import queue_error
+from airflow_provider_taskq.spark.streams import CompleteStreamWriter
 from airflow_provider_taskq.spark.transforms import check_names
+from airflow_provider_taskq.spark.writers import CompleteWriter
 from airflow_provider_taskq.worker import Composite
-from tests.spark.conftest import Complete, Drained, Held, Tasks, states
+from tests.spark.conftest import Drained, states
 from tests.worker.orders import orders
 
 pytestmark = pytest.mark.promise("The package never runs data as code")
@@ -58,17 +61,15 @@ def columns(name: str) -> tuple[str, str, str]:
     return "sequence", "'SUCCESS' AS result", f"unbase64(get_json_object(payload, '$.attack')) AS {name}"
 
 
-def test_the_attack_works_on_a_process_that_loads_it(created: Path) -> None:
-    pickle.loads(pickle.dumps(Attack(created)))  # noqa: S301 -- shows that the other tests can fail
-    assert created.exists()
-
-
 @pytest.mark.parametrize("name", INTERNAL)
 def test_decisions_have_no_internal_column(name: str) -> None:
     with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}, continued, push"):
         check_names(["sequence", "result", name])
-    with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}"):
-        check_decision_columns({"sequence": "bigint", "result": "string", name: "binary"})
+    options = HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete")
+    schema = StructType().add("sequence", "long").add("result", "string").add(name, "binary")
+    for writer in (CompleteWriter, CompleteStreamWriter):
+        with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}"):
+            writer.open(options, schema, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"))
 
 
 def around_a_composite(tasks: DataFrame) -> DataFrame:
@@ -152,31 +153,3 @@ def test_concurrent_drains_do_not_share_a_format(spark: SparkSession, dsn: str) 
             assert first != second
         with composite_source(spark, connection_info, by_composite(orders)) as third:
             assert third == second
-
-
-def test_the_writer_of_decisions_refuses_an_internal_column(
-    queue: TaskQueue, held: Held, tasks: Tasks, complete: Complete, created: Path
-) -> None:
-    options = held(1)
-    attack = pickle.dumps(Attack(created)).hex()
-    decisions = tasks(options).selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS company")
-    with pytest.raises(PySparkException) as refused:
-        complete(decisions, options)
-    assert f"unknown column 'company' in the decisions: {ALLOWED}" in str(queue_error(refused.value))
-    assert not created.exists()
-    assert states(queue) == {"ACTIVE": 1}
-
-
-def test_a_stream_of_decisions_refuses_an_internal_column(
-    spark: SparkSession, source: str, queue: TaskQueue, held: Held, tmp_path: Path, created: Path
-) -> None:
-    options = held(1)
-    attack = pickle.dumps(Attack(created)).hex()
-    log = spark.readStream.format(source).options(mode="log", topic="work", partitions="1").load()
-    decisions = log.selectExpr("sequence", "'SUCCESS' AS result", f"unhex('{attack}') AS company")
-    stream = decisions.writeStream.format(source).outputMode("append").options(mode="complete", **options)
-    query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-    with pytest.raises(PySparkException, match="unknown column 'company' in the decisions"):
-        query.awaitTermination()
-    assert not created.exists()
-    assert states(queue) == {"ACTIVE": 1}

@@ -34,3 +34,10 @@ def effects(queue: TaskQueue) -> Iterator[Callable[[], list[str]]]:
     query = "SELECT identifier FROM effect ORDER BY 1"
     yield lambda: [row[0] for row in queue.conn.execute(query).fetchall()]
     queue.conn.execute("DROP TABLE effect")
+
+
+def listeners(queue: TaskQueue) -> int:
+    """The number of sessions that listen for notifications."""
+    return queue.conn.execute(
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+    ).rowcount

@@ -27,7 +27,7 @@ from airflow_provider_taskq.worker.commit import (
     try_commit_batch,
 )
 from tests.queue.conftest import identifiers, states, until
-from tests.worker.conftest import MakeWorker
+from tests.worker.conftest import MakeWorker, listeners
 
 pytestmark = pytest.mark.promise(
     "A decision, its follow-ups and its commit hooks are committed together, or not at all"
@@ -90,7 +90,7 @@ def test_workers_of_topics_that_got_follow_ups_are_woken(queue: TaskQueue, make_
 
     mailer = make_worker(lambda _: sent.set(), topic="mail")
     mailer.start()
-    until(lambda: _listeners(queue) == 1)
+    until(lambda: listeners(queue) == 1)
     queue.push("work", ["a"])
     make_worker(each(pass_on), rewrite=tagged, listen=False).start()
     assert sent.wait(10)
@@ -98,13 +98,6 @@ def test_workers_of_topics_that_got_follow_ups_are_woken(queue: TaskQueue, make_
     [mail] = queue.page("mail")
     [parent] = queue.page("work")
     assert mail.reference == str(parent.sequence)
-
-
-def _listeners(queue: TaskQueue) -> int:
-    found = queue.conn.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
-    ).fetchone()
-    return int(found[0]) if found else 0
 
 
 def test_a_shortage_of_the_server_abandons_no_commit_hook() -> None:

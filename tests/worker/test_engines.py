@@ -34,9 +34,6 @@ pytestmark = pytest.mark.promise("A composite gives the same results in threads 
 SECONDS = 60  # the timeout for an engine
 FAILURE, SUSPENSION, FILTER, SUCCESS = Result
 
-# What only the steps of a composite promise, not what an engine adds: both run the same code for it.
-on_threads_only = pytest.mark.parametrize("engine", ["worker"], indirect=True)
-
 
 class Engine(Protocol):
     """Drains the topic `work` with a composite."""
@@ -357,21 +354,3 @@ def test_tasks_of_one_identifier_are_in_one_batch_in_their_order(queue: TaskQueu
     ended = queue.page("work")
     assert [task.state.name for task in ended] == ["FILTERED", "SUCCEEDED", "FILTERED", "SUCCEEDED", "SUCCEEDED"]
     assert ended[4].output == [3, 1, 5]
-
-
-def test_under_a_condition_a_batch_has_one_task_of_an_identifier_and_none_overtakes_a_failure(
-    queue: TaskQueue, engine: Engine
-) -> None:
-    composite = Composite("in turn")
-
-    @composite.batch
-    def alone(tasks: Sequence[Task]) -> Mapping[Task, Result]:
-        names = [task.identifier for task in tasks]
-        assert len(names) == len(set(names))
-        return {task: FAILURE if task.payload == "fail" else SUCCESS for task in tasks}
-
-    given = ["a", "b", "a fail", "c", "a", "b", "c fail", "a", "c"]
-    queue.push("work", [NewTask(each[0], each[2:]) for each in given])
-    engine(composite, Condition.SINGULAR_BY_IDENTIFIER_SUSPEND_ON_FAILURE)
-    ended = ["SUCCEEDED", "SUCCEEDED", "FAILED", "SUCCEEDED", "READY", "SUCCEEDED", "FAILED", "READY", "READY"]
-    assert [task.state.name for task in queue.page("work")] == ended

@@ -1,8 +1,9 @@
-"""Grouped workers: groups, errors, rules, Futures."""
+"""Grouped workers: groups, errors, rules, Futures, leases and schedules."""
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -25,7 +26,8 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.worker import TaskResultException
 from airflow_provider_taskq.worker.grouped import GroupedRun, GroupedWorker
 from tests.consumer.consumers import table
-from tests.queue.conftest import known, pass_time, until
+from tests.internals import stored_rows
+from tests.queue.conftest import known, lapse, pass_time, states, until
 
 pytestmark = pytest.mark.promise("A grouped worker handles an identifier in order, and stops it at an error")
 
@@ -237,3 +239,161 @@ def test_each_task_of_a_group_has_a_transaction_and_an_error_undoes_only_its_own
     of_two = "succeeded" if success_on else "exhausted"
     assert [known(queue, task).status for task in tasks] == ["succeeded", of_two, "succeeded"]
     assert [row[0] for row in queue.conn.execute("SELECT number FROM paid_once ORDER BY number")] == [1, 2, 3, 10, 30]
+
+
+# Leases: the tasks of dead programs, and runs that several threads start
+
+
+@pytest.mark.promise("a worker is killed")
+def test_single_runs_take_back_the_tasks_of_a_dead_program(dsn: str, queue: TaskQueue) -> None:
+    push(queue, 1, 2)
+    dead = queue.register("dead")
+    queue.poll_batch("work", dead)
+    lapse(queue, dead)
+    recorder = Recorder()
+    run = batches(dsn, recorder)
+
+    def handles_both() -> bool:
+        run.run_once()
+        return len(recorder.handled) == 2
+
+    until(handles_both, 60)
+    assert states(queue) == [("key", State.SUCCEEDED)] * 2
+
+
+def test_a_run_waits_for_the_current_run_of_its_worker(
+    dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def handle(_: Task) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    tasks = push(queue, 1, identifier="a")
+    run = batches(dsn, handle, pause=HOUR)
+    with run, ThreadPoolExecutor() as pool:
+        assert inside.wait(60)
+        tasks += push(queue, 2, identifier="b")
+        second = pool.submit(run.run_once)
+        until(second.running)
+        threading.Event().wait(0.3)  # time for a second registration of the owner, if the worker allowed it
+        go_on.set()
+        assert second.result(60) == GroupedRun(groups=1, succeeded=1)
+    assert [(known(queue, task).status, known(queue, task).attempt) for task in tasks] == [("succeeded", 1)] * 2
+    assert caplog.text == ""
+
+
+def live_rows(queue: TaskQueue) -> set[str]:
+    """The rows of the tasks that have not ended, with their physical places: a claim moves a row."""
+    [rows] = [rows for table, rows in stored_rows(queue.conn).items() if table.endswith(".live")]
+    return set(rows)
+
+
+def test_a_run_with_a_size_claims_no_other_task_of_its_groups(dsn: str, queue: TaskQueue) -> None:
+    push(queue, *range(50), identifier="a")
+    push(queue, *range(50), identifier="b")
+    before = live_rows(queue)
+    recorder = Recorder()
+    assert batches(dsn, recorder, size=1).run_once() == GroupedRun(groups=2, succeeded=2)
+    assert recorder.handled == [0, 0]
+    after = live_rows(queue)
+    assert after < before
+    assert len(after) == 98
+
+
+# Schedules: pauses, initial delays, cleanups and the cluster lock
+
+SHORT = timedelta(milliseconds=20)
+A_CENTURY = timedelta(days=36_500)
+
+
+def expired(queue: TaskQueue, identifier: str) -> Task:
+    """A task that failed for good, past its time to live."""
+    [task] = push(queue, -1, identifier=identifier, ttl=HOUR)
+    pass_time(queue, 2 * HOUR)
+    owner = queue.register("someone")
+    with queue.conn.transaction():  # a cleanup at work removes the task after it, not between
+        queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error="bad")})
+        assert known(queue, task).state is State.FAILED
+    return task
+
+
+def is_removed(queue: TaskQueue, task: Task) -> bool:
+    return queue.task("work", task.sequence) is None
+
+
+def test_with_size_one_the_next_task_of_an_identifier_waits_for_the_pause(dsn: str, queue: TaskQueue) -> None:
+    """Also after a run that took the full number of groups."""
+    for identifier in ("a", "b"):
+        push(queue, 1, 2, 3, identifier=identifier)
+    called: dict[str, list[float]] = {"a": [], "b": []}
+    run = batches(dsn, lambda task: called[task.identifier].append(time.monotonic()), size=1, groups=2, pause=0.5)
+    with run:
+        until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 6)
+    for first, second, third in called.values():
+        assert (second - first >= 0.5, third - second >= 0.5) == (True, True)
+
+
+def test_after_a_run_with_the_full_number_of_groups_the_next_run_starts_at_once(dsn: str, queue: TaskQueue) -> None:
+    for identifier in ("a", "b", "c"):
+        push(queue, 1, 2, identifier=identifier)
+    with batches(dsn, Recorder(), groups=1, pause=HOUR):
+        until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 6)
+
+
+def test_the_first_cleanup_does_not_depend_on_the_uptime_of_the_machine(dsn: str, queue: TaskQueue) -> None:
+    task = expired(queue, "old")
+    with batches(dsn, Recorder(), pause=HOUR, cleanup=A_CENTURY):
+        until(lambda: is_removed(queue, task))
+
+
+def test_the_first_run_waits_for_the_initial_delay_and_the_cleanup_does_not(dsn: str, queue: TaskQueue) -> None:
+    first = expired(queue, "old")
+    recorder = Recorder()
+    with batches(dsn, recorder, pause=SHORT, initial_delay=HOUR, cleanup=SHORT):
+        until(lambda: is_removed(queue, first))
+        second = expired(queue, "older")
+        push(queue, 1)
+        until(lambda: is_removed(queue, second))
+    assert recorder.handled == []
+
+
+def test_the_cleanup_waits_for_its_initial_delay_and_runs_do_not(dsn: str, queue: TaskQueue) -> None:
+    task = expired(queue, "old")
+    recorder = Recorder()
+    with batches(dsn, recorder, pause=SHORT, cleanup=SHORT, cleanup_initial_delay=HOUR):
+        for number in (1, 2, 3):
+            push(queue, number)
+            until(lambda number=number: number in recorder.handled)  # type: ignore[misc]
+    assert not is_removed(queue, task)
+
+
+def test_a_program_without_the_cluster_lock_skips_its_run(dsn: str, queue: TaskQueue) -> None:
+    push(queue, 1)
+    recorder = Recorder()
+    run = batches(dsn, recorder, cluster_lock=HOUR)
+    assert queue.lock("batches work", "another program", HOUR) is True
+    assert run.run_once() == GroupedRun()
+    assert recorder.handled == []
+    queue.unlock("batches work", "another program")
+    assert run.run_once() == GroupedRun(groups=1, succeeded=1)
+
+
+def test_the_cluster_lock_is_held_during_a_run_and_released_after_it(dsn: str, queue: TaskQueue) -> None:
+    push(queue, 1)
+    other = batches(dsn, Recorder(), cluster_lock=HOUR)
+    tallies: list[GroupedRun] = []
+    assert batches(dsn, lambda _task: tallies.append(other.run_once()), cluster_lock=HOUR).run_once().succeeded == 1
+    push(queue, 2, identifier="other")
+    tallies.append(other.run_once())
+    assert tallies == [GroupedRun(), GroupedRun(groups=1, succeeded=1)]
+
+
+def test_without_a_cluster_lock_programs_handle_different_groups_at_once(dsn: str, queue: TaskQueue) -> None:
+    push(queue, 1, identifier="a")
+    push(queue, 2, identifier="b")
+    tallies: list[GroupedRun] = []
+    first = batches(dsn, lambda _task: tallies.append(batches(dsn, Recorder()).run_once()), groups=1)
+    assert first.run_once().succeeded == 1
+    assert tallies == [GroupedRun(groups=1, succeeded=1)]

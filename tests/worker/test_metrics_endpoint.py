@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -225,27 +224,18 @@ def test_the_endpoint_listens_on_the_loopback_interface_unless_told_otherwise(
         scrape(endpoint.url)
 
 
-WORKER = [
-    *(sys.executable, "-m", "airflow_provider_taskq.cli", "worker", "tests.cli.handlers:succeed"),
-    *("--topic", "work", "--metrics-port"),
-]
-
-
-@pytest.fixture
-def environment(dsn: str, repository: Path) -> dict[str, str]:
-    """The environment of a worker of the command line."""
-    paths = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "TASKQ_DSN": dsn, "PYTHONPATH": paths}
-
-
 def test_a_worker_of_the_command_line_serves_its_metrics_until_it_stops(
-    queue: TaskQueue, environment: dict[str, str], repository: Path
+    dsn: str, queue: TaskQueue, repository: Path
 ) -> None:
     queue.push("work", ["a", "b"])
-    worker = subprocess.Popen([*WORKER, "0"], env=environment, cwd=repository, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "airflow_provider_taskq.cli", "worker", "tests.cli.handlers:succeed"]
+    command += ["--topic", "work", "--metrics-port", "0"]
+    environment = {**os.environ, "TASKQ_DSN": dsn, "PYTHONPATH": str(repository)}
+    worker = subprocess.Popen(command, env=environment, cwd=repository, stderr=subprocess.PIPE, text=True)
     try:
         assert worker.stderr is not None
-        url = next(found[1] for line in iter(worker.stderr.readline, "") if (found := started(line)))
+        started = re.compile(r"metrics endpoint started: url=(\S+)")
+        url = next(found[1] for line in iter(worker.stderr.readline, "") if (found := started.search(line)))
         until(lambda: of_worker(scrape(url), "taskq_worker_completed_total", result="SUCCESS") == 2, 60)
         assert value(scrape(url), "process_resident_memory_bytes")
         worker.send_signal(signal.SIGTERM)
@@ -255,21 +245,3 @@ def test_a_worker_of_the_command_line_serves_its_metrics_until_it_stops(
         worker.communicate()
     with pytest.raises(OSError, match="refused"):
         scrape(url)
-
-
-def started(line: str) -> re.Match[str] | None:
-    """The address in the log line of an endpoint."""
-    return re.search(r"metrics endpoint started: url=(\S+)", line)
-
-
-@pytest.mark.usefixtures("queue")
-def test_a_worker_of_the_command_line_names_the_port_that_it_cannot_serve(
-    environment: dict[str, str], repository: Path
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        done = subprocess.run(
-            [*WORKER, port], env=environment, cwd=repository, capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"Error: cannot serve metrics on 127.0.0.1:{port}: Address already in use"

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.queue import Condition, State, Task, TaskQueue
+from airflow_provider_taskq.queue import State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, Pending, batch
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
@@ -50,25 +50,6 @@ def test_idle_threads_handle_new_tasks_at_once(queue: TaskQueue, make_worker: Ma
     queue.push("work", ["a", "b", "c"])
     worker.resume()
     until(lambda: worker.statistics().succeeded == 3)
-
-
-def test_identifiers_keep_their_order_in_the_prefetch_buffer(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    done: list[tuple[str, int]] = []
-    queue.push("work", [f"k{number % 3}" for number in range(30)])
-    condition = Condition.SINGULAR_BY_IDENTIFIER
-    worker = make_worker(
-        lambda task: done.append((task.identifier, task.sequence)),
-        workers=3,
-        prefetch=10,
-        size=5,
-        condition=condition,
-        pause=timedelta(milliseconds=5),
-    )
-    worker.start()
-    until(lambda: worker.statistics().succeeded == 30)
-    for key in ("k0", "k1", "k2"):
-        sequences = [sequence for identifier, sequence in done if identifier == key]
-        assert sequences == sorted(sequences)
 
 
 @pytest.mark.parametrize(

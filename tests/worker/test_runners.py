@@ -3,8 +3,6 @@
 import json
 import operator
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -347,22 +345,6 @@ def test_the_refusal_names_the_runner_the_function_the_parameter_and_what_may_be
         "a worker calls wants_more with the task, and has no value for its parameter 'more': "
         "a parameter after the first one is named batch, or has a default"
     )
-
-
-def test_the_command_line_refuses_such_a_handler_as_a_usage_error(place: Place, queue: TaskQueue) -> None:
-    program = [
-        sys.executable,
-        "-m",
-        "airflow_provider_taskq.cli",
-        "worker",
-        f"{__name__}:wants_more",
-        "--topic",
-        "work",
-    ]
-    environment = {**os.environ, "TASKQ_DSN": place.dsn}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, "has no value for its parameter 'more'" in done.stderr) == (2, True), done.stderr
-    assert queue.page("work")[0].state.name == "READY"
 
 
 TASK = Task(1, "work", "a", None, None, 1, False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import InvalidArgument, NewTask, Owner, TaskQueue, TaskQueueError, ticks_every
+from airflow_provider_taskq.queue import InvalidArgument, NewTask, TaskQueue, TaskQueueError, ticks_every
 from airflow_provider_taskq.worker.scheduler import Scheduler, Ticks
 from tests.queue.conftest import until
 
@@ -50,30 +50,6 @@ def test_a_scheduler_installs_several_schedules(dsn: str, queue: TaskQueue) -> N
     assert runs[0].tzinfo is not None
     assert not ticker.is_running
     assert ticker.stop()
-
-
-def test_several_schedulers_with_the_same_ticks_install_each_once(dsn: str, queue: TaskQueue) -> None:
-    tickers = [Scheduler(dsn) for _ in range(4)]
-    runs = [0] * 4
-    for number, ticker in enumerate(tickers):
-
-        def make(_now: datetime, number: int = number) -> Ticks:
-            runs[number] += 1
-            return far(*range(20))
-
-        ticker.add("work", "p", "h", timedelta(milliseconds=5), make)
-        ticker.start()
-    until(lambda: min(runs) > 3)
-    assert [ticker.stop(20) for ticker in tickers] == [True] * 4
-    assert len(installed(queue)) == len(set(installed(queue))) == 20
-
-
-def test_a_scheduler_replaces_the_waiting_ticks_of_a_changed_schedule(dsn: str, queue: TaskQueue) -> None:
-    old, new = Scheduler(dsn), Scheduler(dsn)
-    old.add("work", "p", "old", HOUR, lambda _now: far(1, 2))
-    new.add("work", "p", "new", HOUR, lambda _now: far(3))
-    assert (old.install(), new.install(), new.install()) == (2, 1, 0)
-    assert installed(queue) == ["p/21000101T030000.000000Z"]
 
 
 def test_a_program_may_install_while_its_scheduler_runs(
@@ -129,15 +105,6 @@ def test_another_version_of_a_payload_function_replaces_the_waiting_ticks(dsn: s
     assert three_kinds(dsn, lambda _moment: "new", 1)[0].install() == 0
     assert three_kinds(dsn, lambda _moment: "new", 2)[0].install() == 2
     assert payloads(queue) == ["new", "new"]
-
-
-def test_a_changed_payload_leaves_a_held_tick(dsn: str, queue: TaskQueue, owner: Owner) -> None:
-    three_kinds(dsn, NewTask("x", "old", available_at=FIRST))[0].install()
-    [held] = queue.poll("work", owner)
-    assert three_kinds(dsn, NewTask("x", "new", available_at=FIRST))[0].install() == 2
-    assert [info.payload for info in queue.page("work", state="ACTIVE")] == ["old"]
-    assert payloads(queue) == ["new", "new"]
-    queue.complete(owner, {held: "SUCCESS"})
 
 
 def test_ticks_are_installed_every_quarter_of_ahead_and_at_least_every_hour(dsn: str) -> None:

@@ -13,20 +13,20 @@ from airflow_provider_taskq.queue import (
     NewTask,
     Order,
     Result,
-    RetryPolicy,
     State,
     Task,
     TaskQueue,
     TaskQueueError,
     TooManyFailures,
-    TopicPolicy,
     UnknownTopic,
     connect,
 )
 from airflow_provider_taskq.worker import Batch, TaskResultException, Worker, WorkerListener, batch, poll_loop
+from airflow_provider_taskq.worker.runtime import IdleWait
+from airflow_provider_taskq.worker.statistics import WorkerCounters
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, states, until
-from tests.worker.conftest import HOUR, MakeWorker
+from tests.worker.conftest import HOUR, MakeWorker, listeners
 
 pytestmark = pytest.mark.promise("A handler is a function, a coroutine or an object, in threads or in processes")
 
@@ -66,17 +66,9 @@ def test_a_start_that_cannot_work_raises_the_reason(dsn: str) -> None:
         Worker(dsn, "work", lambda _: None, lease=timedelta(days=99_999_999))
 
 
-@pytest.mark.usefixtures("queue")
-def test_a_start_without_a_lease_in_time_raises_timeout_error_and_leaves_no_thread(dsn: str) -> None:
-    with connect(dsn) as blocker:
-        block_verbs(blocker, owners_only=True)
-        worker = Worker(f"{dsn} options='-c lock_timeout=1s'", "work", lambda _: None)
-        with pytest.raises(TimeoutError, match="got no lease"):
-            worker.start(timedelta(milliseconds=100))
-    assert not worker.is_active
-
-
-def test_a_thread_that_gets_its_lease_after_a_failed_start_polls_nothing(dsn: str, queue: TaskQueue) -> None:
+def test_a_start_without_a_lease_in_time_raises_timeout_error_and_its_thread_polls_nothing(
+    dsn: str, queue: TaskQueue
+) -> None:
     seen: list[str] = []
     queue.push("work", ["a"])
     before = set(threading.enumerate())
@@ -86,18 +78,12 @@ def test_a_thread_that_gets_its_lease_after_a_failed_start_polls_nothing(dsn: st
         with pytest.raises(TimeoutError, match="got no lease"):
             worker.start(timedelta(milliseconds=100))
         late = set(threading.enumerate()) - before
+    assert not worker.is_active
     for thread in late:
         thread.join(30)
     assert seen == []
     assert states(queue) == [("a", State.READY)]
     assert queue.owners() == []
-
-
-def _listens(queue: TaskQueue) -> bool:
-    found = queue.conn.execute(
-        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
-    )
-    return found.fetchone() is not None
 
 
 class Polls(WorkerListener):
@@ -121,7 +107,7 @@ def test_a_waking_worker_handles_new_tasks_at_once_after_a_long_pause(
     queue.alter_topic("work", notify=waken == "push by SQL")
     worker = make_worker(lambda _: handled.release(), listener=polls, listen=waken != "resume")
     worker.start()
-    until(lambda: waken == "resume" or _listens(queue))
+    until(lambda: waken == "resume" or listeners(queue))
     for _ in range(3):  # the first poll after LISTEN needs no notification
         assert polls.empty.acquire(timeout=60)
         if waken == "push by SQL":
@@ -195,20 +181,6 @@ def test_an_error_of_a_batch_handler_fails_its_batch_only(
     assert error in (everything(queue)[1].error or "")
 
 
-def test_a_failure_is_retried_by_the_policy_of_its_topic(queue: TaskQueue, make_worker: MakeWorker) -> None:
-    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
-    attempts: list[int] = []
-
-    def third_time(task: Task) -> Result:
-        attempts.append(task.attempt)
-        return Result.SUCCESS if task.attempt == 3 else Result.FAILURE
-
-    queue.push("work", ["a"])
-    make_worker(third_time, pause=timedelta(milliseconds=20)).start()
-    until(lambda: states(queue) == [("a", State.SUCCEEDED)])
-    assert attempts == [1, 2, 3]
-
-
 def test_tasks_that_were_purged_meanwhile_do_not_keep_others_from_being_completed(
     queue: TaskQueue, make_worker: MakeWorker
 ) -> None:
@@ -219,21 +191,6 @@ def test_tasks_that_were_purged_meanwhile_do_not_keep_others_from_being_complete
 
     make_worker(batch(purge), size=2).start()
     until(lambda: states(queue) == [("b", State.SUCCEEDED)])
-
-
-@pytest.mark.parametrize("ready", [0, 20])
-def test_a_drain_ends_when_no_task_is_left_including_tasks_pushed_meanwhile(
-    queue: TaskQueue, make_worker: MakeWorker, ready: int
-) -> None:
-    def handle(task: Task, batch: Batch) -> None:
-        if task.identifier.startswith("first"):
-            batch.push(task, "work", [f"then {task.identifier}"])
-
-    queue.push("work", [*(f"first {number}" for number in range(30)), NewTask("later", delay=HOUR)])
-    pause = timedelta(milliseconds=50)
-    done = make_worker(handle, workers=2, size=4, prefetch=ready, pause=pause).drain()
-    assert (done.succeeded, done.in_flight) == (60, 0)
-    assert queue.owners() == []
 
 
 @pytest.mark.parametrize("ready", [0, 20])
@@ -259,18 +216,23 @@ def test_a_drain_raises_after_the_commit_if_more_tasks_fail_than_max_failed_allo
     assert worker.drain(max_failed=0).failed == 11
 
 
+@pytest.mark.parametrize("ready", [0, 20])
 @pytest.mark.parametrize("condition", [Condition.NONE, Condition.SINGULAR_BY_IDENTIFIER])
-def test_a_drain_with_several_threads_ends_after_the_last_batch_in_flight(
-    queue: TaskQueue, make_worker: MakeWorker, condition: Condition
+def test_a_drain_with_several_threads_ends_when_no_due_task_is_left_including_tasks_pushed_meanwhile(
+    queue: TaskQueue, make_worker: MakeWorker, condition: Condition, ready: int
 ) -> None:
     def count_down(task: Task, batch: Batch) -> None:
         assert isinstance(task.payload, int)
         if task.payload:
             batch.push(task, "work", [NewTask("a", task.payload - 1)])
 
+    queue.push("work", [NewTask("later", delay=HOUR)])
     for _ in range(3):
         queue.push("work", [NewTask("a", 5), NewTask("a", 5)])
-        assert make_worker(count_down, workers=4, condition=condition).drain().handled == 12
+        pause = timedelta(milliseconds=50)
+        done = make_worker(count_down, workers=4, condition=condition, prefetch=ready, pause=pause).drain()
+        assert (done.succeeded, done.in_flight) == (12, 0)
+    assert queue.owners() == []
 
 
 def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
@@ -298,3 +260,20 @@ def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
         assert worker.drain().handled == 2
     assert "ready tasks are left, as an open transaction locks them: worker=work topic=work" in caplog.text
     assert states(queue)[2] == ("b", State.READY)
+
+
+@pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
+def test_times_are_those_of_the_last_thousand_batches() -> None:
+    counters = WorkerCounters()
+    for number in range(1, 1101):
+        counters.handled(number)
+    found = counters.snapshot()
+    assert (found.minimum, found.maximum, found.batches) == (101, 1100, 1100)
+    assert found.average == pytest.approx(600.5)
+    assert found.p90 == pytest.approx(101 + 0.9 * 999)
+
+
+@pytest.mark.promise("The cost of a call does not grow with the other tasks of the queue")
+def test_empty_polls_take_at_most_a_fifth_of_the_time() -> None:
+    pause = IdleWait(1.0)
+    assert [pause.seconds_after(took) for took in (0.0, 0.25, 1.5)] == [1.0, 1.0, 6.0]

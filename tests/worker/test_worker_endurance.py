@@ -15,7 +15,7 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
 )
-from airflow_provider_taskq.worker import Batch, GroupedWorker, Worker, WorkerListener
+from airflow_provider_taskq.worker import Batch, FatalListener, GroupedWorker, Worker
 from tests.queue.conftest import lapse, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -25,11 +25,8 @@ pytestmark = pytest.mark.promise("A worker continues after errors of polls, hand
 def test_errors_of_polls_are_reported_and_followed_by_growing_pauses(queue: TaskQueue, make_worker: MakeWorker) -> None:
     reported: list[float] = []
 
-    class Listener(WorkerListener):
-        def on_fatal(self, _: BaseException) -> None:
-            reported.append(time.monotonic())
-
-    worker = make_worker(lambda _: None, listener=Listener(), listen=False, pause=timedelta(milliseconds=5))
+    listener = FatalListener(lambda _: reported.append(time.monotonic()))
+    worker = make_worker(lambda _: None, listener=listener, listen=False, pause=timedelta(milliseconds=5))
     worker.start()
     queue.drop_topic("work")
     until(lambda: len(reported) >= 4)
@@ -95,23 +92,18 @@ def test_a_lost_lease_abandons_its_batch_and_commits_nothing(
 
 
 @pytest.mark.promise("a worker is killed")
-def test_living_workers_expire_the_leases_of_dead_workers(queue: TaskQueue, make_worker: MakeWorker) -> None:
+def test_a_worker_expires_the_leases_of_dead_workers_and_removes_tasks_that_were_kept_long_enough(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
+    queue.create_topic("other", keep_succeeded=0)
+    queue.push("other", [f"{number}" for number in range(1_200)])  # more than one call removes
     dead = queue.register("dead")
+    queue.complete(dead, dict.fromkeys(queue.poll("other", dead, 1_200), Result.SUCCESS))
     queue.push("work", ["a"])
     assert queue.poll("work", dead)
     lapse(queue, dead)
     make_worker(lambda _: None, lease=timedelta(seconds=0.9), pause=timedelta(milliseconds=50)).start()
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
-
-
-def test_a_worker_removes_the_tasks_that_its_queue_has_kept_long_enough(
-    queue: TaskQueue, make_worker: MakeWorker
-) -> None:
-    queue.create_topic("other", keep_succeeded=0)
-    queue.push("other", [f"{number}" for number in range(1_200)])  # more than one call removes
-    owner = queue.register("owner")
-    queue.complete(owner, dict.fromkeys(queue.poll("other", owner, 1_200), Result.SUCCESS))
-    make_worker(lambda _: None).start()
     until(lambda: states(queue, "other") == [])
 
 
