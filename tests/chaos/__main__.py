@@ -44,7 +44,6 @@ TESTS = (
     ("tests/airflow/test_chaos.py",),
     (
         "tests/chaos/test_scenarios.py::test_a_worker_that_is_stopped_for_longer_than_its_lease_loses_its_tasks_to_another",
-        "tests/spark/test_soak.py",
         "tests/spark/test_stream_killed.py",
         "tests/spark/test_drain_once.py::test_a_driver_killed_around_its_commit_commits_all_decisions_or_none[before]",
         "tests/spark/test_drain_once.py::test_a_driver_killed_around_its_commit_commits_all_decisions_or_none[after]",

@@ -51,6 +51,8 @@ SCHEMA = """CREATE TABLE effect (key text NOT NULL, attempt int NOT NULL, owner 
 ATTEMPT = ("task", "attempt", "owner", "fence")
 EFFECT = "INSERT INTO effect (key, attempt, owner, fence) VALUES (%s, %s, %s, %s)"
 UPKEEP = 1.0  # seconds between two looks for lapsed leases
+SIZE = 10  # tasks of a push, and of a poll
+IDENTIFIERS = 50
 PAUSE = 0.2  # seconds before another try, and after an empty poll
 FAULTS = (psycopg.Error, TaskQueueError, OSError)
 
@@ -60,10 +62,7 @@ class Options:
     """What a program does, in tasks and seconds."""
 
     rate: float = 100.0  # tasks a second of a producer
-    push: int = 10  # tasks of a push
-    identifiers: int = 50
     hot: int = 10  # more identifiers, which get three of ten tasks: two of these in the same push
-    size: int = 10  # tasks of a poll
     lease: float = 5.0
     work: float = 0.01  # of a task
     dally: float = 0.0  # at most, in the transaction of a decision
@@ -121,10 +120,10 @@ class Producing:
 
     def _push(self, queue: TaskQueue) -> None:
         options = self._program.options
-        self._due = max(self._due + options.push / options.rate, time.monotonic() - 1.0)
+        self._due = max(self._due + SIZE / options.rate, time.monotonic() - 1.0)
         self._program.stopping.wait(max(0.0, self._due - time.monotonic()))
         rows: list[Event] = []
-        for place in range(options.push):
+        for place in range(SIZE):
             self._number += 1
             rows.append({"task": f"{self._prefix}-{self._number}", "identifier": self._identifier(place)})
         began = time.monotonic()
@@ -135,10 +134,10 @@ class Producing:
 
     def _identifier(self, place: int) -> str:
         """The identifier of the next task, at a place of its push."""
-        options, push = self._program.options, self._number // self._program.options.push
+        options, push = self._program.options, self._number // SIZE
         if options.hot and place % 10 in (0, 4, 9):
             return f"hot-{(push + (place % 10 == 9)) % options.hot}"
-        return f"id-{self._number % options.identifiers}"
+        return f"id-{self._number % IDENTIFIERS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ class Looping:
                 self._tended = began
 
     def _poll(self, queue: TaskQueue, owner: Owner) -> list[Task]:
-        return queue.poll(TOPIC, owner, self._program.options.size, condition=self._program.options.condition)
+        return queue.poll(TOPIC, owner, SIZE, condition=self._program.options.condition)
 
     def _claim(self, queue: TaskQueue, owner: Owner, call: Callable[[], list[Task]]) -> Work:
         began = time.monotonic()
@@ -245,10 +244,10 @@ class Working(WorkerListener):
             program.dsn,
             TOPIC,
             self._handle,
-            size=options.size,
+            size=SIZE,
             condition=Condition(options.condition),
             workers=2,
-            prefetch=options.size,
+            prefetch=SIZE,
             pause=PAUSE,
             lease=options.lease,
             handler_statement_timeout=options.lease,  # of the commit hook

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.queue import Task, TaskQueue, sequence_id
+from airflow_provider_taskq.queue import Task, TaskQueue
 from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, table, typed, until_at_end
 from tests.queue.conftest import until
 
@@ -65,30 +65,6 @@ def test_a_consumer_handles_a_subject_with_or_without_identifiers_below_it(
     heard = heard_all()
     read_all(queue, Consumer(dsn, heard.group, "work", quick(subject=subject, recursive=recursive)))
     assert heard.identifiers == expected
-
-
-@pytest.mark.parametrize("level", [None, 0, 1], ids=["whole", "own sequence", "first level"])
-def test_events_that_share_a_sequence_are_handled_in_order_by_one_partition(
-    dsn: str, queue: TaskQueue, level: int | None
-) -> None:
-    pushed = queue.push("work", [f"/book/{n % 5}/page/{n % 3}" for n in range(60)])
-    heard = heard_all()
-    threads: dict[str, set[str]] = {}
-
-    @heard.group.on()
-    def record_thread(event: Task) -> None:
-        key = sequence_id(event.identifier, level, event.sequence)
-        threads.setdefault(key, set()).add(threading.current_thread().name)
-
-    with Consumer(dsn, heard.group, "work", quick(partitions=3, level=level)):
-        heard.wait(60)
-        until_at_end(queue)
-    assert sorted(event.sequence for event in heard.events) == [task.sequence for task in pushed]
-    assert all(len(each) == 1 for each in threads.values())
-    by_identifier: dict[str, list[int]] = {}
-    for event in heard.events:
-        by_identifier.setdefault(sequence_id(event.identifier, level, event.sequence), []).append(event.sequence)
-    assert all(sequences == sorted(sequences) for sequences in by_identifier.values())
 
 
 def test_each_partition_has_progress_of_its_own(dsn: str, queue: TaskQueue) -> None:

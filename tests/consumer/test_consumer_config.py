@@ -15,7 +15,16 @@ from airflow_provider_taskq.consumer import (
     Level,
     merge_options,
 )
-from airflow_provider_taskq.queue import Cursor, InvalidArgument, NewTask, Result, Task, TaskQueue, partition_of
+from airflow_provider_taskq.queue import (
+    Cursor,
+    InvalidArgument,
+    NewTask,
+    Result,
+    Task,
+    TaskQueue,
+    partition_of,
+    sequence_id,
+)
 from airflow_provider_taskq.worker import Worker
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, quick
@@ -86,19 +95,25 @@ def by_customer(event: Task) -> str:
     return str(event.payload["customer"])
 
 
-def orders(queue: TaskQueue, count: int = 60) -> list[Task]:
-    """Orders of seven customers."""
-    return queue.push("work", [NewTask(f"order-{n}", {"customer": f"customer-{n % 7}"}) for n in range(count)])
+def key_of(event: Task, level: int | Callable[[Task], str] | None) -> str:
+    """What decides on the partition of an event."""
+    return level(event) if callable(level) else sequence_id(event.identifier, level, event.sequence)
 
 
 @pytest.mark.parametrize("progress", ["database", "memory"])
-def test_a_function_maps_events_to_partitions(dsn: str, queue: TaskQueue, progress: str) -> None:
-    pushed = orders(queue)
+@pytest.mark.parametrize(
+    "level", [by_customer, None, 0, 1], ids=["a function", "the identifier", "the sequence", "its first level"]
+)
+def test_each_partition_gets_its_events_in_their_order_and_no_other(
+    dsn: str, queue: TaskQueue, progress: str, level: int | Callable[[Task], str] | None
+) -> None:
+    names = [(f"day-{n % 5}/order-{n}", {"customer": f"customer-{n % 7}"}) for n in range(60)]
+    pushed = queue.push("work", [NewTask(*each) for each in names])
     heard: list[Heard] = []
     consumers: list[Consumer] = []
     for number in range(3):
         heard.append(heard_all())
-        said = quick(partitions=3, level=by_customer, progress=progress, only_partitions=number)
+        said = quick(partitions=3, level=level, progress=progress, only_partitions=number)
         consumers.append(Consumer(dsn, heard[-1].group, "work", said))
     try:
         for consumer in consumers:
@@ -109,7 +124,7 @@ def test_a_function_maps_events_to_partitions(dsn: str, queue: TaskQueue, progre
         for consumer in consumers:
             consumer.stop()
     for number, each in enumerate(heard):
-        mine = [task.identifier for task in pushed if partition_of(by_customer(task), 3) == number]
+        mine = [task.identifier for task in pushed if partition_of(key_of(task, level), 3) == number]
         assert each.identifiers == mine
     assert max(len(each.events) for each in heard) < len(pushed)
 

@@ -1,6 +1,12 @@
-"""Consumers: start, stop, wake-ups, rights and invalid settings."""
+"""Consumers: start, stop, wake-ups, signals and invalid settings."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -77,12 +83,7 @@ def test_resume_and_notifications_wake_a_consumer_that_pauses(dsn: str, queue: T
         until(lambda: consumer.resume() and bool(heard.events))
         until_at_end(queue)
         queue.push("work", ["b"])
-        until(lambda: wake(queue) and len(heard.events) == 2)
-
-
-def wake(queue: TaskQueue) -> bool:
-    """Notifies listeners of new tasks."""
-    return queue.conn.execute("SELECT taskq.notify('work')").rowcount == 1
+        until(lambda: [queue.notify("work")] and len(heard.events) == 2)
 
 
 def test_a_group_without_handlers_and_a_handler_with_a_wrong_signature_raise(dsn: str) -> None:
@@ -96,3 +97,75 @@ def test_a_group_without_handlers_and_a_handler_with_a_wrong_signature_raise(dsn
         Consumer(dsn, group, "work")
     with pytest.raises(UnknownTopic, match="nowhere"):
         Consumer(dsn, heard_all().group, "nowhere").start()
+
+
+# A consumer as the main program: SIGTERM and SIGINT stop it, a second signal at once
+
+SECONDS = 120
+# It writes a line when it connects first, or when its handler has an event. There it waits: for a line from its
+# standard input before it connects, and without an end in the handler.
+PROGRAM = """
+import sys, threading
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
+from airflow_provider_taskq.queue import connect
+
+group, waited = ConsumerGroup("readers"), []
+
+def report(place):
+    if sys.argv[1] == place:
+        print(place, flush=True)
+
+@group.on()
+def handle(_):
+    report("handling")
+    threading.Event().wait()
+
+def connect_when_told():
+    if not waited and sys.argv[1] == "connecting":
+        waited.append(report("connecting"))
+        sys.stdin.readline()
+    return connect()
+
+Consumer(connect_when_told, group, "work", ConsumerConfig()).run()
+"""
+
+
+@contextmanager
+def consumer_at(where: str, dsn: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs the program, and yields it when it is at this place."""
+    command = [sys.executable, "-c", PROGRAM, where]
+    environment = {**os.environ, "TASKQ_DSN": dsn}
+    with subprocess.Popen(
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == f"{where}\n"
+            yield program
+        finally:
+            program.kill()
+
+
+@pytest.mark.parametrize(
+    "signals", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)], ids=lambda each: each[1].name
+)
+def test_a_second_signal_ends_a_consumer_at_once_and_releases_its_partition(
+    dsn: str, queue: TaskQueue, signals: tuple[signal.Signals, signal.Signals]
+) -> None:
+    queue.push("work", ["a", "b"])
+    queue.join_group("readers", "work", 1, None)
+    begin = queue.progress("readers", "work")
+    with consumer_at("handling", dsn) as program:
+        for number in signals:
+            program.send_signal(number)
+        assert program.wait(SECONDS) == 0
+    assert state(queue).member is None
+    assert queue.progress("readers", "work") == begin != place(queue, 1)
+
+
+def test_a_signal_during_the_start_of_a_consumer_stops_it(dsn: str, queue: TaskQueue) -> None:
+    with consumer_at("connecting", dsn) as program:
+        program.send_signal(signal.SIGTERM)
+        program.communicate("go on\n", SECONDS)
+    assert program.returncode == 0
+    assert state(queue).member is None

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from airflow_provider_taskq.queue import TaskQueue, connect
+from airflow_provider_taskq.queue import State, TaskQueue, connect
 from airflow_provider_taskq.worker import BatchHandler, Worker
 from tests.faults.tcp_proxy import TcpProxy
 
@@ -73,3 +73,8 @@ def read_only_sessions(queue: TaskQueue, proxy: TcpProxy, count: int) -> Iterato
     yield
     proxy.wait_for(after=before + count - 1)
     queue.conn.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
+
+
+def ends(queue: TaskQueue) -> dict[str, State]:
+    """The state of each task, by its identifier."""
+    return {task.identifier: task.state for task in queue.page("work")}

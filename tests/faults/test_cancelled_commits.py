@@ -17,18 +17,15 @@ from airflow_provider_taskq.spark.staging import commit_with_retry
 from airflow_provider_taskq.worker import Batch, FatalListener
 from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import Heard, quick
-from tests.faults.conftest import MakeWorker
+from tests.faults.conftest import MakeWorker, ends
 from tests.internals import block_verbs, hold_tasks
 from tests.queue.conftest import until
+from tests.worker.conftest import Gate
 
 pytestmark = pytest.mark.promise("the server cancels a commit")
 
 SECOND = timedelta(seconds=1)
 TIMEOUTS = ["statement_timeout", "lock_timeout"]
-
-
-def ends(queue: TaskQueue) -> dict[str, State]:
-    return {task.identifier: task.state for task in queue.page("work")}
 
 
 @contextmanager
@@ -56,22 +53,16 @@ def sleep_until_interrupted(queue: TaskQueue) -> None:
 def test_finished_work_is_not_failed_by_a_commit_that_the_server_cancels(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], run_worker: MakeWorker, setting: str
 ) -> None:
-    started, go_on, handled, fatal = threading.Event(), threading.Event(), list[str](), list[BaseException]()
-
-    def handle(task: Task) -> None:
-        handled.append(task.identifier)
-        started.set()
-        go_on.wait(60)
-
+    gate, fatal = Gate(), list[BaseException]()
     queue.push("work", ["a", "b"])
     limit_statements(queue, setting, "1s")  # the worker's own statements have to pass on a slow machine
-    run_worker(dsn, handle, size=2, listener=FatalListener(fatal.append))
-    assert started.wait(20)
+    run_worker(dsn, gate, size=2, listener=FatalListener(fatal.append))
+    assert gate.began.wait(20)
     with completions_blocked(open_queue):
-        go_on.set()
+        gate.open.set()
         until(lambda: fatal)  # more tries than a deadlock gets
     until(lambda: ends(queue) == {"a": State.SUCCEEDED, "b": State.SUCCEEDED})
-    assert handled == ["a", "b"]
+    assert gate.started == ["a", "b"]
     assert isinstance(fatal[0], psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable)
 
 
@@ -107,24 +98,20 @@ def test_a_grouped_worker_does_not_fail_finished_work_when_the_server_cancels_th
     setting: str,
     takes_queue: bool,
 ) -> None:
-    started, go_on = threading.Event(), threading.Event()
+    gate = Gate()
     queue.conn.execute("CREATE TABLE effect (sequence bigint)")
 
-    def handle(_: Task) -> None:
-        started.set()
-        go_on.wait(60)
-
     def handle_within(task: Task, queue: TaskQueue) -> None:
-        handle(task)
+        gate(task)
         queue.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
 
     queue.push("work", ["a"])
     limit_statements(queue, setting)
 
-    with GroupedWorker(dsn, "work", handle_within if takes_queue else handle, pause=SECOND / 10):
-        assert started.wait(20)
+    with GroupedWorker(dsn, "work", handle_within if takes_queue else gate, pause=SECOND / 10):
+        assert gate.began.wait(20)
         with completions_blocked(open_queue):
-            go_on.set()
+            gate.open.set()
             until(lambda: "task not committed, will retry" in caplog.text)
         until(lambda: ends(queue) == {"a": State.SUCCEEDED})
     [found] = queue.page("work")

@@ -13,22 +13,19 @@ from airflow_provider_taskq.queue.errors import CallTimeout
 from airflow_provider_taskq.worker import Batch, notification_listener
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.persistent_worker import CHANNEL
-from tests.faults.conftest import MakeWorker, Named
+from tests.faults.conftest import MakeWorker, Named, ends
 from tests.faults.tcp_proxy import TcpProxy
 from tests.internals import interrupted, lapse_lease
 from tests.queue.conftest import until
+from tests.worker.conftest import Gate
 
 pytestmark = pytest.mark.promise("a connection never answers")
 
 SECOND = timedelta(seconds=1)
 
 
-def states(queue: TaskQueue) -> dict[str, State]:
-    return {task.identifier: task.state for task in queue.page("work")}
-
-
 def all_succeeded(queue: TaskQueue) -> bool:
-    return set(states(queue).values()) == {State.SUCCEEDED}
+    return set(ends(queue).values()) == {State.SUCCEEDED}
 
 
 @pytest.fixture
@@ -69,15 +66,10 @@ def test_a_call_that_keeps_receiving_rows_is_not_abandoned(dsn: str) -> None:
 def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
-    started, go_on = threading.Event(), threading.Event()
-
-    def handle(_: Task) -> None:
-        started.set()
-        go_on.wait(60)
-
+    gate = Gate()
     queue.push("work", ["a"])
-    worker = run_worker(Named(proxy.dsn(dsn)), handle, lease=SECOND * 6)
-    assert started.wait(20)
+    worker = run_worker(Named(proxy.dsn(dsn)), gate, lease=SECOND * 6)
+    assert gate.began.wait(20)
     [registered] = queue.owners()
     until(lambda: queue.owners()[0].lease_until > registered.lease_until)
     silent = proxy.wait_for("heartbeat")
@@ -85,7 +77,7 @@ def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
     proxy.wait_for("heartbeat", after=silent.number)
     [before] = queue.owners()
     until(lambda: queue.owners()[0].lease_until > before.lease_until)
-    go_on.set()
+    gate.open.set()
     until(lambda: all_succeeded(queue))
     assert worker.statistics().abandoned == 0
 
@@ -109,7 +101,7 @@ def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
     expired = queue.register("other", SECOND * 60)  # taken by the worker's expiry: it ran after its own lease lapsed
     lapse_lease(queue.conn, expired.name)
     until(lambda: queue.owner(expired.name) is None)
-    assert states(queue) == {"a": State.ACTIVE}
+    assert ends(queue) == {"a": State.ACTIVE}
     go_on.set()
     until(lambda: all_succeeded(queue))
 

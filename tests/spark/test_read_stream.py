@@ -66,20 +66,6 @@ def rows_of(log_reader: LogReader, start: int, end: int) -> list[int]:
 
 
 @LIMITED
-def test_a_stream_continues_from_its_checkpoint_and_hands_out_a_failed_batch_again_unchanged(
-    run: Callable[..., Seen], push: Push
-) -> None:
-    pushed, failing = push(20), Seen(failing=1)
-    with pytest.raises(PySparkException, match="the handler fails"):
-        run(handler=failing, maxTasksPerTrigger="8")
-    late = push(3)
-    again = run(maxTasksPerTrigger="8")
-    assert again.batches[1] == failing.batches[1]
-    assert [len(batch) for batch in again.batches.values()] == [8, 7]
-    assert failing.batches[0] + again.rows() == pushed + late
-
-
-@LIMITED
 def test_a_stream_starts_at_the_cursor_of_its_group_and_advances_it(
     run: Callable[..., Seen], push: Push, queue: TaskQueue
 ) -> None:

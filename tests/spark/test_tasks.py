@@ -55,14 +55,6 @@ def mixed(queue: TaskQueue, owner: Owner) -> list[int]:
     return pushed
 
 
-@pytest.fixture
-def pushdown(spark: SparkSession) -> Any:
-    """Enables the pushdown of filters."""
-    spark.conf.set(PUSHDOWN, "true")
-    yield
-    spark.conf.unset(PUSHDOWN)
-
-
 @pytest.mark.usefixtures("mixed")
 def test_tasks_are_read_with_all_columns(load: Load, queue: TaskQueue) -> None:
     rows = {row.sequence: row for row in load(payload="true").collect()}

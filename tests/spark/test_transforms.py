@@ -2,7 +2,6 @@
 
 import json
 import struct
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +9,18 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, NewTask, Result, State, Task, TaskQueue
-from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task, in_arrow, in_pandas
+from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task
 from airflow_provider_taskq.spark.composite import Transform
 from airflow_provider_taskq.spark.encoding import check_decision_columns, encode_decisions
 from airflow_provider_taskq.spark.transforms import decision_row, decisions_batch
 from airflow_provider_taskq.worker import Composite
 from tests.faults.poison import POISON, poison
-from tests.spark.conftest import Drained, Push
+from tests.spark.conftest import Drained
 
 pytestmark = pytest.mark.promise("A transform may be a DataFrame, batches or a function of one task")
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 def values(payload: str | None = "null") -> dict[str, Any]:
@@ -97,22 +96,6 @@ def test_decisions_are_converted_to_one_schema() -> None:
 def test_batches_that_are_not_decisions_are_refused(batch: dict[str, list[Any]], words: str) -> None:
     with pytest.raises(InvalidTask, match=words):
         decisions_batch(pa.RecordBatch.from_pydict(batch))
-
-
-def test_batches_of_arrow_and_of_pandas_become_decisions(drained: Drained, queue: TaskQueue, push: Push) -> None:
-    push(20)
-
-    def arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield pa.record_batch({"sequence": batch["sequence"], "result": pa.repeat(3, batch.num_rows)})
-
-    def pandas(frames: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
-        for frame in frames:
-            yield frame[["sequence"]].assign(result="FILTER", message=frame["payload"])
-
-    assert drained(in_arrow(arrow), size=10).completed == {Result.SUCCESS: 10}
-    assert drained(in_pandas(pandas)).completed == {Result.FILTER: 10}
-    assert queue.latest("work", ["item-15"])["item-15"].output == {"number": 15}
 
 
 def use_payload(task: Task) -> Result:

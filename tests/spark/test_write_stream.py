@@ -12,7 +12,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.options import PushOptions
-from airflow_provider_taskq.spark.session import describe_error
 from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, PushStreamWriter
 from tests.internals import stream_batches
 from tests.spark.conftest import Connection, Held, Push, names, staged, states
@@ -101,20 +100,6 @@ def test_batches_written_by_foreachbatch_belong_to_a_checkpoint_too(
     with pytest.raises(PySparkException, match="stream 'named' belongs to another query"):
         ran("two")
     assert names(queue, "copies") == [f"item-{number}" for number in range(7)]
-
-
-def test_a_batch_that_breaks_a_rule_stops_the_stream_and_can_be_tried_again(
-    run: Run, logged: DataFrame, push: Push, queue: TaskQueue, conn: Connection
-) -> None:
-    queue.create_topic("copies")
-    push(8)
-    with pytest.raises(PySparkException) as failed:
-        run(logged.selectExpr("if(identifier = 'item-6', ' ', identifier) AS identifier"), mode="push", topic="copies")
-    assert "its identifier is blank" in describe_error(failed.value)
-    assert names(queue, "copies") == [f"item-{number}" for number in range(5 if ADMISSION_CONTROL else 0)]
-    run(logged.select("identifier"), mode="push", topic="copies")
-    assert names(queue, "copies") == [f"item-{number}" for number in range(8)]
-    assert staged(conn) == 0
 
 
 def test_a_stream_of_decisions_ends_each_task_once(

@@ -1,12 +1,13 @@
 """Fixtures of the worker tests: workers that stop with their test, and a table of effects."""
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import TaskQueue
+from airflow_provider_taskq.queue import Task, TaskQueue
 from airflow_provider_taskq.worker import BatchHandler, Worker
 
 MakeWorker = Callable[..., Worker]
@@ -41,3 +42,16 @@ def listeners(queue: TaskQueue) -> int:
     return queue.conn.execute(
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
     ).rowcount
+
+
+class Gate:
+    """A handler that waits until the test opens it. `began` is set when it has the first task."""
+
+    def __init__(self) -> None:
+        self.began, self.open = threading.Event(), threading.Event()
+        self.started: list[str] = []
+
+    def __call__(self, task: Task) -> None:
+        self.started.append(task.identifier)
+        self.began.set()
+        self.open.wait(60)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
-from airflow_provider_taskq.queue import InvalidTask, NewTask, Owner, Task, TaskQueue
+from airflow_provider_taskq.queue import InvalidTask, Owner, Task, TaskQueue
 from airflow_provider_taskq.worker import (
     Batch,
     BatchContext,
@@ -17,7 +17,6 @@ from airflow_provider_taskq.worker import (
     batch,
     each,
     filters,
-    tagged,
 )
 from airflow_provider_taskq.worker.batches import name_of
 from tests.consumer.consumers import quick, state
@@ -96,12 +95,6 @@ def test_a_follow_up_of_a_task_of_another_batch_raises() -> None:
         batch.push(task(1), "mail", "abc")
     with pytest.raises(InvalidTask, match="not a text"):
         batch.junction(task(1), "mail", ["abc"])
-
-
-def test_follow_ups_are_rewritten_when_they_are_recorded() -> None:
-    batch = Batch([task(7)], tagged)
-    batch.push(task(7), "mail", ["a", NewTask("b", 1)])
-    assert [new.reference for new in batch.follow_ups[0].tasks] == ["7", "7"]
 
 
 def test_the_name_of_a_function_in_logs_has_no_value_of_the_program() -> None:

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task, TaskQueue
-from airflow_provider_taskq.worker import Worker
+from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode, engine
 from airflow_provider_taskq.worker.composite.engine import BatchFuture
@@ -453,33 +452,6 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def test_workers_commit_decisions_of_steps_in_an_executor_of_one_thread_that_they_share(
-    dsn: str, queue: TaskQueue, executor: ThreadPoolExecutor
-) -> None:
-    """Of sequential and parallel steps, of single tasks and of the batch."""
-    queue.push("work", ["bad", *(f"{number}" for number in range(39))])
-    noted: list[tuple[str, str]] = []
-
-    def note(name: str) -> Callable[[object], None]:
-        return lambda _: noted.append((name, threading.current_thread().name))
-
-    def load(task: Task) -> None:
-        note("load")(task)
-        if task.identifier == "bad":
-            raise LookupError("no mailbox")
-
-    composite = Composite("diamond", executor=executor).with_step(load)
-    composite = composite.with_step(note("left"), name="left", after="load")
-    composite = composite.with_batch(note("right"), name="right", after="load")
-    composite = composite.with_step(note("end"), name="end", after=("left", "right"), mode=StepMode.SEQUENTIAL)
-    Worker(dsn, "work", composite, size=5, workers=4).drain()
-    assert [sum(name == each for name, _ in noted) for each in ("load", "left", "end")] == [40, 39, 39]
-    assert {thread for _, thread in noted} == {"mine_0"}
-    assert queue.count_tasks("work", state="SUCCEEDED") == 39
-    assert queue.page("work")[0].error_summary == "LookupError: no mailbox"
-    assert executor.submit(lambda: "open").result() == "open", "the caller shuts it down, and not the worker"
-
-
 @pytest.mark.parametrize("threads", [None, 2], ids=["as many as it has", "2"])
 def test_threads_limits_the_tasks_of_a_step_in_an_executor(threads: int | None) -> None:
     together = threads or 8
@@ -516,6 +488,7 @@ def test_steps_see_the_context_variables_of_the_thread_that_submits_the_batch(
         assert [each.message for each in decisions(composite)] == ["me"] * 4
     finally:
         BAGGAGE.reset(token)
+    assert executor.submit(lambda: "open").result() == "open", "the caller shuts it down, and not the composite"
 
 
 def of_the_batch(tasks: Sequence[Task]) -> Mapping[Task, Result]:

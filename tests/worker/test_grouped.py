@@ -28,6 +28,7 @@ from airflow_provider_taskq.worker.grouped import GroupedRun, GroupedWorker
 from tests.consumer.consumers import table
 from tests.internals import stored_rows
 from tests.queue.conftest import known, lapse, pass_time, states, until
+from tests.worker.conftest import Gate
 
 pytestmark = pytest.mark.promise("A grouped worker handles an identifier in order, and stops it at an error")
 
@@ -80,17 +81,12 @@ def test_a_grouped_worker_runs_and_cleans_up_periodically_until_it_is_stopped(ds
 
 def test_a_stop_releases_the_rest_of_the_group(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2, 3)
-    inside, go = threading.Event(), threading.Event()
-
-    def handle(_task: Task) -> None:
-        inside.set()
-        assert go.wait(20)
-
-    run = batches(dsn, handle)
+    gate = Gate()
+    run = batches(dsn, gate)
     run.start()
-    assert inside.wait(20)
+    assert gate.began.wait(20)
     assert run.stop(0.01) is False
-    go.set()
+    gate.open.set()
     assert run.stop(20)
     assert [known(queue, task).status for task in tasks] == ["succeeded", "ready", "ready"]
     assert known(queue, tasks[1]).attempt == 0
@@ -124,21 +120,6 @@ def test_any_thread_may_complete_the_future_of_a_task_in_a_group(dsn: str, queue
         futures[3].set_result(None)
     assert [known(queue, task).status for task in tasks] == ["filtered", "exhausted", "succeeded"]
     assert known(queue, tasks[1]).error_summary == "LookupError: no mailbox"
-
-
-def test_the_future_of_a_handler_that_takes_the_queue_is_awaited_in_its_transaction(dsn: str, queue: TaskQueue) -> None:
-    table(queue, "paid_once", "number int")
-    [task] = push(queue, 1)
-
-    def pay(_: Task, queue: TaskQueue) -> "Future[Result]":
-        queue.conn.execute("INSERT INTO paid_once VALUES (1)")
-        future: Future[Result] = Future()
-        threading.Thread(target=future.set_exception, args=(LookupError("no mailbox"),)).start()
-        return future
-
-    assert batches(dsn, pay).run_once() == GroupedRun(groups=1, failed=1)
-    assert known(queue, task).error_summary == "LookupError: no mailbox"
-    assert queue.conn.execute("SELECT count(*) FROM paid_once").fetchall() == [(0,)]
 
 
 @pytest.mark.parametrize(
@@ -223,17 +204,26 @@ def test_rules_map_types_of_errors_to_decisions(
     assert not goes_on or known(queue, tasks[0]).error is None
 
 
-@pytest.mark.parametrize("success_on", [(), UniqueViolation], ids=["error", "success_on"])
+@pytest.mark.parametrize(
+    ("by_future", "success_on"),
+    [(False, ()), (True, ()), (False, UniqueViolation)],
+    ids=["error", "error of a Future", "success_on"],
+)
 def test_each_task_of_a_group_has_a_transaction_and_an_error_undoes_only_its_own_effect(
-    dsn: str, queue: TaskQueue, success_on: Any
+    dsn: str, queue: TaskQueue, by_future: bool, success_on: Any
 ) -> None:
     table(queue, "paid_once", "number int PRIMARY KEY")
     queue.conn.execute("INSERT INTO paid_once VALUES (2)")
     tasks = push(queue, 1, 2, 3)
 
-    def pay(task: Task, queue: TaskQueue) -> None:
+    def pay(task: Task, queue: TaskQueue) -> "Future[Result] | None":
         queue.conn.execute("INSERT INTO paid_once VALUES (%s)", (10 * int(str(task.payload)),))
+        if by_future and task.payload == 2:
+            future: Future[Result] = Future()
+            threading.Thread(target=future.set_exception, args=(LookupError("no mailbox"),)).start()
+            return future
         queue.conn.execute("INSERT INTO paid_once VALUES (%s)", (task.payload,))
+        return None
 
     batches(dsn, pay, success_on=success_on).run_once()
     of_two = "succeeded" if success_on else "exhausted"
@@ -264,21 +254,16 @@ def test_single_runs_take_back_the_tasks_of_a_dead_program(dsn: str, queue: Task
 def test_a_run_waits_for_the_current_run_of_its_worker(
     dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    def handle(_: Task) -> None:
-        inside.set()
-        assert go_on.wait(60)
-
+    gate = Gate()
     tasks = push(queue, 1, identifier="a")
-    run = batches(dsn, handle, pause=HOUR)
+    run = batches(dsn, gate, pause=HOUR)
     with run, ThreadPoolExecutor() as pool:
-        assert inside.wait(60)
+        assert gate.began.wait(60)
         tasks += push(queue, 2, identifier="b")
         second = pool.submit(run.run_once)
         until(second.running)
         threading.Event().wait(0.3)  # time for a second registration of the owner, if the worker allowed it
-        go_on.set()
+        gate.open.set()
         assert second.result(60) == GroupedRun(groups=1, succeeded=1)
     assert [(known(queue, task).status, known(queue, task).attempt) for task in tasks] == [("succeeded", 1)] * 2
     assert caplog.text == ""
@@ -369,17 +354,6 @@ def test_the_cleanup_waits_for_its_initial_delay_and_runs_do_not(dsn: str, queue
     assert not is_removed(queue, task)
 
 
-def test_a_program_without_the_cluster_lock_skips_its_run(dsn: str, queue: TaskQueue) -> None:
-    push(queue, 1)
-    recorder = Recorder()
-    run = batches(dsn, recorder, cluster_lock=HOUR)
-    assert queue.lock("batches work", "another program", HOUR) is True
-    assert run.run_once() == GroupedRun()
-    assert recorder.handled == []
-    queue.unlock("batches work", "another program")
-    assert run.run_once() == GroupedRun(groups=1, succeeded=1)
-
-
 def test_the_cluster_lock_is_held_during_a_run_and_released_after_it(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1)
     other = batches(dsn, Recorder(), cluster_lock=HOUR)
@@ -388,12 +362,3 @@ def test_the_cluster_lock_is_held_during_a_run_and_released_after_it(dsn: str, q
     push(queue, 2, identifier="other")
     tallies.append(other.run_once())
     assert tallies == [GroupedRun(), GroupedRun(groups=1, succeeded=1)]
-
-
-def test_without_a_cluster_lock_programs_handle_different_groups_at_once(dsn: str, queue: TaskQueue) -> None:
-    push(queue, 1, identifier="a")
-    push(queue, 2, identifier="b")
-    tallies: list[GroupedRun] = []
-    first = batches(dsn, lambda _task: tallies.append(batches(dsn, Recorder()).run_once()), groups=1)
-    assert first.run_once().succeeded == 1
-    assert tallies == [GroupedRun(groups=1, succeeded=1)]

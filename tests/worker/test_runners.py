@@ -210,7 +210,7 @@ def handler_of_kind(kind: str, path: str) -> Handler:
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 @pytest.mark.parametrize("runner", ALL)
 def test_a_runner_supplies_its_values_by_name_and_leaves_other_defaults_alone(
-    place: Place, tmp_path: Path, runner: Runner
+    place: Place, queue: TaskQueue, tmp_path: Path, runner: Runner
 ) -> None:
     path = tmp_path / "notes"
     runner.run(place, handler_of_kind(runner.kind, str(path)))
@@ -220,6 +220,8 @@ def test_a_runner_supplies_its_values_by_name_and_leaves_other_defaults_alone(
         "limit": 100,
         **{name: types[name] if name in runner.supplies else OWN for name in NAMES},
     }
+    ended = "READY" if queue.partition_states() else "SUCCEEDED"  # a consumer ends no task
+    assert [task.state.name for task in queue.page("work")] == [ended]
 
 
 def wants_more(_: Any, more: Any) -> None:
