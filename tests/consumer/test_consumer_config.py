@@ -107,8 +107,8 @@ def key_of(event: Task, level: int | Callable[[Task], str] | None) -> str:
 def test_each_partition_gets_its_events_in_their_order_and_no_other(
     dsn: str, queue: TaskQueue, progress: str, level: int | Callable[[Task], str] | None
 ) -> None:
-    names = [(f"day-{n % 5}/order-{n}", {"customer": f"customer-{n % 7}"}) for n in range(60)]
-    pushed = queue.push("work", [NewTask(*each) for each in names])
+    orders = [NewTask(f"day-{n % 5}/order-{n}", {"customer": f"customer-{n % 7}"}) for n in range(60)]
+    pushed = queue.push("work", orders)
     heard: list[Heard] = []
     consumers: list[Consumer] = []
     for number in range(3):

@@ -83,7 +83,8 @@ def test_resume_and_notifications_wake_a_consumer_that_pauses(dsn: str, queue: T
         until(lambda: consumer.resume() and bool(heard.events))
         until_at_end(queue)
         queue.push("work", ["b"])
-        until(lambda: [queue.notify("work")] and len(heard.events) == 2)
+        wake = b"SELECT taskq.notify('work')"
+        until(lambda: queue.conn.execute(wake).rowcount and len(heard.events) == 2)
 
 
 def test_a_group_without_handlers_and_a_handler_with_a_wrong_signature_raise(dsn: str) -> None:

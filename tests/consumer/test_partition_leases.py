@@ -134,16 +134,6 @@ def test_an_advance_from_an_outdated_cursor_stores_nothing(queue: TaskQueue) -> 
     assert queue.progress("readers", "work") == events.cursor
 
 
-def test_one_of_two_concurrent_consumers_acquires_the_partition(
-    queue: TaskQueue, session: TaskQueue, background: InBackground[PartitionLease | None]
-) -> None:
-    queue.join_group("readers", "work")
-    assert session.acquire_partition("readers", "work", "one", HOUR) is not None
-    assert background(lambda: queue.acquire_partition("readers", "work", "two", HOUR)).result(10) is None
-    session.conn.rollback()
-    assert queue.acquire_partition("readers", "work", "two", HOUR) is not None
-
-
 def test_a_standby_consumer_takes_over_at_once_when_a_holder_stops(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     first, second = heard_all(), heard_all()

@@ -1,7 +1,6 @@
 """Connections that acknowledge bytes and never answer, and calls that outlive their session on the server."""
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 
 import psycopg
@@ -26,22 +25,6 @@ SECOND = timedelta(seconds=1)
 
 def all_succeeded(queue: TaskQueue) -> bool:
     return set(ends(queue).values()) == {State.SUCCEEDED}
-
-
-@pytest.fixture
-def silent(dsn: str, proxy: TcpProxy) -> Iterator[psycopg.Connection]:
-    """A connection with a limit of one second for each call, to a server that does not answer."""
-    with connect(proxy.dsn(dsn), autocommit=True) as conn:
-        limit_calls(conn, CallLimit(1))
-        conn.execute("SELECT 1")
-        proxy.freeze()
-        yield conn
-
-
-def test_a_call_without_an_answer_ends_and_closes_its_connection(silent: psycopg.Connection) -> None:
-    with pytest.raises(CallTimeout, match="no answer within 1 seconds"):
-        silent.execute("SELECT 1")
-    assert silent.closed
 
 
 def test_an_abandoned_call_is_cancelled_on_the_server(dsn: str, conn: psycopg.Connection) -> None:
