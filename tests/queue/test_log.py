@@ -109,7 +109,7 @@ def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
-# Open pushes, dead sessions and many producers
+# Open pushes
 
 
 LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
