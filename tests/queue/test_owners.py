@@ -85,6 +85,7 @@ def test_a_heartbeat_extends_the_lease_by_its_length_and_renews_a_lapsed_one(que
     assert renewed.lease == MINUTE
     assert renewed.lease_until >= owner.lease_until
     lapse(queue, owner)
+    assert queue.owners() == []
     assert queue.heartbeat(owner).fence == owner.fence
     assert (queue.expire(), len(queue.owners())) == (0, 1)
 
