@@ -8,12 +8,13 @@ import sys
 import time
 import urllib.request
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -58,25 +59,33 @@ def is_executor(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def standalone_cluster(folder: Path) -> Iterator[Cluster]:
-    """Two workers with one core and 1 GiB each."""
+def standalone_cluster(
+    folder: Path, hosts: Sequence[str] = (HOST, HOST), environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Cluster]:
+    """A worker with one core and 1 GiB for each of the loopback addresses; executors inherit the environment."""
     port, page = free_port(), free_port()
     master = f"spark://{HOST}:{port}"
-    environment = {"PATH": "/usr/bin:/bin", "SPARK_DAEMON_MEMORY": "256m", **SHORT_LIVED}
-    environment |= {"SPARK_LOCAL_DIRS": str(folder / "local"), "SPARK_LOCAL_IP": HOST}
+    shared = {
+        "PATH": "/usr/bin:/bin",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        **SHORT_LIVED,
+        **environment,
+    }
     servers = Servers()
 
-    def start(name: str, role: str, *arguments: str) -> None:
-        command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", "--host", HOST]
-        servers.start(name, [*command, *arguments], log=folder / f"{name}.log", env=environment, cwd=folder)
+    def start(name: str, role: str, host: str, *arguments: str) -> None:
+        command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}", "--host", host]
+        env = {**shared, "SPARK_LOCAL_IP": host}
+        servers.start(name, [*command, *arguments], log=folder / f"{name}.log", env=env, cwd=folder)
 
     try:
-        start("master", "master.Master", "--port", str(port), "--webui-port", str(page))
+        start("master", "master.Master", HOST, "--port", str(port), "--webui-port", str(page))
         _until_alive(page, 0, folder / "master.log")
-        for number in range(2):
+        for number, host in enumerate(hosts):
             room = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"work-{number}"))
-            start(f"worker-{number}", "worker.Worker", *room, "--webui-port", "0", master)
-        _until_alive(page, 2, folder / "worker-0.log")
+            start(f"worker-{number}", "worker.Worker", host, *room, "--webui-port", "0", master)
+        _until_alive(page, len(hosts), folder / "worker-0.log")
         workers = tuple(pid for name, pid in servers.pids.items() if name.startswith("worker"))
         yield Cluster(master, folder, workers)
     finally:

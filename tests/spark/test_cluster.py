@@ -131,25 +131,42 @@ def test_killing_an_executor_during_a_task_changes_no_decision(
     assert f'"completed": {{"SUCCESS": {COUNT}}}, "failed": 0, "pushed": {COUNT}, "undecided": 0,' in report
 
 
+@pytest.mark.promise("a Spark task runs twice, or an executor is killed")
+@pytest.mark.faults
+def test_speculative_executors_without_a_database_in_their_environment_decide_and_push_once(
+    dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    push(COUNT)
+    for topic in ("next", "pushed"):
+        queue.create_topic(topic)
+    assert f"done={COUNT}" in run("speculation.py", dsn, python_environment, tmp_path)
+    assert sorted(names(queue, "next")) == sorted(f"item-{number}" for number in range(COUNT))
+    assert names(queue, "pushed") == [str(number) for number in range(1_000)]
+    check_decided_once(queue, COUNT)
+
+
 @pytest.mark.faults
 def test_the_data_source_and_drains_work_through_spark_connect(
     dsn: str, queue: TaskQueue, push: Push, python_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     push(6)
     queue.create_topic("copies")
-    (tmp_path / "dsn").write_text(dsn)
-    command = [sys.executable, str(PROGRAMS / "connected.py"), str(tmp_path / "dsn")]
-    done = subprocess.run(
-        command, env=dict(python_environment), cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(run("connected.py", dsn, python_environment, tmp_path).splitlines()[-1])
     check_drains(queue, found.pop("drains"))
     assert found == {"session": "pyspark.sql.connect.session", "claimed": 6, "states": ["SUCCEEDED"] * 6, "ended": True}
     assert states(queue) == {"SUCCEEDED": 6, "READY": 2}
     assert [task.output for task in queue.page("work", size=6)] == [{"number": number} for number in range(6)]
     copies = [*(f"item-{number}" for number in range(6)), "a", "b"]
     assert names(queue, "copies") == copies, "each is copied once in two runs"
+
+
+def run(program: str, dsn: str, environment: Mapping[str, str], folder: Path) -> str:
+    """Runs a program that reads the address of the database from a file; returns what it prints."""
+    (folder / "dsn").write_text(dsn)
+    command = [sys.executable, str(PROGRAMS / program), str(folder / "dsn")]
+    done = subprocess.run(command, env=dict(environment), cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def check_drains(queue: TaskQueue, found: dict[str, Any]) -> None:
