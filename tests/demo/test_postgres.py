@@ -15,6 +15,8 @@ import pytest
 from demo.guardian import alive
 from demo.postgres import EmbeddedPostgres, EmbeddedPostgresError
 
+pytestmark = [pytest.mark.slow, pytest.mark.documents]
+
 FAST = {"fsync": "off"}
 CHILD = """
 import os, sys
@@ -86,7 +88,6 @@ def test_the_server_requires_the_password_on_the_loopback_address_only_and_does_
             psycopg.connect(wrong, passfile="/dev/null").close()
 
 
-@pytest.mark.slow
 def test_a_given_folder_is_kept_and_opened_again(folder: Path) -> None:
     with EmbeddedPostgres(folder / "below", settings=FAST) as server:
         password = server.dsn
@@ -103,7 +104,6 @@ def test_a_given_folder_is_kept_and_opened_again(folder: Path) -> None:
     assert not processes_of(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, None])
 def test_the_server_ends_however_its_program_ends(number: signal.Signals | None) -> None:
     child = subprocess.Popen(

@@ -11,6 +11,8 @@ import pytest
 from demo.guardian import alive
 from tests.demo.test_postgres import processes_of
 
+pytestmark = [pytest.mark.slow, pytest.mark.documents]
+
 SHELL = [sys.executable, "-m", "demo.shell"]
 
 
@@ -19,7 +21,6 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder)}
 
 
-@pytest.mark.slow
 def test_a_command_gets_an_empty_queue_and_its_exit_code_is_returned(tmp_path: Path) -> None:
     program = "taskq topics create mail && taskq push mail customer-18 --delay 1h && taskq why mail customer-18; exit 7"
     done = subprocess.run(
@@ -30,7 +31,6 @@ def test_a_command_gets_an_empty_queue_and_its_exit_code_is_returned(tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_command_and_the_server(tmp_path: Path, number: signal.Signals) -> None:
     """The command sends it itself, as early as possible."""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.promise("The examples, and the code of each page of thi
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-STARTS_AIRFLOW_OR_SPARK = re.compile(r"\bairflow[. ]|\bexample_dags/|\bpyspark\b|\bspark-submit\b")
+STARTS_AIRFLOW_OR_SPARK = re.compile(r"\bairflow[. ]|\bexample_dags/|\bpyspark\b|\bspark-submit\b|\bdrain\(spark,")
 OF_ANOTHER_TEST = {"docs/tutorial.md"}  # test_tutorial.py
 EMPTY_DATABASE = "<!-- database: empty -->"  # the page installs the schema itself
 

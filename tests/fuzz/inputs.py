@@ -1,8 +1,8 @@
 """Hostile input for every way into the queue: names, payloads, moments, numbers and words of the command line.
 
 `make fuzz` generates 10,000 inputs for each test, or as many as TASKQ_FUZZ_INPUTS says: others in each run, or with
-TASKQ_FUZZ=fixed the same ones in each, as a job of CI does. `make test` has 100 fixed ones for each, and `.ci/run`
-1,000. Hypothesis prints how to repeat a failure.
+TASKQ_FUZZ=fixed the same ones in each, as a job of CI does. `make test` has 30 fixed ones for each, and `.ci/run`
+300. Hypothesis prints how to repeat a failure.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.queue.hostile import nested
 
 FUZZING = os.environ.get("TASKQ_FUZZ", "")  # "fresh" or "fixed" in `make fuzz`
 MANY = 10_000
-INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", MANY if FUZZING else MANY // 100))
+INPUTS = int(os.environ.get("TASKQ_FUZZ_INPUTS", MANY if FUZZING else 30))
 # A call or a statement that takes longer is an error of the queue, also on a machine that is ten times slower.
 LONGEST = timedelta(seconds=60)
 
