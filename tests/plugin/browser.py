@@ -69,10 +69,10 @@ class Visit:
         dialog.dismiss()
 
     def go(self, path: str, **query: str | int | None) -> Page:
-        """Opens a path below Airflow's base URL. A tab that shows the page already navigates inside Airflow."""
+        """Opens a path below Airflow's base URL. A tab that shows Airflow already navigates inside it."""
         parameters = {name: value for name, value in query.items() if value is not None}
         url = f"{self._base_url}/{path}" + (f"?{urlencode(parameters)}" if parameters else "")
-        if self.page.url.startswith(f"{self._base_url}/plugin/taskq") and path == "plugin/taskq":
+        if self.page.url.startswith(self._base_url):
             self.page.evaluate(MOVE, url)
         else:
             self.page.goto(url)
@@ -81,6 +81,12 @@ class Visit:
     def view(self, view: str | None = None, conn_id: str = "taskq_page", **query: str | int | None) -> Locator:
         """Opens a view of the page, and returns the page's main part."""
         return self.go("plugin/taskq", view=view, conn_id=conn_id, **query).get_by_test_id("taskq")
+
+    def show(self, width: int, height: int, dark: bool) -> None:
+        """Gives the tab a size and a color scheme, and forgets the requests that it has made."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme="dark" if dark else "light")
+        self.requests.clear()
 
     def check(self) -> None:
         """Asserts that the policy forbade nothing, no error occurred, and no data ran as code."""
@@ -114,34 +120,46 @@ def contexts(new_context: OpenSession) -> OpenSession:
     return functools.cache(new_context)
 
 
+@pytest.fixture(scope="module")
+def idle() -> dict[str, Visit]:
+    """A tab of each role that no test uses now. To load Airflow costs seconds of CPU, to navigate inside it little."""
+    return {}
+
+
 @pytest.fixture
-def tab(contexts: OpenSession, new_context: OpenSession, page_site: SharedAirflow) -> Iterator[OpenTab]:
+def tab(
+    contexts: OpenSession, new_context: OpenSession, idle: dict[str, Visit], page_site: SharedAirflow
+) -> Iterator[OpenTab]:
     """Opens tabs by role and size, and checks each for errors after the test.
 
-    `alone`: in a session of its own, because the tabs of a session share things such as the clock.
+    `alone`: a new tab in a session of its own, because the tabs of a session share things such as the clock.
     """
-    visits: list[Visit] = []
+    visits: list[tuple[str, Visit]] = []
     sessions: list[BrowserContext] = []
 
     def opened(
         role: str = "admin", width: int = 1440, height: int = 900, dark: bool = False, alone: bool = False
     ) -> Visit:
-        context = new_context(role) if alone else contexts(role)
         if alone:
-            sessions.append(context)
-        page = context.new_page()
-        page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(color_scheme="dark" if dark else "light")
-        visits.append(Visit(page, page_site.base_url))
-        return visits[-1]
+            sessions.append(new_context(role))
+            visit = Visit(sessions[-1].new_page(), page_site.base_url)
+        else:
+            visit = idle.pop(role, None) or Visit(contexts(role).new_page(), page_site.base_url)
+        visit.show(width, height, dark)
+        visits.append(("" if alone else role, visit))
+        return visit
 
     yield opened
     try:
-        for visit in visits:
+        for role, visit in visits:
             visit.check()
+            if role and role not in idle:
+                visit.view(conn_id="of_no_test")  # so that the next test sees no view that is older than its tasks
+                idle[role] = visit
     finally:
-        for visit in visits:
-            visit.page.close()
+        for _, visit in visits:
+            if visit not in idle.values():
+                visit.page.close()
         for session in sessions:
             session.close()
 

@@ -11,9 +11,9 @@ from airflow_provider_taskq.queue import TaskQueue, connect
 from tests.airflow.conftest import connection_json  # it sets Airflow's home before the first import
 from tests.airflow.site import ROLES, SharedAirflow, share
 from tests.plugin import situations
-from tests.plugin.browser import browser, chromium, contexts, new_context, tab
+from tests.plugin.browser import browser, chromium, contexts, idle, new_context, tab
 
-__all__ = ["browser", "chromium", "connection_json", "contexts", "new_context", "tab"]  # fixtures of the page's tests
+__all__ = ["browser", "chromium", "connection_json", "contexts", "idle", "new_context", "tab"]  # fixtures of the page's tests
 
 Client = Callable[[str | None], httpx.Client]
 

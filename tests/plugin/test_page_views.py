@@ -247,7 +247,7 @@ def test_hostile_texts_stay_texts(tab: OpenTab, page_dsns: dict[str, str]) -> No
     )
     with connect(page_dsns["situations"], autocommit=True) as conn:
         sequence = TaskQueue(conn).latest(HOSTILE, [HOSTILE_TEXT])[HOSTILE_TEXT].sequence
-    visit = tab()
+    visit = tab(alone=True)
 
     def strict(route: Route) -> None:
         """Adds a policy: Airflow sends its document without one."""
