@@ -61,20 +61,22 @@ class EmbeddedPostgres:
     this program: a guardian process notices even a `kill -9`, and shuts the server down. If the guardian is killed,
     too, the server stays up. The next start in the same folder then ends it; in a temporary folder, end it by hand.
 
-    `programs` is the folder of another `postgres` and its `initdb`, such as /usr/lib/postgresql/15/bin.
+    `parent` is where a temporary folder is made, instead of the usual place. `programs` is the folder of another
+    `postgres` and its `initdb`, such as /usr/lib/postgresql/15/bin.
     """
 
     def __init__(
         self,
         folder: Path | None = None,
         *,
+        parent: Path | None = None,
         port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
         programs: Path | None = None,
     ) -> None:
         self._account = unprivileged_account()
         self._temporary = folder is None
-        self.folder = self._make_temporary() if folder is None else folder.absolute()
+        self.folder = self._make_temporary(parent) if folder is None else folder.absolute()
         self._servers = Servers(self.folder if self._temporary else None)
         self._port = port
         self._settings = {**SETTINGS, **settings}
@@ -187,9 +189,10 @@ class EmbeddedPostgres:
         with psycopg.connect(self.dsn_of("postgres"), autocommit=True) as conn:
             conn.execute(statement)
 
-    def _make_temporary(self) -> Path:
+    def _make_temporary(self, chosen: Path | None) -> Path:
         """Make a temporary folder that the account can enter; that of root may be closed to it."""
-        for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")):  # noqa: S108 -- mkdtemp makes it
+        usual = (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 -- mkdtemp makes it
+        for parent in (chosen, *usual) if chosen else usual:
             if parent.is_dir() and self._account.can_enter(parent):
                 folder = Path(tempfile.mkdtemp(prefix="taskq-postgres-", dir=parent))
                 folder.chmod(0o711)

@@ -1,6 +1,7 @@
 """One PostgreSQL server a session; on it one database that is emptied for each test, and others for single tests."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from uuid import uuid4
 
+import psutil
 import psycopg
 import pytest
 from hypothesis import settings
@@ -32,6 +34,11 @@ TEMPLATE = f"taskq_template_{os.getpid()}"
 
 # Tests lose nothing that matters when the machine goes down, and start a database each.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_prepared_transactions": "8"}
+FAST |= {"max_wal_size": "512MB"}  # it may be in memory
+
+# On a disk, to make a database of 400 files costs ten times as much CPU.
+MEMORY = Path("/dev/shm")  # noqa: S108 -- the server makes a folder of its own
+ROOM = 4 << 30  # bytes that have to be free for one server: no test stores more than a tenth of them
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,6 +72,13 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def memory() -> Path | None:
+    """The folder of the system whose files are in memory, if it has room for the servers of all processes."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    free = min(shutil.disk_usage(MEMORY).free if MEMORY.is_dir() else 0, psutil.virtual_memory().available)
+    return MEMORY if free > ROOM * processes else None
+
+
 @pytest.fixture(scope="session")
 def server_dsn() -> Iterator[str]:
     """A server to make databases on: TASKQ_TEST_DSN, one of the programs in TASKQ_TEST_PROGRAMS, or an embedded one."""
@@ -72,7 +86,7 @@ def server_dsn() -> Iterator[str]:
         yield given
         return
     programs = os.environ.get("TASKQ_TEST_PROGRAMS")
-    with EmbeddedPostgres(settings=FAST, programs=Path(programs) if programs else None) as server:
+    with EmbeddedPostgres(parent=memory(), settings=FAST, programs=Path(programs) if programs else None) as server:
         _hash_password_cheaply(server.dsn)
         yield server.dsn
 

@@ -13,7 +13,8 @@ from tests.airflow.site import ROLES, SharedAirflow, share
 from tests.plugin import situations
 from tests.plugin.browser import browser, chromium, contexts, idle, new_context, tab
 
-__all__ = ["browser", "chromium", "connection_json", "contexts", "idle", "new_context", "tab"]  # fixtures of the page's tests
+# Fixtures of the page's tests.
+__all__ = ["browser", "chromium", "connection_json", "contexts", "idle", "new_context", "tab"]
 
 Client = Callable[[str | None], httpx.Client]
 
