@@ -144,7 +144,7 @@ def tab(
             sessions.append(new_context(role))
             visit = Visit(sessions[-1].new_page(), page_site.base_url)
         else:
-            visit = idle.pop(role, None) or Visit(contexts(role).new_page(), page_site.base_url)
+            visit = idle.pop(role) if role in idle else Visit(contexts(role).new_page(), page_site.base_url)
         visit.show(width, height, dark)
         visits.append(("" if alone else role, visit))
         return visit

@@ -21,6 +21,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     UnknownTopic,
     connect,
+    task_input,
 )
 from airflow_provider_taskq.queue.task_input import TASK_FIELDS
 from tests.queue.conftest import everything, known, numbered, states, task_in
@@ -140,14 +141,21 @@ def test_verbs_work_on_a_connection_with_other_options(dsn: str, queue: TaskQueu
     assert states(queue) == [("a", State.SUCCEEDED)]
 
 
+@pytest.fixture
+def _small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call takes 100 tasks instead of 10,000."""
+    monkeypatch.setattr(task_input, "CHUNK_TASKS", 100)
+
+
+@pytest.mark.usefixtures("_small_calls")
 @pytest.mark.parametrize("insertion", list(Insertion))
 def test_a_push_that_takes_many_calls_does_the_same_as_one(own_dsn: str, insertion: Insertion) -> None:
-    """10,004 tasks with duplicates on both sides of the boundary between two calls."""
+    """104 tasks with duplicates on both sides of the boundary between two calls."""
 
     def tasks() -> Iterator[NewTask]:
         yield NewTask("first")
         yield NewTask("asleep", suspended=True)
-        yield from numbered(10_000)
+        yield from numbered(100)
         yield NewTask("asleep")
         yield NewTask("first", {"second": True})
 
@@ -171,12 +179,13 @@ def test_a_push_that_takes_many_calls_does_the_same_as_one(own_dsn: str, inserti
     }.get(insertion, [("first", X, R), ("asleep", X, State.SUSPENDED)])
     assert duplicates == early + last
     assert pushed == infos, "what push returns is what is stored, in input order"
-    assert streamed == Pushed(10_004, other[0].sequence, other[-1].sequence), "of what is stored"
+    assert streamed == Pushed(104, other[0].sequence, other[-1].sequence), "of what is stored"
 
 
 # A push of several calls sends them without a wait between them
 
 MANY = 25_000  # three calls
+FEW = MANY // 100  # three small calls
 
 
 class RecordingCursor(psycopg.Cursor[tuple[object, ...]]):
@@ -209,14 +218,15 @@ def test_a_push_sends_all_its_calls_before_it_waits_for_the_first_result(dsn: st
 @pytest.mark.promise("A push of any length needs little memory in the client")
 @pytest.mark.parametrize(
     ("bad", "position"),
-    [(NewTask("x" * 501), 5), (NewTask("x" * 501), 24_999), (NewTask("a", float("nan")), 15_000)],
+    [(NewTask("x" * 501), 5), (NewTask("x" * 501), 249), (NewTask("a", float("nan")), 150)],
     ids=["server, first call", "server, last call", "client"],
 )
 @pytest.mark.parametrize("mode", ["autocommit", "transaction", "pipeline"])
+@pytest.mark.usefixtures("_small_calls")
 def test_a_refused_push_of_several_calls_stores_nothing_and_leaves_the_connection_usable(
     dsn: str, queue: TaskQueue, mode: str, bad: NewTask, position: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tasks = list(numbered(MANY))
+    tasks = list(numbered(FEW))
     tasks[position] = bad
     with (
         connect(dsn, autocommit=mode == "autocommit") as conn,
@@ -227,7 +237,7 @@ def test_a_refused_push_of_several_calls_stores_nothing_and_leaves_the_connectio
         with pytest.raises(InvalidTask, match=rf"position {position}\b"):
             own.push("work", tasks)
         with pytest.raises(UnknownTopic, match="missing"):
-            own.push("missing", numbered(MANY))
+            own.push("missing", numbered(FEW))
         after = own.push("work", ["after"])
         assert conn.execute("SELECT 1").fetchone() == (1,)
         conn.commit()
