@@ -49,6 +49,7 @@ def sleep_until_interrupted(queue: TaskQueue) -> None:
     queue.conn.execute("SELECT pg_sleep(600)")
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("setting", TIMEOUTS)
 def test_finished_work_is_not_failed_by_a_commit_that_the_server_cancels(
     dsn: str, queue: TaskQueue, open_queue: Callable[[], TaskQueue], run_worker: MakeWorker, setting: str
@@ -66,6 +67,7 @@ def test_finished_work_is_not_failed_by_a_commit_that_the_server_cancels(
     assert isinstance(fatal[0], psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable)
 
 
+@pytest.mark.faults
 def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
     dsn: str, queue: TaskQueue, run_worker: MakeWorker
 ) -> None:
@@ -206,8 +208,8 @@ def test_a_participant_that_is_always_too_slow_fails_only_its_task_with_the_reas
 @pytest.mark.parametrize(
     ("runner", "dawdle", "reason"),
     [
-        ("grouped worker", sleep_long, "no answer within"),
-        ("consumer", sleep_long, "no answer within"),
+        pytest.param("grouped worker", sleep_long, "no answer within", marks=pytest.mark.faults),
+        pytest.param("consumer", sleep_long, "no answer within", marks=pytest.mark.faults),
         ("consumer", end_by_idling, "idle-in-transaction"),
     ],
 )

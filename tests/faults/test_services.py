@@ -198,6 +198,7 @@ def test_a_connection_of_the_queue_notices_a_server_that_vanishes(dsn: str, monk
         assert (given["connect_timeout"], given["keepalives_idle"], given["tcp_user_timeout"]) == ("7", "3", "5000")
 
 
+@pytest.mark.faults
 def test_workers_and_consumers_follow_a_failover_behind_one_address(run_worker: MakeWorker) -> None:
     with (
         ServerPair(programs_of_tests()) as servers,

@@ -46,6 +46,7 @@ def test_a_call_that_keeps_receiving_rows_is_not_abandoned(dsn: str) -> None:
     assert len(rows) == 200
 
 
+@pytest.mark.faults
 def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_heartbeat_without_an_answer_is_sent_again_on_another_connection(
     assert worker.statistics().abandoned == 0
 
 
+@pytest.mark.faults
 def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_worker_whose_heartbeats_fall_silent_does_not_take_its_own_lease(
     until(lambda: all_succeeded(queue))
 
 
+@pytest.mark.faults
 def test_a_lease_that_was_lost_by_the_clock_is_taken_once_heartbeats_get_through_again(
     dsn: str, queue: TaskQueue, proxy: TcpProxy, run_worker: MakeWorker
 ) -> None:
