@@ -1,5 +1,6 @@
 """Upkeep: expires lapsed leases and removes tasks by the policies of their topics, in short calls that never wait."""
 
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -266,14 +267,16 @@ def test_a_call_removes_a_bounded_number_of_tasks_and_each_topic_has_its_turn(ow
         queue.push_stream(topic, numbered(1_200))
         queue.complete(owner, dict.fromkeys(queue.poll(topic, owner, 1_200), Result.SUCCESS))
     pass_time(queue, 2 * DAY)
-    more, calls = True, 0
+    more, calls, turns = True, 0, Counter(dict.fromkeys(kept, 0))
     while more:
         done = queue.maintain()
         purged, more, calls = done.purged, done.more, calls + 1
         now = {topic: queue.count_tasks(topic) for topic in kept}
         assert purged == sum(kept.values()) - sum(now.values()) <= OF_A_CALL
         assert all(kept[topic] - now[topic] <= OF_A_TOPIC for topic in kept)
-        assert max(now.values()) - min(now.values()) <= OF_A_TOPIC, "none has a second turn before all had one"
+        turns.update(topic for topic in kept if now[topic] < kept[topic])  # on a busy machine a turn may end early
+        waiting = [turns[topic] for topic in kept if now[topic]]
+        assert max(turns.values()) <= min(waiting, default=calls) + 1, "none has a second turn before all had one"
         assert more is any(now.values()) or purged > 0
         kept = now
     assert not any(kept.values())
