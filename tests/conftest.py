@@ -38,7 +38,7 @@ FAST |= {"max_wal_size": "512MB"}  # it may be in memory
 
 # On a disk, to make a database of 400 files costs ten times as much CPU.
 MEMORY = Path("/dev/shm")  # noqa: S108 -- the server makes a folder of its own
-ROOM = 4 << 30  # bytes that have to be free for one server: no test stores more than a tenth of them
+ROOM = 4 << 30  # bytes that have to be free for one server; its log may take max_wal_size of them
 
 
 def pytest_configure(config: pytest.Config) -> None:

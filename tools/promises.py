@@ -125,6 +125,7 @@ def write_page(promises: list[tuple[str, str]], proofs: list[Proof]) -> str:
 
 def _lines(file: str, proofs: list[Proof]) -> Iterator[str]:
     """Yield the line of a file, and one for each test that has a mark of its own."""
+    # Where targets share the tests of a file, the empty one is the least: `make test` runs some of them.
     of_all = [proof.target for proof in proofs if not proof.sentence]
     yield "- [%s](../../../%s)%s" % (file, file, _target(min(of_all, default="")))
     for proof in proofs:

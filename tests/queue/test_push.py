@@ -115,6 +115,29 @@ def test_a_dict_has_the_fields_of_a_task(queue: TaskQueue) -> None:
     assert queue.push_stream("work", iter(given[:3])).count == 3
 
 
+def test_sequences_are_global_and_ascend(queue: TaskQueue) -> None:
+    queue.create_topic("other")
+    sequences = [queue.push(topic, ["a"])[0].sequence for topic in ("work", "other", "work", "other")]
+    assert sequences == sorted(set(sequences))
+
+
+def test_an_empty_push_does_nothing(queue: TaskQueue) -> None:
+    assert queue.push("work", []) == []
+    assert queue.push_stream("work", iter([])) == Pushed(0, None, None)
+    assert states(queue) == []
+
+
+@pytest.mark.promise("Every call runs in your transaction and never commits")
+def test_a_push_commits_with_the_callers_own_rows(queue: TaskQueue, session: TaskQueue) -> None:
+    session.conn.execute("CREATE TEMP TABLE business (id int) ON COMMIT PRESERVE ROWS")
+    session.conn.execute("INSERT INTO business VALUES (1)")
+    session.push("work", ["a"])
+    assert states(queue) == [], "it is not committed yet"
+    session.conn.commit()
+    assert session.conn.execute("SELECT id FROM business").fetchall() == [(1,)]
+    assert states(queue) == [("a", R)]
+
+
 @pytest.mark.promise("Every call runs in your transaction and never commits")
 def test_a_push_rolls_back_with_the_callers_transaction(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["old"])
