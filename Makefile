@@ -14,7 +14,7 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs
 PYTEST = $(RUN) -m pytest -q
 # Tests of Airflow and Spark mostly wait, so there are more processes than cores. On a server of yours there is one: tests
 # of two processes would meet each other's transactions.
-PROCESSES = $(if $(TASKQ_TEST_DSN),,-n $(shell expr $$(nproc 2>/dev/null || echo 2) + 1))
+PROCESSES = $(if $(TASKQ_TEST_DSN),,-n $(shell expr $$(nproc 2>/dev/null || echo 2) + 2))
 SETUP = command -v "$(PYTHON)" >/dev/null || { \
 	echo 'setup: TaskQ needs Python 3.11 or newer, and there is no "$(PYTHON)" on the PATH.' >&2; exit 1; }; \
 	"$(PYTHON)" tools/setup.py
