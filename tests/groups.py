@@ -15,6 +15,7 @@ SHARED = {
     "tests/spark/": "Spark's session",
     "tests/worker/test_composite_spark.py": "Spark's session",
     "tests/worker/test_engines.py": "Spark's session",
+    "tests/worker/test_runners.py": "Spark's session",
     "tests/plugin/": "Airflow",  # first: the page needs the api-server only, and the other processes cost CPU
     "tests/airflow/test_end_to_end.py": "Airflow",
     "tests/airflow/test_gates_end_to_end.py": "Airflow",
