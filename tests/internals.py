@@ -407,16 +407,22 @@ _INTERRUPTED = {
 def interrupted(
     conn: psycopg.Connection, step: Literal["push", "claim", "end", "removal"], body: str
 ) -> Iterator[None]:
-    """Runs statements of PL/pgSQL before each task that is pushed, claimed, ended or removed: NEW or OLD is its row."""
+    """Runs statements of PL/pgSQL before each task that is pushed, claimed, ended or removed: NEW or OLD is its row.
+
+    The trigger stays until the database is emptied: to drop it locks tables in another order than a call in flight.
+    """
+    function = (
+        f"CREATE OR REPLACE FUNCTION public.before_{step}() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN {} RETURN coalesce(NEW, OLD); END $$;"
+    )
     conn.execute(
-        "CREATE FUNCTION public.interrupt() RETURNS trigger LANGUAGE plpgsql AS"
-        f" $$ BEGIN {body} RETURN coalesce(NEW, OLD); END $$;"
-        f" CREATE TRIGGER interrupt {_INTERRUPTED[step]} FOR EACH ROW EXECUTE FUNCTION public.interrupt()".encode()
+        f"{function.format(body)} CREATE OR REPLACE TRIGGER before_{step} {_INTERRUPTED[step]} FOR EACH ROW"
+        f" EXECUTE FUNCTION public.before_{step}()".encode()
     )
     try:
         yield
     finally:
-        conn.execute("DROP FUNCTION public.interrupt CASCADE")
+        conn.execute(function.format("").encode())
 
 
 Change = Literal[

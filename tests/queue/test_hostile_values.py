@@ -120,9 +120,9 @@ def stage_decisions(queue: TaskQueue, owner: Owner, outputs: dict[int, str]) -> 
     [stage] = queue.conn.execute("SELECT taskq.open_stage(%s, %s)", (owner.name, owner.fence)).fetchone() or [None]
     queue.conn.execute(
         "INSERT INTO taskq.staged (stage, part, attempt, sequence, result, output)"
-        " SELECT %s, 0, 7, l.sequence, 3, %s::json ->> l.sequence::text FROM taskq.tasks l"
-        " WHERE l.state = 'ACTIVE'",
-        (stage, json.dumps(outputs)),
+        " SELECT %s, 0, 7, h.sequence, 3, %s::json ->> h.sequence::text"
+        " FROM taskq.held_slice(%s, %s, NULL, 0, %s) h",
+        (stage, json.dumps(outputs), owner.name, owner.fence, 2**62),
     )
     assert isinstance(stage, UUID)
     return stage
