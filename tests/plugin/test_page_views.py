@@ -9,6 +9,7 @@ import httpx
 import psycopg
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from airflow_provider_taskq.queue import Result, State, TaskQueue, connect
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
@@ -320,6 +321,11 @@ def _show(page: Page, *, hidden: bool) -> None:
 FITS = """([main, width]) =>
     innerWidth === width && main.scrollWidth <= main.clientWidth && document.body.scrollWidth <= width"""
 
+WIDEST = """width => [innerWidth, document.body.scrollWidth, ...[...document.querySelectorAll("body *")]
+    .filter(each => each.getBoundingClientRect().right > width || each.scrollWidth > each.clientWidth + 1)
+    .map(each => `${each.tagName}.${each.className} ${each.scrollWidth} of ${each.clientWidth}: ${each.textContent}`
+        .slice(0, 150))].slice(0, 12)"""
+
 
 @pytest.mark.promise("The page works with the keyboard alone, and fits screens from 320 px to 4K")
 def test_no_view_is_wider_than_the_screen(tab: OpenTab) -> None:
@@ -329,7 +335,10 @@ def test_no_view_is_wider_than_the_screen(tab: OpenTab) -> None:
         expect(main.get_by_role("table").first).to_be_visible()
         for width in (320, 390, 1440, 3840):
             visit.page.set_viewport_size({"width": width, "height": 900})
-            visit.page.wait_for_function(FITS, arg=[main.element_handle(), width])
+            try:
+                visit.page.wait_for_function(FITS, arg=[main.element_handle(), width])
+            except PlaywrightTimeoutError:
+                pytest.fail(f"{view or topic} at {width}: {visit.page.evaluate(WIDEST, width)}")
 
 
 @pytest.mark.promise("The page works with the keyboard alone, and fits screens from 320 px to 4K")
