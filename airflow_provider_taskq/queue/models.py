@@ -251,7 +251,7 @@ class Decision:
     :param error: the reason for a failure; an exception is stored as a bounded traceback.
     :param continued: whether later steps of a composite get the task. With None they get it after a SUCCESS only.
     :param delay: turns a SUSPENSION into a snooze: the task is READY again, due after this time, and the attempt is not
-        counted. A delay beyond the year 9999 ends there.
+        counted. A delay beyond the year 9999 ends there. A negative delay makes a FAILURE final: it is not retried.
     :raises InvalidArgument: for an unknown result.
     :raises ValueError: for a delay with another result.
     """
@@ -265,17 +265,23 @@ class Decision:
     def __post_init__(self) -> None:
         if self.result.__class__ is not Result:
             object.__setattr__(self, "result", Result(self.result))
-        if self.delay is not None and self.result is not Result.SUSPENSION:
+        if self.delay is not None and self.result is not Result.SUSPENSION and not self._is_final:
             raise ValueError(f"a delay goes with SUSPENSION only, not with {self.result.name}")
         if self.continued is None:
             object.__setattr__(self, "continued", self.result is Result.SUCCESS)
 
+    @property
+    def _is_final(self) -> bool:
+        return self.result is Result.FAILURE and self.delay is not None and self.delay < timedelta(0)
+
     def merge(self, other: Self) -> Self:
         """Return the decision that applies when both were made: the lower result, continued only if both are.
 
-        If the results are equal, `self` applies. The error of the merged decision has both errors, one after the other.
+        If the results are equal, `self` applies, unless only `other` is a final failure. The error of the merged
+        decision has both errors, one after the other.
         """
-        first, second = (self, other) if self.result <= other.result else (other, self)
+        keeps = self.result < other.result or (self.result == other.result and self._is_final >= other._is_final)
+        first, second = (self, other) if keeps else (other, self)
         return type(self)(
             result=first.result,
             message=first.message if first.message is not None else second.message,

@@ -46,6 +46,23 @@ def test_a_call_decides_tasks_and_sequences_of_several_topics(queue: TaskQueue, 
     assert states(queue, "other") == [("x", State.READY), ("y", State.SUCCEEDED)]
 
 
+def test_a_failure_with_a_negative_delay_is_final_despite_attempts_and_ttl(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=5), ttl=HOUR))
+    queue.push("work", ["a"])
+    final = Decision(Result.FAILURE, error="a mistake", delay=timedelta(seconds=-1))
+    assert Decision(Result.FAILURE, error="first").merge(final).delay == final.delay
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), final))
+    [task] = queue.page("work")
+    assert (task.state, task.attempt, task.error) == (State.FAILED, 1, "a mistake")
+
+
+def test_a_snooze_into_the_distant_past_gives_a_task_its_old_place_back(queue: TaskQueue, owner: Owner) -> None:
+    queue.push("work", ["a", "b"])
+    [task] = queue.poll("work", owner)
+    queue.complete(owner, {task: Decision(Result.SUSPENSION, delay=timedelta.min)})
+    assert [(each.identifier, each.attempt) for each in queue.poll("work", owner, 2)] == [("a", 1), ("b", 1)]
+
+
 @pytest.mark.promise("Nothing is decided twice")
 @pytest.mark.parametrize("result", list(Result))
 def test_a_task_of_another_owner_cannot_be_completed(queue: TaskQueue, owner: Owner, result: Result) -> None:

@@ -47,9 +47,10 @@ END $$;
 COMMENT ON FUNCTION taskq.complete IS
 'Completes tasks that the owner holds under p_fence, all of them or none. Returns how many tasks it completed. The
 arrays have one element for each task. p_results has 0 for FAILURE, 1 for SUSPENSION, 2 for FILTER and 3 for SUCCESS.
-p_outputs has JSON texts, and p_errors has the texts of errors. A delay in p_delays snoozes a SUSPENSION. p_summaries
+p_outputs has JSON texts, and p_errors has the texts of errors. A delay in p_delays snoozes a SUSPENSION. With a delay
+before -3650 days the task is READY again in its old place. A FAILURE with a negative delay is not retried. p_summaries
 has one line for each error. With a NULL summary the call takes the line from the error. p_attempts has the attempts
-that the decisions are for, as the polls returned them. With a NULL attempt a decision is for any attempt. After a
+that the decisions are for, as the polls returned them. With a NULL attempt a decision is for any attempt. After another
 FAILURE with attempts left the task is READY again. Raises TQ005 if the owner has no lease under p_fence, TQ004 for
 tasks that the owner does not hold in the given attempt, and TQ002 for an invalid result or output.';
 
@@ -167,14 +168,16 @@ DECLARE
     v_back   bigint[];
 BEGIN
     v_tasks := ARRAY(SELECT d.sequence FROM unnest(p_sequences, p_results, p_delays) AS d (sequence, result, delay)
-                     WHERE d.result = :FAILURE OR d.result = :SUSPENSION AND d.delay IS NOT NULL);
+                     WHERE d.result = :FAILURE AND coalesce(d.delay, interval '0') >= interval '0'
+                        OR d.result = :SUSPENSION AND d.delay IS NOT NULL);
     v_topics := taskq_internal.held_topics(p_owner_id, v_tasks);
     v_late_before := taskq_internal.announce_retry(v_topics);
     v_now := clock_timestamp();
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
                d.result = :FAILURE AND NOT f.young AS recorded, p.probe, d.error, d.summary,
-               CASE WHEN d.result = :SUSPENSION THEN taskq_internal.snoozed_until(v_now, d.delay)
+               CASE WHEN d.result = :SUSPENSION AND d.delay < interval '-3650 days' THEN l.available_at  -- no decision
+                    WHEN d.result = :SUSPENSION THEN taskq_internal.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
                     ELSE least(v_now + f.delay * (1 - p.jitter * random()), t.created + p.horizon,
                                timestamptz '9999-12-31 00:00Z') END AS due
