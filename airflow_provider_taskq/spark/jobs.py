@@ -24,7 +24,7 @@ class SparkJobs(ABC):
     def of(cls, spark: SparkSession, tag: str = "taskq-drain") -> "SparkJobs":
         """Return the jobs of a session: through its SparkContext, or through Spark Connect if it has none."""
         context: SparkContext | None = getattr(spark, "sparkContext", None)
-        return ConnectJobs(spark, tag) if context is None else ClassicJobs(context, tag)
+        return ConnectJobs(spark, tag) if context is None else ClassicJobs(spark, context, tag)
 
     @abstractmethod
     def cores(self) -> int:
@@ -57,14 +57,15 @@ class SparkJobs(ABC):
 
     @abstractmethod
     def _describe(self, description: str) -> Callable[[], None]:
-        """Describe and tag the jobs of this thread, and return the function that undoes it."""
+        """Describe and tag the jobs of this thread, in this session, and return the function that undoes it."""
 
 
 class ClassicJobs(SparkJobs):
     """The jobs of a session whose driver is this process."""
 
-    def __init__(self, context: "SparkContext", tag: str) -> None:
+    def __init__(self, spark: SparkSession, context: "SparkContext", tag: str) -> None:
         super().__init__(tag)
+        self._spark = spark
         self._context = context
 
     def cores(self) -> int:
@@ -89,8 +90,16 @@ class ClassicJobs(SparkJobs):
         before = context.getLocalProperty("spark.job.description")
         context.setJobDescription(description)
         context.addJobTag(self._tag)
+        # Spark looks a data source up in the active session, which each thread of the JVM has for itself.
+        sessions = context._jvm.org.apache.spark.sql.classic.SparkSession  # type: ignore[union-attr] # noqa: SLF001
+        active = sessions.getActiveSession()
+        sessions.setActiveSession(self._spark._jsparkSession)  # noqa: SLF001 -- PySpark has no public method
 
         def reset() -> None:
+            if active.isDefined():
+                sessions.setActiveSession(active.get())
+            else:
+                sessions.clearActiveSession()
             context.removeJobTag(self._tag)
             context.setLocalProperty("spark.job.description", cast("str", before))  # None removes it
 
