@@ -17,17 +17,17 @@ from airflow_provider_taskq.cli._distributions import CORE, FULL, without_airflo
 from airflow_provider_taskq.cli._options import COUNT, DURATION, MAX_FAILED, TOPIC, Choice
 from airflow_provider_taskq.cli._output import facts, sanitize
 from airflow_provider_taskq.cli._session import Session
-from airflow_provider_taskq.queue import Condition, FailureLimit, Order
+from airflow_provider_taskq.queue import Condition, FailureLimit, Order, TaskQueueError, TooManyUndecided
 from airflow_provider_taskq.worker import MetricsEndpoint, Worker, WorkerListener
 
 ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
 
 
 @click.command(
-    help="Handle the tasks of a topic with MODULE:FUNCTION: a function that takes a task and returns a Result, a "
-    "Decision or nothing, which is SUCCESS; or a handler made by worker.each, batch or a Composite. The current folder "
-    "is searched first. SIGTERM and Ctrl-C stop the worker: it finishes its running tasks and releases the rest. A "
-    "second one stops it at once."
+    help="Handle the tasks of a topic with MODULE:FUNCTION: a function that takes a task and returns a Result, its "
+    "name, a Decision, UNDECIDED, or nothing, which is SUCCESS; or a handler of worker.each, batch or a Composite. "
+    "The current folder is searched first. SIGTERM and Ctrl-C stop the worker: it finishes its running tasks and "
+    "releases the rest. A second one stops it at once."
 )
 @click.argument("handler", metavar="MODULE:FUNCTION")
 @click.option("--topic", "-t", type=TOPIC, required=True, help="The topic.")
@@ -62,6 +62,13 @@ ORDERS, CONDITIONS = tuple(Order), tuple(Condition)
     help="With --drain: exit code 1 if more tasks are FAILED. A count such as 0 or 10, or a share of the ended tasks "
     "such as 0.05 or 5%.",
 )
+@click.option(
+    "--max-undecided",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="With --drain: exit code 1 if the function returned UNDECIDED for more tasks.",
+)
 @click.option("--name", help="The name of the worker in owners' names, by default the topic.")
 @click.option(
     "--metrics-port",
@@ -82,6 +89,7 @@ def worker(
     grace: timedelta,
     drain: bool,
     max_failed: FailureLimit | None,
+    max_undecided: int,
     metrics_port: int | None,
     metrics_host: str,
     **settings: Any,
@@ -99,9 +107,11 @@ def worker(
         raise click.UsageError(f"invalid worker settings: {error}") from None
     stopper.worker = made
     with nullcontext() if metrics_port is None else _metrics_endpoint(made, metrics_host, metrics_port):
-        made.run(grace)
-    failure = max_failed.exceeded(topic, made.counts()) if max_failed else None
-    done: dict[str, Any] = asdict(made.statistics())
+        made.run(grace, drain=drain)
+    failure: TaskQueueError | None = max_failed.exceeded(topic, made.counts()) if max_failed else None
+    statistics = made.statistics()
+    failure = failure or TooManyUndecided.check(topic, statistics.undecided, max_undecided)
+    done: dict[str, Any] = asdict(statistics)
     lines = [(name.replace("_", " "), done[name]) for name in _SHOWN_COUNTS if done[name]]
     session.answer({**done, "error": str(failure)} if failure else done, facts(lines) if lines else "Handled no task.")
     if failure:
@@ -123,7 +133,7 @@ def _metrics_endpoint(worker: Worker, host: str, port: int) -> Iterator[None]:
         endpoint.stop()
 
 
-_SHOWN_COUNTS = ("handled", "succeeded", "filtered", "suspended", "failed", "abandoned", "batches")
+_SHOWN_COUNTS = ("handled", "succeeded", "filtered", "suspended", "failed", "undecided", "abandoned", "batches")
 
 
 class _StopWhenEmpty(WorkerListener):

@@ -29,7 +29,9 @@ from airflow_provider_taskq.queue import (
     Order,
     Result,
     Task,
+    TooManyUndecided,
 )
+from airflow_provider_taskq.queue.drains import parse_max_undecided
 from airflow_provider_taskq.queue.errors import error_summary
 from airflow_provider_taskq.worker import WorkerListener
 
@@ -53,18 +55,20 @@ class TaskQProcessOperator(TaskQBaseOperator):
     The first parameter of the function gets the queue's task, the parameter `batch` the batch (see
     `airflow_provider_taskq.worker`), the next ones `op_args`, and others by name `op_kwargs` and values of Airflow's
     context. A parameter without a default that gets none of these is refused. The function returns a Decision, a
-    Result, or None for SUCCESS. An exception is a FAILURE of that task, which the topic's policy may retry; it does not
-    fail the Airflow task. Instead of a function, `python_callable` may be a Composite, or a handler from `each` or
-    `batch`.
+    Result or its name, None for SUCCESS, or `worker.UNDECIDED`. Any other value fails the task at once. An exception is
+    a FAILURE of that task, which the topic's policy may retry; it does not fail the Airflow task. Instead of a
+    function, `python_callable` may be a Composite, or a handler from `each` or `batch`.
 
     The worker holds tasks under the logical task's name and extends its lease while the function runs. A retry first
     releases the tasks that an earlier try still holds, so that it can poll them.
 
-    Returns `{"topic", "handled", "succeeded", "filtered", "suspended", "failed"}`: the numbers of committed results. A
-    task that the topic's policy retries counts once per attempt.
+    Returns `{"topic", "handled", "succeeded", "filtered", "suspended", "failed", "undecided"}`: the numbers of
+    committed results, and of tasks for which the function returned UNDECIDED. A task that the topic's policy retries
+    counts once per attempt.
 
     With `max_failed` the Airflow task fails if more tasks fail for good, after the commit of all results. Airflow does
-    not retry it: a retry would find these tasks ended and succeed. After a clear, old failures do not count.
+    not retry it: a retry would find these tasks ended and succeed. After a clear, old failures do not count. The
+    Airflow task also fails if more than `max_undecided` tasks are undecided. These are READY again for the retry.
 
     :param topic: the topic's name (templated).
     :param python_callable: the function, or a handler of batches.
@@ -79,13 +83,15 @@ class TaskQProcessOperator(TaskQBaseOperator):
     :param limit: a batch that takes longer fails: a timedelta, seconds or text; None for no limit (templated).
     :param max_failed: how many tasks may fail for good: a count such as 0 or 10 (int), or a share of the tasks that
         ended such as 0.05 (float) or "5%"; None, the default, is no limit (templated).
+    :param max_undecided: how many tasks may be undecided: a count, or None for no limit (templated).
     :param success_on: exception classes that mean SUCCESS of a task, one or a tuple, such as
         `psycopg.errors.UniqueViolation` after a write that an earlier attempt made. For a handler of batches, pass them
         to `each` or `batch` instead.
     """
 
     template_fields: Sequence[str] = (
-        *("topic", "op_args", "op_kwargs", "size", "workers", "lease", "limit", "max_failed", "taskq_conn_id"),
+        *("topic", "op_args", "op_kwargs", "size", "workers", "lease", "limit", "max_failed"),
+        *("max_undecided", "taskq_conn_id"),
     )
     template_fields_renderers = {"op_args": "py", "op_kwargs": "py"}  # noqa: RUF012  as Airflow declares it
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
@@ -104,6 +110,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         lease: "DurationValue | XComArg" = timedelta(minutes=1),
         limit: "DurationValue | XComArg | None" = None,
         max_failed: "MaxFailed | XComArg" = None,
+        max_undecided: "int | str | XComArg | None" = 0,
         success_on: "Exceptions" = (),
         **kwargs: Any,
     ) -> None:
@@ -119,6 +126,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         self.lease = lease
         self.limit = limit
         self.max_failed = max_failed
+        self.max_undecided = max_undecided
         self.success_on = _exception_classes(success_on)
         self._worker: Worker | None = None
         self._killed = False
@@ -143,6 +151,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         name = logical_task_name(context["ti"])
         handler = self._handler(context)
         failure_limit = FailureLimit.of(cast("MaxFailed", self.max_failed))
+        max_undecided = parse_max_undecided(cast("int | str | None", self.max_undecided))
         with self.hook.transaction() as queue:
             began = queue.begin_drain(name, self.topic)
             _release_earlier_tries(queue, self.topic, name)
@@ -159,12 +168,12 @@ class TaskQProcessOperator(TaskQBaseOperator):
             listener=DrainListener(self.topic, self.log),
             name=name,
         )
-        statistics = worker.drain()
+        statistics = worker.drain(max_undecided=None)
         if self._killed:
             raise AirflowException(f"the drain of {self.topic!r} was killed, and released the tasks without a decision")
         if statistics.handled:
             self.hook.report_lineage(inputs=[self.topic])
-        fields = ("handled", "succeeded", "filtered", "suspended", "failed")
+        fields = ("handled", "succeeded", "filtered", "suspended", "failed", "undecided")
         report: dict[str, Any] = {"topic": self.topic, **{field: getattr(statistics, field) for field in fields}}
         with self.hook.transaction() as queue:
             counts = queue.drain_counts(self.topic, name, began)
@@ -172,6 +181,8 @@ class TaskQProcessOperator(TaskQBaseOperator):
         self._log_report(report, counts)
         if failure_limit is not None and (failure := failure_limit.exceeded(self.topic, counts)):
             raise AirflowFailException(str(failure))
+        if undecided := TooManyUndecided.check(self.topic, statistics.undecided, max_undecided):
+            raise AirflowException(str(undecided))
         return report
 
     def _log_report(self, report: Mapping[str, Any], counts: "DrainCounts") -> None:
@@ -179,7 +190,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         failed = report["failed"]
         for_good = min(counts.failed, failed)  # the count includes failures of a try that was killed
         self.log.log(
-            logging.WARNING if failed else logging.INFO,
+            logging.WARNING if failed or report["undecided"] else logging.INFO,
             "Drained topic: %s failed_for_good=%d to_retry=%d",
             *(" ".join(f"{name}={value}" for name, value in report.items()), for_good, failed - for_good),
         )
@@ -218,6 +229,9 @@ class DrainListener(WorkerListener):
 
     def on_complete(self, trace: float, decisions: Mapping[Task, Decision]) -> None:
         """Count results, and report how long the batch took."""
+        from airflow_provider_taskq.worker.handlers import is_undecided
+
+        decisions = {task: decision for task, decision in decisions.items() if not is_undecided(decision)}
         now = time.monotonic()
         metrics.timing(metrics.RUN_TIME, timedelta(seconds=now - trace), topic=self._topic)
         for result, number in Counter(decision.result for decision in decisions.values()).items():

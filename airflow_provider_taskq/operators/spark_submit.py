@@ -24,9 +24,18 @@ from airflow_provider_taskq.parameters import (
     parse_enum,
     parse_optional_duration,
 )
-from airflow_provider_taskq.queue import Condition, FailureLimit, MaxFailed, Order, TaskQueue, verify_for_work
+from airflow_provider_taskq.queue import (
+    Condition,
+    FailureLimit,
+    MaxFailed,
+    Order,
+    TaskQueue,
+    TooManyUndecided,
+    verify_for_work,
+)
 from airflow_provider_taskq.queue.claims import Claim
 from airflow_provider_taskq.queue.connection import parameters_with_hosts
+from airflow_provider_taskq.queue.drains import parse_max_undecided
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -65,9 +74,9 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
     variables as arguments, so they need the file. The driver passes the DSN to the executors.
 
     Returns the report that the drain stores in the queue at its end, in every deploy mode: `{"topic", "owner",
-    "claimed", "resumed", "decided", "completed", "failed", "pushed", "undecided", "rounds", "stop_reason", "seconds"}`.
-    These are numbers of tasks; `completed` is by result, `failed` counts the tasks that are FAILED for good, and
-    `stop_reason` says why no further round began.
+    "claimed", "resumed", "decided", "completed", "failed", "pushed", "undecided", "returned", "rounds", "stop_reason",
+    "seconds"}`. These are numbers of tasks; `completed` is by result, `failed` counts the tasks that are FAILED for
+    good, and `stop_reason` says why no further round began. Undecided tasks are READY again for the retry.
 
     :param topic: the topic's name, if there is no `claim` (templated).
     :param claim: the claim of a gate, `gate.output` or a template such as `"{{ ti.xcom_pull('gate') }}"`, if there is
@@ -85,6 +94,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
     :param deadline: no round begins after it: a timedelta or seconds from the driver's start, or a datetime with a time
         zone (templated).
     :param max_failed: how many tasks may fail for good, as in TaskQProcessOperator (templated).
+    :param max_undecided: how many tasks may be left without a decision, as in TaskQProcessOperator (templated).
     :param lease: how long the claim lasts without a heartbeat of the driver: a timedelta, seconds, or text such as
         `5m`. The default is five minutes, or the lease of the claim (templated).
     :param order: the order in which tasks are claimed.
@@ -96,7 +106,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
 
     template_fields: Sequence[str] = (
         *(*SparkSubmitOperator.template_fields, "topic", "claim", *WORK, "options", "size", "rounds", "budget"),
-        *("deadline", "max_failed", "lease", "partitions", "taskq_conn_id"),
+        *("deadline", "max_failed", "max_undecided", "lease", "partitions", "taskq_conn_id"),
     )
 
     def __init__(
@@ -115,6 +125,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         budget: "int | str | XComArg | None" = None,
         deadline: "timedelta | datetime | float | str | XComArg | None" = None,
         max_failed: "MaxFailed | XComArg" = None,
+        max_undecided: "int | str | XComArg | None" = 0,
         lease: "DurationValue | XComArg | None" = None,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
@@ -146,6 +157,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         self.budget = budget
         self.deadline = deadline
         self.max_failed = max_failed
+        self.max_undecided = max_undecided
         self.lease = lease
         self.order = parse_enum(Order, enum_name(order))
         self.condition = parse_enum(Condition, enum_name(condition))
@@ -198,6 +210,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
             "budget": parse_count("budget", self.budget),
             "deadline": _deadline(self.deadline),
             "max-failed": None if FailureLimit.of(limit) is None else limit,
+            "max-undecided": str(parse_max_undecided(cast("int | str | None", self.max_undecided))),
             "lease": None if lease is None else math.ceil(lease.total_seconds()),
             "order": self.order,
             "condition": self.condition,
@@ -234,7 +247,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
     def _finished_report(self, claim: Claim) -> dict[str, Any]:
         """Return the report of a drain that has decided all tasks of the claim; empty if there is none."""
         report = self._report(claim.owner)
-        if report.get("claim") != claim.fence or report["undecided"]:
+        if report.get("claim") != claim.fence or report["undecided"] or report["returned"]:
             return {}
         return _without_internals(report)
 
@@ -245,6 +258,9 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
             self.hook.report_lineage(inputs=[report["topic"]])
         if failure := report["failure"]:
             raise AirflowFailException(failure) from cause
+        limit = parse_max_undecided(cast("int | str | None", self.max_undecided))
+        if undecided := TooManyUndecided.check(report["topic"], report["undecided"], limit):
+            raise AirflowException(str(undecided)) from cause  # a retry may decide them
         return _without_internals(report)
 
 

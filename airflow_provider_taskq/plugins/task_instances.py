@@ -22,7 +22,7 @@ MAX_IDENTIFIERS = 50
 MAX_CLAIMED_TASKS = 50
 DRAIN_COUNTS = (
     *("handled", "claimed", "resumed", "decided"),
-    *("succeeded", "filtered", "suspended", "failed", "undecided"),
+    *("succeeded", "filtered", "suspended", "failed", "undecided", "returned"),
 )
 
 router = APIRouter(prefix="/api", dependencies=[Depends(viewer)])

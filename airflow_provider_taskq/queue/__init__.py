@@ -16,6 +16,7 @@ from airflow_provider_taskq.queue.drains import (
     FailureLimit,
     MaxFailed,
     TooManyFailures,
+    TooManyUndecided,
 )
 from airflow_provider_taskq.queue.errors import (
     Deadlock,
@@ -129,6 +130,7 @@ __all__ = [
     "TaskQueueError",
     "Throughput",
     "TooManyFailures",
+    "TooManyUndecided",
     "TopicErrors",
     "TopicPolicy",
     "TopicStatistics",

@@ -57,6 +57,37 @@ class TooManyFailures(TaskQueueError):
     """More tasks of a drain failed than its `max_failed` allows. The drain has committed all decisions."""
 
 
+class TooManyUndecided(TaskQueueError):
+    """A drain left more tasks without a decision than its `max_undecided` allows. It has committed all decisions."""
+
+    @classmethod
+    def check(cls, topic: str, undecided: int, max_undecided: int | None) -> "TooManyUndecided | None":
+        """Return an error if more tasks are undecided than `max_undecided` allows; None is no limit."""
+        if max_undecided is None or undecided <= max_undecided:
+            return None
+        return cls(
+            f"{undecided:,} tasks of topic {topic!r} are undecided, max_undecided allows {max_undecided:,}. They have"
+            " no result, and all other results are committed. Let the function decide each task (None is SUCCESS), or"
+            " pass a greater max_undecided"
+        )
+
+
+def parse_max_undecided(value: int | str | None) -> int | None:
+    """Return the limit for a value of `max_undecided`: a count, or None for no limit, also as text.
+
+    :raises InvalidArgument: for any other value.
+    """
+    if value is None or value in ("", "None"):
+        return None
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidArgument(
+            f"invalid max_undecided {value!r}: expected a count such as 0 or 10, or None for no limit"
+        )
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class FailureLimit:
     """The limit `max_failed`: a count of tasks, or a share of the tasks that ended.

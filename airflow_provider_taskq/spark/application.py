@@ -36,9 +36,11 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
     TooManyFailures,
+    TooManyUndecided,
     connect,
     verify_for_work,
 )
+from airflow_provider_taskq.queue.drains import parse_max_undecided
 from airflow_provider_taskq.queue.durations import parse_duration
 from airflow_provider_taskq.spark.composite import Transform, by_composite, transform_of
 from airflow_provider_taskq.spark.drain import drain
@@ -100,8 +102,9 @@ def _run(options: argparse.Namespace, transform: Transform, values: Mapping[str,
             budget=options.budget,
             deadline=options.deadline,
             max_failed=options.max_failed,
+            max_undecided=options.max_undecided,
         )
-    except TooManyFailures:
+    except (TooManyFailures, TooManyUndecided):
         raise
     except Exception as error:
         if stopping.is_set():
@@ -157,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--transform", "a DataFrame of tasks, which returns a DataFrame of decisions"),
         ("--in-arrow", "an iterator of the Arrow batches of a partition, which returns one of decisions"),
         ("--in-pandas", "an iterator of DataFrames of pandas, which returns one of decisions"),
-        ("--each", "one task, which returns a Result, Decision, TaskOutcome or None"),
+        ("--each", "one task, which returns what a handler returns, or a TaskOutcome"),
     ):
         text = f"a function of {given}; it gets the values of --option, if it has a parameter `options`"
         work.add_argument(name, metavar="PACKAGE.MODULE:FUNCTION", help=text)
@@ -172,6 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-failed", type=_max_failed, metavar="COUNT|SHARE",
                         help="exit with 1 if more tasks fail for good: a count such as 0 or 10, or a share of the "
                         "tasks that ended, such as 0.05 or 5%%; all results are committed before")  # fmt: skip
+    parser.add_argument("--max-undecided", type=_max_undecided, default=0, metavar="COUNT|None",
+                        help="exit with 1 if more tasks are left without a decision (default: 0)")  # fmt: skip
     parser.add_argument("--claim", type=_positive, metavar="FENCE",
                         help="the fence of a claim of this owner: drain only the tasks of the claim")  # fmt: skip
     parser.add_argument(
@@ -226,6 +231,13 @@ def _max_failed(text: str) -> str:
     except InvalidArgument as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def _max_undecided(text: str) -> int | None:
+    try:
+        return parse_max_undecided(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _log_to_stdout() -> None:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -30,6 +31,7 @@ from airflow_provider_taskq.spark.transforms import (
     Options,
     TaskTransform,
     as_one_frame,
+    blocked_row,
     blocks_identifier,
     decision_values,
     task_from_row,
@@ -38,9 +40,10 @@ from airflow_provider_taskq.spark.writers import CompleteWriter
 from airflow_provider_taskq.worker.batches import Batch, BatchContext, FollowUp, Release
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.filters import readable
-from airflow_provider_taskq.worker.handlers import decision_on, handle_batch
+from airflow_provider_taskq.worker.handlers import UNDECIDED, decision_on, handle_batch
 
 BATCH_SIZE = 1_000
+_UNDECIDED_SECONDS = (UNDECIDED.delay or timedelta()).total_seconds()
 
 _DECISIONS = StructType([StructField("sequence", LongType()), StructField("result", StringType())])
 _used_numbers: set[int] = set()
@@ -123,13 +126,16 @@ class CompositeTransform:
         try:
             for chunk in chunks:
                 tasks = [task_from_row(values) for values in chunk.to_pylist()]
+                left = set(tasks)
                 for batch in self._batches(tasks, blocked):
                     rows = self._decide_batch(batch, send)
-                    yield pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
+                    left.difference_update(batch)
+                    yield _record_batch(row for row in rows if row["delay"] != _UNDECIDED_SECONDS)
                     if self.condition is not Condition.NONE:
                         for task, row in zip(batch, rows, strict=True):
                             if blocks_identifier(row, self.condition):
                                 blocked.add(task.identifier)
+                yield _record_batch(blocked_row(task.sequence) for task in tasks if task in left)
                 # Only the last identifier of a chunk may have more tasks in the next one.
                 blocked.intersection_update({tasks[-1].identifier})
         finally:
@@ -159,6 +165,10 @@ class CompositeTransform:
         if actions.pushes:
             return _decision_rows(decisions, (), ())
         return _decision_rows(decisions, batch.follow_ups, batch.releases)
+
+
+def _record_batch(rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(rows), schema=DECISION_ARROW_SCHEMA)
 
 
 def _decision_rows(

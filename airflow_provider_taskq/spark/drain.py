@@ -27,7 +27,9 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
     TooManyFailures,
+    TooManyUndecided,
 )
+from airflow_provider_taskq.queue.drains import parse_max_undecided
 from airflow_provider_taskq.spark.claimer import ClaimAhead
 from airflow_provider_taskq.spark.composite import Transform, transform_of
 from airflow_provider_taskq.spark.connection import ConnectionInfo
@@ -63,6 +65,7 @@ class DrainTotals:
     resumed: int = 0
     done: int = 0
     pushed: int = 0
+    returned: int = 0
     completed: dict[Result, int] = field(default_factory=dict)
 
     @property
@@ -70,10 +73,16 @@ class DrainTotals:
         """The number of tasks of all rounds, claimed or resumed."""
         return self.claimed + self.resumed
 
-    def add(self, done: int, pushed: int, completed: Mapping[Result, int]) -> None:
+    @property
+    def undecided(self) -> int:
+        """The number of tasks for which the transform made no decision."""
+        return self.processed - self.done - self.returned
+
+    def add(self, done: int, pushed: int, completed: Mapping[Result, int], returned: int) -> None:
         """Add the committed counts of a round."""
         self.done += done
         self.pushed += pushed
+        self.returned += returned
         for result, count in sorted(completed.items()):
             self.completed[result] = self.completed.get(result, 0) + count
 
@@ -122,9 +131,11 @@ class DrainResult:
     """The numbers of tasks of a drain, its length in seconds, and the reason why it ended.
 
     `claimed` counts the tasks that the drain claimed, and `resumed` those that the owner held before. `done` counts the
-    decided tasks, `completed` the same by result, `undecided` the tasks without a decision, and `pushed` the new tasks
-    of follow-ups. `failed` counts the tasks that are FAILED now: it includes those of a killed drain of this owner, and
-    excludes those that the topic's policy retries.
+    decided tasks, and `completed` the same by result. `undecided` counts the tasks for which the transform returned
+    UNDECIDED or no row. `returned` counts the tasks whose decisions had no effect, so that they come back: behind a
+    task that blocks their identifier, and if there may be more rounds, after a failure within their ttl or a snooze of
+    less than a second. `pushed` counts the new tasks of follow-ups. `failed` counts the tasks that are FAILED now: it
+    includes those of a killed drain of this owner, and excludes those that the topic's policy retries.
     """
 
     topic: str
@@ -139,6 +150,7 @@ class DrainResult:
     pushed: int
     stop_reason: StopReason
     failed: int
+    returned: int = 0
 
     @property
     def rate(self) -> float:
@@ -157,6 +169,7 @@ class DrainResult:
             "failed": self.failed,
             "pushed": self.pushed,
             "undecided": self.undecided,
+            "returned": self.returned,
             "rounds": self.rounds,
             "stop_reason": self.stop_reason.name,
             "seconds": round(self.seconds, 3),
@@ -181,19 +194,20 @@ def drain(
     budget: int | None = None,
     deadline: timedelta | datetime | None = None,
     max_failed: MaxFailed = None,
+    max_undecided: int | None = 0,
     on_progress: OnProgress | None = None,
 ) -> DrainResult:
     """Process the ready tasks of a topic through a DataFrame, exactly once, and return the numbers of tasks.
 
     A drain repeats rounds under one lease until no task is ready. A round claims tasks, calls `transform`, and commits
     all decisions with their follow-ups, or none. A task without a decision comes once in a drain. A task that is
-    retried or snoozed comes again when it is due. If there may be more rounds, a failure within a task's ttl counts as
-    no decision, because the next round would claim the task immediately. While a round works, the drain claims the
-    tasks of the next one, unless it has a condition, a claim or LAST_IN_FIRST_OUT.
+    retried or snoozed comes again when it is due. If there may be more rounds, a failure within a task's ttl and a
+    snooze of less than a second have no effect, because the next round would claim the task immediately. While a round
+    works, the drain claims the tasks of the next one, unless it has a condition, a claim or LAST_IN_FIRST_OUT.
 
-    At the end the drain releases the undecided tasks: they are READY in their old place, and the attempt does not
-    count. After an error it releases all held tasks, and raises the error. If the driver is killed, the tasks stay held
-    until its successor or `expire()` takes them. Rounds that have committed stay committed.
+    At the end the drain releases the tasks that it still holds: they are READY in their old place, and the attempt does
+    not count. After an error it releases all held tasks, and raises the error. If the driver is killed, the tasks stay
+    held until its successor or `expire()` takes them. Rounds that have committed stay committed.
 
     :param transform: a function that gets the tasks (see `TaskQDataSource`) and returns decisions: sequence, result,
         and optionally message, error, delay and follow-ups (see follow_ups.py). `in_arrow`, `in_pandas` and `by_task`
@@ -216,15 +230,18 @@ def drain(
     :param deadline: no round begins after it: a duration from the start, or a datetime with a time zone.
     :param max_failed: how many tasks may fail for good, as a count (int) or a share of the ended tasks (float): see
         `FailureLimit`. It stops no round. Failures of an earlier drain of this owner count if that drain was killed.
+    :param max_undecided: how many tasks may be undecided, including rows that the transform leaves out; None for no
+        limit.
     :param on_progress: a function that gets a DrainProgress every few seconds, and after each round.
     :raises LeaseLost: if the claim is gone, if a later one of the same name has replaced it, or if the lease was not
         extended for two thirds of its length. The Spark jobs are then cancelled.
     :raises TooManyFailures: after all commits, if more tasks failed than `max_failed` allows.
+    :raises TooManyUndecided: after all commits, if more tasks are undecided than `max_undecided` allows.
     :raises TaskQueueError: for an invalid argument, before the drain claims tasks.
     """
     began = time.monotonic()
     limits = DrainLimits.of(size, rounds, budget, deadline)
-    failure_limit = FailureLimit.of(max_failed)
+    failure_limit, max_undecided = FailureLimit.of(max_failed), parse_max_undecided(max_undecided)
     work = transform_of(transform).in_drain(condition, options or {})
     # Executors of a local master inherit the driver's environment, so a TASKQ_DSN there is not their own.
     local = str(spark.conf.get("spark.master", "")).split("[")[0] == "local"
@@ -238,9 +255,12 @@ def drain(
             limits = replace(limits, budget=session.count_resumed())
         loop = DrainLoop(session, drain_lease, work, limits, order, partitions, on_progress, began)
         stop_reason = loop.run()
+        failure: TaskQueueError | None
         result, failure = loop.finish(stop_reason, since, failure_limit)
     logger.info("drain report: %s", json.dumps(result.report()))
-    if failure is not None:
+    if result.undecided:
+        logger.warning("drain left undecided tasks: topic=%s tasks=%s", topic, result.undecided)
+    if failure := failure or TooManyUndecided.check(topic, result.undecided, max_undecided):
         raise failure
     return result
 
@@ -266,14 +286,13 @@ class DrainLoop:
     totals: DrainTotals = field(default_factory=DrainTotals)
     ahead: ClaimAhead | None = None
     until: datetime | None = None
-    unused: int = 0
 
     def run(self) -> StopReason:
         """Repeat rounds until no task is ready or a limit is reached, and return the reason."""
         try:
             stop_reason = self._run_rounds()
             if self.ahead is not None:  # the deadline has passed
-                self.unused = self.ahead.stop()
+                self.ahead.stop()
         except BaseException:
             if self.ahead is not None:  # before the drain releases its tasks
                 self.ahead.cancel()
@@ -353,7 +372,7 @@ class DrainLoop:
     def finish(
         self, stop_reason: StopReason, since: datetime, failure_limit: FailureLimit | None
     ) -> tuple[DrainResult, TooManyFailures | None]:
-        """Release the undecided tasks and store the report, in one transaction.
+        """Release the tasks that are still held, and store the report, in one transaction.
 
         Return the result, and the error of `max_failed` if too many tasks have failed.
         """
@@ -363,6 +382,7 @@ class DrainLoop:
             queue = TaskQueue(conn)
             counts = queue.drain_counts(topic, owner, since)
             failure = failure_limit.exceeded(topic, counts) if failure_limit else None
+            session.release(queue)
             result = DrainResult(
                 topic=topic,
                 owner=owner,
@@ -370,7 +390,8 @@ class DrainLoop:
                 resumed=totals.resumed,
                 done=totals.done,
                 completed=totals.completed,
-                undecided=session.release(queue) - self.unused,
+                undecided=totals.undecided,
+                returned=totals.returned,
                 seconds=time.monotonic() - self.began,
                 rounds=totals.rounds,
                 pushed=totals.pushed,

@@ -166,7 +166,8 @@ def _errors(errors: pa.Array, sequences: pa.Array) -> pa.Array:
 def _delays(delays: pa.Array, results: pa.Array, sequences: pa.Array) -> pa.Array:
     if delays.null_count == len(delays):
         return delays
-    wrong = pc.and_(pc.is_valid(delays), pc.not_equal(results, int(Result.SUSPENSION)))
+    final = pc.and_(pc.equal(results, int(Result.FAILURE)), _is_negative(delays))
+    wrong = pc.and_(pc.is_valid(delays), pc.invert(pc.or_(pc.equal(results, int(Result.SUSPENSION)), final)))
     if pc.any(wrong).as_py():
         place = pc.index(wrong, True).as_py()
         raise InvalidTask(f"the decision on task {sequences[place]} has a delay: only a SUSPENSION takes one")
@@ -177,6 +178,11 @@ def _delays(delays: pa.Array, results: pa.Array, sequences: pa.Array) -> pa.Arra
     if pc.any(far).as_py():
         raise InvalidTask(f"invalid delay of the decision on task {sequences[pc.index(far, True).as_py()]}")
     return microseconds.cast(pa.int64()).cast(pa.duration("us"))
+
+
+def _is_negative(delays: pa.Array) -> pa.Array:
+    numbers = delays.cast(pa.int64()) if kinds.is_duration(delays.type) else delays
+    return pc.fill_null(pc.less(numbers, 0), False)
 
 
 def check_task_columns(columns: Mapping[str, str], topic: str | None) -> None:

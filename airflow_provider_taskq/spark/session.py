@@ -170,7 +170,8 @@ class DrainSession:
     def open_stage(self) -> tuple[str, datetime, BatchContext]:
         """Open a stage, which applies the condition to the decisions. Return its ID, the server's time, and the owner.
 
-        In rounds, the tasks of failures within a task's ttl, which the queue does not record, stay undecided.
+        In rounds, a task that would come back at once stays held: after a failure within its ttl, which the queue does
+        not record, or a snooze of less than a second.
         """
         ((stage, now, fence),) = self.connection_info.fetch_all(
             "SELECT taskq.open_stage(%s::text, %s::bigint, %s::text, %s::boolean)::text, clock_timestamp(),"
@@ -239,15 +240,15 @@ class DrainSession:
             return max(cores, min(4 * cores, count), math.ceil(count / PARTITION_CALLS))
         return max(cores, math.ceil(count / PARTITION_TASKS))
 
-    def finish_stage(self, stage: str) -> tuple[int, int, dict[Result, int]]:
+    def finish_stage(self, stage: str) -> tuple[int, int, dict[Result, int], int]:
         """Delete the rows of a committed stage, and notify the consumers of its pushes.
 
-        Return the number of decided tasks, the number of pushed tasks, and the decided tasks by result, as the commit
-        has stored them.
+        Return the number of decided tasks, the number of pushed tasks, the decided tasks by result, and the number of
+        decisions that the commit dropped.
         """
-        statement = "SELECT completed, pushed, results FROM taskq.finish_stage(%s::uuid)"
-        ((done, pushed, results),) = self.connection_info.fetch_all(statement, (stage,))
-        return done, pushed, {Result(number): count for number, count in enumerate(results) if count}
+        statement = "SELECT completed, pushed, results, returned FROM taskq.finish_stage(%s::uuid)"
+        ((done, pushed, results, returned),) = self.connection_info.fetch_all(statement, (stage,))
+        return done, pushed, {Result(number): count for number, count in enumerate(results) if count}, returned
 
     def defer_held_tasks(self, until: datetime | None) -> None:
         """Exclude the tasks that are still held, without a decision, from the next round.
@@ -268,7 +269,7 @@ class DrainSession:
             ).fetchone()
         count = row[0] if row else 0
         if count:
-            logger.warning("undecided tasks stay held under the claim: owner=%s tasks=%s", self.lease.name, count)
+            logger.warning("tasks stay held under the claim: owner=%s tasks=%s", self.lease.name, count)
         return count
 
     @contextmanager

@@ -5,12 +5,15 @@ Each transform is a function from a DataFrame of tasks to a DataFrame of decisio
     drain(spark, "work", "me", lambda tasks: tasks.selectExpr("sequence", "'SUCCESS' AS result"))
     drain(spark, "work", "me", in_arrow(function))   # Iterator[RecordBatch] -> Iterator[RecordBatch], per partition
     drain(spark, "work", "me", in_pandas(function))  # the same with DataFrames of pandas
-    drain(spark, "work", "me", by_task(function))    # Task -> Decision, Result, TaskOutcome or None
+    drain(spark, "work", "me", by_task(function))    # Task -> what a handler returns, or a TaskOutcome
     drain(spark, "work", "me", composite)            # batches through the steps of a composite: see composite.py
 """
 
+import asyncio
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -37,6 +40,7 @@ from airflow_provider_taskq.spark.encoding import RESULT_NAMES, require_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
 from airflow_provider_taskq.worker.batches import BatchContext
+from airflow_provider_taskq.worker.handlers import HandlerOutcome, decision_of, decision_on, is_undecided
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 if TYPE_CHECKING:
@@ -66,12 +70,12 @@ class TaskOutcome:
     If the decision is continued (see `Decision.continued`), its transaction pushes and releases the follow-ups once.
     """
 
-    decision: Decision | Result = Result.SUCCESS
+    decision: HandlerOutcome = Result.SUCCESS
     push: Mapping[str, Iterable[TaskInput]] = field(default_factory=dict)
     junctions: Sequence[JunctionGroups] = ()
 
 
-FunctionResult = Decision | Result | TaskOutcome | None
+FunctionResult = HandlerOutcome | TaskOutcome
 # Each of these functions may also have the parameters `batch` and `options`.
 TaskFunction = Callable[..., FunctionResult]
 ArrowFunction = Callable[..., Iterator[pa.RecordBatch]]
@@ -109,8 +113,9 @@ def in_pandas(function: PandasFunction) -> "BatchTransform":
 def by_task(function: TaskFunction) -> "TaskTransform":
     """Return the transform of a function of one task. Executors call it for the tasks of a partition, one by one.
 
-    The function returns a Result, a Decision or a TaskOutcome. If it returns None, the drain releases the task without
-    a decision. If it raises an exception or returns anything else, the result is FAILURE, with the trace as error.
+    The function returns what a handler of a Worker returns, or a TaskOutcome: None is SUCCESS. If it returns UNDECIDED,
+    the drain releases the task without a decision. If it raises an exception, the result is FAILURE, with the trace as
+    error. Any other value fails the task at once. The function may be a coroutine function, or return a Future.
     """
     return TaskTransform(HandlerFunction.of(function, _RUNNER, _SUPPLIED))
 
@@ -196,6 +201,7 @@ class TaskTransform:
                     if condition is not Condition.NONE and values["identifier"] != identifier:
                         identifier, blocked = values["identifier"], False
                     if blocked:
+                        rows.append(blocked_row(values["sequence"]))
                         continue
                     row = decision_row(call, values)
                     blocked = condition is not Condition.NONE and blocks_identifier(row, condition)
@@ -209,10 +215,24 @@ def decision_row(function: Callable[[Task], FunctionResult], values: Mapping[str
     """Call the function with a task, and return its decision as a row of DECISION_SCHEMA; None for no decision."""
     sequence = values["sequence"]
     try:
-        result = function(_readable_task(values))
-        return None if result is None else _outcome_values(sequence, result)
+        return _outcome_values(sequence, _awaited(function(_readable_task(values))))
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- any error is the failure of this task only
-        return {"sequence": sequence, "result": "FAILURE", "error": trace_text(error)}
+        return decision_values(sequence, decision_on(error), (), ())
+
+
+def blocked_row(sequence: int) -> dict[str, Any]:
+    """Return the row of a task behind one that blocks its identifier. The commit drops it, and the task comes back."""
+    return {"sequence": sequence, "result": "SUSPENSION", "delay": 0.0}
+
+
+def _awaited(result: Any) -> Any:
+    if isinstance(result, Future):
+        return result.result()
+
+    async def finish() -> Any:
+        return await result
+
+    return asyncio.run(finish()) if inspect.isawaitable(result) else result
 
 
 def _readable_task(values: Mapping[str, Any]) -> Task:
@@ -228,15 +248,17 @@ def task_from_row(values: Mapping[str, Any]) -> Task:
     return Task(**{**values, "payload": None if text is None else decode_json(text)})
 
 
-def _outcome_values(sequence: int, result: FunctionResult) -> dict[str, Any]:
-    outcome = result if isinstance(result, TaskOutcome) else TaskOutcome(_check_decision(result))
-    decision = _check_decision(outcome.decision)
+def _outcome_values(sequence: int, result: FunctionResult) -> dict[str, Any] | None:
+    outcome = result if isinstance(result, TaskOutcome) else TaskOutcome(result)
+    decision = decision_of(outcome.decision)
+    if is_undecided(decision):
+        return None
     tasks = [follow_up(topic, task) for topic, new in outcome.push.items() for task in new]
     groups = [
         {"topic": each.topic, "groups": _group_lists(each.groups), "junction": each.junction}
         for each in outcome.junctions
     ]
-    return decision_values(sequence, decision if isinstance(decision, Decision) else Decision(decision), tasks, groups)
+    return decision_values(sequence, decision, tasks, groups)
 
 
 def decision_values(
@@ -253,14 +275,6 @@ def decision_values(
         "push": json.dumps(tasks) if tasks and decision.continued else None,
         "junctions": json.dumps(groups) if groups and decision.continued else None,
     }
-
-
-def _check_decision(result: object) -> Decision | Result:
-    if not isinstance(result, Decision | Result):
-        raise InvalidTask(
-            f"the function returned a {type(result).__name__}, not a Decision, Result, TaskOutcome or None"
-        )
-    return result
 
 
 def _group_lists(groups: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.executors import each
     from airflow_provider_taskq.worker.grouped import GroupedWorker
     from airflow_provider_taskq.worker.handlers import (
+        UNDECIDED,
         BatchHandler,
         ForeignDecision,
         HandlerOutcome,
@@ -43,7 +44,7 @@ _MODULES = {
     "config": ("Pending",),
     "executors": ("each",),
     "grouped": ("GroupedWorker",),
-    "handlers": ("BatchHandler", "ForeignDecision", "HandlerOutcome", "TaskResultException", "batch"),
+    "handlers": ("UNDECIDED", "BatchHandler", "ForeignDecision", "HandlerOutcome", "TaskResultException", "batch"),
     "health": ("HealthMonitor", "HealthSignal"),
     "limiter": ("BoundedLimiter", "Limiter", "NoLimit", "PriorityLimiter"),
     "listener": ("FatalListener", "WorkerListener"),
@@ -59,6 +60,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "UNDECIDED",
     "Batch",
     "BatchContext",
     "BatchDurations",

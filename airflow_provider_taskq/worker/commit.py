@@ -327,5 +327,4 @@ class BatchCommitter:
     def _account_for(self, batch: InFlightBatch, committed: Mapping[Task, Decision]) -> None:
         batch.lease.remove(batch)
         batch.token.release()
-        results = (decision.result for decision in committed.values())
-        self._runtime.counters.ended(len(batch.batch.tasks), results)
+        self._runtime.on_committed(len(batch.batch.tasks), committed)

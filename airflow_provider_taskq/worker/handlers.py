@@ -11,7 +11,7 @@ from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
-HandlerOutcome: TypeAlias = Decision | Result | None
+HandlerOutcome: TypeAlias = Decision | Result | str | None  # a text is the name of a result
 TaskFunction: TypeAlias = (
     Callable[[Task], HandlerOutcome | Future[Any]]
     | Callable[[Task, Batch], HandlerOutcome | Future[Any]]
@@ -80,7 +80,7 @@ class ForeignDecision(Exception):
 def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
     """Return a handler that calls `function(batch)` once for each batch.
 
-    The function returns a dict of decisions by task, or one Decision or Result for all tasks; None means SUCCESS. A
+    The function returns a dict of outcomes by task, or one outcome for all tasks; None means SUCCESS. A
     task that is missing from the dict fails. The function may also return a `concurrent.futures.Future` of one of
     these, which any thread may complete. An exception fails all tasks of the batch.
 
@@ -132,7 +132,8 @@ class BatchFunctionHandler:
 def decision_of(outcome: object) -> Decision:
     """Convert the outcome of a handler to a decision.
 
-    Raises TypeError for an outcome of another type, and ValueError if the outcome cannot be stored.
+    Anything but a Decision, a Result, the name of a result or None is a mistake of the program: a failure that is not
+    retried. Raises ValueError if the outcome cannot be stored.
     """
     if outcome is None:
         return _SUCCESS
@@ -141,7 +142,18 @@ def decision_of(outcome: object) -> Decision:
         return outcome
     if isinstance(outcome, Result):
         return Decision(outcome)
-    raise TypeError(f"a handler must return a Decision, a Result or None, not {type(outcome).__name__}")
+    if isinstance(outcome, str) and outcome.upper() in Result.__members__:
+        return Decision(Result.of(outcome))
+    shown = repr(outcome[:40]) if isinstance(outcome, str) else f"a {type(outcome).__name__}"
+    error = TypeError(
+        f"a handler returned {shown}: expected a Decision, a Result or its name, None for SUCCESS, or UNDECIDED"
+    )
+    return Decision(Result.FAILURE, error=error, delay=_NO_RETRY)
+
+
+def is_undecided(decision: Decision) -> bool:
+    """Return whether a handler decided with UNDECIDED."""
+    return decision.result is Result.SUSPENSION and decision.delay == UNDECIDED.delay
 
 
 def decisions_of(outcome: object, tasks: Iterable[Task]) -> dict[Task, Decision]:
@@ -202,3 +214,7 @@ async def decision_of_call(call: Callable[[], Awaitable[HandlerOutcome]], succes
 
 
 _SUCCESS = Decision(Result.SUCCESS)
+_NO_RETRY = timedelta(seconds=-1)
+UNDECIDED = Decision(Result.SUSPENSION, delay=timedelta.min)
+"""A handler returns this value if it made no decision: the task is READY again in its old place, and the attempt is not
+counted. A drain tries the task no second time."""

@@ -213,13 +213,13 @@ class BasePollLoop(ABC):
             tasks, batch = self._counted_poll(size, token)
             if batch is not None:
                 self._dispatch(batch)
+            else:
+                token.release()
         except BaseException:
             token.release()
             raise
         if tasks:
             self._recheck.reset()
-        else:
-            token.release()
         self._backoff.reset()
         return len(tasks)
 

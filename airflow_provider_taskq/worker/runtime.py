@@ -4,22 +4,29 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import Protocol
 
-from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Task, verify_for_work
+from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Result, Task, verify_for_work
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 from airflow_provider_taskq.worker.filters import failures_of_unreadable, readable
-from airflow_provider_taskq.worker.handlers import TaskResultException, WorkHandler, decision_on, handle_batch
+from airflow_provider_taskq.worker.handlers import (
+    TaskResultException,
+    WorkHandler,
+    decision_on,
+    handle_batch,
+    is_undecided,
+)
 from airflow_provider_taskq.worker.lease import BatchThread, InFlightBatch, Lease, LeaseKeeper, UpkeepThread
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
+from airflow_provider_taskq.worker.returns import ReturnedTasks
 from airflow_provider_taskq.worker.statistics import WorkerCounters
 from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
 
@@ -148,12 +155,15 @@ class WorkerRuntime:
         limiter: Limiter,
         listeners: ListenerDispatcher,
         counters: WorkerCounters,
+        *,
+        drains: bool = False,
     ) -> None:
         self.config = config
         self.connect = connect
         self.handler = handler
         self.listeners = listeners
         self.counters = counters
+        self.returned = ReturnedTasks() if drains else None
         self.idle_wait = IdleWait(config.pause.total_seconds())
         self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), self._on_lease_lost)
         self.watchdog = Watchdog(config, listeners, self._handler_timed_out, self.keeper.check_clock)
@@ -250,8 +260,10 @@ class WorkerRuntime:
             self.stop_polling()
             return None
 
-    def start_batch(self, polled: Polled, lease: Lease, token: Token) -> InFlightBatch:
-        """Count a polled batch and add it to its lease."""
+    def start_batch(self, polled: Polled, lease: Lease, token: Token) -> InFlightBatch | None:
+        """Count a polled batch and add it to its lease. Return None if a drain has tried all its tasks before."""
+        if self.returned is not None and not (polled := self.returned.without(polled)):
+            return None
         batch = Batch(polled, self.config.rewrite, BatchOwner(lease.owner.name, polled.fence))
         in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(polled))
         self.counters.polled(len(polled))
@@ -267,9 +279,19 @@ class WorkerRuntime:
         outcome = self._decide(batch)
         if not batch.claim():
             return None
-        if not isinstance(outcome, BaseException):
-            self.listeners.on_callback(batch.trace, outcome)
+        if isinstance(outcome, BaseException):
+            return outcome
+        if self.returned is None:  # the worker would poll an undecided task again without a pause
+            snooze = Decision(Result.SUSPENSION, delay=self.config.pause)
+            outcome = {task: snooze if is_undecided(decision) else decision for task, decision in outcome.items()}
+        self.listeners.on_callback(batch.trace, outcome)
         return outcome
+
+    def on_committed(self, tasks: int, committed: Mapping[Task, Decision]) -> None:
+        """Count the committed decisions of a batch, and the other ones of its tasks as abandoned."""
+        if self.returned is not None:
+            self.returned.note(committed)
+        self.counters.ended(tasks, committed.values())
 
     def _decide(self, in_flight: InFlightBatch) -> dict[Task, Decision] | BaseException:
         """Call the handler with the tasks whose payload could be decoded, and fail the others."""

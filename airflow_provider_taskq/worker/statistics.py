@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from airflow_provider_taskq.queue import Result
+from airflow_provider_taskq.queue import Decision, Result
+from airflow_provider_taskq.worker.handlers import is_undecided
 
 _KEPT_TIMES = 1000
 
@@ -18,6 +19,7 @@ class WorkerStatistics:
 
     The seconds are those of the last 1,000 batches, and 0 before the first. `in_flight` counts tasks that are handled
     or prefetched. `abandoned` counts tasks that were lost with a lease or abandoned at a stop; they are polled again.
+    `undecided` counts tasks of a drain on which the handler returned UNDECIDED; `handled` does not include them.
     """
 
     handled: int
@@ -36,6 +38,7 @@ class WorkerStatistics:
     p99: float
     maximum: float
     leases_lost: int = 0
+    undecided: int = 0
 
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -61,7 +64,7 @@ class WorkerCounters:
     """The counters while a worker runs. Any thread may use them."""
 
     def __init__(self) -> None:
-        self._results: Counter[Result] = Counter()
+        self._results: Counter[Result | None] = Counter()  # None for undecided tasks
         self._times: deque[float] = deque(maxlen=_KEPT_TIMES)
         self._batches = self._in_flight = self._abandoned = self._started = self._polling = self._leases_lost = 0
         self._buckets = [0] * (len(BUCKETS) + 1)
@@ -92,9 +95,9 @@ class WorkerCounters:
         with self._lock:
             return BatchDurations(tuple(self._buckets), self._seconds)
 
-    def ended(self, tasks: int, results: Iterable[Result]) -> None:
-        """Count the end of a batch: the committed results, and the other tasks as abandoned."""
-        counted = Counter(results)
+    def ended(self, tasks: int, committed: Iterable[Decision]) -> None:
+        """Count the end of a batch: the results of committed decisions, and the other tasks as abandoned."""
+        counted = Counter(None if is_undecided(decision) else decision.result for decision in committed)
         with self._lock:
             self._in_flight -= tasks
             self._results.update(counted)
@@ -131,7 +134,7 @@ class WorkerCounters:
             batches, in_flight, abandoned = self._batches, self._in_flight, self._abandoned
             leases_lost = self._leases_lost
         return WorkerStatistics(
-            handled=results.total(),
+            handled=results.total() - results[None],
             succeeded=results[Result.SUCCESS],
             filtered=results[Result.FILTER],
             suspended=results[Result.SUSPENSION],
@@ -147,6 +150,7 @@ class WorkerCounters:
             p99=percentile(times, 0.99),
             maximum=percentile(times, 1),
             leases_lost=leases_lost,
+            undecided=results[None],
         )
 
 

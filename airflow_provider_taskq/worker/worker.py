@@ -1,10 +1,19 @@
 """The worker: polls a topic, calls a handler with the tasks, and commits its decisions."""
 
+import logging
 import threading
 from contextlib import closing
 from datetime import timedelta
 
-from airflow_provider_taskq.queue import Condition, DrainCounts, FailureLimit, MaxFailed, Order, TaskQueue
+from airflow_provider_taskq.queue import (
+    Condition,
+    DrainCounts,
+    FailureLimit,
+    MaxFailed,
+    Order,
+    TaskQueue,
+    TooManyUndecided,
+)
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.worker.batches import Rewrite
@@ -19,6 +28,8 @@ from airflow_provider_taskq.worker.prefetch import prefetching_threads
 from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerThread
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 from airflow_provider_taskq.worker.statistics import BatchDurations, WorkerCounters, WorkerStatistics
+
+log = logging.getLogger(__name__)
 
 GRACE = timedelta(seconds=30)
 
@@ -135,10 +146,11 @@ class Worker:
         runtime = self._runtime
         return runtime is not None and runtime.idle.is_set()
 
-    def start(self, timeout: timedelta | None = GRACE) -> bool:
+    def start(self, timeout: timedelta | None = GRACE, *, drain: bool = False) -> bool:
         """Start the worker, and return when it holds a lease. Return False if the worker runs already.
 
         :param timeout: None for no limit.
+        :param drain: whether the worker tries a task that comes back at once only once, and holds it until its stop.
         :raises TimeoutError: if the worker holds no lease after `timeout`.
         :raises TaskQueueError: if no retry can help, such as UnknownTopic or SchemaMismatch.
         """
@@ -149,7 +161,13 @@ class Worker:
                 self._runtime.stop(0)  # an error of the limiter has ended its polls only
             self._hurried = False
             runtime = WorkerRuntime(
-                self._config, self._connect, self._handler, self._limiter, self._listeners, self._counters
+                self._config,
+                self._connect,
+                self._handler,
+                self._limiter,
+                self._listeners,
+                self._counters,
+                drains=drain,
             )
             threads: list[WorkerThread]
             if self._config.prefetch:
@@ -217,22 +235,26 @@ class Worker:
             raise runtime.error
         return True
 
-    def drain(self, max_failed: MaxFailed = None) -> WorkerStatistics:
+    def drain(self, max_failed: MaxFailed = None, max_undecided: int | None = 0) -> WorkerStatistics:
         """Run until a poll finds nothing while no task is in flight, then stop and return the statistics.
 
-        The drain leaves tasks that are due later or wait for a retry. A call of `stop` ends the drain earlier. An
+        The drain leaves tasks that are due later or wait for a retry. It tries a task once that comes back at once: an
+        undecided one, a snooze of less than a second, or a failure within its ttl. These tasks stay held until the end
+        of the drain, and are READY then. A call of `stop` ends the drain earlier. An
         exception in this thread, such as KeyboardInterrupt, ends it at once: the worker abandons the batches in flight,
         and releases all tasks.
 
         :param max_failed: how many tasks may fail for good: a count (int), or a share of the tasks that ended (float),
             see `FailureLimit`. More failures do not stop the drain. Failures that the topic's policy retries do not
             count.
+        :param max_undecided: how many tasks may be undecided; None for no limit.
         :raises TooManyFailures: at the end, if more tasks failed. The message has the counts and the first errors.
+        :raises TooManyUndecided: at the end, if more tasks are undecided.
         :raises BaseException: the error of the limiter, if that ended the drain.
         """
-        limit = FailureLimit.of(max_failed)
+        limit, undecided_before = FailureLimit.of(max_failed), self.statistics().undecided
         try:
-            self.start()
+            self.start(drain=True)
             runtime = self._runtime
             while runtime is not None and not runtime.idle.wait(CHECK_SECONDS) and not runtime.stopping.is_set():
                 pass
@@ -243,7 +265,13 @@ class Worker:
         self.wait()
         if limit is not None and (failure := limit.exceeded(self.topic, self.counts())):
             raise failure
-        return self.statistics()
+        statistics = self.statistics()
+        undecided = statistics.undecided - undecided_before
+        if undecided:
+            log.warning("drain left undecided tasks: topic=%s tasks=%d", self.topic, undecided)
+        if too_many := TooManyUndecided.check(self.topic, undecided, max_undecided):
+            raise too_many
+        return statistics
 
     def counts(self) -> DrainCounts:
         """Ask the database how many tasks this worker has ended since its last start, and how many of them failed."""
@@ -253,13 +281,14 @@ class Worker:
         with closing(self._connect()) as conn:
             return TaskQueue(conn).drain_counts(self.topic, runtime.owner_prefix, runtime.started)
 
-    def run(self, grace: timedelta | None = GRACE) -> None:
+    def run(self, grace: timedelta | None = GRACE, *, drain: bool = False) -> None:
         """Run until SIGTERM or SIGINT. Then stop within `grace`, or at once after a second signal.
 
+        :param drain: see `start`.
         :raises BaseException: the error of the limiter, if that ended the worker.
         """
         with StopSignals(self.hurry) as signals:
-            self.start()
+            self.start(drain=drain)
             try:
                 while not signals.received and not self.wait(CHECK_SECONDS):
                     pass

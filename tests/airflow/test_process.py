@@ -46,7 +46,15 @@ def test_calls_the_function_for_each_task_until_the_topic_is_empty(queue: TaskQu
     seen: list[int] = []
     done = process(lambda each: seen.append(each.payload["number"]), size=2)
     assert seen == [0, 1, 2, 3, 4, 5, 6]
-    assert done == {"topic": "work", "handled": 7, "succeeded": 7, "filtered": 0, "suspended": 0, "failed": 0}
+    assert done == {
+        "topic": "work",
+        "handled": 7,
+        "succeeded": 7,
+        "filtered": 0,
+        "suspended": 0,
+        "failed": 0,
+        "undecided": 0,
+    }
     assert {state for _, state in states(queue)} == {State.SUCCEEDED}
 
 
@@ -61,7 +69,7 @@ def test_a_failed_task_of_the_queue_does_not_fail_the_airflow_task(
             raise LookupError(f"nothing known of {each.identifier}")
         return Decision(Result.FILTER, "not wanted")
 
-    counts = {"handled": 13, "succeeded": 0, "filtered": 1, "suspended": 0, "failed": 12}
+    counts = {"handled": 13, "succeeded": 0, "filtered": 1, "suspended": 0, "failed": 12, "undecided": 0}
     assert process(refuse, size=5) == {"topic": "work", **counts}
     good, bad, *_ = queue.page("work")
     assert (good.state, good.output) == (State.FILTERED, "not wanted")

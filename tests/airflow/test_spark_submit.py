@@ -292,6 +292,7 @@ def test_the_next_try_drains_the_tasks_of_a_killed_try_with_the_shipped_package(
         "failed": 0,
         "pushed": 20,
         "undecided": 0,
+        "returned": 0,
         "rounds": 1,
         "stop_reason": "ROUNDS",
     }

@@ -128,7 +128,9 @@ def test_killing_an_executor_during_a_task_changes_no_decision(
         assert sorted(each["number"] for each in outputs) == list(range(COUNT))
     report = output[output.rindex('"decided":') :]
     assert f'"decided": {COUNT},' in report
-    assert f'"completed": {{"SUCCESS": {COUNT}}}, "failed": 0, "pushed": {COUNT}, "undecided": 0,' in report
+    assert (
+        f'"completed": {{"SUCCESS": {COUNT}}}, "failed": 0, "pushed": {COUNT}, "undecided": 0, "returned": 0,' in report
+    )
 
 
 @pytest.mark.promise("a Spark task runs twice, or an executor is killed")

@@ -74,7 +74,7 @@ class Stage:
 
     def finish(self) -> list[Any]:
         """Forgets the rows of a committed stage, and returns what was committed."""
-        return self.conn.execute("SELECT * FROM taskq.finish_stage(%s)", (self.id,)).fetchall()
+        return self.conn.execute("SELECT completed, pushed, results FROM taskq.finish_stage(%s)", (self.id,)).fetchall()
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,12 +26,15 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
     TaskQueueError,
+    TooManyUndecided,
     TopicPolicy,
     UnknownTopic,
     connect,
 )
-from airflow_provider_taskq.spark import StopReason, by_task, drain, in_arrow
+from airflow_provider_taskq.spark import StopReason, TaskQDataSource, by_task, drain, in_arrow
+from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.session import DrainSession
+from airflow_provider_taskq.worker import UNDECIDED
 from tests.internals import hold_tasks, hold_turns
 from tests.queue.conftest import lapse, until
 from tests.spark.conftest import NUMBER, Connection, Drained, Push, states, succeed
@@ -50,7 +55,10 @@ def invalid(tasks: DataFrame) -> DataFrame:
 
 def test_a_topic_is_drained(drained: Drained, queue: TaskQueue, push: Push) -> None:
     push(100)
-    result = drained(lambda tasks: tasks.selectExpr("sequence", f"{NUMBER} % 4 AS result").where(f"{NUMBER} >= 20"))
+    work = lambda tasks: tasks.selectExpr("sequence", f"{NUMBER} % 4 AS result").where(f"{NUMBER} >= 20")  # noqa: E731
+    with pytest.raises(TooManyUndecided, match="20 tasks of topic 'work' are undecided"):
+        drained(work, max_undecided=19, size=20)
+    result = drained(work, max_undecided=20)
     assert (result.claimed, result.resumed, result.done, result.undecided) == (100, 0, 80, 20)
     assert result.completed == dict.fromkeys(Result, 20)
     assert result.rate > 0
@@ -258,12 +266,10 @@ def recorded(folder: Path) -> dict[str, list[str]]:
     return {file.name: file.read_text().split() for file in sorted(folder.iterdir())}
 
 
-def writing(
-    folder: Path, decide: Callable[[str], Decision | Result | None]
-) -> Callable[[Task], Decision | Result | None]:
+def writing(folder: Path, decide: Callable[[str], Decision | Result]) -> Callable[[Task], Decision | Result]:
     """Makes a function that notes its task and its partition."""
 
-    def work(task: Task) -> Decision | Result | None:
+    def work(task: Task) -> Decision | Result:
         context = TaskContext.get()
         assert context is not None
         with (folder / f"{task.identifier} {context.partitionId()}").open("a") as file:
@@ -277,10 +283,11 @@ def test_one_spark_task_processes_an_identifier_in_order_and_a_failure_releases_
     drained: Drained, queue: TaskQueue, tmp_path: Path
 ) -> None:
     push(queue, " ".join(f"{name}{number}" for number in range(10) for name in "abcdef") + " e99!7")
-    ends = {"a3": Result.FAILURE, "b4": None, "c5": Decision(Result.SUSPENSION), "d6": Result.FILTER}
+    ends: dict[str, Decision | Result] = {"a3": Result.FAILURE, "b4": UNDECIDED, "c5": Decision(Result.SUSPENSION)}
+    ends["d6"] = Result.FILTER
     snooze = Decision(Result.SUSPENSION, delay=timedelta(hours=1))
     work = by_task(writing(tmp_path, lambda name: snooze if name == "f7" else ends.get(name, Result.SUCCESS)))
-    result = drained(work, condition=SINGULAR, partitions=3)
+    result = drained(work, condition=SINGULAR, partitions=3, max_undecided=1)
     seen = recorded(tmp_path)
     assert len(seen) == 6  # each identifier in one partition only
     assert {name[0]: words for name, words in seen.items()} == {
@@ -292,10 +299,66 @@ def test_one_spark_task_processes_an_identifier_in_order_and_a_failure_releases_
         "f": [f"f{number}" for number in range(8)],
     }
     assert result.completed == {Result.FAILURE: 1, Result.SUSPENSION: 2, Result.FILTER: 1, Result.SUCCESS: 43}
-    assert (result.done, result.undecided) == (47, 14)
+    assert (result.done, result.undecided, result.returned) == (47, 1, 13)
     left = [task for task in queue.page("work", size=100) if task.state is State.READY]
     assert [str(task.payload) for task in left if task.identifier == "a"] == [f"a{number}" for number in range(4, 10)]
     assert {task.attempt for task in left} == {0}
+
+
+def sessions_of(spark: SparkSession) -> Any:
+    """The class of the JVM that knows the active session of each thread."""
+    assert spark._jvm is not None
+    return spark._jvm.org.apache.spark.sql.classic.SparkSession
+
+
+def clear_active_session(spark: SparkSession) -> None:
+    """Forgets the active session of this thread, which createDataFrame has set."""
+    sessions_of(spark).clearActiveSession()
+
+
+@pytest.mark.promise("A drain runs in any thread and with any session")
+def test_drains_run_in_threads_in_a_new_session_and_in_a_batch_of_a_stream(
+    spark: SparkSession, dsn: str, queue: TaskQueue, tmp_path: Path
+) -> None:
+    topics = ["one", "two", "three"]
+    for topic in topics:
+        queue.create_topic(topic)
+        queue.push(topic, [f"item-{number}" for number in range(20)])
+
+    def drain_topic(topic: str) -> int:
+        session = spark if topic == "one" else spark.newSession()
+        return drain(session, topic, f"drain of {topic}", succeed, dsn=dsn).done
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(drain_topic, topics)) == [20, 20, 20]
+
+    def push_in_thread() -> None:
+        session = spark.newSession()
+        session.dataSource.register(TaskQDataSource.with_connection(ConnectionInfo.resolve(dsn), "in_thread"))
+        frame = session.createDataFrame([("pushed",)], "identifier string")
+        clear_active_session(session)
+        write = frame.write.format("in_thread").mode("append").options(mode="push", topic="one")
+        with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+            write.save()
+        sessions_of(session).setActiveSession(session._jsparkSession)
+        write.save()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(push_in_thread).result()
+    assert queue.ready("one") == 1
+    queue.push("work", ["a", "b"])
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "batch.txt").write_text("row")
+    done: list[int] = []
+
+    def handle(batch: DataFrame, _: int) -> None:
+        done.append(drain(spark, "work", "me", by_task(lambda _: None), dsn=dsn).done)
+        done.append(batch.count())
+
+    writer = spark.readStream.text(str(tmp_path / "in")).writeStream.foreachBatch(handle)
+    query = writer.option("checkpointLocation", str(tmp_path / "point")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert done == [2, 1]
 
 
 def test_decisions_that_overtake_an_earlier_task_are_given_back(drained: Drained, queue: TaskQueue) -> None:
@@ -312,7 +375,7 @@ def test_decisions_that_overtake_an_earlier_task_are_given_back(drained: Drained
 
     result = drained(in_arrow(fail_two), condition=UNTIL_SUCCESS, rounds=None)
     assert result.completed == {Result.FAILURE: 1, Result.SUSPENSION: 1, Result.SUCCESS: 8}
-    assert (result.done, result.undecided, result.pushed) == (10, 5, 8)
+    assert (result.done, result.undecided, result.returned, result.pushed) == (10, 0, 5, 8)
     assert result.stop_reason is StopReason.EMPTY
     assert states(queue, "next") == {"READY": 8}
 

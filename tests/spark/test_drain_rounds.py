@@ -67,7 +67,7 @@ def test_rounds_continue_until_no_task_is_ready(
         return tasks.where(f"{NUMBER} > 1").selectExpr("sequence", result)
 
     with caplog.at_level(logging.INFO):
-        result = drained(decide, size=10, rounds=None, on_progress=reports.append)
+        result = drained(decide, size=10, rounds=None, max_undecided=2, on_progress=reports.append)
     # 25 tasks, of which one fails three times; the two without a decision come once
     assert (result.claimed, result.done, result.undecided, result.rounds) == (27, 25, 2, 4)
     assert result.completed == {Result.FAILURE: 3, Result.SUCCESS: 22}
@@ -93,7 +93,7 @@ def test_failures_of_a_finished_drain_do_not_count_in_the_next_drain_of_its_owne
     with pytest.raises(TooManyFailures, match=r"2 of 3 tasks that ended .* failed, max_failed allows 50 % of them"):
         drained(decide, max_failed="50%")
     assert states(queue) == {"FAILED": 3, "SUCCEEDED": 2}
-    again = drained(decide, max_failed=0)
+    again = drained(decide, max_failed=0, max_undecided=2)
     assert (again.done, again.failed) == (0, 0)
 
 
@@ -109,7 +109,7 @@ def test_a_failure_within_its_ttl_is_tried_once_in_a_drain_of_rounds_and_holds_u
         return tasks.selectExpr("sequence", f"if({failing}, 'FAILURE', 'SUCCESS') AS result")
 
     result = drained(decide, size=4, rounds=None, condition=condition)
-    assert (result.claimed, result.done, result.undecided) == (8, 4, 4)
+    assert (result.claimed, result.done, result.undecided, result.returned) == (8, 4, 0, 4)
     assert result.completed == {Result.FAILURE: 1, Result.SUCCESS: 3}
     assert result.stop_reason is StopReason.EMPTY
     assert states(queue) == {"READY": 4, "FAILED": 1, "SUCCEEDED": 3}
@@ -187,7 +187,7 @@ def test_a_drain_claims_the_tasks_of_the_next_round_while_the_current_one_works(
         until(lambda: states(queue).get("ACTIVE") == rounds[-1])
         return succeed(tasks).where(f"sequence <> {pushed[3]}")  # without a decision
 
-    result = drained(decide, size=10, rounds=None, budget=24)
+    result = drained(decide, size=10, rounds=None, budget=24, max_undecided=1)
     assert rounds == held
     assert (result.claimed, result.done, result.undecided, result.rounds) == (24, 23, 1, 3)
     assert result.stop_reason is StopReason.BUDGET

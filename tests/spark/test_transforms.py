@@ -53,7 +53,7 @@ def test_the_return_value_of_a_function_becomes_a_decision(outcome: object, expe
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        ("SUCCESS", "returned a str, not a Decision, Result, TaskOutcome or None"),
+        ("DONE", "a handler returned 'DONE': expected a Decision"),
         (Decision(Result.SUCCESS, message=float("nan")), "is not JSON"),
         (TaskOutcome(push={"next": [""]}), None),
         (TaskOutcome(push={"next": [NewTask("b", {1: object()})]}), "its payload is not JSON"),  # type: ignore[dict-item]

@@ -6,17 +6,27 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, ConsumerGroup
-from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import (
+    Decision,
+    InvalidArgument,
+    NewTask,
+    Result,
+    RetryPolicy,
+    Task,
+    TaskQueue,
+    TopicPolicy,
+)
 from airflow_provider_taskq.worker import (
+    UNDECIDED,
     BatchContext,
     Composite,
     GroupedWorker,
@@ -44,13 +54,16 @@ class Place:
 
     dsn: str
     request: pytest.FixtureRequest
+    max_undecided: int | None = 0
 
-    def drain(self, transform: Any) -> None:
+    def drain(self, transform: Any, rounds: int | None = 1) -> None:
         """Drains the topic with the shared Spark session."""
         from airflow_provider_taskq.spark import drain
 
         spark = self.request.getfixturevalue("spark")
-        drain(spark, "work", "me", transform, dsn=self.dsn, options={"note": "given"})
+        options = {"note": "given"}
+        limit = self.max_undecided
+        drain(spark, "work", "me", transform, dsn=self.dsn, options=options, max_undecided=limit, rounds=rounds)
 
     def drain_in_airflow(self, make: Callable[[Handler], Any], handler: Handler) -> None:
         """Drains the topic with an operator."""
@@ -71,7 +84,7 @@ class Runner:
 
 
 def work(place: Place, handler: Any) -> None:
-    Worker(place.dsn, "work", handler, size=20, pause=timedelta(hours=1)).drain()
+    Worker(place.dsn, "work", handler, size=20, pause=timedelta(hours=1)).drain(max_undecided=place.max_undecided)
 
 
 def work_in_threads(place: Place, handler: Handler) -> None:
@@ -98,7 +111,8 @@ def operate(place: Place, handler: Handler) -> None:
     from airflow_provider_taskq.operators import TaskQProcessOperator
 
     def make(function: Handler) -> Any:
-        return TaskQProcessOperator(task_id="process", topic="work", python_callable=function)
+        limit = place.max_undecided
+        return TaskQProcessOperator(task_id="process", topic="work", python_callable=function, max_undecided=limit)
 
     place.drain_in_airflow(make, handler)
 
@@ -108,7 +122,8 @@ def decorate(place: Place, handler: Handler) -> None:
 
     def make(function: Handler) -> Any:
         with DAG("handles", schedule=None):
-            return task.taskq(topic="work")(function)().operator  # type: ignore[attr-defined]
+            decorated: Any = task.taskq(topic="work", max_undecided=place.max_undecided)(function)
+            return decorated().operator
 
     place.drain_in_airflow(make, handler)
 
@@ -278,7 +293,7 @@ def decide(task: Task) -> Any:
     """Returns or raises what the identifier of a task names."""
     name = task.identifier
     if not name.startswith("future "):
-        return outcome_of(name) if name in MEANINGS else Result.SUCCESS
+        return outcome_of(name) if name in {**RETURNED, **RAISED} else Result.SUCCESS
     future: Future[Any] = Future()
     threading.Thread(target=complete, args=(future, name.removeprefix("future "))).start()
     return future
@@ -293,7 +308,13 @@ RETURNED: dict[str, Any] = {
     "nothing": None,
     "result": Result.FILTER,
     "decision": Decision(Result.SUSPENSION, {"why": 1}),
+    "snooze": Decision(Result.SUSPENSION, delay=timedelta(0)),
+    "name": "filter",
+    "undecided": UNDECIDED,
     "no decision": 5,
+    "true": True,
+    "a dict": {"result": "SUCCESS"},
+    "no name": "done",
     "no JSON": Decision(Result.SUCCESS, float("nan")),
 }
 RAISED: dict[str, Callable[[], BaseException]] = {
@@ -301,19 +322,25 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "exit": lambda: SystemExit("enough"),
     "raised result": lambda: TaskResultException(Result.FILTER, message="later"),
 }
-# What becomes of the task: its state, its output, and a part of its error.
+# What becomes of the task in a topic with retries: its state, its output, and a part of its error.
 MEANINGS = {
     "nothing": ("SUCCEEDED", None, ""),
     "result": ("FILTERED", None, ""),
     "decision": ("SUSPENDED", {"why": 1}, ""),
-    "no decision": ("FAILED", None, "a Decision"),
-    "no JSON": ("FAILED", None, "JSON"),
-    "error": ("FAILED", None, "LookupError: no mailbox"),
-    "exit": ("FAILED", None, "enough"),
+    "name": ("FILTERED", None, ""),
+    "undecided": ("READY", None, ""),
+    "no decision": ("FAILED", None, "a handler returned a int: expected a Decision"),
+    "true": ("FAILED", None, "a handler returned a bool: expected a Decision"),
+    "a dict": ("FAILED", None, "a handler returned a dict: expected a Decision"),
+    "no name": ("FAILED", None, "a handler returned 'done': expected a Decision"),
+    "no JSON": ("READY", None, "JSON"),
+    "error": ("READY", None, "LookupError: no mailbox"),
+    "exit": ("READY", None, "enough"),
     "raised result": ("FILTERED", "later", ""),
     "future result": ("FILTERED", None, ""),
     "future decision": ("SUSPENDED", {"why": 1}, ""),
-    "future error": ("FAILED", None, "LookupError: no mailbox"),
+    "future error": ("READY", None, "LookupError: no mailbox"),
+    "future undecided": ("READY", None, ""),
     "future raised result": ("FILTERED", "later", ""),
     "future no decision": ("FAILED", None, "a Decision"),
 }
@@ -322,22 +349,52 @@ NO_DECISIONS |= {"Spark in Arrow", "Spark in pandas", "Spark transform"}  # retu
 DECIDING = [each for each in ALL if each.id not in NO_DECISIONS]
 
 
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+@pytest.mark.promise("What a handler returns or raises means the same in every runner")
 @pytest.mark.parametrize("runner", DECIDING)
 def test_what_a_handler_returns_or_raises_means_the_same_in_every_runner(
     place: Place, queue: TaskQueue, runner: Runner
 ) -> None:
     awaited = runner.kind == "coroutine"
     names = [name for name in MEANINGS if not (awaited and name.startswith("future"))]
-    if runner.supplies == OPTIONS:  # Spark's function of a row: None is no decision, and it knows neither of the others
-        names = [name for name in names if name not in ("nothing", "raised result") and not name.startswith("future")]
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=2, base=timedelta(hours=1))))
     queue.push("work", names)
-    runner.run(place, decide_later if awaited else decide)
+    runner.run(replace(place, max_undecided=None), decide_later if awaited else decide)
     ended = [info for info in queue.page("work") if info.identifier in MEANINGS]
     assert {info.identifier: (info.state.name, info.output) for info in ended} == {
         name: MEANINGS[name][:2] for name in names
     }
     assert [info.identifier for info in ended if MEANINGS[info.identifier][2] not in (info.error or "")] == []
+    assert {info.identifier: info.attempt for info in ended if "undecided" in info.identifier} == {
+        name: 0 for name in names if "undecided" in name
+    }
+
+
+@pytest.mark.promise("A drain that ends with undecided tasks says so, and fails if max_undecided is exceeded")
+@pytest.mark.parametrize("runner", [each for each in DECIDING if each.id != "grouped worker"])
+def test_a_drain_with_an_undecided_task_fails_unless_max_undecided_allows_it(
+    place: Place, queue: TaskQueue, runner: Runner
+) -> None:
+    queue.push("work", ["undecided"])
+    handler = decide_later if runner.kind == "coroutine" else decide
+    with pytest.raises(Exception, match="1 tasks of topic 'work' are undecided, max_undecided allows 0"):
+        runner.run(place, handler)
+    assert queue.ready("work", 10) == 1
+    runner.run(replace(place, max_undecided=1), handler)
+    assert [info.state.name for info in queue.page("work")] == ["SUCCEEDED", "READY"]
+
+
+@pytest.mark.promise("A drain tries a task that comes back at once no more than once")
+@pytest.mark.parametrize("runner", [each for each in DECIDING if each.id != "grouped worker"])
+def test_a_drain_tries_a_task_once_that_comes_back_at_once(
+    place: Place, queue: TaskQueue, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "Spark" in str(place.request.node.name):
+        monkeypatch.setattr(Place, "drain", partialmethod(Place.drain, rounds=None))
+    queue.push("work", ["snooze", *(NewTask(name, ttl=timedelta(hours=1)) for name in ("error", "true")), "result"])
+    runner.run(place, decide_later if runner.kind == "coroutine" else decide)
+    ended = {info.identifier: (info.state.name, info.attempt) for info in queue.page("work")}
+    back = {"snooze": ("READY", 0), "error": ("READY", 0)}
+    assert ended == {"a": ("SUCCEEDED", 1), **back, "true": ("FAILED", 1), "result": ("FILTERED", 1)}
 
 
 def test_the_refusal_names_the_runner_the_function_the_parameter_and_what_may_be_asked_for(dsn: str) -> None:

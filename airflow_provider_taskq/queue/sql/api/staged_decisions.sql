@@ -115,7 +115,8 @@ END $$;
 COMMENT ON FUNCTION taskq.open_stage IS
 'Opens a stage for the decisions of an owner''s job, and returns its number. p_condition is the condition of the claim.
 Under a condition, the commit drops decisions that overtake a task of the same identifier. With p_rounds true the owner
-claims again after the commit, and a failure within the task''s ttl stays held. Raises TQ005 if the owner has no lease
+claims again after the commit, and a task that would be READY at once stays held: after a failure within its ttl, or a
+snooze of less than a second. Raises TQ005 if the owner has no lease
 under p_fence, and TQ000 for an unknown condition.';
 
 -- The commit waits for the end of the transactions that have passed this check (taskq_internal.await_executors). So an
@@ -149,7 +150,8 @@ CREATE FUNCTION taskq.complete_staged(
 DECLARE
     v_stage    taskq_internal.stage;
     v_counts   record;
-    v_dropped  bigint;
+    v_merged   bigint;
+    v_returned bigint := 0;
     v_results  bigint[];
     v_done     bigint;
     v_pushed   bigint := 0;
@@ -172,14 +174,15 @@ BEGIN
     IF v_followed THEN
         PERFORM taskq_internal.drop_not_continued(p_stage);
     END IF;
-    v_dropped := taskq_internal.merge_decisions(p_stage);
+    v_merged := taskq_internal.merge_decisions(p_stage);
     IF v_stage.rounds THEN
-        v_dropped := v_dropped + taskq_internal.skip_unrecorded_failures(v_owner_id, p_stage);
+        v_returned := taskq_internal.skip_immediate_returns(v_owner_id, p_stage);
     END IF;
     IF v_stage.condition <> 'NONE' THEN
-        v_dropped := v_dropped + taskq_internal.drop_overtaking_decisions(v_owner_id, p_stage, v_stage.condition);
+        v_returned := v_returned + taskq_internal.drop_overtaking_decisions(v_owner_id, p_stage, v_stage.condition);
     END IF;
-    v_results := CASE WHEN v_dropped = 0 THEN v_counts.results ELSE taskq_internal.count_results(p_stage) END;
+    v_results := CASE WHEN v_merged + v_returned = 0 THEN v_counts.results
+                      ELSE taskq_internal.count_results(p_stage) END;
     v_done := taskq_internal.complete_decisions(p_owner, p_fence, p_stage,
                                                 (SELECT sum(r.count)::bigint FROM unnest(v_results) AS r (count)),
                                                 v_counts.may_return);
@@ -187,7 +190,7 @@ BEGIN
         v_pushed := taskq_internal.apply_follow_ups(p_stage, p_parts, p_attempts);
     END IF;
     UPDATE taskq_internal.stage
-    SET completed = v_done, results = v_results, pushed = v_pushed, committed = clock_timestamp()
+    SET completed = v_done, results = v_results, pushed = v_pushed, returned = v_returned, committed = clock_timestamp()
     WHERE stage = p_stage;
     RETURN v_done;
 END $$;
@@ -225,7 +228,8 @@ COMMENT ON FUNCTION taskq.abandon_stage IS
 'Removes the decisions and follow-ups of a stage. Returns how many decisions it removed. A committed stage stays
 committed. Waits for a transaction that completes or prunes the stage.';
 
-CREATE FUNCTION taskq.finish_stage(p_stage uuid) RETURNS TABLE (completed bigint, pushed bigint, results bigint[])
+CREATE FUNCTION taskq.finish_stage(p_stage uuid)
+RETURNS TABLE (completed bigint, pushed bigint, results bigint[], returned bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -244,12 +248,12 @@ BEGIN
         NULL;  -- without a notification, consumers find the tasks by polling
     END;
     PERFORM taskq.abandon_stage(p_stage);
-    RETURN QUERY SELECT v_stage.completed, v_stage.pushed, v_stage.results;
+    RETURN QUERY SELECT v_stage.completed, v_stage.pushed, v_stage.results, v_stage.returned;
 END $$;
 COMMENT ON FUNCTION taskq.finish_stage IS
 'Removes the rows of a committed stage. Calls taskq.notify for each topic to which the stage pushed tasks or in which it
-released groups. Returns how many tasks the stage completed and how many it pushed, and how many it completed with
-FAILURE, SUSPENSION, FILTER and SUCCESS, in this order. A repeated call returns the same numbers. Returns no row and
+released groups. Returns how many tasks the stage completed and how many it pushed, how many it completed with FAILURE,
+SUSPENSION, FILTER and SUCCESS, in this order, and how many decisions the commit dropped. A repeated call returns the same numbers. Returns no row and
 changes nothing before the commit.';
 
 -- The query walks the index from stage to stage, so its cost grows with the stages and not with their decisions.
@@ -764,18 +768,23 @@ BEGIN
         WHERE k.fence IS NOT NULL AND NOT EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence = k.fence)));
 END $$;
 
--- Deletes from a stage of rounds the failures of tasks within their ttl, without recording them. Such a task would be
--- READY at once, and the next round would claim it before all tasks that were pushed later. The tasks stay held until
--- the lease ends.
-CREATE FUNCTION taskq_internal.skip_unrecorded_failures(p_owner_id bigint, p_stage uuid) RETURNS bigint
+-- Deletes from a stage of rounds the failures of tasks within their ttl, without recording them, and the snoozes of
+-- less than a second. Such a task would be READY at once, and the next round would claim it before all tasks that were
+-- pushed later, without an end. The tasks stay held until the lease ends.
+CREATE FUNCTION taskq_internal.skip_immediate_returns(p_owner_id bigint, p_stage uuid) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_now    timestamptz := clock_timestamp();
     v_failed bigint[];
     v_topics int[];
+    v_short  bigint;
     v_count  bigint;
 BEGIN
-    v_failed := ARRAY(SELECT sequence FROM taskq.staged WHERE stage = p_stage AND result = :FAILURE);
+    DELETE FROM taskq.staged
+    WHERE stage = p_stage AND result = :SUSPENSION AND delay < interval '1 second';
+    GET DIAGNOSTICS v_short = ROW_COUNT;
+    v_failed := ARRAY(SELECT sequence FROM taskq.staged
+                      WHERE stage = p_stage AND result = :FAILURE AND coalesce(delay, interval '0') >= interval '0');
     v_topics := taskq_internal.held_topics(p_owner_id, v_failed);
     DELETE FROM taskq.staged s USING (
         SELECT t.sequence
@@ -788,7 +797,7 @@ BEGIN
         WHERE t.created + coalesce(t.ttl, p.ttl) > v_now) y
     WHERE s.stage = p_stage AND s.sequence = y.sequence;
     GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
+    RETURN v_short + v_count;
 END $$;
 
 -- Deletes the overtaking decisions from a stage that was opened under a condition. A decision overtakes if an earlier

@@ -31,6 +31,7 @@ CREATE TABLE taskq_internal.stage (
     completed bigint,                          -- how many tasks were completed or pushed; NULL until the commit
     results   bigint[],                        -- how many tasks were completed with each result, from FAILURE on
     pushed    bigint,                          -- how many tasks the follow-ups of these decisions pushed
+    returned  bigint,                          -- how many decisions the commit dropped, whose tasks come back later
     committed timestamptz                      -- NULL until the commit
 );
 
