@@ -65,6 +65,8 @@ def test_the_drain_accepts_the_arguments_of_the_operator() -> None:
     assert (parsed.size, parsed.rounds, parsed.budget, parsed.partitions) == (10, 0, None, 3)
     assert FailureLimit.of(parsed.max_failed) == FailureLimit(share=0.05)
     assert _parser().parse_args(drain(max_failed=0)._arguments("me")).max_failed == "0"
+    limits = [drain(max_undecided=each)._arguments("me") for each in (0, "10", None)]
+    assert [_parser().parse_args(each).max_undecided for each in limits] == [0, 10, None]
     assert _parser().parse_args(drain(max_failed="{{ none }}")._arguments("me")).max_failed is None
     assert (parsed.deadline, parsed.lease) == (timedelta(minutes=1), timedelta(seconds=91))
     assert parsed.condition is Condition.SINGULAR_BY_IDENTIFIER
@@ -174,6 +176,19 @@ def test_a_claim_is_drained_by_its_fence_and_its_report_arrives_although_the_out
     shown = "".join(capfd.readouterr()) + "".join(str(getattr(operator, field)) for field in operator.template_fields)
     assert str(conninfo_to_dict(dsn)["password"]) not in shown
     assert "TASKQ_DSN" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.own_database
+@pytest.mark.usefixtures("spark_submit")
+@pytest.mark.promise("A drain that ends with undecided tasks says so, and fails if max_undecided is exceeded")
+def test_a_drain_with_undecided_tasks_fails_with_retries_unless_max_undecided_allows_them(queue: TaskQueue) -> None:
+    queue.push("work", ["bad", "good"])
+    with pytest.raises(AirflowException, match="1 tasks of topic 'work' are undecided") as failed:
+        executed(drain(each="transforms:decide_good"))
+    assert not isinstance(failed.value, AirflowFailException)  # the retry gets the task again
+    assert states(queue) == {"READY": 1, "SUCCEEDED": 1}
+    assert executed(drain(each="transforms:decide_good", max_undecided="{{ none }}"))["undecided"] == 1
 
 
 def states(queue: TaskQueue) -> dict[str, int]:

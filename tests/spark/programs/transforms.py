@@ -6,6 +6,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from airflow_provider_taskq.queue import Decision, Result, Task
+from airflow_provider_taskq.worker import UNDECIDED
 
 
 def succeed(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
@@ -49,6 +50,11 @@ def stumble(tasks: DataFrame, options: Mapping[str, str]) -> DataFrame:
 
 
 NOTHING = None
+
+
+def decide_good(task: Task) -> Decision | Result:
+    """Makes no decision on a task whose identifier begins with `bad`."""
+    return UNDECIDED if task.identifier.startswith("bad") else Result.SUCCESS
 
 
 def reject_bad(task: Task) -> Result:
