@@ -132,16 +132,20 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
 
     # Owners and leases
 
-    def register(self, owner: str, lease: timedelta = _FIVE_MINUTES) -> Owner:
+    def register(self, owner: str, lease: timedelta = _FIVE_MINUTES, *, resume: bool = True) -> Owner:
         """Register a name under a new, greater fence, which locks out the previous registration of the name.
 
         Tasks that the name still holds are taken over (`resumed`): they stay ACTIVE under the new fence.
 
         :param lease: how long the owner keeps its tasks without a heartbeat; more than 0, at most 3650 days.
+        :param resume: False if the process that held these tasks has died: they have had a crash, as by `expire`, and
+            the new registration holds none.
         :raises InvalidArgument: for another lease.
         """
         return self._fetch(
-            _OWNER, "SELECT * FROM taskq.register(%s::text, %s::interval)", (owner, interval_text(lease))
+            _OWNER,
+            "SELECT * FROM taskq.register(%s::text, %s::interval, %s::boolean)",
+            (owner, interval_text(lease), resume),
         )[0]
 
     def take_over(self, owner: str, claim: int, lease: timedelta = _FIVE_MINUTES) -> Owner:
@@ -195,12 +199,24 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         """
         return self._fetch(_OWNER, "SELECT * FROM taskq.owners(%s::interval)", (interval_text(within),))
 
-    def release(self, owner: Owner) -> int:
+    def release(self, owner: Owner, *, crashed: bool = False) -> int:
         """Give back an owner's unfinished tasks and end its lease. Return the number of tasks; 0 if the lease is gone.
 
         The tasks are READY in their old place, and the attempt is not counted.
+
+        :param crashed: whether a process died that worked on the tasks: they have had a crash, as by `expire`.
         """
-        return self._number("SELECT taskq.release(%s::text, %s::bigint)", (owner.name, owner.fence))
+        return self._number(
+            "SELECT taskq.release(%s::text, %s::bigint, %s::boolean)", (owner.name, owner.fence, crashed)
+        )
+
+    def max_claim(self, owner: Owner) -> int | None:
+        """Return the most tasks that an owner may claim together, because it holds tasks that have had a crash.
+
+        Return None if it holds no such task.
+        """
+        most: int | None = self._value("SELECT taskq.max_claim(%s::text, %s::bigint)", (owner.name, owner.fence))
+        return most
 
     def expire(self, grace: timedelta = _ZERO, *, except_owners: Collection[str] = (), topic: str | None = None) -> int:
         """End the leases that have lapsed. Return how many tasks their owners held.

@@ -133,7 +133,7 @@ class TopicPolicy:
 
     :param retry: how failed tasks are retried.
     :param on_expiry: tasks of an expired owner are READY again ("redeliver") or wait as EXPIRED ("expire").
-    :param max_crashes: a task is FAILED at this many crashes of its owners.
+    :param max_crashes: a task is FAILED at this many crashes of its owners, if the last one held it alone.
     :param max_payload_bytes: the limit of a payload, as compact JSON in UTF-8.
     :param ttl: the time to live of tasks that set none.
     :param notify: a push, an offer, a revival or a junction's release notifies listening workers and waits at its

@@ -81,6 +81,7 @@ def verbs(queue: TaskQueue, topic: str = "work", owner: Owner = UNREGISTERED) ->
         "exchange": lambda: queue.exchange(owner, {1: Result.SUCCESS}, topic),
         "claim": lambda: queue.claim(topic, owner, 1),
         "held": lambda: queue.held(owner),
+        "max_claim": lambda: queue.max_claim(owner),
         "release": lambda: queue.release(owner),
         "owners": queue.owners,
         "expire": queue.expire,

@@ -158,7 +158,7 @@ FAILURES: dict[str, tuple[Callable[[TaskQueue, Owner, Task], object], str]] = {
         lambda queue, owner, task: complete_staged(queue, owner, task, Result.FAILURE, "OSError: no disk\nmore"),
         "OSError: no disk",
     ),
-    "a crash": (crash, "given up: the lease of its owner lapsed 1 times while the task was held"),
+    "a crash": (crash, "given up after crash 1: its owner died or lost its lease while it held this task alone"),
 }
 
 

@@ -123,7 +123,7 @@ def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_has_adv
     queue: TaskQueue, way: str, order: Order
 ) -> None:
     queue.alter_topic("work", RETRIES)
-    owner, second = queue.register("first"), queue.register("second")
+    owner, *others = (queue.register(name) for name in ("first", "second", "third"))
     task = task_in(queue, owner, State.ACTIVE)
     advance(queue, order)
     queue.push("work", ["later"])
@@ -134,7 +134,8 @@ def test_a_task_that_becomes_ready_again_is_polled_however_far_the_front_has_adv
     for condition in (Condition.NONE, SINGULAR):
         assert queue.ready("work", 9, condition) == 2
         with queue.conn.transaction(force_rollback=True):
-            assert sorted(identifiers(queue.poll("work", second, 9, order, condition))) == ["a", "later"]
+            polled = [task for each in others for task in queue.poll("work", each, 9, order, condition)]
+            assert sorted(identifiers(polled)) == ["a", "later"], "in two polls after a crash"
 
 
 def fail_again(session: TaskQueue, owner: Owner, task: Task) -> None:

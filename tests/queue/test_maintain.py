@@ -339,7 +339,7 @@ def test_a_crashed_task_is_redelivered_in_its_old_place_until_its_last_permitted
         info = known(queue, task)
         assert (info.state is State.FAILED, info.crashes, info.attempt) == (crashes == 3, crashes, 0)
         owner = queue.register("owner")
-    assert "its owner lapsed 3 times" in (info.error or "")
+    assert "given up after crash 3" in (info.error or "")
 
 
 def test_upkeep_gives_the_tasks_of_lapsed_leases_back_but_not_those_of_excepted_owners(queue: TaskQueue) -> None:

@@ -12,6 +12,7 @@ from airflow_provider_taskq.queue import (
     Owner,
     Result,
     RetryPolicy,
+    Task,
     TaskQueue,
     TopicPolicy,
 )
@@ -77,7 +78,12 @@ def test_a_task_given_back_has_its_old_place(queue: TaskQueue, owner: Owner, giv
         lapse(queue, owner)
         queue.expire()
     assert known(queue, task).available_at == LONG_AGO
-    assert identifiers(queue.poll("work", queue.register("next"), 3)) == ["first", "a", "b"]
+    found: list[Task] = []
+    owner = queue.register("next")
+    while polled := queue.poll("work", owner, 3):  # a crashed task is polled without the others
+        queue.complete(owner, dict.fromkeys(polled, Result.SUCCESS))
+        found += polled
+    assert identifiers(found) == ["first", "a", "b"]
 
 
 # Ready

@@ -404,6 +404,7 @@ WITHOUT_TOPIC = {
     "heartbeat": OWN_OWNER,
     "is_worker_active": NO_TASK,
     "maintain": ENDS_DUE,
+    "max_claim": OWN_OWNER,
     "open_push": "opens a stage without tasks",
     "open_stage": OWN_OWNER,
     "prune_stages": ENDS_DUE,

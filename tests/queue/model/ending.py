@@ -60,9 +60,10 @@ class Ending(Holdings):
         for name, known in self.owners.items():
             if known.gone or known.until.plus(grace) >= now:
                 continue
-            for task in self.held_by(name):
-                self._crash(task)
-                taken += 1
+            held = self.held_by(name)
+            for task in held:
+                self._crash(task, len(held))
+            taken += len(held)
             known.gone = True
         return taken
 
@@ -122,13 +123,17 @@ class Ending(Holdings):
         """Makes a task READY in its old place."""
         self._put_back(task, task.place, counted=False)
 
-    def _crash(self, task: ModelTask) -> None:
+    def _crash(self, task: ModelTask, held: int) -> None:
         policy = self.topics[task.topic].policy
         owner = task.owner
         task.crashes += 1
-        if policy.on_expiry == "redeliver" and task.crashes < policy.max_crashes:
+        if policy.on_expiry == "redeliver" and (held > 1 or task.crashes < policy.max_crashes):
             self._give_back(task)
             task.redelivered = True
+            left = policy.max_crashes - task.crashes
+            most = 1 if left <= 1 else min(held // 2, int(held ** ((left - 1) / left) + 1e-9))
+            most = max(1, most, -(-held // 100))
+            task.max_claim = min(most, task.max_claim or most)
             return
         task.attempt -= 1
         task.state, task.owner = State.EXPIRED, owner

@@ -21,7 +21,7 @@ class Polling(Holdings):
         self.topic(topic)
         self._running(owner)
         self.tick()
-        return self._take(self.due(topic, order, condition)[: max(size, 0)], owner)
+        return self._take(self._cut(self.due(topic, order, condition)[: max(size, 0)], owner), owner)
 
     def poll_batch(self, topic: str, owner: Owner, identifiers: int, size: int) -> list[ModelTask]:
         """Hands out whole groups, or the first tasks of each."""
@@ -29,7 +29,8 @@ class Polling(Holdings):
         self._running(owner)
         self.tick()
         groups = list(self.groups(topic).values())[: max(identifiers, 0)]
-        return self._take([task for group in groups for task in (group if size == -1 else group[:size])], owner)
+        found = [task for group in groups for task in (group if size == -1 else group[:size])]
+        return self._take(self._cut(found, owner), owner)
 
     def ready(self, topic: str, limit: int, condition: Condition) -> int:
         """The number of tasks that a poll would return."""
@@ -115,6 +116,20 @@ class Polling(Holdings):
         return int(
             any(task.attempt and known.failed < task.due <= self.now for task in self.of_topic(topic, State.READY))
         )
+
+    def _cut(self, tasks: list[ModelTask], owner: Owner) -> list[ModelTask]:
+        """The first tasks that may be held together: after a crash few, and no others with them."""
+        crashed = bool(tasks) and tasks[0].max_claim is not None
+        if any(crashed or task.max_claim is not None for task in self.held_by(owner.name)):
+            return []
+        kept: list[ModelTask] = []
+        for task in tasks:
+            if (task.max_claim is not None) is not crashed:
+                break
+            if len(kept) >= min((each.max_claim for each in [*kept, task] if each.max_claim), default=len(tasks)):
+                break
+            kept.append(task)
+        return kept
 
     def _take(self, tasks: list[ModelTask], owner: Owner) -> list[ModelTask]:
         for task in tasks:

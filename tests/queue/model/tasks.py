@@ -58,6 +58,7 @@ class ModelTask:
     owner: str | None = None  # the owner that holds it, or that ended it
     attempt: int = 0
     crashes: int = 0
+    max_claim: int | None = None  # after a crash: the most tasks of a claim that has it
     redelivered: bool = False
     output: Json = None
     error: str | None = None
@@ -67,7 +68,7 @@ class ModelTask:
     def reset(self) -> None:
         """Makes the task as it was pushed, in its old place."""
         self.state, self.due = State.READY, self.place
-        self.attempt, self.crashes, self.redelivered = 0, 0, False
+        self.attempt, self.crashes, self.redelivered, self.max_claim = 0, 0, False, None
         self.output = self.error = self.owner = self.completed = self.failed = None
 
     def supersede(self, state: State) -> None:

@@ -18,8 +18,8 @@ SELECT 'producer' AS kind, unnest(ARRAY[
     'abandon_push', 'install_ticks', 'notify', 'topics', 'policy']) AS function, true AS by_topic
 UNION ALL SELECT 'producer', unnest(ARRAY['begin_stream_batch']), false
 UNION ALL SELECT 'consumer', unnest(ARRAY[
-    'register', 'take_over', 'heartbeat', 'draw_fence', 'release', 'owner', 'owners', 'held', 'poll', 'poll_batch', 'claim',
-    'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once',
+    'register', 'take_over', 'heartbeat', 'draw_fence', 'release', 'owner', 'owners', 'held', 'max_claim', 'poll',
+    'poll_batch', 'claim', 'has_unclaimed', 'ready', 'ready_many', 'topic_status', 'watch', 'watch_tasks', 'junction', 'release_groups_once',
     'notify', 'task', 'complete', 'exchange', 'held_bounds', 'held_slice', 'open_stage', 'check_stage',
     'complete_staged', 'claim_batch', 'defer_held_tasks', 'count_staged',
     'completed_in_stage', 'finish_stage', 'abandon_stage', 'prune_stages', 'expire', 'maintain', 'events', 'log_end',

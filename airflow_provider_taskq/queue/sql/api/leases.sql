@@ -7,7 +7,7 @@
 -- changes a lock holds the row of its name in taskq_internal.mutex until the transaction ends, and never waits for that
 -- row. So an open transaction keeps other programs from the lock without making them wait.
 
-CREATE FUNCTION taskq.register(p_owner text, p_lease interval DEFAULT '5 minutes')
+CREATE FUNCTION taskq.register(p_owner text, p_lease interval DEFAULT '5 minutes', p_resume boolean DEFAULT true)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -28,13 +28,18 @@ BEGIN
             'owner %L was registered by another role than %I, which is limited to topics: register'
             ' another name', p_owner, taskq_internal.acting_role()));
     END IF;
+    IF NOT p_resume THEN
+        PERFORM taskq_internal.require_read_committed('register() after a crash');
+        PERFORM taskq_internal.count_crash(ARRAY[v_owner.owner_id]);
+    END IF;
     RETURN QUERY SELECT v_owner.name, v_owner.fence, v_owner.lease, v_owner.lease_until,
                         EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = v_owner.owner_id);
 END $$;
 COMMENT ON FUNCTION taskq.register IS
 'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
-fence. The column resumed tells whether there are such tasks. A caller with the earlier fence loses access to them. The
-call is atomic against taskq.expire. Raises TQ008 for an invalid lease, check_violation for a blank name, and
+fence. The column resumed tells whether there are such tasks. With p_resume false, the process that held them has died:
+they have had a crash, as by taskq.expire. A caller with the earlier fence loses access to them. The call is atomic
+against taskq.expire. Raises TQ008 for an invalid lease, check_violation for a blank name, and
 insufficient_privilege for a name that another role has registered.';
 
 CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
@@ -117,7 +122,7 @@ COMMENT ON FUNCTION taskq.owner IS
 taskq.expire ended it. With p_claim it returns the owner only if the owner holds the claim that was made under this
 fence.';
 
-CREATE FUNCTION taskq.release(p_owner text, p_fence bigint) RETURNS bigint
+CREATE FUNCTION taskq.release(p_owner text, p_fence bigint, p_crashed boolean DEFAULT false) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_owner_id bigint;
@@ -134,14 +139,20 @@ BEGIN
         waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
         available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
                         AND t.sequence = l.sequence)
-    WHERE l.holder = v_owner_id;
+    WHERE l.holder = v_owner_id
+      AND (NOT p_crashed OR l.sequence IN (SELECT d.sequence FROM taskq_internal.deferred_task d
+                                           WHERE d.fence = p_fence));
     GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF p_crashed THEN
+        v_count := v_count + taskq_internal.count_crash(ARRAY[v_owner_id]);
+    END IF;
     DELETE FROM taskq_internal.deferred_task WHERE fence = p_fence;
     RETURN v_count;
 END $$;
 COMMENT ON FUNCTION taskq.release IS
-'Ends the lease of an owner. Its tasks become READY in their original place, and the attempt is not counted. Returns how
-many tasks it released. Returns 0 if the owner has no lease under the fence. Raises TQ000 above READ COMMITTED.';
+'Ends the lease of an owner. Its tasks become READY in their original place, and the attempt is not counted. With
+p_crashed true, a process died that worked on them: they have had a crash, as by taskq.expire, except those that
+taskq.defer_held_tasks deferred. Returns how many tasks it released. Returns 0 if the owner has no lease under the fence. Raises TQ000 above READ COMMITTED.';
 
 CREATE FUNCTION taskq.expire(
     p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}', p_topic text DEFAULT NULL
@@ -161,7 +172,7 @@ END $$;
 COMMENT ON FUNCTION taskq.expire IS
 'Ends every lease that lapsed more than p_grace ago, except the leases of the owners in p_except. Returns how many tasks
 these owners held. The policy of the topic decides on each task. It becomes READY in its original place (redelivered,
-the attempt not counted), FAILED after its last permitted crash, or EXPIRED. Skips an owner whose poll, completion or
+the attempt not counted), FAILED after its last permitted crash if the owner held it alone, or EXPIRED. Skips an owner whose poll, completion or
 registration is in progress, or whose tasks another transaction removes: a later call ends its lease. Also removes the
 rows that executors of these owners have staged. With p_topic it ends only leases of owners that hold tasks of this
 topic. Raises TQ001 for an unknown topic, and TQ000 above READ COMMITTED.';
@@ -189,6 +200,16 @@ END $$;
 COMMENT ON FUNCTION taskq.held IS
 'Returns the tasks that an owner holds under p_fence, in the order of the polls. With p_topic NULL it returns the tasks
 of all topics. Returns no row if the owner has no lease under p_fence, or if the topic is unknown.';
+
+CREATE FUNCTION taskq.max_claim(p_owner text, p_fence bigint) RETURNS int LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN taskq_internal.max_claim((SELECT o.owner_id FROM taskq_internal.owner o
+                                     WHERE o.name = p_owner AND o.fence = p_fence
+                                       AND taskq_internal.may_act_as(o.registered_by)));
+END $$;
+COMMENT ON FUNCTION taskq.max_claim IS
+'Returns the most tasks that an owner may claim together, because it holds tasks that have had a crash. Returns NULL if
+it holds no such task.';
 
 CREATE FUNCTION taskq.lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -299,43 +320,83 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Ends the leases of owners whose rows this transaction has locked. The policy of the topic decides on each of their
--- tasks. Returns how many tasks these owners held.
-CREATE FUNCTION taskq_internal.end_leases(p_owners bigint[]) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
-DECLARE
-    v_given bigint;
-    v_ended bigint;
+-- Ends the leases of owners whose rows this transaction has locked. Returns how many tasks these owners held.
+CREATE FUNCTION taskq_internal.end_leases(p_owners bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE taskq_internal.owner SET fence = NULL WHERE owner_id = ANY (p_owners);
-    INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
-    SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt,
-        o.name
-    FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = ANY (p_owners);
-    WITH gone AS (
-        DELETE FROM taskq_internal.live l USING taskq_internal.topic p
-        WHERE l.holder = ANY (p_owners) AND p.topic_id = l.topic_id
-          AND (p.on_expiry = 'expire' OR l.crashes + 1 >= p.max_crashes)
-        RETURNING l.*, p.on_expiry)
-    INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
-        crashes, redelivered, identifier, error, error_summary)
-    SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
-           CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry
-               WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
-           g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
-    FROM gone g
-    CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
-        THEN format('given up: the lease of its owner lapsed %s times while the task was held', g.crashes + 1)
-        ELSE g.error END AS error) n;
-    GET DIAGNOSTICS v_ended = ROW_COUNT;
-    UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1, crashes = l.crashes + 1,
-        redelivered = true, late = true,
-        waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
+    RETURN taskq_internal.count_crash(p_owners);
+END $$;
+
+-- Counts a crash for each task that the owners hold, and takes the tasks from them. This is the one place that counts
+-- crashes. The policy of the topic decides on each task. A task that was held with others is never FAILED: one of the
+-- others may be the cause. Returns how many tasks the owners held.
+CREATE FUNCTION taskq_internal.count_crash(p_owners bigint[]) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_count bigint := 0;
+    v_held  record;
+BEGIN
+    FOR v_held IN SELECT l.holder, count(*)::int AS tasks FROM taskq_internal.live l WHERE l.holder = ANY (p_owners)
+                  GROUP BY l.holder ORDER BY l.holder LOOP
+        INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder)
+        SELECT clock_timestamp(), l.available_at, l.polled, l.topic_id, l.sequence, :HISTORY_LAPSED, :ACTIVE, l.attempt,
+            o.name
+        FROM taskq_internal.live l JOIN taskq_internal.owner o ON o.owner_id = l.holder WHERE l.holder = v_held.holder;
+        WITH gone AS (
+            DELETE FROM taskq_internal.live l USING taskq_internal.topic p
+            WHERE l.holder = v_held.holder AND p.topic_id = l.topic_id
+              AND (p.on_expiry = 'expire' OR v_held.tasks = 1 AND l.crashes + 1 >= p.max_crashes)
+            RETURNING l.*, p.on_expiry)
+        INSERT INTO taskq_internal.ended (sequence, completed, available_at, holder, polled, topic_id, attempt, state,
+            crashes, redelivered, identifier, error, error_summary)
+        SELECT g.sequence, CASE WHEN g.on_expiry = 'redeliver' THEN clock_timestamp() END, g.available_at, g.holder,
+               CASE WHEN g.on_expiry = 'redeliver' THEN g.polled END, g.topic_id, g.attempt - 1, CASE g.on_expiry
+                   WHEN 'redeliver' THEN :FAILED ELSE :EXPIRED END, g.crashes + 1, g.redelivered,
+               g.identifier, n.error, CASE g.on_expiry WHEN 'redeliver' THEN n.error ELSE g.error_summary END
+        FROM gone g
+        CROSS JOIN LATERAL (SELECT CASE g.on_expiry WHEN 'redeliver'
+            THEN format('given up after crash %s: its owner died or lost its lease while it held this task alone',
+                        g.crashes + 1)
+            ELSE g.error END AS error) n;
+        UPDATE taskq_internal.live l SET holder = NULL, polled = NULL, attempt = l.attempt - 1,
+            crashes = l.crashes + 1, redelivered = true, late = true,
+            max_claim = least(l.max_claim, taskq_internal.max_claim_after_crash(v_held.tasks, l.crashes + 1, (
+                SELECT p.max_crashes FROM taskq_internal.topic p WHERE p.topic_id = l.topic_id))),
+            waits = taskq_internal.waits_after_release(l.topic_id, l.attempt, l.waits),
             available_at = (SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = l.topic_id
                             AND t.sequence = l.sequence)
-    WHERE l.holder = ANY (p_owners);
-    GET DIAGNOSTICS v_given = ROW_COUNT;
-    RETURN v_given + v_ended;
+        WHERE l.holder = v_held.holder;
+        v_count := v_count + v_held.tasks;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
+-- Returns how many of p_tasks that were held during a crash may be claimed together again: at most half of them, and few
+-- enough that a task is alone when its crashes reach the topic's maximum. 100 tasks with a maximum of 3 are claimed ten
+-- by ten after their first crash, and one by one after the second. A crash makes at most a hundred groups of its tasks,
+-- so with more than 10,000 tasks it takes more crashes.
+CREATE FUNCTION taskq_internal.max_claim_after_crash(p_tasks int, p_crashes int, p_max_crashes int) RETURNS int
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(1, ceil(p_tasks / 100.0)::int, CASE WHEN p_crashes < p_max_crashes - 1 THEN least(p_tasks / 2,
+        floor(power(p_tasks, (p_max_crashes - 1 - p_crashes)::float8 / (p_max_crashes - p_crashes)) + 1e-9)::int) END)
+$$;
+
+-- Returns the most tasks that the owner may hold together, because it holds tasks that have had a crash. Returns NULL if
+-- it holds none, except deferred ones, on which the owner does not work any more.
+CREATE FUNCTION taskq_internal.max_claim(p_holder bigint) RETURNS int
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+BEGIN
+    RETURN (SELECT min(l.max_claim) FROM taskq_internal.live l
+            WHERE l.holder = p_holder AND NOT taskq_internal.is_deferred(p_holder, l.sequence));
+END $$;
+
+-- Returns whether an owner has deferred a task that it holds.
+CREATE FUNCTION taskq_internal.is_deferred(p_holder bigint, p_sequence bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM taskq_internal.deferred_task d
+                   WHERE d.fence = (SELECT o.fence FROM taskq_internal.owner o WHERE o.owner_id = p_holder)
+                     AND d.sequence = p_sequence);
 END $$;
 
 -- Raises TQ005 for an owner that has no lease under a fence.

@@ -22,7 +22,8 @@ BEGIN
     END IF;
 END $$;
 COMMENT ON FUNCTION taskq.poll IS
-'Claims up to p_size due tasks for the owner and returns them. p_order is FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT.
+'Claims up to p_size due tasks for the owner and returns them. After a crash, it claims the tasks of the crashed owner in
+smaller groups, and no others with them. p_order is FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT.
 p_condition is NONE, SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. Never waits. Raises TQ001 for an
 unknown topic, and TQ005 if the lease has lapsed or no longer exists. Raises TQ000 for an unknown order or condition,
 and for a poll under a condition above READ COMMITTED.';
@@ -106,6 +107,7 @@ BEGIN
         v_claimed := CASE WHEN v_promoted IS NULL THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, 'BATCH',
                                 nullif(p_size, -1)) END;
+        v_claimed := taskq_internal.cut_claim(v_topic.topic_id, v_owner_id, v_claimed);
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
         v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, true);
     END IF;
@@ -245,11 +247,50 @@ BEGIN
     END IF;
     v_kept := taskq_internal.fulfilled_dependents(p_topic_id, p_sequences);
     v_back := ARRAY(SELECT unnest(p_sequences) EXCEPT SELECT unnest(v_kept));
-    UPDATE taskq_internal.live SET holder = NULL, polled = NULL, attempt = attempt - 1, late = true
-    WHERE topic_id = p_topic_id
-        AND sequence = ANY (v_back);
+    PERFORM taskq_internal.undo_claim(p_topic_id, v_back);
     PERFORM taskq_internal.check_dependents(p_topic_id, v_back);
     RETURN v_kept;
+END $$;
+
+-- Makes tasks READY again that this transaction has just claimed.
+CREATE FUNCTION taskq_internal.undo_claim(p_topic_id int, p_sequences bigint[]) RETURNS void
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+BEGIN
+    UPDATE taskq_internal.live SET holder = NULL, polled = NULL, attempt = attempt - 1, late = true
+    WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
+END $$;
+
+-- Cuts a claim of this transaction to the tasks that may be held together, and returns their sequences. A task that was
+-- held when its owner crashed may be the cause. So it is held together with at most max_claim tasks, all of which have
+-- had a crash too. The claim keeps its first tasks, so no task overtakes another. An owner that holds tasks gets
+-- crashed tasks only when it has completed those, and the other way round.
+CREATE FUNCTION taskq_internal.cut_claim(p_topic_id int, p_holder bigint, p_claimed bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+DECLARE
+    v_crashed boolean;
+    v_kept    bigint[];
+BEGIN
+    IF cardinality(p_claimed) = 0 OR NOT EXISTS (SELECT FROM taskq_internal.live l
+                                                 WHERE l.topic_id = p_topic_id AND l.max_claim IS NOT NULL) THEN
+        RETURN p_claimed;
+    END IF;
+    v_crashed := EXISTS (SELECT FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                         AND l.sequence = p_claimed[1] AND l.max_claim IS NOT NULL);
+    IF NOT EXISTS (SELECT FROM taskq_internal.live l WHERE l.holder = p_holder AND l.sequence <> ALL (p_claimed)
+                   AND (v_crashed OR l.max_claim IS NOT NULL)
+                   AND NOT taskq_internal.is_deferred(p_holder, l.sequence)) THEN
+        v_kept := ARRAY(
+            SELECT k.sequence FROM (
+                SELECT u.sequence, u.place, min(l.max_claim) OVER claim AS most,
+                       bool_and((l.max_claim IS NOT NULL) = v_crashed) OVER claim AS alike
+                FROM unnest(p_claimed) WITH ORDINALITY AS u (sequence, place)
+                JOIN (SELECT * FROM taskq_internal.live WHERE topic_id = p_topic_id AND sequence = ANY (p_claimed)) l
+                    USING (sequence)
+                WINDOW claim AS (ORDER BY u.place)) k
+            WHERE k.alike AND k.place <= coalesce(k.most, k.place) ORDER BY k.place);
+    END IF;
+    PERFORM taskq_internal.undo_claim(p_topic_id, p_claimed[coalesce(cardinality(v_kept), 0) + 1:]);
+    RETURN coalesce(v_kept, '{}');
 END $$;
 
 -- Claims tasks for an owner. Checks the lease (TQ005), the order and the condition first.
@@ -278,6 +319,7 @@ BEGIN
                     WHEN p_condition = 'NONE'
                         THEN taskq_internal.claim_first_due(p_topic.topic_id, v_owner_id, v_size, v_lifo)
                     ELSE taskq_internal.claim_turns(p_topic.topic_id, v_owner_id, v_size, v_lifo, p_condition) END;
+    v_claimed := taskq_internal.cut_claim(p_topic.topic_id, v_owner_id, v_claimed);
     IF cardinality(v_promoted) > 0 THEN
         PERFORM taskq_internal.requeue_waiting(p_topic.topic_id, v_promoted);
     END IF;

@@ -329,7 +329,9 @@ BEGIN
         v_promoted := taskq_internal.promote_waiting(v_topic, v_limit, false, p_condition);
         v_heads := CASE WHEN v_promoted IS NULL THEN '{}'
                         ELSE taskq_internal.claim_turns(v_topic.topic_id, v_owner_id, v_limit, false, p_condition) END;
+        v_heads := taskq_internal.cut_claim(v_topic.topic_id, v_owner_id, v_heads);
         v_all := v_all + cardinality(v_heads);
+        EXIT WHEN taskq_internal.max_claim(v_owner_id) IS NOT NULL;  -- the later tasks would exceed it
         v_all := v_all + taskq_internal.claim_remaining_tasks(v_topic.topic_id, v_owner_id, v_heads, p_size - v_all);
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
         v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_heads, false, true);

@@ -59,6 +59,7 @@ CREATE TABLE taskq_internal.live (
     error_summary text,  -- the same error in one line of at most 200 characters
     due_again    timestamptz,                  -- the due time during a wait for dependencies, if not as pushed
     failed_at    timestamptz,                  -- time of the last recorded failure
+    max_claim    int,                          -- after a crash: the most tasks of a claim that has this one
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY LIST (topic_id);
 CREATE INDEX live_ready ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL
@@ -74,6 +75,8 @@ CREATE INDEX live_probing ON taskq_internal.live (topic_id, priority DESC, avail
 CREATE INDEX live_probing_in_turn ON taskq_internal.live (topic_id, failed_at NULLS FIRST, priority DESC, sequence,
         available_at)
     WHERE holder IS NULL AND waits = :WAITS_PROBE;
+-- The tasks after a crash: usually none, so a poll that finds the index empty has nothing to cut.
+CREATE INDEX live_crashed ON taskq_internal.live (topic_id, sequence) WHERE max_claim IS NOT NULL;
 CREATE INDEX live_held ON taskq_internal.live (holder, sequence) WHERE holder IS NOT NULL;
 -- Waiting retries, for counts and lists. Only the claim of a retry changes this index.
 CREATE INDEX live_retrying ON taskq_internal.live ((topic_id::bigint), sequence) WHERE holder IS NULL AND attempt > 0;
