@@ -185,7 +185,9 @@ class ClaimRequest:
         owner = queue.register(self.owner, self.lease)
         claimed = queue.claim(self.topic, owner, self.size, self.order, self.condition)
         enough = min(self.min_tasks, self.size) if ready >= self.min_tasks else 1
-        return (Claim(self.topic, owner.name, owner.fence, claimed), takeover) if claimed >= enough else None
+        if claimed < enough and (not claimed or queue.max_claim(owner) is None):  # after a crash, a claim has fewer
+            return None
+        return Claim(self.topic, owner.name, owner.fence, claimed), takeover
 
     def _count_ready(self, queue: TaskQueue) -> int | None:
         return check_wait(queue.conn, ReadyWait(self.topic, self.min_tasks, self.condition.value, self.max_wait))

@@ -7,6 +7,7 @@ import pytest
 
 from airflow_provider_taskq.queue import InvalidArgument, LeaseLost, TaskQueue
 from airflow_provider_taskq.queue.claims import Claim
+from airflow_provider_taskq.triggers.topic import ClaimRequest
 
 pytestmark = pytest.mark.promise("A retry, a cleared task and a restarted triggerer find the same claim")
 
@@ -71,3 +72,14 @@ def test_a_later_claim_of_the_same_owner_ends_the_claim(queue: TaskQueue, claim:
         queue.take_over("gate", claim.fence)
     assert queue.owner("gate", claim.fence) is None
     assert queue.owner("gate") is not None
+
+
+@pytest.mark.promise("a task kills its process")
+def test_a_gate_opens_with_fewer_tasks_than_it_needs_after_a_crash(queue: TaskQueue) -> None:
+    queue.push("work", [f"item-{number}" for number in range(16)])
+    died = queue.register("died")
+    assert queue.claim("work", died, 16) == 16
+    queue.release(died, crashed=True)
+    claimed = ClaimRequest("work", "gate", size=16, min_tasks=16).claim(queue)
+    assert claimed is not None
+    assert claimed[0].claimed == 4
