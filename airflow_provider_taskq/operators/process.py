@@ -60,7 +60,8 @@ class TaskQProcessOperator(TaskQBaseOperator):
     function, `python_callable` may be a Composite, or a handler from `each` or `batch`.
 
     The worker holds tasks under the logical task's name and extends its lease while the function runs. A retry first
-    releases the tasks that an earlier try still holds, so that it can poll them.
+    releases the tasks that an earlier try still holds, so that it can poll them. They have had a crash: the retry polls
+    them in smaller batches, until a task that kills its process is alone, and is FAILED.
 
     Returns `{"topic", "handled", "succeeded", "filtered", "suspended", "failed", "undecided"}`: the numbers of
     committed results, and of tasks for which the function returned UNDECIDED. A task that the topic's policy retries
@@ -293,8 +294,8 @@ def bind_arguments(
 
 
 def _release_earlier_tries(queue: "TaskQueue", topic: str, name: str) -> None:
-    """Release the tasks of earlier tries. A try that still runs loses its lease."""
+    """Release the tasks of earlier tries, whose processes have died. A try that still runs loses its lease."""
     for owner in queue.owners():
         if owner.name.startswith(f"{name}/"):
-            queue.release(owner)
+            queue.release(owner, crashed=True)
     queue.expire(topic=topic)  # earlier tries whose lease has lapsed are not in owners()

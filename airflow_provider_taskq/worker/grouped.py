@@ -177,7 +177,7 @@ class GroupedWorker(PeriodicService):
         with self._exclusive(), upkeep, self._queue_for_once() as queue, self._locked(queue) as may_run:
             if not may_run:
                 return result
-            owner = queue.register(self.name, self._lease)
+            owner = queue.register(self.name, self._lease, resume=False)
             keeper = LeaseKeeper(self._connect, self._lease.total_seconds(), self._on_lease_lost)
             keeper.add(Lease(owner))
             keeper.start()

@@ -1,3 +1,5 @@
+import multiprocessing
+import os
 import threading
 from datetime import timedelta
 from typing import Any
@@ -280,3 +282,24 @@ def test_sizes_and_durations_are_templates(queue: TaskQueue) -> None:
     context: Any = {**context_of(), "params": {"size": 1, "workers": 2, "seconds": 30}}
     assert executed(operator, context)["handled"] == 3
     assert sizes == [1, 1, 1]
+
+
+def process_with_cause(size: int) -> None:
+    """One try of the Airflow task, whose process ends at one task of the queue."""
+    process(lambda each: os._exit(137) if each.identifier == "item-57" else None, size=size)
+
+
+@pytest.mark.slow
+@pytest.mark.promise("a task kills its process")
+@pytest.mark.parametrize("size", [1, 20])
+def test_a_task_that_kills_the_process_is_failed_before_the_fifth_try(queue: TaskQueue, size: int) -> None:
+    queue.push("work", [f"item-{number}" for number in range(100)])
+    codes: list[int | None] = []
+    while codes[-1:] != [0] and len(codes) < 5:
+        tried = multiprocessing.get_context("spawn").Process(target=process_with_cause, args=(size,))
+        tried.start()
+        tried.join()
+        codes.append(tried.exitcode)
+    assert codes == [137, 137, 137, 0]
+    assert [identifier for identifier, state in states(queue) if state is not State.SUCCEEDED] == ["item-57"]
+    assert queue.count("work")["work"][State.FAILED].count == 1
