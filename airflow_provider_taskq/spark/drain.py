@@ -58,9 +58,10 @@ class StopReason(StrEnum):
 
 @dataclass(slots=True)
 class DrainTotals:
-    """The sums of all rounds so far."""
+    """The sums of all rounds so far. `isolating` counts the rounds that had some of the tasks of a crash."""
 
     rounds: int = 0
+    isolating: int = 0
     claimed: int = 0
     resumed: int = 0
     done: int = 0
@@ -112,7 +113,7 @@ class DrainLimits:
 
     def reached(self, totals: DrainTotals) -> StopReason | None:
         """Return the limit that prevents another round; None if no limit does."""
-        if self.rounds is not None and totals.rounds >= self.rounds:
+        if self.rounds is not None and totals.rounds - totals.isolating >= self.rounds:
             return StopReason.ROUNDS
         if self.budget is not None and totals.processed >= self.budget:
             return StopReason.BUDGET
@@ -207,13 +208,17 @@ def drain(
 
     At the end the drain releases the tasks that it still holds: they are READY in their old place, and the attempt does
     not count. After an error it releases all held tasks, and raises the error. If the driver is killed, the tasks stay
-    held until its successor or `expire()` takes them. Rounds that have committed stay committed.
+    held until its successor or `expire()` releases them. Rounds that have committed stay committed.
+
+    If a task kills processes of executors, the drain fails, and its tasks have had a crash. The next drains claim these
+    tasks in smaller rounds until the cause is alone, and is FAILED: see docs/concepts/leases.md. So a drain needs about
+    `max_crashes` retries. A drain of a claim counts no crash: its tasks stay in one round.
 
     :param transform: a function that gets the tasks (see `TaskQDataSource`) and returns decisions: sequence, result,
         and optionally message, error, delay and follow-ups (see follow_ups.py). `in_arrow`, `in_pandas` and `by_task`
         return a transform. It may also be a composite, whose steps executors run (see `by_composite`).
     :param options: what a function gets that has a parameter `options`; the steps of a composite do not get it.
-    :param owner: the name of the work. A retry has the same name: it processes the tasks that a killed attempt has
+    :param owner: the name of the work. A retry has the same name: it releases the tasks that a killed attempt has
         held, and locks that attempt out. Two concurrent drains need different names.
     :param dsn: a DSN, or an open connection whose parameters to use; None for TASKQ_DSN and the environment. Name
         several hosts in a DSN: an open connection has only the address that it reached.
@@ -225,7 +230,8 @@ def drain(
     :param condition: under a condition, a round has whole identifiers. The tasks of an identifier are in one partition
         in their order, and no task is decided after one that blocks its identifier.
     :param partitions: the number of partitions of the tasks; None to compute it from cores and tasks.
-    :param rounds: the most rounds; None for no limit.
+    :param rounds: the most rounds; None for no limit. Rounds of tasks that have had a crash do not count, because each
+        has only some of them.
     :param budget: the most tasks in all rounds; None for no limit, or with `claim` for the tasks of the claim.
     :param deadline: no round begins after it: a duration from the start, or a datetime with a time zone.
     :param max_failed: how many tasks may fail for good, as a count (int) or a share of the ended tasks (float): see
@@ -326,6 +332,7 @@ class DrainLoop:
         totals.claimed += claimed
         totals.resumed += resumed
         if claimed + resumed:
+            totals.isolating += session.holds_crashed()
             logger.info(_CLAIMED, session.topic, claimed, resumed)
         return claimed + resumed
 

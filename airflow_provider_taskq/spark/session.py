@@ -45,6 +45,8 @@ DEFAULT_LEASE = timedelta(minutes=5)
 
 # The last line of a Python trace, as Spark quotes it from a worker.
 _QUEUE_ERROR = re.compile(r"airflow_provider_taskq\.queue\.errors\.(\w+): (.+)")
+# How Spark says that a process of an executor died.
+_PROCESS_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure")
 _ANY_ERROR = re.compile(r"^(?!Caused by|\s)(?:[\w]+\.)*(\w*(?:Error|Exception|Exit|Interrupt)): (.+)$", re.MULTILINE)
 
 
@@ -86,7 +88,8 @@ class DrainSession:
             verify_for_work(conn)
             queue, since = TaskQueue(conn), time.monotonic()
             if claim is None:
-                registered = queue.register(owner, lease or DEFAULT_LEASE)
+                # An earlier attempt that still holds tasks was killed: it would have released them otherwise.
+                registered = queue.register(owner, lease or DEFAULT_LEASE, resume=False)
             else:
                 current = queue.owner(owner, claim)
                 registered = queue.take_over(owner, claim, lease or (current.lease if current else DEFAULT_LEASE))
@@ -258,10 +261,15 @@ class DrainSession:
         statement = "SELECT taskq.defer_held_tasks(%s::text, %s::bigint, %s::timestamptz)"
         self.connection_info.fetch_all(statement, (self.lease.name, self.lease.fence, until))
 
-    def release(self, queue: TaskQueue) -> int:
+    def holds_crashed(self) -> bool:
+        """Return whether the round has tasks that have had a crash, so that it has only some of them."""
+        with self.connection_info.connect() as conn:
+            return TaskQueue(conn).max_claim(self.lease) is not None
+
+    def release(self, queue: TaskQueue, *, crashed: bool = False) -> int:
         """Release the held tasks and end the lease, unless the drain continues a claim. Return the number of tasks."""
         if self.claim_fence is None:
-            return queue.release(self.lease)
+            return queue.release(self.lease, crashed=crashed)
         with translate_errors():
             row = queue.conn.execute(
                 "SELECT count(*) FROM taskq.held(%s::text, %s::bigint, %s::text)",
@@ -287,8 +295,10 @@ class DrainSession:
                 raise LeaseLost(str(drain_lease.lost)) from error
             with suppress(psycopg.Error, TaskQueueError):  # must not replace the error of the drain
                 if self.claim_fence is None:
+                    crashed = _PROCESS_DIED.search(str(error)) is not None
                     with self.connection_info.connect() as conn:
-                        logger.info("tasks released after an error: tasks=%s", self.release(TaskQueue(conn)))
+                        count = self.release(TaskQueue(conn), crashed=crashed)
+                    logger.info("tasks released after an error: tasks=%s crashed=%s", count, crashed)
             cause = queue_error(error)
             if cause is None or cause is error:
                 raise

@@ -47,11 +47,11 @@ def staged(conn: Connection) -> int:
     return int(conn.execute(f"SELECT {counts}".encode()).fetchall()[0][0])
 
 
-def check_decided_once(queue: TaskQueue, count: int) -> None:
+def check_decided_once(queue: TaskQueue, count: int, crashes: int = 0) -> None:
     """All tasks of the topic `work` have succeeded at their first attempt, and nothing is left of their drains."""
     assert states(queue) == {"SUCCEEDED": count}
     tries = "SELECT DISTINCT attempt, crashes FROM taskq.tasks WHERE topic = 'work'"
-    assert queue.conn.execute(tries).fetchall() == [(1, 0)]
+    assert queue.conn.execute(tries).fetchall() == [(1, crashes)]
     assert staged(queue.conn) == 0
     assert queue.owners() == []
 

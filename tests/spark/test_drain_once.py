@@ -41,9 +41,9 @@ def follow(tasks: DataFrame) -> DataFrame:
     return tasks.selectExpr("sequence", "'SUCCESS' AS result", following)
 
 
-def check_once(queue: TaskQueue, sequences: list[int], *results: DrainResult) -> None:
+def check_once(queue: TaskQueue, sequences: list[int], *results: DrainResult, crashes: int = 0) -> None:
     """Every task has succeeded at its first attempt, is followed by one task, and the results add up."""
-    check_decided_once(queue, len(sequences))
+    check_decided_once(queue, len(sequences), crashes)
     assert sorted(names(queue, "next")) == sorted(str(sequence) for sequence in sequences)
     if results:
         assert sum(result.done for result in results) == sum(result.pushed for result in results) == len(sequences)
@@ -119,8 +119,8 @@ def test_a_lease_lost_during_a_job_decides_and_pushes_nothing(
         assert states(queue) == {"ACTIVE": 100}
         assert names(queue, "next") == []
     result = drained(follow)
-    assert result.resumed == 100
-    check_once(queue, sequences, result)
+    assert (result.claimed, result.rounds) == (100, 10), "the tasks have had a crash"
+    check_once(queue, sequences, result, crashes=1)
 
 
 BEFORE = "SELECT count(*) > 0 FROM taskq.staged"
@@ -178,5 +178,5 @@ def test_a_driver_killed_around_its_commit_commits_all_decisions_or_none(
     if when != "during":  # Spark's own worker, which commits, may outlive the driver by a moment
         assert committed == (when == "after")
     result = drained(follow)
-    assert (result.resumed, result.done, result.pushed) == ((0, 0, 0) if committed else (100, 100, 100))
-    check_once(queue, sequences)
+    assert (result.claimed, result.done, result.pushed) == ((0, 0, 0) if committed else (100, 100, 100))
+    check_once(queue, sequences, crashes=0 if committed else 1)
