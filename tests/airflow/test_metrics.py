@@ -168,7 +168,8 @@ class TestTransactions:
         receiver.sent.clear()
         with TaskQHook().transaction() as queue:
             queue.expire()
-            assert len(queue.poll("work", queue.register("other"), 2)) == 2
+            others = [queue.register("other"), queue.register("another")]  # after a crash, a task comes alone
+            assert sum(len(queue.poll("work", other, 2)) for other in others) == 2
         assert receiver.counted() == [
             ("taskq.polled", 2, {"topic": "work"}),
             (f"taskq.{again}", 1, {"topic": "work"}),
