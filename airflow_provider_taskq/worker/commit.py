@@ -25,6 +25,7 @@ from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped
+from airflow_provider_taskq.worker.unanswered import UnansweredCommit
 
 log = logging.getLogger(__name__)
 
@@ -205,14 +206,14 @@ class BatchCommitter:
         self._session = session
 
     def complete(
-        self, batch: InFlightBatch, decisions: Mapping[Task, Decision], *, maybe_committed: bool = False
+        self, batch: InFlightBatch, decisions: Mapping[Task, Decision], earlier: UnansweredCommit | None = None
     ) -> None:
         """Commit the decisions. After an error, commit FAILURE for the batch. If the lease is lost, abandon the batch.
 
-        :param maybe_committed: a call without an answer may have committed the decisions already.
+        :param earlier: an earlier call for this commit, which has failed.
         """
         try:
-            committed = self._commit(batch, batch.batch, decisions, maybe_committed)
+            committed = self._commit(batch, batch.batch, decisions, earlier or UnansweredCommit())
         except (LeaseLost, WorkerStopped) as error:
             self._abandon(batch, error)
         except Exception as error:  # noqa: BLE001 -- such as that of a follow-up: it has undone the transaction
@@ -233,7 +234,7 @@ class BatchCommitter:
         tasks = batch.batch.tasks
         failed = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
         try:
-            committed = self._commit(batch, Batch(tasks), failed, maybe_committed=False)
+            committed = self._commit(batch, Batch(tasks), failed, UnansweredCommit())
         except (LeaseLost, WorkerStopped) as lost:
             self._abandon(batch, lost)
         except Exception as fatal:
@@ -244,46 +245,45 @@ class BatchCommitter:
             self._runtime.listeners.on_error(batch.trace, error)
 
     def _commit(
-        self, in_flight: InFlightBatch, batch: Batch, decisions: Mapping[Task, Decision], maybe_committed: bool
+        self, in_flight: InFlightBatch, batch: Batch, decisions: Mapping[Task, Decision], calls: UnansweredCommit
     ) -> Mapping[Task, Decision]:
         """Commit the decisions on the tasks that the owner still holds. Return the committed decisions.
 
         Retry transient errors as long as the lease lasts, because finished work must not fail when the server is away
         for a while.
         """
-        backoff, attempts, check_held = Backoff(), 0, maybe_committed
+        backoff, attempts = Backoff(), 0
         interruptions = HookInterruptions(self._runtime.config.lease.total_seconds())
         while True:
             try:
                 with self._session.queue() as queue:
-                    if check_held:
-                        held = self._still_held(queue, in_flight, decisions)
-                        if maybe_committed and not held:
-                            run_after_commit(queue, batch, {each.topic: None for each in batch.follow_ups})
-                            return decisions
-                        decisions = held
+                    left = calls.left(queue, in_flight, decisions)
+                    if left is None:
+                        run_after_commit(queue, batch, {each.topic: None for each in batch.follow_ups})
+                        return decisions
                     return try_commit_batch(
                         queue,
                         in_flight.lease.owner,
                         batch,
-                        decisions,
+                        left,
                         interruptions.abandoned,
                         self._session.for_handler_statements,
                     )
+            except LeaseLost:
+                raise
+            except CommitHookInterrupted as interrupted:
+                calls.failed(interrupted.cause)
+                interruptions.note(interrupted)
             except Disconnected as error:
-                maybe_committed = True
+                calls.failed(error)
                 if isinstance(error.__cause__, CommitHookInterrupted):
                     interruptions.note(error.__cause__)
                 log.info("batch not committed, will retry: error=%s", error)
-            except CommitHookInterrupted as interrupted:
-                interruptions.note(interrupted)
-            except LeaseLost:
-                raise
             except (NotHeld, psycopg.Error) as error:
+                calls.failed(error)
                 attempts += 1
                 if not self._may_retry(error, attempts):
                     raise
-            check_held = True
             self._pause(in_flight, backoff)
 
     def _may_retry(self, error: NotHeld | psycopg.Error, attempts: int) -> bool:
@@ -296,21 +296,6 @@ class BatchCommitter:
         if attempts > _MAX_QUIET_ATTEMPTS:
             self._runtime.listeners.on_fatal(error)
         return True
-
-    def _still_held(
-        self, queue: TaskQueue, in_flight: InFlightBatch, decisions: Mapping[Task, Decision]
-    ) -> dict[Task, Decision]:
-        """Return the decisions on the tasks that the owner still holds. Raises LeaseLost if the lease is gone."""
-        # The other tasks were purged or dropped, or a call without an answer has completed all of them.
-        owner = in_flight.lease.owner
-        queue.heartbeat(owner)
-        held = {task: task.attempt for task in queue.held(owner)}
-        for other in in_flight.lease.batches:
-            if other is not in_flight:
-                for task in other.batch.tasks:
-                    # The call without an answer made the task ready, and a later poll claimed it again.
-                    held.pop(task, None)
-        return {task: decision for task, decision in decisions.items() if held.get(task) == task.attempt}
 
     def _pause(self, batch: InFlightBatch, backoff: Backoff) -> None:
         if self._runtime.stopped.wait(backoff.next()):

@@ -5,47 +5,21 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TypeVar, cast
+from enum import Enum, auto
+from typing import cast
 
-from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, Polled, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, Polled, Result, Task
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.worker.commit import BatchCommitter
-from airflow_provider_taskq.worker.connection import DatabaseSession, is_refused
+from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease
 from airflow_provider_taskq.worker.limiter import Token
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
+from airflow_provider_taskq.worker.unanswered import UnansweredClaims, UnansweredCommit
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take about ten seconds
-DOUBT_LEASES = 3  # lengths of the lease for which a call without an answer may still claim tasks
-DOUBT_SECONDS = 10.0  # between two looks for them, or a third of the lease
-
-
-class Doubt:
-    """Says when to look for tasks that a call without an answer may have claimed.
-
-    The server may carry out such a call after the session that it came from is gone, and after the first look.
-    """
-
-    def __init__(self, lease: float) -> None:
-        self._lasts, self._every = DOUBT_LEASES * lease, min(DOUBT_SECONDS, lease / 3)
-        self._ends = self._next = 0.0
-
-    def begin(self) -> None:
-        """Note a call without an answer. The first look is due at once."""
-        now = time.monotonic()
-        self._ends, self._next = now + self._lasts, now
-
-    def is_due(self) -> bool:
-        """Return whether to look now. Then the next look is due a while later."""
-        now = time.monotonic()
-        if now >= self._ends or now < self._next:
-            return False
-        self._next = now + self._every
-        return True
 
 
 class TaskPoller:
@@ -59,8 +33,7 @@ class TaskPoller:
         self._session = session
         self._owner = owner
         self._lease: Lease | None = None
-        self.may_hold_unknown = False  # the owner may hold tasks that a call without an answer has claimed
-        self._doubt = Doubt(runtime.config.lease.total_seconds())
+        self.claims = UnansweredClaims(runtime.config.lease.total_seconds())
 
     def lease(self) -> Lease:
         """Return the lease to poll under.
@@ -72,7 +45,8 @@ class TaskPoller:
                 since = time.monotonic()
                 owner = queue.register(self._owner, self._runtime.config.lease)
             self._lease = Lease(owner, since, on_abandon=self._runtime.on_abandoned)
-            self.may_hold_unknown = owner.resumed
+            if owner.resumed:
+                self.claims.expect()
             self._runtime.keeper.add(self._lease)
         return self._lease
 
@@ -82,37 +56,21 @@ class TaskPoller:
         If the owner holds tasks that this process does not know yet, return these tasks instead.
         """
         lease, config = self.lease(), self._runtime.config
-        if self.must_look():
-            # Known before the call: meanwhile other threads may end batches of this lease, but they add none.
-            known = {task for batch in lease.batches for task in batch.batch.tasks}
+        if self.claims.is_due():
             with self._session.queue() as queue:
-                held = queue.held(lease.owner, config.topic)
-                unknown = Polled(task for task in held if task not in known)
-                if unknown:
-                    unknown.fence = queue.draw_fence(lease.owner)
-            self.may_hold_unknown = False
-            if unknown:
-                return unknown
-        return self.claim(lambda queue: queue.poll(config.topic, lease.owner, size, config.order, config.condition))
+                if found := self.claims.find(queue, lease, config.topic):
+                    return found
+        with self.claims.watched(), self._session.queue() as queue:
+            return queue.poll(config.topic, lease.owner, size, config.order, config.condition)
 
-    def must_look(self) -> bool:
-        """Return whether the next call has to look for claimed tasks that this process does not know."""
-        self.may_hold_unknown = self.may_hold_unknown or self._doubt.is_due()
-        return self.may_hold_unknown
-
-    def claim(self, call: Callable[[TaskQueue], T]) -> T:
-        """Run a call that claims tasks.
-
-        If the outcome of the call stays unknown, the next `poll` looks for claimed tasks, and later polls do so again.
-        """
-        try:
-            with self._session.queue() as queue:
-                return call(queue)
-        except Exception as error:
-            if not is_refused(error):
-                self.may_hold_unknown = True
-                self._doubt.begin()
-            raise
+    def exchange(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> Polled:
+        """Complete a batch and poll, in one call."""
+        config = self._runtime.config
+        completed = cast("Mapping[Task | int, Decision | Result]", decisions)
+        with self.claims.watched(), self._session.queue() as queue:
+            return queue.exchange(
+                batch.lease.owner, completed, config.topic, config.size, config.order, config.condition
+            )
 
     def has_missed(self) -> bool:
         """Return whether another poll may find tasks after an empty one.
@@ -143,6 +101,16 @@ class TaskPoller:
             self._runtime.keeper.lose(lease, error)
 
 
+class LastPoll(Enum):
+    """How the last poll of a loop ended, which decides when the next one follows."""
+
+    NONE = auto()  # there was none, or it failed before the call
+    UNANSWERED = auto()  # the next poll counts as a retry of it
+    FOUND = auto()  # at once
+    EMPTY = auto()  # after the worker's pause
+    MISSED = auto()  # soon: another poll may find tasks
+
+
 class BasePollLoop(ABC):
     """Base class of loops that poll until their worker stops. Pauses after a failed poll, longer each time."""
 
@@ -153,9 +121,7 @@ class BasePollLoop(ABC):
         self._committer = BatchCommitter(runtime, self._session)
         self._backoff = Backoff()
         self._recheck = Backoff(0.01, 1.0)
-        self._replaced = False
-        self._unanswered = False  # the last poll got no answer
-        self._missed = False  # the last poll found nothing, but another poll may
+        self._last = LastPoll.NONE
         self._poll_seconds = 0.0  # of the last poll
         self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
 
@@ -183,9 +149,9 @@ class BasePollLoop(ABC):
     def _run(self) -> None:
         try:
             self._run_step(self._on_start)
-            while not self._runtime.stopping.is_set() and not self._replaced:
+            while not self._runtime.stopping.is_set() and self._runtime.threads.has(self):
                 wakes = self._runtime.idle_wait.wakes()
-                if self._run_step(self._poll_once) == 0:
+                if self._run_step(self._poll_once) and self._last in (LastPoll.EMPTY, LastPoll.MISSED):
                     self._runtime.listeners.on_empty()
                     self._wait(wakes)
             self._run_step(self._on_end)
@@ -193,24 +159,24 @@ class BasePollLoop(ABC):
                 # The runtime has released its leases already, but this loop may have registered one since.
                 self._run_step(self._poller.release)
         finally:
-            if self._unanswered:
+            if self._last is LastPoll.UNANSWERED:
                 self._runtime.counters.poll_ended(None)
             self._session.close()
             self._runtime.threads.remove(self)
 
-    def _poll_once(self) -> int:
-        """Poll and dispatch a batch. Return the number of its tasks, or -1 if there was no poll."""
+    def _poll_once(self) -> bool:
+        """Poll and dispatch a batch. Return False if there was no poll."""
         runtime = self._runtime
         self._poller.lease()
         runtime.has_lease.set()
         if runtime.stopping.is_set():  # the worker was stopped while the lease was registered
-            return -1
+            return False
         size = self._capacity()
         token = runtime.token() if size else None
         if token is None:
-            return -1
+            return False
         try:
-            tasks, batch = self._counted_poll(size, token)
+            batch = self._counted_poll(size, token)
             if batch is not None:
                 self._dispatch(batch)
             else:
@@ -218,27 +184,31 @@ class BasePollLoop(ABC):
         except BaseException:
             token.release()
             raise
-        if tasks:
+        if self._last is LastPoll.FOUND:
             self._recheck.reset()
         self._backoff.reset()
-        return len(tasks)
+        return True
 
-    def _counted_poll(self, size: int, token: Token) -> tuple[Polled, InFlightBatch | None]:
-        """Poll, and set `idle` if the topic is drained. Count an unanswered poll together with its retry."""
+    def _counted_poll(self, size: int, token: Token) -> InFlightBatch | None:
+        """Poll, and set `idle` if the topic is drained."""
         runtime = self._runtime
-        quiet = runtime.counters.poll_started(self._completed_by_poll(), retried=self._unanswered)
-        self._unanswered = True
+        is_retry, self._last = self._last is LastPoll.UNANSWERED, LastPoll.UNANSWERED
+        quiet = runtime.counters.poll_started(self._completed_by_poll(), retried=is_retry)
         began = time.monotonic()
         tasks = self._poll(size)
         self._poll_seconds = time.monotonic() - began
         batch = runtime.start_batch(tasks, self._poller.lease(), token) if tasks else None
         missed = not tasks and self._has_missed(quiet)
-        self._unanswered = False
         stayed_quiet = runtime.counters.poll_ended(quiet)
         if not tasks and not missed and stayed_quiet:
             runtime.idle.set()
-        self._missed = missed or (stayed_quiet is False and not runtime.idle.is_set())
-        return tasks, batch
+        if tasks:
+            self._last = LastPoll.FOUND
+        elif missed or (stayed_quiet is False and not runtime.idle.is_set()):
+            self._last = LastPoll.MISSED
+        else:
+            self._last = LastPoll.EMPTY
+        return batch
 
     def _has_missed(self, quiet: int | None) -> bool:
         """Return whether to poll again soon, because the poll left ready tasks."""
@@ -256,13 +226,13 @@ class BasePollLoop(ABC):
         return False
 
     def _wait(self, wakes: int) -> None:
-        if self._missed:
+        if self._last is LastPoll.MISSED:
             self._runtime.idle_wait.sleep(wakes, self._recheck.next())
         else:
             self._recheck.reset()
             self._runtime.idle_wait.wait(wakes, self._poll_seconds)
 
-    def _run_step(self, step: Callable[[], int | None]) -> int | None:
+    def _run_step(self, step: Callable[[], bool | None]) -> bool | None:
         """Run one step and return its result. After an error, call `on_fatal`, pause, and return None."""
         wakes = self._runtime.idle_wait.wakes()
         try:
@@ -289,7 +259,6 @@ class PollLoop(BasePollLoop):
 
     def replace(self, stuck: InFlightBatch, fail: bool) -> None:
         """Start another loop in place of this one, which is stuck in a batch."""
-        self._replaced = True
         self._runtime.threads.replace(self, PollLoop(self._runtime, stuck if fail else None))
 
     def _on_start(self) -> None:
@@ -313,16 +282,16 @@ class PollLoop(BasePollLoop):
         if self._handled is None:
             return self._poller.poll(size)
         (batch, decisions), self._handled = self._handled, None
-        maybe_committed = False
-        if not self._poller.must_look():
+        commit = UnansweredCommit()
+        if not self._poller.claims.is_due():
             try:
-                tasks = self._poller.claim(lambda queue: self._complete_and_poll(queue, batch, decisions))
+                tasks = self._poller.exchange(batch, decisions)
             except Exception as error:  # noqa: BLE001 -- commits the batch first; the next poll raises the error again
-                maybe_committed = not is_refused(error)
+                commit.failed(error)
             else:
                 self._committer.completed(batch, decisions)
                 return tasks
-        self._committer.complete(batch, decisions, maybe_committed=maybe_committed)
+        self._committer.complete(batch, decisions, commit)
         return self._poller.poll(size)
 
     def _dispatch(self, batch: InFlightBatch) -> None:
@@ -337,8 +306,3 @@ class PollLoop(BasePollLoop):
             self._handled = (batch, outcome)
         else:
             self._committer.complete(batch, outcome)
-
-    def _complete_and_poll(self, queue: TaskQueue, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> Polled:
-        config = self._runtime.config
-        completed = cast("Mapping[Task | int, Decision | Result]", decisions)
-        return queue.exchange(batch.lease.owner, completed, config.topic, config.size, config.order, config.condition)

@@ -95,19 +95,17 @@ class HandleLoop:
         self._session = runtime.session()
         self._committer = BatchCommitter(runtime, self._session)
         self._backoff = Backoff()
-        self._replaced = False
         self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
 
     def replace(self, stuck: InFlightBatch, fail: bool) -> None:
         """Start another loop in place of this one, which is stuck in a batch."""
-        self._replaced = True
         self._runtime.threads.replace(self, HandleLoop(self._runtime, self._buffer, stuck if fail else None))
 
     def _run(self) -> None:
         try:
             if self._inherited is not None:
                 self._commit(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
-            while not self._replaced and (batch := self._buffer.take()) is not None:
+            while self._runtime.threads.has(self) and (batch := self._buffer.take()) is not None:
                 if batch.abandoned_for is not None:
                     continue  # the batch was abandoned while it was in the buffer
                 outcome = self._runtime.run_handler(batch, self)

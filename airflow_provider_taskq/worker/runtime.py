@@ -125,6 +125,10 @@ class ThreadRegistry:
         self.start(thread)  # before the removal, so that a concurrent `wait` sees one of them
         self.remove(stuck)
 
+    def has(self, thread: WorkerThread) -> bool:
+        """Return whether a thread was neither replaced nor removed."""
+        return thread in self._threads
+
     def remove(self, thread: WorkerThread) -> None:
         """Remove a thread that ends."""
         with self._changed:
