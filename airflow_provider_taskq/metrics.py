@@ -1,16 +1,15 @@
-"""The metrics that the provider sends through Airflow.
+"""The recorder of metrics for Airflow's Stats.
 
-Airflow sends metrics only if its section `[metrics]` configures a receiver; otherwise a call here does nothing. A tag
-is a topic, a state, a result or a subject of health. It is never an identifier, which bounds the number of time series.
+Airflow sends metrics only if its section `[metrics]` configures a receiver; otherwise a call here does nothing.
 Timings are milliseconds in StatsD and OpenTelemetry.
 
 Airflow 3.2 and later has two clients: workers initialize the SDK's, the triggerer the core's. Each does nothing in the
-other process, so a trigger has to pass `in_triggerer`. The wait of a gate is measured where the gate opens. If the
-trigger ends the gate, it is measured only if metrics were enabled in the process that deferred it.
+other process, so a trigger has to call `record_in_triggerer`. The wait of a gate is measured where the gate opens. If
+the trigger ends the gate, it is measured only if metrics were enabled in the process that deferred it.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -18,68 +17,11 @@ from typing import Any, Protocol
 
 from airflow.providers.common.compat.sdk import conf
 
-from airflow_provider_taskq.queue import Task
-
-# The text below each metric has its kind, its tags and its meaning: the reference is made of these.
-PUSHED = "taskq.pushed"
-"""counter; topic; Tasks pushed by operators and through the hook. Follow-ups of a drain on Spark have no topic."""
-POLLED = "taskq.polled"
-"""counter; topic; Tasks claimed by gates, operators, event triggers and drains."""
-COMPLETED = "taskq.completed"
-"""counter; topic, result; Completed tasks. A completion by a sequence alone has no topic."""
-REDELIVERED = "taskq.redelivered"
-"""counter; topic; Tasks claimed through the hook or by `TaskQProcessOperator` whose earlier owner had lost its
-lease."""
-RETRIED = "taskq.retried"
-"""counter; topic; Tasks claimed in the same way that had failed before."""
-EXPIRED = "taskq.expired"
-"""counter; none; Tasks that `TaskQExpireOperator` gave back."""
-REVIVED = "taskq.revived"
-"""counter; topic; Tasks that `TaskQReviveOperator` revived."""
-PURGED = "taskq.purged"
-"""counter; topic; Tasks that `TaskQPurgeOperator` removed."""
-LEASE_LOST = "taskq.lease_lost"
-"""counter; topic; Completions and event triggers that found their lease gone."""
-GATE_WAIT = "taskq.gate_wait_ms"
-"""timing; topic; Time from the first check of a gate until it opens."""
-POLL_TIME = "taskq.poll_ms"
-"""timing; topic; Duration of one call through the hook that claims tasks."""
-RUN_TIME = "taskq.run_ms"
-"""timing; topic; Duration of a batch in `TaskQProcessOperator`, from its poll to its completion."""
-DEPTH = "taskq.depth"
-"""gauge; topic, state; Tasks by status (ready, scheduled, retrying, blocked, paused, running, failed, suspended,
-expired), counted up to 100,000. `TaskQHealthOperator` sends all gauges."""
-ACTIVE = "taskq.active"
-"""gauge; topic; Held tasks."""
-OLDEST_READY = "taskq.oldest_ready_seconds"
-"""gauge; topic; How long the oldest due task has been due."""
-HEALTH = "taskq.health"
-"""gauge; subject; 0 FINE, 1 NOTICE, 2 WARNING, 3 CRITICAL."""
-DEAD_TUPLES = "taskq.dead_tuples"
-"""gauge; none; Dead rows of the table that has most of them relative to its limit."""
+from airflow_provider_taskq.queue.metrics import COMPLETED, GATE_WAIT, POLLED, PUSHED, Metric, Recorder
 
 _RECEIVERS = ("statsd_on", "statsd_datadog_enabled", "otel_on")
+_METHODS = {"counter": "incr", "gauge": "gauge", "histogram": "timing"}
 _log = logging.getLogger(__name__)
-
-
-class Drained(Protocol):
-    """The counted part of `airflow_provider_taskq.spark.DrainResult`."""
-
-    @property
-    def topic(self) -> str:
-        """The drained topic."""
-
-    @property
-    def claimed(self) -> int:
-        """The number of claimed tasks."""
-
-    @property
-    def completed(self) -> Mapping[Any, int]:
-        """The number of decisions by result, or by its name."""
-
-    @property
-    def pushed(self) -> int:
-        """The number of pushed follow-up tasks."""
 
 
 def enabled() -> bool:
@@ -87,45 +29,38 @@ def enabled() -> bool:
     return any(conf.getboolean("metrics", receiver, fallback=False) for receiver in _RECEIVERS)
 
 
-def count(
-    name: str, number: int, *, topic: str | None = None, result: str | None = None, in_triggerer: bool = False
-) -> None:
-    """Add to a counter, unless `number` is 0."""
-    if number:
-        _send("incr", name, number, topic, {"result": result}, in_triggerer=in_triggerer)
+def record(metric: Metric, value: float, /, **labels: str | None) -> None:
+    """Send a value to Airflow, unless it adds 0 to a counter: see `Recorder`."""
+    _send(metric, value, labels, in_triggerer=False)
 
 
-def gauge(name: str, value: float, *, topic: str | None = None, **tags: str) -> None:
-    """Set a gauge."""
-    _send("gauge", name, value, topic, tags)
+def record_in_triggerer(metric: Metric, value: float, /, **labels: str | None) -> None:
+    """Send a value as `record` does, from a triggerer."""
+    _send(metric, value, labels, in_triggerer=True)
 
 
-def timing(name: str, length: timedelta, *, topic: str | None = None, in_triggerer: bool = False) -> None:
-    """Send a timing."""
-    _send("timing", name, length, topic, {}, in_triggerer=in_triggerer)
-
-
-def gate_opened(topic: str, since: datetime, *, in_triggerer: bool = False) -> None:
+def gate_opened(topic: str, since: datetime, record: Recorder = record) -> None:
     """Send how long a gate has waited, from `since` until now."""
-    timing(GATE_WAIT, datetime.now(UTC) - since, topic=topic, in_triggerer=in_triggerer)
+    record(GATE_WAIT, (datetime.now(UTC) - since).total_seconds(), topic=topic)
 
 
-def polled(topic: str, tasks: Sequence[Task], add: Callable[..., None] = count) -> None:
-    """Count polled tasks, and how many of them are redelivered or retried. `add` replaces `count`, to send later."""
-    add(POLLED, len(tasks), topic=topic)
-    add(REDELIVERED, sum(task.redelivered for task in tasks), topic=topic)
-    add(RETRIED, sum(task.attempt > 1 for task in tasks), topic=topic)
+class Reporting(Protocol):
+    """A result with a report, such as `airflow_provider_taskq.spark.DrainResult`."""
+
+    def report(self) -> dict[str, Any]:
+        """Return the report."""
 
 
-def drained(result: Drained) -> None:
+def drained(result: Reporting | Mapping[str, Any]) -> None:
     """Count the result of a drain on Spark. Call this in a task that calls `drain`, such as `@task.pyspark`.
 
     TaskQSparkSubmitOperator counts by itself. Pushed tasks count without a topic, because they may go to several.
     """
-    count(POLLED, result.claimed, topic=result.topic)
-    for kind, number in result.completed.items():
-        count(COMPLETED, number, topic=result.topic, result=kind if isinstance(kind, str) else kind.name)
-    count(PUSHED, result.pushed)
+    report = result if isinstance(result, Mapping) else result.report()
+    record(POLLED, report["claimed"], topic=report["topic"])
+    for name, number in report["completed"].items():
+        record(COMPLETED, number, topic=report["topic"], result=name)
+    record(PUSHED, report["pushed"])
 
 
 def topic_tag(topic: str) -> str:
@@ -134,20 +69,21 @@ def topic_tag(topic: str) -> str:
     return topic if any(fnmatchcase(topic, pattern.strip()) for pattern in patterns) else "other"
 
 
-def _send(
-    kind: str, name: str, value: Any, topic: str | None, extra: Mapping[str, str | None], *, in_triggerer: bool = False
-) -> None:
+def _send(metric: Metric, value: float, labels: Mapping[str, str | None], *, in_triggerer: bool) -> None:
     """Pass a value to Airflow.
 
     An error is only logged: the caller has committed, and a metric must not make it fail.
     """
+    if not metric.airflow or (metric.kind == "counter" and not value):
+        return
     try:
-        tags = {tag: text for tag, text in extra.items() if text is not None}
-        if topic is not None:
-            tags["topic"] = topic_tag(topic)
-        getattr(_client(in_triggerer=in_triggerer), kind)(name, value, tags=tags)
+        tags = {label: text for label, text in labels.items() if text is not None and label != "worker"}
+        if "topic" in tags:
+            tags["topic"] = topic_tag(tags["topic"])
+        passed = timedelta(seconds=value) if metric.kind == "histogram" else value
+        getattr(_client(in_triggerer=in_triggerer), _METHODS[metric.kind])(metric.airflow, passed, tags=tags)
     except Exception:  # noqa: BLE001  see above
-        _log.warning("Cannot send metric: name=%s", name, exc_info=True)
+        _log.warning("Cannot send metric: name=%s", metric.airflow, exc_info=True)
 
 
 def _client(*, in_triggerer: bool) -> Any:

@@ -6,14 +6,12 @@ imported; no database is needed. The Python API, the operators and the sensors c
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ from airflow_provider_taskq.cli._session import Session
 from airflow_provider_taskq.cli.program import SECTIONS, standalone
 from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import errors
-from airflow_provider_taskq.worker.metrics_endpoint import METRICS
+from airflow_provider_taskq.queue.metrics import METRICS
 
 if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
@@ -302,28 +300,20 @@ def configuration() -> str:
 
 
 def metrics() -> str:
-    """Return the metrics by kind. In metrics.py a comment names the kind, and a text below a metric describes it."""
-    tree = ast.parse((PACKAGE / "metrics.py").read_text(encoding="utf-8")).body
+    """Return the metrics that Airflow sends."""
     rows = []
-    for constant, text in pairwise(tree):
-        name = _text(constant.value) if isinstance(constant, ast.Assign) else None
-        if name and name.startswith("taskq."):
-            described = _text(text.value) if isinstance(text, ast.Expr) else None
-            if described is None:
-                raise ValueError(f"metrics.py has no text below {name}")
-            kind, tags, meaning = (" ".join(part.split()) for part in described.split(";", 2))
-            rows.append((f"`{name}`", kind, tags, meaning))
+    for metric in METRICS:
+        if metric.airflow:
+            kind = "timing" if metric.kind == "histogram" else metric.kind
+            tags = ", ".join(label for label in metric.labels if label != "worker") or "none"
+            rows.append((f"`{metric.airflow}`", kind, tags, metric.meaning))
     return _table(("metric", "kind", "tags", "meaning"), rows)
 
 
 def worker_metrics() -> str:
     """Return the metrics that the endpoint of workers serves."""
-    rows = [(f"`{name}`", kind, ", ".join(labels), text) for name, (kind, labels, text) in METRICS.items()]
-    return _table(("metric", "kind", "labels", "meaning"), rows)
-
-
-def _text(node: ast.expr) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+    rows = [(f"`{each.prometheus}`", each.kind, ", ".join(each.labels), each.meaning) for each in METRICS]
+    return _table(("metric", "kind", "labels", "meaning"), [row for row in rows if row[0] != "``"])
 
 
 def error_classes() -> str:

@@ -1,19 +1,50 @@
 """A queue that counts the tasks of one transaction, for Airflow's metrics and lineage."""
 
+import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from functools import wraps
+from itertools import chain
+from operator import attrgetter
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.queue import Decision, Offered, Outcome, Owner, Polled, Pushed, Result, Task, TaskQueue
+from airflow_provider_taskq.queue import Decision, Outcome, Result, Task, TaskQueue
+from airflow_provider_taskq.queue.metrics import COMPLETED, POLL_TIME, POLLED, PUSHED, Metric, record_polled
 
 if TYPE_CHECKING:
     import psycopg
 
-Decisions = Mapping[Task | int, Decision | Result | str]
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def _counted(verb: Verb, metric: Metric | None = None, number: Callable[[Any], int] | None = None) -> Verb:
+    """Override a verb of TaskQueue to count the decisions that it gets, and the tasks that it pushes or polls.
+
+    :param number: how many tasks a result of the verb stands for; without it, a result of POLLED has the tasks.
+    """
+    signature = inspect.signature(verb)
+
+    @wraps(verb)
+    def call(queue: "InstrumentedQueue", *args: Any, **kwargs: Any) -> Any:
+        began = monotonic()
+        found = verb(queue, *args, **kwargs)
+        seconds = monotonic() - began
+        given = signature.bind(queue, *args, **kwargs).arguments
+        if metric is POLLED:
+            queue.record(POLL_TIME, seconds, topic=given["topic"])
+        for task, decision in given.get("decisions", {}).items():
+            result = decision.result if isinstance(decision, Decision) else Result.of(decision)
+            queue.record(COMPLETED, 1, topic=task.topic if isinstance(task, Task) else None, result=result.name)
+        if metric is not None and number is not None:
+            queue.record(metric, number(found), topic=given["topic"])
+        elif metric is POLLED:
+            tasks = list(chain(*found.values())) if isinstance(found, dict) else found
+            record_polled(queue.record, tasks, topic=given["topic"])
+        return found
+
+    return cast("Verb", call)
 
 
 class InstrumentedQueue(TaskQueue):
@@ -25,95 +56,42 @@ class InstrumentedQueue(TaskQueue):
 
     def __init__(self, conn: "psycopg.Connection[Any]") -> None:
         super().__init__(conn)
-        self._counts: Counter[tuple[str, str | None, str | None]] = Counter()  # by metric, topic and result
-        self._poll_times: list[tuple[str, timedelta]] = []
+        self._counts: Counter[tuple[Metric, tuple[tuple[str, str | None], ...]]] = Counter()
+        self._times: list[tuple[Metric, float, Mapping[str, str | None]]] = []
+
+    def record(self, metric: Metric, value: float, /, **labels: str | None) -> None:
+        """Keep a value until `report_metrics`: see `Recorder`."""
+        if metric.kind == "counter":
+            self._counts[metric, tuple(labels.items())] += int(value)
+        else:
+            self._times.append((metric, value, labels))
+
+    def report_metrics(self) -> None:
+        """Send the counters and timings to Airflow."""
+        for (metric, labels), number in self._counts.items():
+            metrics.record(metric, number, **dict(labels))
+        for timing, seconds, tags in self._times:
+            metrics.record(timing, seconds, **tags)
 
     @property
     def input_topics(self) -> set[str]:
         """The topics from which tasks were polled or completed."""
-        return self._counted_topics(metrics.POLLED, metrics.COMPLETED)
+        return self._counted_topics(POLLED, COMPLETED)
 
     @property
     def output_topics(self) -> set[str]:
         """The topics to which tasks were pushed."""
-        return self._counted_topics(metrics.PUSHED)
+        return self._counted_topics(PUSHED)
 
-    def report_metrics(self) -> None:
-        """Send the counters and timings to Airflow."""
-        for (name, topic, result), number in self._counts.items():
-            metrics.count(name, number, topic=topic, result=result)
-        for topic, length in self._poll_times:
-            metrics.timing(metrics.POLL_TIME, length, topic=topic)
+    push = _counted(TaskQueue.push, PUSHED, len)
+    push_stream = _counted(TaskQueue.push_stream, PUSHED, attrgetter("count"))
+    offer_many = _counted(TaskQueue.offer_many, PUSHED, lambda found: sum(o.outcome is Outcome.CREATED for o in found))
+    poll = _counted(TaskQueue.poll, POLLED)
+    poll_batch = _counted(TaskQueue.poll_batch, POLLED)
+    claim = _counted(TaskQueue.claim, POLLED, int)
+    exchange = _counted(TaskQueue.exchange, POLLED)
+    complete = _counted(TaskQueue.complete)
 
-    # The overrides need no signatures: `TaskQHook.transaction` returns the type TaskQueue, which has them.
-
-    def push(self, topic: str, *args: Any, **kwargs: Any) -> list[Task]:
-        """Push tasks, and count them."""
-        pushed = super().push(topic, *args, **kwargs)
-        self._count(metrics.PUSHED, len(pushed), topic=topic)
-        return pushed
-
-    def push_stream(self, topic: str, *args: Any, **kwargs: Any) -> Pushed:
-        """Push tasks from an iterator, and count them."""
-        pushed = super().push_stream(topic, *args, **kwargs)
-        self._count(metrics.PUSHED, pushed.count, topic=topic)
-        return pushed
-
-    def offer_many(self, topic: str, *args: Any, **kwargs: Any) -> list[Offered]:
-        """Offer tasks, and count those that were created."""
-        offered = super().offer_many(topic, *args, **kwargs)
-        self._count(metrics.PUSHED, sum(each.outcome is Outcome.CREATED for each in offered), topic=topic)
-        return offered
-
-    def poll(self, topic: str, *args: Any, **kwargs: Any) -> Polled:
-        """Poll tasks, and count them."""
-        with self._timed(topic):
-            polled = super().poll(topic, *args, **kwargs)
-        metrics.polled(topic, polled, self._count)
-        return polled
-
-    def poll_batch(self, topic: str, *args: Any, **kwargs: Any) -> dict[str, list[Task]]:
-        """Poll groups, and count their tasks."""
-        with self._timed(topic):
-            groups = super().poll_batch(topic, *args, **kwargs)
-        for tasks in groups.values():
-            metrics.polled(topic, tasks, self._count)
-        return groups
-
-    def claim(self, topic: str, *args: Any, **kwargs: Any) -> int:
-        """Claim tasks, and count them."""
-        with self._timed(topic):
-            claimed = super().claim(topic, *args, **kwargs)
-        self._count(metrics.POLLED, claimed, topic=topic)
-        return claimed
-
-    def complete(self, owner: Owner, decisions: Decisions) -> None:
-        """Complete tasks, and count the decisions."""
-        super().complete(owner, decisions)
-        self._count_completed(decisions)
-
-    def exchange(self, owner: Owner, decisions: Decisions, topic: str, *args: Any, **kwargs: Any) -> Polled:
-        """Complete tasks and poll the next ones, and count both."""
-        with self._timed(topic):
-            polled = super().exchange(owner, decisions, topic, *args, **kwargs)
-        self._count_completed(decisions)
-        metrics.polled(topic, polled, self._count)
-        return polled
-
-    @contextmanager
-    def _timed(self, topic: str) -> Iterator[None]:
-        began = monotonic()
-        yield
-        self._poll_times.append((topic, timedelta(seconds=monotonic() - began)))
-
-    def _count(self, name: str, number: int, *, topic: str | None = None, result: str | None = None) -> None:
-        self._counts[name, topic, result] += number
-
-    def _count_completed(self, decisions: Decisions) -> None:
-        for task, decision in decisions.items():
-            result = decision.result if isinstance(decision, Decision) else Result.of(decision)
-            topic = task.topic if isinstance(task, Task) else None
-            self._count(metrics.COMPLETED, 1, topic=topic, result=result.name)
-
-    def _counted_topics(self, *names: str) -> set[str]:
-        return {topic for (name, topic, _), number in self._counts.items() if topic and number and name in names}
+    def _counted_topics(self, *names: Metric) -> set[str]:
+        found = ((metric, dict(labels).get("topic"), number) for (metric, labels), number in self._counts.items())
+        return {topic for metric, topic, number in found if topic and number and metric in names}

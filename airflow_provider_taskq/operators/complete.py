@@ -8,6 +8,7 @@ from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.parameters import parse_ints
 from airflow_provider_taskq.queue import Decision, Json, LeaseLost, NotHeld, Owner, Result, TaskQueue
 from airflow_provider_taskq.queue.claims import Claim, held_sequences
+from airflow_provider_taskq.queue.metrics import COMPLETED, LEASE_LOST
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -65,9 +66,9 @@ class TaskQCompleteOperator(TaskQBaseOperator):
                 sequences = held if self.sequences is None else self._chosen_sequences(queue, owner, held)
                 queue.complete(owner, dict.fromkeys(sequences, decision))
         except LeaseLost:
-            metrics.count(metrics.LEASE_LOST, 1, topic=claim.topic)
+            metrics.record(LEASE_LOST, 1, topic=claim.topic)
             raise
-        metrics.count(metrics.COMPLETED, len(sequences), topic=claim.topic, result=decision.result.name)
+        metrics.record(COMPLETED, len(sequences), topic=claim.topic, result=decision.result.name)
         if sequences:
             self.hook.report_lineage(inputs=[claim.topic])
         self.log.info("Completed tasks: topic=%s owner=%s count=%d", claim.topic, owner.name, len(sequences))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.parameters import DurationValue, parse_duration
+from airflow_provider_taskq.queue.metrics import EXPIRED
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -33,6 +34,6 @@ class TaskQExpireOperator(TaskQBaseOperator):
         """Expire the leases, and return how many tasks they held."""
         with self.hook.transaction() as queue:
             expired = queue.expire(parse_duration(self.grace))
-        metrics.count(metrics.EXPIRED, expired)
+        metrics.record(EXPIRED, expired)
         self.log.info("Expired lapsed leases: tasks=%d", expired)
         return {"expired": expired}

@@ -12,6 +12,7 @@ from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.parameters import DurationValue, enum_name, parse_duration, parse_enum
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue
+from airflow_provider_taskq.queue.metrics import ACTIVE, DEAD_TUPLES, DEPTH, HEALTH, OLDEST_READY
 from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
 
 if TYPE_CHECKING:
@@ -79,9 +80,9 @@ class TaskQHealthOperator(TaskQBaseOperator):
         for finding in findings:
             worst[finding.subject] = max(worst.get(finding.subject, 0), finding.severity)
         for subject, severity in worst.items():
-            metrics.gauge(metrics.HEALTH, severity, subject=subject.replace(" ", "_"))
+            metrics.record(HEALTH, severity, subject=subject.replace(" ", "_"))
         dead = max((finding.value or 0 for finding in findings if finding.subject == "dead rows"), default=0)
-        metrics.gauge(metrics.DEAD_TUPLES, dead)
+        metrics.record(DEAD_TUPLES, dead)
 
     def _gauge_topics(self, queue: TaskQueue) -> None:
         """Set the gauges of each topic. Topics with the tag `other` share one gauge: the sum, or the greatest age."""
@@ -96,8 +97,8 @@ class TaskQHealthOperator(TaskQBaseOperator):
                 oldest[tag] = max(oldest.get(tag, 0), each.oldest_seconds or 0)
             after = topics[-1].topic
         for (tag, state), depth in depths.items():
-            metrics.gauge(metrics.DEPTH, depth, topic=tag, state=state)
+            metrics.record(DEPTH, depth, topic=tag, state=state)
             if state == "running":
-                metrics.gauge(metrics.ACTIVE, depth, topic=tag)
+                metrics.record(ACTIVE, depth, topic=tag)
         for tag, seconds in oldest.items():
-            metrics.gauge(metrics.OLDEST_READY, seconds, topic=tag)
+            metrics.record(OLDEST_READY, seconds, topic=tag)

@@ -3,7 +3,6 @@
 import inspect
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -169,6 +168,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
             listener=DrainListener(self.topic, self.log),
             name=name,
         )
+        worker.record_to(metrics.record)
         statistics = worker.drain(max_undecided=None)
         if self._killed:
             raise AirflowException(f"the drain of {self.topic!r} was killed, and released the tasks without a decision")
@@ -214,7 +214,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
 
 
 class DrainListener(WorkerListener):
-    """Sends the metrics of a drain, and logs its progress and its first failures."""
+    """Logs the progress and the first failures of a drain."""
 
     def __init__(self, topic: str, log: Any) -> None:  # an operator's log, whose type is private to Airflow
         self._topic = topic
@@ -223,20 +223,12 @@ class DrainListener(WorkerListener):
         self._handled = 0
         self._failures = 0
 
-    def on_start(self, tasks: Sequence[Task]) -> float:
-        """Count polled tasks, and return the time of the poll as the trace of the batch."""
-        metrics.polled(self._topic, tasks)
-        return time.monotonic()
-
-    def on_complete(self, trace: float, decisions: Mapping[Task, Decision]) -> None:
-        """Count results, and report how long the batch took."""
+    def on_complete(self, trace: Any, decisions: Mapping[Task, Decision]) -> None:  # noqa: ARG002  the hook's signature
+        """Log the progress now and then, and the first failures."""
         from airflow_provider_taskq.worker.handlers import is_undecided
 
         decisions = {task: decision for task, decision in decisions.items() if not is_undecided(decision)}
         now = time.monotonic()
-        metrics.timing(metrics.RUN_TIME, timedelta(seconds=now - trace), topic=self._topic)
-        for result, number in Counter(decision.result for decision in decisions.values()).items():
-            metrics.count(metrics.COMPLETED, number, topic=self._topic, result=result.name)
         self._handled += len(decisions)  # without a lock: a concurrent update may be lost, and only the log shows it
         if now - self._logged_at >= PROGRESS_SECONDS:
             self._logged_at = now

@@ -7,6 +7,7 @@ from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
 from airflow_provider_taskq.parameters import DurationValue, enum_name, parse_duration, parse_enum, parse_int
 from airflow_provider_taskq.queue import State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue.metrics import PURGED
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -107,7 +108,7 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         state, purged = parse_enum(State, self.state), 0
         while True:
             removed = queue.purge(topic, parse_int(self.from_) or 0, to, state, size=self.batch)
-            metrics.count(metrics.PURGED, removed, topic=topic)
+            metrics.record(PURGED, removed, topic=topic)
             purged += removed
             if removed < self.batch:
                 break

@@ -7,6 +7,7 @@ from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.parameters import enum_name, parse_enum, parse_int, parse_ints
 from airflow_provider_taskq.queue import Revival, State
+from airflow_provider_taskq.queue.metrics import REVIVED
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -67,6 +68,6 @@ class TaskQReviveOperator(TaskQBaseOperator):
                 to=parse_int(self.to),
                 size=parse_int(self.size),
             )
-        metrics.count(metrics.REVIVED, len(revived), topic=self.topic)
+        metrics.record(REVIVED, len(revived), topic=self.topic)
         self.log.info("Revived tasks: topic=%s revival=%s count=%d", self.topic, revival, len(revived))
         return {"topic": self.topic, "revival": revival.value, "revived": len(revived)}

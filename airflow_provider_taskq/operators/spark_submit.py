@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -253,7 +253,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
 
     def _record(self, report: dict[str, Any], cause: Exception | None = None) -> dict[str, Any]:
         """Report metrics and lineage, and return the report. Raises AirflowFailException if too many tasks failed."""
-        metrics.drained(_Drained(report["topic"], report["claimed"], report["completed"], report["pushed"]))
+        metrics.drained(report)
         if report["decided"]:
             self.hook.report_lineage(inputs=[report["topic"]])
         if failure := report["failure"]:
@@ -276,15 +276,6 @@ def _refuse_visible_dsn(**arguments: object) -> None:
 
 def _without_internals(report: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in report.items() if name not in ("claim", "failure")}
-
-
-class _Drained(NamedTuple):
-    """The part of a report that metrics count."""
-
-    topic: str
-    claimed: int
-    completed: Mapping[str, int]
-    pushed: int
 
 
 def zip_package(folder: Path) -> Path:

@@ -336,9 +336,11 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         """
         return self._flag("SELECT taskq.has_unclaimed(%s::text, %s::text)", (topic, Condition(condition)))
 
-    def topic_status(self, topic: str, condition: Condition | str = Condition.NONE) -> TopicStatus:
-        """Count a topic's unfinished tasks by what keeps them from being polled, up to `topic_status.MAX_COUNT`."""
-        rows = self._rows(TOPIC_STATUS_QUERY, ([topic], [Condition.of(condition)], MAX_COUNT))
+    def topic_status(
+        self, topic: str, condition: Condition | str = Condition.NONE, cap: int = MAX_COUNT
+    ) -> TopicStatus:
+        """Count a topic's unfinished tasks by what keeps them from being polled, each status up to `cap`."""
+        rows = self._rows(TOPIC_STATUS_QUERY, ([topic], [Condition.of(condition)], to_int4(cap)))
         if not rows:
             raise UnknownTopic(f"topic {topic!r} does not exist; create it with create_topic")
         return TopicStatus(topic, *rows[0][1:])

@@ -92,7 +92,7 @@ class TaskQBaseTrigger(BaseTrigger):
         else:
             log.info("Wait ended: event=%s", payload)
         if self.ends_task and payload["status"] == "ready" and await self._store_result(payload):
-            metrics.gate_opened(self.topic, since, in_triggerer=True)
+            metrics.gate_opened(self.topic, since, metrics.record_in_triggerer)
             yield TaskSuccessEvent()
             return
         await asyncio.sleep(began + self.resume_after - loop.time())

@@ -19,6 +19,7 @@ from airflow_provider_taskq.queue import LeaseLost, NotHeld, Result, TaskQueueEr
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.queue.metrics import COMPLETED, LEASE_LOST, POLLED
 from airflow_provider_taskq.triggers.connection import ReconnectingConnection
 from airflow_provider_taskq.triggers.event_debouncer import EventBatch, EventDebouncer
 from airflow_provider_taskq.triggers.waits import ReadyWait, unknown_topic_error
@@ -90,7 +91,7 @@ class EventStreamProducer(SharedStreamProducer):
                 try:
                     batches = await self._next_batches()
                 except LeaseLost:
-                    metrics.count(metrics.LEASE_LOST, 1, topic=self._config.topic, in_triggerer=True)
+                    metrics.record_in_triggerer(LEASE_LOST, 1, topic=self._config.topic)
                     raise
                 except (*_LOST, psycopg.Error, TaskQueueError, AirflowException) as error:
                     batches = []
@@ -170,7 +171,7 @@ class EventStreamProducer(SharedStreamProducer):
         self._held_unknown = True  # a poll that fails may have committed
         polled = await self._owner.poll(self._config.batch_size)
         self._held_unknown = False
-        metrics.count(metrics.POLLED, len(polled), topic=self._config.topic, in_triggerer=True)
+        metrics.record_in_triggerer(POLLED, len(polled), topic=self._config.topic)
         self._drained = len(polled) < self._config.batch_size
         if not polled:  # another consumer took the tasks first
             await asyncio.sleep(min(self._config.poll_interval, self._heartbeat_interval))
@@ -256,7 +257,7 @@ class EventStreamProducer(SharedStreamProducer):
     def _count_completed(self, settlements: "Sequence[Settlement]") -> None:
         for result in (Result.SUCCESS, Result.FAILURE):
             number = sum(one.result is result for one in settlements)
-            metrics.count(metrics.COMPLETED, number, topic=self._config.topic, in_triggerer=True, result=result.name)
+            metrics.record_in_triggerer(COMPLETED, number, topic=self._config.topic, result=result.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from airflow_provider_taskq.parameters import parse_count, parse_duration, parse
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.claims import Claim, held_sequences
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
+from airflow_provider_taskq.queue.metrics import POLLED
 from airflow_provider_taskq.triggers.base import TaskQBaseTrigger
 from airflow_provider_taskq.triggers.connection import per_event_loop, permanent_error
 from airflow_provider_taskq.triggers.wait_queries import check_wait
@@ -99,7 +100,7 @@ class TaskQTrigger(TaskQBaseTrigger):
             return None
         claim, takeover = claimed
         if takeover is None:
-            metrics.count(metrics.POLLED, claim.claimed, topic=claim.topic, in_triggerer=True)
+            metrics.record_in_triggerer(POLLED, claim.claimed, topic=claim.topic)
         else:
             level, message = takeover.message(request, may_be_another_gate=bool(self.claim_as))
             self.log.log(level, message)

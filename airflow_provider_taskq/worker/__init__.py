@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.persistent_worker import PersistentWorker
     from airflow_provider_taskq.worker.runtime import WorkerStopped
     from airflow_provider_taskq.worker.scheduler import Scheduler
-    from airflow_provider_taskq.worker.statistics import BatchDurations, WorkerStatistics
+    from airflow_provider_taskq.worker.statistics import WorkerStatistics
     from airflow_provider_taskq.worker.supplement import SupplementError
     from airflow_provider_taskq.worker.watchdog import HandlerStuck
     from airflow_provider_taskq.worker.worker import Worker
@@ -52,7 +52,7 @@ _MODULES = {
     "metrics_endpoint": ("MetricsEndpoint",),
     "runtime": ("WorkerStopped",),
     "scheduler": ("Scheduler",),
-    "statistics": ("BatchDurations", "WorkerStatistics"),
+    "statistics": ("WorkerStatistics",),
     "supplement": ("SupplementError",),
     "watchdog": ("HandlerStuck",),
     "worker": ("Worker",),
@@ -63,7 +63,6 @@ __all__ = [
     "UNDECIDED",
     "Batch",
     "BatchContext",
-    "BatchDurations",
     "BatchHandler",
     "BatchOwner",
     "BoundedLimiter",

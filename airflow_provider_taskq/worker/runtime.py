@@ -270,7 +270,7 @@ class WorkerRuntime:
             return None
         batch = Batch(polled, self.config.rewrite, BatchOwner(lease.owner.name, polled.fence))
         in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(polled))
-        self.counters.polled(len(polled))
+        self.counters.polled(polled)
         lease.add(in_flight)
         return in_flight
 

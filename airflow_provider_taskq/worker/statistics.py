@@ -1,13 +1,22 @@
 """Counters of one worker, and the durations of its handler calls."""
 
 import threading
-from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean, quantiles
+from typing import Any
 
-from airflow_provider_taskq.queue import Decision, Result
+from airflow_provider_taskq.queue import Decision, Result, Task
+from airflow_provider_taskq.queue.metrics import (
+    ABANDONED,
+    COMPLETED,
+    LEASE_LOST,
+    RUN_TIME,
+    Metric,
+    Recorder,
+    record_polled,
+)
 from airflow_provider_taskq.worker.handlers import is_undecided
 
 _KEPT_TIMES = 1000
@@ -41,67 +50,53 @@ class WorkerStatistics:
     undecided: int = 0
 
 
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""The upper bounds, in seconds, between which `BatchDurations` counts batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchDurations:
-    """How long the handler took for each batch since the worker was created.
-
-    `counts` has the batches up to each bound of `BUCKETS`, and above the last; `total` has the sum of the seconds.
-    """
-
-    counts: tuple[int, ...]
-    total: float
-
-    def cumulative(self) -> list[tuple[str, int]]:
-        """Upper bounds, the last one `+Inf`, with the number of batches that took no longer."""
-        return list(zip([*map(str, BUCKETS), "+Inf"], accumulate(self.counts), strict=True))
+# What recorders get of the counters, each of which has the name of a field of WorkerStatistics.
+_RECORDED: dict[str, tuple[Metric, dict[str, str]]] = {
+    "succeeded": (COMPLETED, {"result": "SUCCESS"}),
+    "filtered": (COMPLETED, {"result": "FILTER"}),
+    "suspended": (COMPLETED, {"result": "SUSPENSION"}),
+    "failed": (COMPLETED, {"result": "FAILURE"}),
+    "abandoned": (ABANDONED, {}),
+    "leases_lost": (LEASE_LOST, {}),
+}
+_FIELDS = {Result[labels["result"]]: name for name, (_, labels) in _RECORDED.items() if labels}
 
 
 class WorkerCounters:
-    """The counters while a worker runs. Any thread may use them."""
+    """The counters while a worker runs, which it also sends to recorders. Any thread may use them."""
 
     def __init__(self) -> None:
-        self._results: Counter[Result | None] = Counter()  # None for undecided tasks
+        self._counts: Counter[str] = Counter()  # the fields of WorkerStatistics, and `started` and `polling`
         self._times: deque[float] = deque(maxlen=_KEPT_TIMES)
-        self._batches = self._in_flight = self._abandoned = self._started = self._polling = self._leases_lost = 0
-        self._buckets = [0] * (len(BUCKETS) + 1)
-        self._seconds = 0.0
+        self._recorders: tuple[Recorder, ...] = ()
         self._lock = threading.Lock()
 
-    def polled(self, tasks: int) -> None:
-        """Count a polled batch of this many tasks."""
+    def record_to(self, recorder: Recorder) -> None:
+        """Send the counters to a recorder: what was counted so far, and each later event."""
         with self._lock:
-            self._in_flight += tasks
-            self._started += 1
+            _record(recorder, {name: self._counts[name] for name in _RECORDED})
+            self._recorders += (recorder,)
+
+    def polled(self, tasks: Sequence[Task]) -> None:
+        """Count a polled batch."""
+        for record in self._add({"in_flight": len(tasks), "started": 1}):
+            record_polled(record, tasks)
 
     def handled(self, seconds: float) -> None:
         """Count a batch whose handler took this many seconds."""
-        with self._lock:
-            self._batches += 1
-            self._times.append(seconds)
-            self._buckets[bisect_left(BUCKETS, seconds)] += 1
-            self._seconds += seconds
+        self._times.append(seconds)
+        for record in self._add({"batches": 1}):
+            record(RUN_TIME, seconds)
 
     def lease_lost(self) -> None:
-        """Counts a lease that was lost."""
-        with self._lock:
-            self._leases_lost += 1
-
-    def batch_durations(self) -> BatchDurations:
-        """The durations of all batches."""
-        with self._lock:
-            return BatchDurations(tuple(self._buckets), self._seconds)
+        """Count a lease that was lost."""
+        self._add({"leases_lost": 1})
 
     def ended(self, tasks: int, committed: Iterable[Decision]) -> None:
         """Count the end of a batch: the results of committed decisions, and the other tasks as abandoned."""
-        counted = Counter(None if is_undecided(decision) else decision.result for decision in committed)
-        with self._lock:
-            self._in_flight -= tasks
-            self._results.update(counted)
-            self._abandoned += tasks - counted.total()
+        counted = Counter("undecided" if is_undecided(each) else _FIELDS[each.result] for each in committed)
+        handled, abandoned = counted.total() - counted["undecided"], tasks - counted.total()
+        self._add({**counted, "handled": handled, "abandoned": abandoned, "in_flight": -tasks})
 
     def poll_started(self, completing: int, *, retried: bool) -> int | None:
         """Count the start of a poll. Return a mark for `is_quiet` and `poll_ended`, or None if tasks are in flight.
@@ -110,13 +105,14 @@ class WorkerCounters:
         :param retried: whether the poll replaces a poll that got no answer.
         """
         with self._lock:
-            self._polling += not retried
-            return self._started if self._in_flight == completing else None
+            self._counts["polling"] += not retried
+            return self._counts["started"] if self._counts["in_flight"] == completing else None
 
     def is_quiet(self, quiet: int | None) -> bool:
         """Return whether no task was in flight, and no other poll ran, since the poll of this mark started."""
         with self._lock:
-            return quiet == self._started and self._polling == 1 and not self._in_flight
+            counts = self._counts
+            return quiet == counts["started"] and counts["polling"] == 1 and not counts["in_flight"]
 
     def poll_ended(self, quiet: int | None) -> bool | None:
         """Count the end of a poll. Return whether no task was in flight during the poll.
@@ -124,41 +120,31 @@ class WorkerCounters:
         Return None if a task is in flight now.
         """
         with self._lock:
-            self._polling -= 1
-            return None if self._polling or self._in_flight else quiet == self._started
+            self._counts["polling"] -= 1
+            return None if self._counts["polling"] or self._counts["in_flight"] else quiet == self._counts["started"]
 
     def snapshot(self) -> WorkerStatistics:
         """Return the current values."""
         with self._lock:
-            results, times = Counter(self._results), sorted(self._times)
-            batches, in_flight, abandoned = self._batches, self._in_flight, self._abandoned
-            leases_lost = self._leases_lost
-        return WorkerStatistics(
-            handled=results.total() - results[None],
-            succeeded=results[Result.SUCCESS],
-            filtered=results[Result.FILTER],
-            suspended=results[Result.SUSPENSION],
-            failed=results[Result.FAILURE],
-            abandoned=abandoned,
-            in_flight=in_flight,
-            batches=batches,
-            minimum=percentile(times, 0),
-            average=sum(times) / len(times) if times else 0.0,
-            median=percentile(times, 0.5),
-            p90=percentile(times, 0.9),
-            p95=percentile(times, 0.95),
-            p99=percentile(times, 0.99),
-            maximum=percentile(times, 1),
-            leases_lost=leases_lost,
-            undecided=results[None],
-        )
+            found: dict[str, Any] = {field.name: self._counts[field.name] for field in fields(WorkerStatistics)}
+            times = list(self._times)
+        if times:
+            shares = quantiles(times if len(times) > 1 else times * 2, n=100, method="inclusive")
+            found |= {"minimum": min(times), "average": fmean(times), "maximum": max(times)}
+            found |= {"median": shares[49], "p90": shares[89], "p95": shares[94], "p99": shares[98]}
+        return WorkerStatistics(**found)
+
+    def _add(self, numbers: Mapping[str, int]) -> tuple[Recorder, ...]:
+        """Add to counters and send them to the recorders, which are returned."""
+        with self._lock:
+            self._counts.update(numbers)
+            recorders = self._recorders
+        for recorder in recorders:
+            _record(recorder, numbers)
+        return recorders
 
 
-def percentile(ascending: list[float], share: float) -> float:
-    """Return the interpolated value that this share (0 to 1) of the values does not exceed; 0 for an empty list."""
-    if not ascending:
-        return 0.0
-    place = share * (len(ascending) - 1)
-    below = int(place)
-    above = min(below + 1, len(ascending) - 1)
-    return ascending[below] + (ascending[above] - ascending[below]) * (place - below)
+def _record(recorder: Recorder, numbers: Mapping[str, int]) -> None:
+    for name in numbers.keys() & _RECORDED.keys():
+        metric, labels = _RECORDED[name]
+        recorder(metric, numbers[name], **labels)

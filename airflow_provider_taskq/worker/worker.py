@@ -4,6 +4,7 @@ import logging
 import threading
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 
 from airflow_provider_taskq.queue import (
     Condition,
@@ -16,6 +17,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
+from airflow_provider_taskq.queue.metrics import Recorder
 from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.config import Pending, WorkerConfig
 from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, connection_factory
@@ -27,7 +29,7 @@ from airflow_provider_taskq.worker.poll_loop import PollLoop
 from airflow_provider_taskq.worker.prefetch import prefetching_threads
 from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerThread
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
-from airflow_provider_taskq.worker.statistics import BatchDurations, WorkerCounters, WorkerStatistics
+from airflow_provider_taskq.worker.statistics import WorkerCounters, WorkerStatistics
 
 log = logging.getLogger(__name__)
 
@@ -211,9 +213,9 @@ class Worker:
         """Return the counters since the worker was created."""
         return self._counters.snapshot()
 
-    def batch_durations(self) -> BatchDurations:
-        """The durations of all batches since the worker was created."""
-        return self._counters.batch_durations()
+    def record_to(self, recorder: Recorder) -> None:
+        """Send the counters to a recorder of metrics, with the labels `topic` and `worker`."""
+        self._counters.record_to(partial(recorder, topic=self.topic, worker=self.name))
 
     def lease_seconds_left(self) -> list[float]:
         """The seconds until each lease lapses that the worker holds now, by this machine's clock."""

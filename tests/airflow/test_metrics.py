@@ -20,11 +20,13 @@ from airflow_provider_taskq.operators import (
     TaskQCompleteOperator,
     TaskQExpireOperator,
     TaskQHealthOperator,
+    TaskQProcessOperator,
     TaskQPurgeOperator,
     TaskQPushOperator,
     TaskQReviveOperator,
 )
 from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, RetryPolicy, TaskQueue, TopicPolicy
+from airflow_provider_taskq.queue.metrics import METRICS, PUSHED
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
 from tests.airflow.conftest import context_of, executed
@@ -107,6 +109,16 @@ class TestOperators:
         lapse_lease(conn)
         executed(TaskQExpireOperator(task_id="expire"))
         assert receiver.sent == [("taskq.lease_lost", 1, {"topic": "work"}), ("taskq.expired", 1, {})]
+
+    def test_count_the_batches_of_their_worker(self, receiver: Receiver, queue: TaskQueue) -> None:
+        queue.push("work", ["a", "b"])
+        executed(TaskQProcessOperator(task_id="drain", topic="work", python_callable=lambda _: None, size=2))
+        assert receiver.counted() == [
+            ("taskq.polled", 2, {"topic": "work"}),
+            ("taskq.completed", 2, {"topic": "work", "result": "SUCCESS"}),
+        ]
+        [length] = [value for name, value, tags in receiver.sent if name == "taskq.run_ms"]
+        assert timedelta(0) < length < HOUR
 
     def test_gauge_health_and_depth(self, receiver: Receiver, queue: TaskQueue) -> None:
         queue.create_topic("other")
@@ -313,7 +325,7 @@ def test_a_receiver_that_fails_fails_no_task(
 def test_topics_that_are_not_chosen_are_reported_as_others(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__TASKQ__METRIC_TOPICS", "orders, flights-*")
     for topic in ("orders", "flights-2013", "orders-2", "one"):
-        metrics.count(metrics.PUSHED, 1, topic=topic)
+        metrics.record(PUSHED, 1, topic=topic)
     assert [tags["topic"] for _, _, tags in receiver.sent] == ["orders", "flights-2013", "other", "other"]
 
 
@@ -332,6 +344,5 @@ def test_tasks_drained_in_the_session_of_an_airflow_task_are_counted(receiver: R
 
 
 def test_statsd_accepts_the_names() -> None:
-    names = {value for key, value in vars(metrics).items() if key.isupper() and isinstance(value, str)}
-    assert metrics.PUSHED in names
+    names = [metric.airflow for metric in METRICS if metric.airflow]
     assert [name for name in names if not re.fullmatch(r"taskq\.[a-z_]+", name)] == []

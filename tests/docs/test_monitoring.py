@@ -4,15 +4,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from airflow_provider_taskq import metrics
-from airflow_provider_taskq.worker.metrics_endpoint import METRICS
+from airflow_provider_taskq.queue.metrics import METRICS, Metric
 
 pytestmark = pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
 
@@ -22,19 +20,14 @@ PRODUCTION = Path(__file__).parents[2] / "docs" / "production"
 DASHBOARD = PRODUCTION / "grafana-dashboard.json"
 ALERTS = PRODUCTION / "alerts.yml"
 
-TOPIC = {"topic": "orders"}
-COUNTED = (metrics.PUSHED, metrics.POLLED, metrics.REDELIVERED, metrics.RETRIED, metrics.EXPIRED, metrics.REVIVED)
-SENT: dict[str, tuple[str, dict[str, Any]]] = {
-    **dict.fromkeys((*COUNTED, metrics.PURGED, metrics.LEASE_LOST), ("counter", TOPIC)),
-    metrics.COMPLETED: ("counter", {**TOPIC, "result": "SUCCESS"}),
-    **dict.fromkeys((metrics.GATE_WAIT, metrics.POLL_TIME, metrics.RUN_TIME), ("timing", TOPIC)),
-    **dict.fromkeys((metrics.ACTIVE, metrics.OLDEST_READY), ("gauge", TOPIC)),
-    metrics.DEPTH: ("gauge", {**TOPIC, "state": "ready"}),
-    metrics.HEALTH: ("gauge", {"subject": "dead_rows"}),
-    metrics.DEAD_TUPLES: ("gauge", {}),
-}
+EXAMPLES = {"topic": "orders", "result": "SUCCESS", "state": "ready", "subject": "dead_rows"}
 ADDED_BY_PROMETHEUS = {"instance", "job"}
 UNITS = {"": "", "ms": "_milliseconds"}
+
+
+def tags_of(metric: Metric) -> dict[str, str]:
+    """Values of the labels that Airflow sends."""
+    return {label: EXAMPLES[label] for label in metric.labels if label in EXAMPLES}
 
 
 @pytest.fixture
@@ -50,13 +43,8 @@ def from_otel(monkeypatch: pytest.MonkeyPatch) -> Labels:
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
     monkeypatch.setattr(metrics, "_client", lambda **_: otel.SafeOtelLogger(provider))
-    for name, (kind, tags) in SENT.items():
-        if kind == "counter":
-            metrics.count(name, 1, **tags)
-        elif kind == "timing":
-            metrics.timing(name, timedelta(seconds=1), **tags)
-        else:
-            metrics.gauge(name, 1, **tags)
+    for sent in METRICS:
+        metrics.record(sent, 1, **tags_of(sent))
     data = reader.get_metrics_data()
     assert data is not None
     found: Labels = defaultdict(set)
@@ -72,17 +60,18 @@ def from_otel(monkeypatch: pytest.MonkeyPatch) -> Labels:
 
 def from_statsd() -> Labels:
     """The same from a statsd_exporter, which shows a timer as a summary. tests/airflow/test_metrics.py sends to one."""
-    summary = {"counter": set[str](), "gauge": set[str](), "timing": {"quantile"}}
-    return {f"airflow_{name.replace('.', '_')}": {*tags, *summary[kind]} for name, (kind, tags) in SENT.items()}
+    summary = {"counter": set[str](), "gauge": set[str](), "histogram": {"quantile"}}
+    sent = [metric for metric in METRICS if metric.airflow]
+    return {f"airflow_{each.airflow.replace('.', '_')}": {*tags_of(each), *summary[each.kind]} for each in sent}
 
 
 def from_workers() -> Labels:
     """The names that the endpoint of plain workers serves, with their labels."""
     found: Labels = {}
-    for name, (kind, labels, _) in METRICS.items():
-        if kind == "histogram":
+    for kind, _, name, labels, _ in METRICS:
+        if kind == "histogram" and name:
             found |= {f"{name}_bucket": {*labels, "le"}, f"{name}_count": set(labels), f"{name}_sum": set(labels)}
-        else:
+        elif name:
             found[name] = set(labels)
     return found
 
@@ -117,7 +106,6 @@ def labels_of(pattern: str, *known: Labels) -> list[set[str]]:
 def test_an_expression_names_metrics_that_are_sent_with_labels_that_they_have(
     place: str, expression: str, from_otel: Labels
 ) -> None:
-    assert set(SENT) == {name for name in vars(metrics).values() if str(name).startswith("taskq.")}
     matched = []
     for pattern, labels in selectors(expression):
         found = labels_of(pattern, from_otel, from_statsd(), from_workers())

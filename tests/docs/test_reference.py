@@ -9,10 +9,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from airflow_provider_taskq import metrics
 from airflow_provider_taskq.cli.program import VERBS
 from airflow_provider_taskq.get_provider_info import get_provider_info
 from airflow_provider_taskq.queue import errors
+from airflow_provider_taskq.queue.metrics import METRICS
 
 pytestmark = pytest.mark.promise("A program in any language calls the same functions")
 
@@ -45,8 +45,9 @@ def test_every_sql_function_and_view_is_in_the_reference(
 def test_every_command_metric_error_and_option_is_in_the_reference(parts: dict[str, Callable[[], str]]) -> None:
     commands, options = parts["command-line"](), parts["configuration"]() + parts["connection"]()
     assert [verb for verb in VERBS if f"#### taskq {verb} {{" not in commands] == []
-    named = {value for value in vars(metrics).values() if isinstance(value, str) and value.startswith("taskq.")}
-    assert set(re.findall(r"^\| `(taskq\.\w+)`", parts["metrics"](), re.MULTILINE)) == named
+    named = {name for metric in METRICS for name in (metric.airflow, metric.prometheus) if name}
+    shown = parts["metrics"]() + "\n" + parts["worker-metrics"]()
+    assert set(re.findall(r"^\| `(taskq[._]\w+)`", shown, re.MULTILINE)) == named
     assert {kind.__name__ for kind in errors.SQLSTATES.values()} <= set(
         re.findall(r"^## (\w+)$", parts["errors"](), re.MULTILINE)
     )

@@ -17,8 +17,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import Result, Task, TaskQueue, TaskQueueError, connect
+from airflow_provider_taskq.queue.metrics import METRICS
 from airflow_provider_taskq.worker import MetricsEndpoint, Worker, metrics_endpoint
-from airflow_provider_taskq.worker.metrics_endpoint import METRICS
 from tests.queue.conftest import pass_time, until
 from tests.roles import logged_in
 from tests.worker.conftest import MakeWorker
@@ -144,12 +144,12 @@ def test_many_scrapes_share_one_bounded_query(
 ) -> None:
     asked = []
 
-    class Counting(metrics_endpoint.DepthReader):
-        def _read(self, queue: TaskQueue, topic: str, may_browse: bool) -> Any:
-            asked.append(topic)
-            return super()._read(queue, topic, may_browse)
+    def counting(endpoint: MetricsEndpoint, queue: TaskQueue, topic: str, may_browse: bool) -> Any:
+        asked.append(topic)
+        return read(endpoint, queue, topic, may_browse)
 
-    monkeypatch.setattr(metrics_endpoint, "DepthReader", Counting)
+    read = MetricsEndpoint._read
+    monkeypatch.setattr(MetricsEndpoint, "_read", counting)
     monkeypatch.setattr(metrics_endpoint, "DEPTH_LIMIT", 3)
     queue.push("work", [str(number) for number in range(9)])
     endpoint = serve(make_worker(decide), make_worker(decide, name="another"))
@@ -195,7 +195,7 @@ def test_every_metric_is_served_with_its_labels_and_is_documented(make_worker: M
         for name, labels in scrape(endpoint)
         if name.startswith("taskq_") and not name.endswith("_created")
     }
-    assert served == {name: set(labels) for name, (_, labels, _) in METRICS.items()}
+    assert served == {metric.prometheus: set(metric.labels) for metric in METRICS if metric.prometheus}
 
 
 def test_an_endpoint_that_cannot_be_served_says_why(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
