@@ -1,9 +1,9 @@
 """Limiters: they bound the batches in flight, of one worker or of several workers in one process."""
 
-import heapq
 import itertools
 import threading
 from collections.abc import Callable
+from copy import copy
 from typing import Protocol
 
 _CHECK_SECONDS = 0.1  # between two calls of `withdrawn`
@@ -28,7 +28,7 @@ class NoLimit:
 
     def request(self, withdrawn: Callable[[], bool]) -> Token | None:  # noqa: ARG002 -- no request waits
         """Return a token at once."""
-        return _UnlimitedToken()
+        return _Token(lambda _: None)
 
     def __repr__(self) -> str:
         return "NoLimit()"
@@ -44,40 +44,39 @@ class PriorityLimiter:
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit}")
-        self._free = limit
+        self._limit = limit
+        self._priority = 0
+        # The limiters of other priorities share these:
+        self._held: set[_Token] = set()
         self._waiting: list[tuple[int, int]] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition()
 
     def at(self, priority: int) -> Limiter:
         """Return a limiter that shares these tokens and requests them at a priority. A higher priority comes first."""
-        return _LimiterAtPriority(self, priority)
+        shared = copy(self)
+        shared._priority = priority  # noqa: SLF001 -- of its own class
+        return shared
 
     def request(self, withdrawn: Callable[[], bool]) -> Token | None:
-        """Wait for a token at priority 0. Return None when `withdrawn()` returns True."""
-        return self.request_at(0, withdrawn)
-
-    def request_at(self, priority: int, withdrawn: Callable[[], bool]) -> Token | None:
-        """Wait for a token at a priority. Return None when `withdrawn()` returns True."""
-        place = (-priority, next(self._numbers))
+        """Wait for a token. Return None when `withdrawn()` returns True."""
+        place = (-self._priority, next(self._numbers))
         with self._changed:
-            heapq.heappush(self._waiting, place)
-            while not (self._free and self._waiting[0] == place):
-                if withdrawn():
-                    self._waiting.remove(place)
-                    heapq.heapify(self._waiting)
-                    self._changed.notify_all()
-                    return None
-                self._changed.wait(_CHECK_SECONDS)
-            heapq.heappop(self._waiting)
-            self._free -= 1
-            self._changed.notify_all()  # there may be a token for the next request
-        return _LimitedToken(self)
+            self._waiting.append(place)
+            try:
+                while len(self._held) == self._limit or min(self._waiting) != place:
+                    if withdrawn():
+                        return None
+                    self._changed.wait(_CHECK_SECONDS)
+                self._held.add(token := _Token(self._released))
+                return token
+            finally:
+                self._waiting.remove(place)
+                self._changed.notify_all()  # there may be a token for the next request
 
-    def release(self) -> None:
-        """Make one token available again."""
+    def _released(self, token: "_Token") -> None:
         with self._changed:
-            self._free += 1
+            self._held.discard(token)
             self._changed.notify_all()
 
 
@@ -85,27 +84,9 @@ class BoundedLimiter(PriorityLimiter):
     """Hands out up to `limit` tokens at a time, in the order of the requests."""
 
 
-class _LimiterAtPriority:
-    def __init__(self, shared: PriorityLimiter, priority: int) -> None:
-        self._shared = shared
-        self._priority = priority
-
-    def request(self, withdrawn: Callable[[], bool]) -> Token | None:
-        return self._shared.request_at(self._priority, withdrawn)
-
-
-class _LimitedToken:
-    def __init__(self, limiter: PriorityLimiter) -> None:
-        self._limiter: PriorityLimiter | None = limiter
-        self._lock = threading.Lock()
+class _Token:
+    def __init__(self, released: Callable[["_Token"], None]) -> None:
+        self._released = released
 
     def release(self) -> None:
-        with self._lock:
-            limiter, self._limiter = self._limiter, None
-        if limiter is not None:
-            limiter.release()
-
-
-class _UnlimitedToken:
-    def release(self) -> None:
-        pass
+        self._released(self)

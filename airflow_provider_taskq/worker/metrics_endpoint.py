@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from math import nan
 from typing import Any
 
@@ -31,37 +30,25 @@ class PrometheusRecorder:
 
     def __init__(self) -> None:
         try:
-            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+            import prometheus_client
         except ImportError:
             raise TaskQueueError(
                 "the metrics endpoint needs the package prometheus-client: pip install prometheus-client"
             ) from None
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        kinds: dict[str, Callable[..., Any]] = {
-            "counter": Counter,
-            "gauge": Gauge,
-            "histogram": partial(Histogram, buckets=BUCKETS),
-        }
-        self._families: dict[Metric, Any] = {
-            metric: kinds[metric.kind](metric.prometheus, metric.meaning, metric.labels, registry=self.registry)
-            for metric in METRICS
-            if metric.prometheus
-        }
+        self.registry = prometheus_client.CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=self.registry)
+        self.families: dict[Metric, Any] = {}
+        for metric in (each for each in METRICS if each.prometheus):
+            kind = getattr(prometheus_client, metric.kind.title())
+            options = {"buckets": BUCKETS} if metric.kind == "histogram" else {}
+            self.families[metric] = kind(
+                metric.prometheus, metric.meaning, metric.labels, registry=self.registry, **options
+            )
 
     def __call__(self, metric: Metric, value: float, /, **labels: str | None) -> None:
         """Record a value."""
-        if metric in self._families:
-            getattr(self.series(metric, **labels), _METHODS[metric.kind])(value)
-
-    def series(self, metric: Metric, **labels: str | None) -> Any:
-        """Return the object of prometheus_client for these labels."""
-        family = self._families[metric]
-        return family.labels(**labels) if labels else family
-
-    def clear(self, metric: Metric) -> None:
-        """Serve a metric no longer, until it is recorded again."""
-        self._families[metric].clear()
+        if family := self.families.get(metric):
+            getattr(family.labels(**labels) if labels else family, _METHODS[metric.kind])(value)
 
 
 class MetricsEndpoint(PeriodicService):
@@ -92,7 +79,7 @@ class MetricsEndpoint(PeriodicService):
     def _add(self, worker: Worker) -> None:
         worker.record_to(self._recorder)
         labels = {"topic": worker.topic, "worker": worker.name}
-        self._recorder.series(metrics.RUN_TIME, **labels)  # serves it before the first batch
+        self._recorder.families[metrics.RUN_TIME].labels(**labels)  # serves it before the first batch
         gauges: dict[Metric, Callable[[], float]] = {
             metrics.IN_FLIGHT: lambda: worker.statistics().in_flight,
             metrics.LEASES: lambda: len(worker.lease_seconds_left()),
@@ -100,7 +87,7 @@ class MetricsEndpoint(PeriodicService):
             metrics.RUNNING: lambda: worker.is_active,
         }
         for metric, read in gauges.items():
-            self._recorder.series(metric, **labels).set_function(read)
+            self._recorder.families[metric].labels(**labels).set_function(read)
 
     @property
     def url(self) -> str:
@@ -162,8 +149,8 @@ class MetricsEndpoint(PeriodicService):
     def _record(self, found: Mapping[str, tuple[dict[str, int], int | None]], *, is_up: bool) -> None:
         depths = {(topic, state): tasks for topic, (states, _) in found.items() for state, tasks in states.items()}
         if not depths.keys() >= self._depths:
-            self._recorder.clear(metrics.DEPTH)
-            self._recorder.clear(metrics.OLDEST_READY)
+            self._recorder.families[metrics.DEPTH].clear()
+            self._recorder.families[metrics.OLDEST_READY].clear()
         self._depths = set(depths)
         for (topic, state), tasks in depths.items():
             self._recorder(metrics.DEPTH, tasks, topic=topic, state=state)
