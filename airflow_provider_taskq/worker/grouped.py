@@ -165,6 +165,10 @@ class GroupedWorker(PeriodicService):
             self._run_due, self._cleanup_due = (now + delay.total_seconds() for delay in self._initial_delays)
         super().start()
 
+    def stop(self, timeout: float | None = None) -> bool:
+        """Stop after the current group. Return False if it takes longer than `timeout` seconds; None for no limit."""
+        return super().stop(timeout)
+
     def run_once(self) -> GroupedRun:
         """Handle the groups that are due now. Do nothing if another program holds the cluster lock.
 

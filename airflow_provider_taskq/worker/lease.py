@@ -15,6 +15,7 @@ from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, heartbeat_limit
 from airflow_provider_taskq.worker.limiter import Token
+from airflow_provider_taskq.worker.periodic import PeriodicService
 from airflow_provider_taskq.worker.threads import ServiceThread
 
 log = logging.getLogger(__name__)
@@ -260,7 +261,7 @@ class LeaseKeeper(ServiceThread):
             lease.extended_at = began
 
 
-class UpkeepThread(ServiceThread):
+class UpkeepThread(PeriodicService):
     """Carries out upkeep (`TaskQueue.maintain`) every third of a lease, at least every minute, in a thread of its own.
 
     An expiry may be slow, because leases may hold many tasks. Heartbeats have another thread and do not wait for it. It
@@ -275,22 +276,13 @@ class UpkeepThread(ServiceThread):
         self, own_names: Callable[[], Sequence[str]], connect: Connect, length: timedelta, limit: CallLimit
     ) -> None:
         self._own_names = own_names
-        self._session = DatabaseSession(connect, limit)
         self._interval = min(length.total_seconds() / 3, _LONGEST_UPKEEP_INTERVAL)
-        super().__init__("taskq upkeep")
+        super().__init__("taskq upkeep", connect, self._interval, limit)
 
-    def _run(self) -> None:
-        pause = 0.0
-        while not self._stopped.wait(pause):
-            pause = self._interval
-            began = time.monotonic()
-            try:
-                with self._session.queue() as queue:
-                    has_more = queue.maintain(except_owners=self._own_names()).more
-            except Exception as error:  # noqa: BLE001 -- the next call may succeed
-                log.warning("upkeep failed, will retry: error=%s", error)
-            else:
-                if has_more:  # the server rests for longer than the call took
-                    rest = _UPKEEP_REST_FACTOR * (time.monotonic() - began)
-                    pause = min(self._interval, max(_SHORTEST_UPKEEP_PAUSE, rest))
-        self._session.close()
+    def _run_once(self) -> float:
+        began = time.monotonic()
+        with self._session.queue() as queue:
+            has_more = queue.maintain(except_owners=self._own_names()).more
+        # The server rests for longer than the call took.
+        rest = max(_SHORTEST_UPKEEP_PAUSE, _UPKEEP_REST_FACTOR * (time.monotonic() - began))
+        return min(self._interval, rest) if has_more else self._interval

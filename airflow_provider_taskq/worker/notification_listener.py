@@ -43,16 +43,15 @@ class NotificationListener(ServiceThread):
         self._sockets = socket.socketpair()
         super().start()
 
-    def stop(self, timeout: float | None = 5.0) -> None:
+    def stop(self, timeout: float | None = 5.0) -> bool:
         """Stop the thread, and wait up to `timeout` seconds for its end.
 
         The thread does not end while it opens a connection.
         """
-        if self._sockets is None or self._stopped.is_set():
-            return
         self._stopped.set()
-        self._sockets[0].close()
-        super().stop(timeout)
+        if self._sockets is not None:
+            self._sockets[0].close()
+        return super().stop(timeout)
 
     def _run(self) -> None:
         _, hung_up = self._sockets or socket.socketpair()

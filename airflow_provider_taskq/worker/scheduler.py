@@ -168,7 +168,7 @@ class Scheduler(PeriodicService):
 
     def _run_once(self) -> float:
         for schedule in list(self.schedules):
-            if self.is_stopping or schedule.due > time.monotonic():
+            if self._stopped.is_set() or schedule.due > time.monotonic():
                 continue
             try:
                 with self._session.queue() as queue:

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
+from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.worker.batches import Batch, stack_of
 
 T = TypeVar("T")
@@ -18,24 +19,45 @@ _SERVICE_STOP_SECONDS = 5.0
 
 
 class ServiceThread(ABC):
-    """Base class of services that run in a thread from `start` to `stop`. A subclass implements `_run`."""
+    """Base class of services that run in a thread: use `start` and `stop`, or a `with` block.
+
+    A subclass implements `_run`.
+    """
 
     def __init__(self, name: str) -> None:
+        self._service_name = name
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Raises TaskQueueError if it runs already."""
+        if self.is_running:
+            raise TaskQueueError(f"{self._service_name} runs already")
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._run, name=self._service_name, daemon=True)
         self._thread.start()
 
-    def stop(self, timeout: float | None = _SERVICE_STOP_SECONDS) -> None:
-        """Signal the thread to end, and wait for its end.
+    def stop(self, timeout: float | None = _SERVICE_STOP_SECONDS) -> bool:
+        """Signal the thread to end, and wait for its end. Return False if it takes longer than `timeout` seconds.
 
-        :param timeout: the most seconds to wait; None for no limit.
+        :param timeout: None for no limit.
         """
         self._stopped.set()
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
+        return not self.is_running
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @abstractmethod
     def _run(self) -> None:
