@@ -195,7 +195,7 @@ class Consumer:
         tracker = self._memory if self.config.progress == ProgressStore.MEMORY else self.config.progress
         if isinstance(tracker, ProgressTracker):
             return TrackedProgress(conn, lease, tracker)
-        return DatabaseProgress(conn, lease, limit, transactional=self.config.transactional)
+        return DatabaseProgress(conn, lease, transactional=self.config.transactional)
 
 
 class Consumers:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -34,6 +35,7 @@ from airflow_provider_taskq.queue.errors import (
     is_session_timeout,
     is_transient,
 )
+from airflow_provider_taskq.queue.handler_statements import handler_statements
 from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 from airflow_provider_taskq.worker.handlers import HandlerFailed
 
@@ -304,8 +306,9 @@ class PartitionLoop:
 def _call_all(calls: list[tuple[list[EventHandler], Task]], batch: BatchContext, queue: TaskQueue | None) -> None:
     try:
         for handlers, event in calls:
-            for handler in handlers:
-                handler(event, batch, queue)
+            with handler_statements(queue.conn) if queue is not None else nullcontext():
+                for handler in handlers:
+                    handler(event, batch, queue)
     except Exception as error:
         raise HandlerFailed from error
 

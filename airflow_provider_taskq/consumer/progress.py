@@ -4,10 +4,8 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.queue import Cursor, PartitionBatch, PartitionLease, TaskQueue
-from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.handlers import HandlerFailed
 
 ProgressCall = Callable[[TaskQueue | None], None]
@@ -38,13 +36,10 @@ class PartitionProgress(Protocol):
 class DatabaseProgress:
     """Progress in the database, under a lease. `transactional` stores it in the transaction of the handler."""
 
-    def __init__(
-        self, conn: psycopg.Connection, lease: PartitionLease, limit: CallLimit, *, transactional: bool
-    ) -> None:
+    def __init__(self, conn: psycopg.Connection, lease: PartitionLease, *, transactional: bool) -> None:
         self.conn = conn
         self.queue = TaskQueue(conn)
         self.lease = lease
-        self.limit = limit
         self.transactional = transactional
 
     def read(self, size: int) -> PartitionBatch:
@@ -59,12 +54,7 @@ class DatabaseProgress:
             return
         try:
             with self.conn.transaction():
-                with self.limit.for_handler_statements():
-                    call(self.queue)
-                if self.conn.info.transaction_status == TransactionStatus.INERROR:
-                    raise HandlerFailed(
-                        "the handler ignored the error of a statement, which has aborted its transaction"
-                    )
+                call(self.queue)
                 self.skip(after, cursor)
         except psycopg.IntegrityError as error:  # of a deferred constraint, at the commit
             raise HandlerFailed from error

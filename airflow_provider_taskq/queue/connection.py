@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, LiteralString, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -207,12 +208,16 @@ class _Silent(Exception):
     """The server has not answered a call before its deadline."""
 
 
+_limits: WeakKeyDictionary[psycopg.Connection[Any], CallLimit] = WeakKeyDictionary()
+
+
 def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
     """Make each call on a connection raise CallTimeout, and close the connection, after `limit` without an answer.
 
     The statement is also cancelled on the server if the server can be reached, so that it does not keep its locks.
     """
     wait = conn.wait
+    _limits[conn] = limit
 
     def limited(generator: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         seconds = limit.seconds
@@ -226,6 +231,11 @@ def limit_calls(conn: psycopg.Connection[Any], limit: CallLimit) -> None:
 
     # Every blocking call of psycopg waits by this method; a subclass would not cover connections that users open.
     conn.wait = limited  # type: ignore[method-assign, assignment]
+
+
+def limit_of(conn: psycopg.Connection[Any]) -> CallLimit | None:
+    """Return the limit of `limit_calls`; None if the connection has no limit, as one that belongs to the caller."""
+    return _limits.get(conn)
 
 
 def _raise_when_silent(generator: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, FollowUp, Release, tagged
-    from airflow_provider_taskq.worker.commit import commit_batch
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
     from airflow_provider_taskq.worker.config import Pending
     from airflow_provider_taskq.worker.executors import each
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 # __getattr__ imports a module when one of its names is used, so a worker of plain functions loads no composites.
 _MODULES = {
     "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "tagged"),
-    "commit": ("commit_batch",),
     "composite": ("Composite", "CompositeClosed", "StepMode"),
     "config": ("Pending",),
     "executors": ("each",),
@@ -92,7 +90,6 @@ __all__ = [
     "WorkerStatistics",
     "WorkerStopped",
     "batch",
-    "commit_batch",
     "each",
     "tagged",
 ]

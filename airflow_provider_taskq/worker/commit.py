@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import cast
 
@@ -21,6 +20,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_shortage, is_transient
+from airflow_provider_taskq.queue.handler_statements import handler_statements
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
 from airflow_provider_taskq.worker.lease import InFlightBatch
@@ -75,7 +75,11 @@ class HookInterruptions:
 
 
 def commit_batch(
-    queue: TaskQueue, owner: Owner, batch: Batch, decisions: Mapping[Task, Decision]
+    queue: TaskQueue,
+    owner: Owner,
+    batch: Batch,
+    decisions: Mapping[Task, Decision],
+    abandoned: AbandonedHooks = NO_ABANDONED_HOOKS,
 ) -> Mapping[Task, Decision]:
     """Commit a batch in one transaction, and return the decisions as the commit hooks have left them.
 
@@ -83,34 +87,15 @@ def commit_batch(
     their groups, in this order. After the commit, the function wakes the topics that got tasks, and calls the functions
     of `after_commit`. The connection must not have an open transaction.
 
-    The function raises the errors of `complete`, `push` and `junction`, and transient errors of commit hooks, such as a
-    deadlock. An error undoes the whole transaction.
-    """
-    try:
-        return try_commit_batch(queue, owner, batch, decisions, NO_ABANDONED_HOOKS, nullcontext)
-    except CommitHookInterrupted as interrupted:
-        raise interrupted.cause from None
-
-
-def try_commit_batch(
-    queue: TaskQueue,
-    owner: Owner,
-    batch: Batch,
-    decisions: Mapping[Task, Decision],
-    abandoned: AbandonedHooks,
-    hook_statements: Callable[[], AbstractContextManager[None]],
-) -> Mapping[Task, Decision]:
-    """Commit like `commit_batch`, but raise CommitHookInterrupted for a transient error of a commit hook.
+    The function raises the errors of `complete`, `push` and `junction`, and CommitHookInterrupted for a transient error
+    of a commit hook, such as a deadlock. An error undoes the whole transaction.
 
     :param abandoned: errors by the id() of their hooks. Instead of a call of the hook, its tasks fail with this error.
-    :param hook_statements: a context in which each hook runs. It may allow the hook's statements more time than the
-        queue's own calls.
     """
     with queue.conn.transaction():
         final = dict(decisions)
         for hook in batch.commit_hooks:
-            with hook_statements():
-                run_commit_hook(queue, hook, final, abandoned)
+            run_commit_hook(queue, hook, final, abandoned)
         queue.complete(owner, cast("Mapping[Task | int, Decision | Result]", final))
         topics = push_follow_ups(queue, batch, final)
     run_after_commit(queue, batch, topics)
@@ -121,6 +106,8 @@ def run_commit_hook(
     queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision], abandoned: AbandonedHooks
 ) -> None:
     """Call a hook and merge its decisions into `decisions`. An error undoes its writes and fails its tasks.
+
+    What the hook changes in the session ends with the call.
 
     Do not call a hook that is in `abandoned`. Raises CommitHookInterrupted for a transient error.
     """
@@ -137,7 +124,7 @@ def run_commit_hook(
 
 def _call_hook(queue: TaskQueue, hook: CommitHook, concerned: dict[Task, Decision]) -> Mapping[Task, Decision] | None:
     try:
-        with queue.conn.transaction():
+        with handler_statements(queue.conn, savepoint=True):
             returned = hook.call(queue, dict(concerned))
             _check_hook(hook, returned, concerned)
     except Exception as error:
@@ -261,14 +248,7 @@ class BatchCommitter:
                     if left is None:
                         run_after_commit(queue, batch, {each.topic: None for each in batch.follow_ups})
                         return decisions
-                    return try_commit_batch(
-                        queue,
-                        in_flight.lease.owner,
-                        batch,
-                        left,
-                        interruptions.abandoned,
-                        self._session.for_handler_statements,
-                    )
+                    return commit_batch(queue, in_flight.lease.owner, batch, left, interruptions.abandoned)
             except LeaseLost:
                 raise
             except CommitHookInterrupted as interrupted:

@@ -1,7 +1,7 @@
 """Connections of workers and consumers: sessions that reconnect, and time limits for calls."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -65,10 +65,6 @@ class DatabaseSession:
             self.close()
             raise Disconnected(first_line(error)) from error
 
-    def for_handler_statements(self) -> AbstractContextManager[None]:
-        """Give the calls in the block the time limit of handler statements."""
-        return self._limit.for_handler_statements()
-
     def close(self) -> None:
         """Close the connection. The next call opens another."""
         queue, self._queue = self._queue, None
@@ -82,6 +78,7 @@ def connect_limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[An
     limit_calls(conn, limit)
     try:
         conn.autocommit = True
+        conn.prepare_threshold = None  # `handler_statements` would discard what psycopg has prepared
     except BaseException:
         conn.close()
         raise

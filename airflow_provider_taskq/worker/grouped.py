@@ -32,6 +32,7 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_transient
+from airflow_provider_taskq.queue.handler_statements import handler_statements
 from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, Exceptions
 from airflow_provider_taskq.worker.connection import (
     HANDLER_STATEMENT_TIMEOUT,
@@ -326,7 +327,7 @@ class GroupedWorker(PeriodicService):
 
     def _handle_in_transaction(self, queue: TaskQueue, owner: Owner, task: Task) -> Decision:
         with queue.conn.transaction():
-            with self._session.for_handler_statements():
+            with handler_statements(queue.conn):
                 decision = self._call_handler(task, queue)
             queue.complete(owner, {task: decision})
         return decision

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -29,7 +28,6 @@ from airflow_provider_taskq.worker import (
     BatchOwner,
     SupplementError,
     batch,
-    commit_batch,
     each,
     filters,
     tagged,
@@ -39,7 +37,7 @@ from airflow_provider_taskq.worker.commit import (
     MAX_HOOK_ATTEMPTS,
     CommitHookInterrupted,
     HookInterruptions,
-    try_commit_batch,
+    commit_batch,
 )
 from tests.consumer.consumers import quick, state
 from tests.queue.conftest import identifiers, lapse, states, until
@@ -331,7 +329,7 @@ def test_an_interrupted_commit_hook_is_logged_without_the_parameters_of_its_stat
 
     batch.in_commit(wait)
     with pytest.raises(CommitHookInterrupted) as interrupted:
-        try_commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS), {}, nullcontext)
+        commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS))
     assert "markedpayload0815" in str(interrupted.value.cause)
     HookInterruptions(0).note(interrupted.value)
     assert "commit hook interrupted, will retry" in caplog.text
