@@ -3,7 +3,7 @@
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -94,11 +94,12 @@ class BatchContext:
         return self.known_owner
 
 
-class Batch(BatchContext):
+class Batch(BatchContext, Supplement):
     """A batch of tasks, in the order of the poll. All threads may use it until the handler returns its decisions."""
 
     def __init__(self, tasks: Iterable[Task], rewrite: Rewrite | None = None, owner: BatchOwner | None = None) -> None:
-        super().__init__(owner)
+        BatchContext.__init__(self, owner)
+        Supplement.__init__(self)
         self.tasks: Sequence[Task] = tuple(tasks)
         self.cancelled = threading.Event()  # set when the worker ignores the decisions of this batch
         self.follow_ups: list[FollowUp] = []
@@ -107,9 +108,7 @@ class Batch(BatchContext):
         self.after_commit_calls: list[Callable[[], None]] = []
         self._known = frozenset(self.tasks)
         self._rewrite = rewrite
-        self._supplement = Supplement()
         self._activities: dict[int, Activity] = {}
-        self._lock = threading.Lock()
 
     def __contains__(self, task: object) -> bool:
         return task in self._known
@@ -157,22 +156,6 @@ class Batch(BatchContext):
     def after_commit(self, call: Callable[[], None]) -> None:
         """Register a function that the worker calls once the batch is committed. Its exceptions are only logged."""
         self.after_commit_calls.append(call)
-
-    def register(self, kind: type[T], value: T, task: Task | None = None, qualifier: Hashable = None) -> None:
-        """Store a value of `task` or of the batch. Raises SupplementError if there is one already."""
-        self._supplement.register(kind, value, task, qualifier)
-
-    def require(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Return a stored value. Raises SupplementError if there is none."""
-        return self._supplement.require(kind, task, qualifier)
-
-    def probe(self, kind: type[T], task: Task | None = None, qualifier: Hashable = None) -> T | None:
-        """Return a stored value, or None if there is none yet. Never wait."""
-        return self._supplement.probe(kind, task, qualifier)
-
-    def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Return a stored value. Call `make` if there is none; concurrent calls share its value."""
-        return self._supplement.suggest(kind, make, task, qualifier)
 
     @contextmanager
     def running(
@@ -273,7 +256,7 @@ class PartialBatch(Batch):
         self.follow_ups = whole.follow_ups
         self.releases = whole.releases
         self.after_commit_calls = whole.after_commit_calls
-        self._supplement = whole._supplement  # noqa: SLF001 -- of the same class
+        self._values, self._lock = whole._values, whole._lock  # noqa: SLF001 -- of the same class
 
     def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
         """Register a function like `Batch.in_commit`, for the tasks of this part only."""
