@@ -23,18 +23,25 @@ _SILENCE_SECONDS = 30.0  # without a notification, after which the connection is
 
 
 class NotificationListener(ServiceThread):
-    """Listens on a channel and calls `on_notification` with each payload. Reconnects after errors.
+    """Listens on a channel and calls `on_notification` with each payload. Reconnects after errors, also of the calls.
 
-    Calls `on_connect` after each connect, because notifications may have been lost before.
+    Calls `on_missed` after each connect, because notifications may have been lost before; and after `every` seconds
+    without a notification, if it is given.
     """
 
     def __init__(
-        self, connect: Connect, channel: str, on_notification: Callable[[str], None], on_connect: Callable[[], None]
+        self,
+        connect: Connect,
+        channel: str,
+        on_notification: Callable[[str], None],
+        on_missed: Callable[[], None],
+        every: float | None = None,
     ) -> None:
         self._connect = connect
         self._channel = channel
         self._on_notification = on_notification
-        self._on_connect = on_connect
+        self._on_missed = on_missed
+        self._every = every
         self._sockets: tuple[socket.socket, socket.socket] | None = None  # closing one wakes the thread from select()
         super().__init__(f"taskq listens to {channel}")
 
@@ -61,7 +68,7 @@ class NotificationListener(ServiceThread):
                 with connect_limited(self._connect, CallLimit(_ANSWER_SECONDS, grows=False)) as conn:
                     conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     backoff.reset()
-                    self._on_connect()
+                    self._on_missed()
                     self._listen(conn, hung_up)
             except (psycopg.Error, TaskQueueError, OSError) as error:
                 if not self._stopped.is_set():
@@ -71,11 +78,13 @@ class NotificationListener(ServiceThread):
 
     def _listen(self, conn: psycopg.Connection[Any], hung_up: socket.socket) -> None:
         while not self._stopped.is_set():
-            readable, _, _ = select.select([conn.fileno(), hung_up.fileno()], [], [], _SILENCE_SECONDS)
+            readable, _, _ = select.select([conn.fileno(), hung_up.fileno()], [], [], self._every or _SILENCE_SECONDS)
             if not readable:
                 # A dead connection may show no error, and a standby never notifies.
                 conn.execute("SELECT")
                 if is_read_only(conn):
                     raise psycopg.OperationalError("the server has become read-only")
+                if self._every is not None:
+                    self._on_missed()
             for notification in conn.notifies(timeout=0):
                 self._on_notification(notification.payload)

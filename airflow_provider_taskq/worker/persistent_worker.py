@@ -1,19 +1,12 @@
 """Workers whose state, started or stopped, is stored in the database. All processes with such a worker follow it."""
 
-import logging
 import threading
 from datetime import timedelta
 
-import psycopg
-
-from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 from airflow_provider_taskq.worker.worker import GRACE, Worker
-
-log = logging.getLogger(__name__)
 
 CHANNEL = "taskq_worker"
 
@@ -29,12 +22,11 @@ class PersistentWorker:
 
     def __init__(self, worker: Worker, check_every: timedelta = timedelta(seconds=30)) -> None:
         self._worker = worker
-        self._check_seconds = check_every.total_seconds()
         self._session = DatabaseSession(worker.connect, worker.call_limit())
-        self._notifications: NotificationListener | None = None
-        self._changed = threading.Event()
+        self._notifications = NotificationListener(
+            worker.connect, CHANNEL, self._on_notification, self._follow, check_every.total_seconds()
+        )
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
 
     @property
@@ -54,14 +46,9 @@ class PersistentWorker:
         """
         with self._lock:
             stored = self._stored_state()
-            if self._thread is None:
+            if not self._notifications.is_running:
                 self._ended.clear()
-                self._notifications = NotificationListener(
-                    self._worker.connect, CHANNEL, self._on_notification, self._changed.set
-                )
                 self._notifications.start()
-                self._thread = threading.Thread(target=self._follow, name="taskq persistent worker", daemon=True)
-                self._thread.start()
             if stored:
                 self._worker.start()
             return stored is not None
@@ -97,13 +84,8 @@ class PersistentWorker:
     def shutdown(self, timeout: timedelta | None = GRACE) -> bool:
         """Stop the worker in this process only, and keep the stored state. Return False if the worker does not run."""
         self._ended.set()
-        self._changed.set()
-        if self._notifications is not None:
-            self._notifications.stop()
-        if self._thread is not None:
-            self._thread.join(None if timeout is None else timeout.total_seconds())
+        self._notifications.stop(None if timeout is None else timeout.total_seconds())
         with self._lock:
-            self._notifications = self._thread = None
             self._session.close()
             return self._worker.stop(timeout)
 
@@ -120,25 +102,16 @@ class PersistentWorker:
 
     def _on_notification(self, name: str) -> None:
         if name == self._worker.name:
-            self._changed.set()
+            self._follow()
 
     def _follow(self) -> None:
-        backoff = Backoff()
-        while not self._ended.is_set():
-            self._changed.wait(self._check_seconds)
-            self._changed.clear()
-            try:
-                with self._lock:
-                    stored = None if self._ended.is_set() else self._stored_state()
-                    if stored is True:
-                        self._worker.start()
-                    elif stored is False:
-                        self._worker.stop()
-                backoff.reset()
-            except (TaskQueueError, psycopg.Error, TimeoutError) as error:
-                log.info("stored state not followed, will retry: worker=%s error=%s", self._worker.name, error)
-                self._ended.wait(backoff.next())
-                self._changed.set()
+        """Start or stop the worker as the stored state says, in the thread of the notifications."""
+        with self._lock:
+            stored = None if self._ended.is_set() else self._stored_state()
+            if stored is True:
+                self._worker.start()
+            elif stored is False:
+                self._worker.stop()
 
     def _stored_state(self) -> bool | None:
         with self._session.queue() as queue:
