@@ -26,11 +26,11 @@ _SHORTEST_UPKEEP_PAUSE = 0.05
 _UPKEEP_REST_FACTOR = 4.0
 
 
-class BatchThread(Protocol):
-    """A loop that handles batches and can be replaced when a handler is stuck in its thread."""
+class HandlingLoop(Protocol):
+    """A loop whose thread can be replaced when a handler is stuck in it."""
 
-    def replace(self, stuck: "InFlightBatch", fail: bool) -> None:
-        """Start another loop in place of this one. With `fail` the new loop commits FAILURE for the batch."""
+    def replace_thread(self, stuck: "InFlightBatch") -> None:
+        """Go on in another thread if the handler of this batch runs in the thread of the loop."""
 
 
 class InFlightBatch:
@@ -41,19 +41,23 @@ class InFlightBatch:
         self.lease = lease
         self.token = token
         self.trace = trace
-        self.thread: BatchThread | None = None  # the loop that runs the handler
+        self.loop: HandlingLoop | None = None  # the loop that handles it
         self.abandoned_for: BaseException | None = None
-        self._claimed = threading.Lock()
+        self._is_claimed = False
+        self._lock = threading.Lock()
 
-    def claim(self) -> bool:
+    def claim(self, abandoned_for: BaseException | None = None) -> bool:
         """Claim the end of the batch. Return True to the first caller only."""
-        return self._claimed.acquire(blocking=False)
+        with self._lock:
+            if self._is_claimed:
+                return False
+            self._is_claimed, self.abandoned_for = True, abandoned_for
+            return True
 
     def abandon(self, reason: BaseException) -> bool:
         """Take the batch away from its handler. Return False if another thread has claimed it."""
-        if not self.claim():
+        if not self.claim(reason):
             return False
-        self.abandoned_for = reason
         self.batch.cancel()
         return True
 

@@ -1,19 +1,18 @@
 """Poll loops: each polls under a lease of its own, in a thread, and handles and commits what it polls."""
 
 import logging
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import cast
 
 from airflow_provider_taskq.queue import Condition, Decision, LeaseLost, Polled, Result, Task
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.worker.commit import BatchCommitter
 from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease
 from airflow_provider_taskq.worker.limiter import Token
+from airflow_provider_taskq.worker.loop import Loop
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.unanswered import UnansweredClaims, UnansweredCommit
 
@@ -35,12 +34,17 @@ class TaskPoller:
         self._lease: Lease | None = None
         self.claims = UnansweredClaims(runtime.config.lease.total_seconds())
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last lease is lost."""
+        return self._lease is not None and self._lease.lost is not None
+
     def lease(self) -> Lease:
         """Return the lease to poll under.
 
         Register the owner if it has no lease, or if its last lease is lost.
         """
-        if self._lease is None or self._lease.lost is not None:
+        if self._lease is None or self.is_lost:
             with self._session.queue() as queue:
                 since = time.monotonic()
                 owner = queue.register(self._owner, self._runtime.config.lease)
@@ -92,7 +96,7 @@ class TaskPoller:
     def recover(self, error: LeaseLost) -> None:
         """Extend the lease after a LeaseLost. If the lease is gone, abandon its batches."""
         lease = self._lease
-        if lease is None or lease.lost is not None:
+        if lease is None or self.is_lost:
             return
         try:
             with self._session.queue() as queue:
@@ -111,23 +115,19 @@ class LastPoll(Enum):
     MISSED = auto()  # soon: another poll may find tasks
 
 
-class BasePollLoop(ABC):
+class BasePollLoop(Loop):
     """Base class of loops that poll until their worker stops. Pauses after a failed poll, longer each time."""
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
-        self._session = runtime.session()
-        self._poller = TaskPoller(runtime, self._session, runtime.next_owner_name())
-        self._committer = BatchCommitter(runtime, self._session)
-        self._backoff = Backoff()
+    def __init__(self, runtime: WorkerRuntime, room: int) -> None:
+        super().__init__(runtime, room)
+        self._poller = self._new_poller()
         self._recheck = Backoff(0.01, 1.0)
         self._last = LastPoll.NONE
         self._poll_seconds = 0.0  # of the last poll
-        self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
 
     @abstractmethod
     def _capacity(self) -> int:
-        """Wait until the loop can take tasks, and return their number. Return 0 if the loop has to stop."""
+        """Wait until the loop can take tasks, and return their number. Return 0 for no poll now."""
 
     @abstractmethod
     def _dispatch(self, batch: InFlightBatch) -> None:
@@ -140,39 +140,44 @@ class BasePollLoop(ABC):
         """Return the number of tasks that the next poll completes."""
         return 0
 
-    def _on_start(self) -> None:  # noqa: B027 -- most loops need nothing
-        """Prepare the loop before the first poll."""
+    def _finish(self) -> None:
+        """End the batches of the loop after its last poll."""
 
-    def _on_end(self) -> None:  # noqa: B027 -- most loops need nothing
-        """Clean up after the last poll."""
+    def _wake(self) -> None:
+        self._runtime.idle_wait.wake_decided()
 
-    def _run(self) -> None:
-        try:
-            self._run_step(self._on_start)
-            while not self._runtime.stopping.is_set() and self._runtime.threads.has(self):
-                wakes = self._runtime.idle_wait.wakes()
-                if self._run_step(self._poll_once) and self._last in (LastPoll.EMPTY, LastPoll.MISSED):
-                    self._runtime.listeners.on_empty()
-                    self._wait(wakes)
-            self._run_step(self._on_end)
-            if self._runtime.stopped.is_set():
-                # The runtime has released its leases already, but this loop may have registered one since.
-                self._run_step(self._poller.release)
-        finally:
-            if self._last is LastPoll.UNANSWERED:
-                self._runtime.counters.poll_ended(None)
-            self._session.close()
-            self._runtime.threads.remove(self)
+    def _on_lease_lost(self, error: LeaseLost) -> None:
+        self._poller.recover(error)
+
+    def _new_poller(self) -> TaskPoller:
+        return TaskPoller(self._runtime, self._session, self._runtime.next_owner_name())
+
+    def _work(self) -> None:
+        runtime = self._runtime
+        if self._poller.is_lost:  # while a handler was stuck: another owner may hold its tasks under the old name
+            self._poller = self._new_poller()
+        while not runtime.stopping.is_set():
+            wakes = runtime.idle_wait.wakes()
+            if self._run_step(self._poll_once) and self._last in (LastPoll.EMPTY, LastPoll.MISSED):
+                runtime.listeners.on_empty()
+                self._wait(wakes)
+        self._finish()
+        if runtime.stopped.is_set():
+            # The runtime has released its leases already, but this loop may have registered one since.
+            self._run_step(self._poller.release)
+        if self._last is LastPoll.UNANSWERED:
+            runtime.counters.poll_ended(None)
 
     def _poll_once(self) -> bool:
         """Poll and dispatch a batch. Return False if there was no poll."""
         runtime = self._runtime
+        self._end_decided()
         self._poller.lease()
         runtime.has_lease.set()
         if runtime.stopping.is_set():  # the worker was stopped while the lease was registered
             return False
         size = self._capacity()
-        token = runtime.token() if size else None
+        token = runtime.token(self._has_decided) if size else None
         if token is None:
             return False
         try:
@@ -186,7 +191,6 @@ class BasePollLoop(ABC):
             raise
         if self._last is LastPoll.FOUND:
             self._recheck.reset()
-        self._backoff.reset()
         return True
 
     def _counted_poll(self, size: int, token: Token) -> InFlightBatch | None:
@@ -227,53 +231,35 @@ class BasePollLoop(ABC):
 
     def _wait(self, wakes: int) -> None:
         if self._last is LastPoll.MISSED:
-            self._runtime.idle_wait.sleep(wakes, self._recheck.next())
+            self._runtime.idle_wait.sleep(wakes, self._recheck.next(), self._has_decided)
         else:
             self._recheck.reset()
-            self._runtime.idle_wait.wait(wakes, self._poll_seconds)
-
-    def _run_step(self, step: Callable[[], bool | None]) -> bool | None:
-        """Run one step and return its result. After an error, call `on_fatal`, pause, and return None."""
-        wakes = self._runtime.idle_wait.wakes()
-        try:
-            try:
-                return step()
-            except LeaseLost as error:
-                self._poller.recover(error)
-        except Exception as error:  # noqa: BLE001 -- a worker survives all errors
-            self._runtime.listeners.on_fatal(error)
-            self._runtime.idle_wait.sleep(wakes, self._backoff.next())
-        return None
+            self._runtime.idle_wait.wait(wakes, self._poll_seconds, self._has_decided)
 
 
 class PollLoop(BasePollLoop):
-    """Polls, handles and commits one batch after another.
+    """Polls, handles and commits batches in one thread.
 
     Completes a batch in the same round trip as the next poll, unless the batch commits more than its decisions.
     """
 
-    def __init__(self, runtime: WorkerRuntime, inherited: InFlightBatch | None = None) -> None:
-        super().__init__(runtime)
-        self._inherited = inherited  # the batch that the previous loop is stuck in, to be FAILED
+    def __init__(self, runtime: WorkerRuntime, room: int) -> None:
+        super().__init__(runtime, room)
         self._handled: tuple[InFlightBatch, Mapping[Task, Decision]] | None = None
 
-    def replace(self, stuck: InFlightBatch, fail: bool) -> None:
-        """Start another loop in place of this one, which is stuck in a batch."""
-        self._runtime.threads.replace(self, PollLoop(self._runtime, stuck if fail else None))
-
-    def _on_start(self) -> None:
-        if self._inherited is None:
-            return
-        self._committer.fail(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
-        self._runtime.keeper.release(self._session, self._inherited.lease)
-
-    def _on_end(self) -> None:
+    def _finish(self) -> None:
         if self._handled is not None:
             (batch, decisions), self._handled = self._handled, None
-            self._committer.complete(batch, decisions)
+            self._run_step(lambda: self._committer.complete(batch, decisions))
+        while self._open or self._decided:
+            self._runtime.idle_wait.wait_for(self._has_decided)
+            self._run_step(self._end_decided)
 
     def _capacity(self) -> int:
-        return self._runtime.config.size
+        if self._has_room():
+            return self._runtime.config.size
+        self._runtime.idle_wait.wait_for(self._has_decided, or_end=True)
+        return 0
 
     def _completed_by_poll(self) -> int:
         return len(self._handled[0].batch.tasks) if self._handled is not None else 0
@@ -297,12 +283,11 @@ class PollLoop(BasePollLoop):
     def _dispatch(self, batch: InFlightBatch) -> None:
         if len(batch.batch.tasks) >= self._runtime.config.size:
             self._runtime.idle_wait.wake()  # there may be more tasks, for other threads
-        outcome = self._runtime.run_handler(batch, self)
-        if outcome is None:
-            return
-        if isinstance(outcome, BaseException):
-            self._committer.fail(batch, outcome)
-        elif self._runtime.completes_with_poll and not batch.batch.has_side_effects:
-            self._handled = (batch, outcome)
+        self._handle(batch)
+
+    def _commit(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
+        runtime, polls_next = self._runtime, self._handled is None and not self._runtime.stopping.is_set()
+        if polls_next and runtime.completes_with_poll and not batch.batch.has_side_effects:
+            self._handled = (batch, decisions)
         else:
-            self._committer.complete(batch, outcome)
+            super()._commit(batch, decisions)

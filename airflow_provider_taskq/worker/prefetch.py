@@ -2,15 +2,14 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from airflow_provider_taskq.queue import Decision, Task
-from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.worker.commit import BatchCommitter
 from airflow_provider_taskq.worker.config import Pending
 from airflow_provider_taskq.worker.lease import InFlightBatch
+from airflow_provider_taskq.worker.loop import Loop
 from airflow_provider_taskq.worker.poll_loop import BasePollLoop
-from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped, WorkerThread
+from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped
 
 
 class PrefetchBuffer:
@@ -35,13 +34,28 @@ class PrefetchBuffer:
             (self._rejected if self._rejects else self._batches).append(batch)
             self._changed.notify_all()
 
-    def take(self) -> InFlightBatch | None:
-        """Wait for the next batch and remove it. Return None when the buffer is closed and empty."""
+    def take(self, is_woken: Callable[[], bool]) -> InFlightBatch | None:
+        """Wait for the next batch and remove it. Return None if the buffer is closed and empty, or `is_woken()`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._batches)
+            self._changed.wait_for(lambda: self._closed or self._batches or is_woken())
             batch = self._batches.popleft() if self._batches else None
             self._changed.notify_all()
             return batch
+
+    def wait_for(self, is_woken: Callable[[], bool]) -> None:
+        """Wait until `is_woken()`, which is called again after each `wake`."""
+        with self._changed:
+            self._changed.wait_for(is_woken)
+
+    def wake(self) -> None:
+        """Let the waiting threads call their `is_woken`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the buffer is closed and empty."""
+        return self._closed and not self._batches
 
     def end(self, *, reject: bool) -> None:
         """End the polls. With `reject`, keep all batches for `close`, so that `take` gets none of them."""
@@ -67,7 +81,7 @@ class Prefetcher(BasePollLoop):
     """Polls while there is room in the buffer, as one owner for all threads that handle batches."""
 
     def __init__(self, runtime: WorkerRuntime, buffer: PrefetchBuffer) -> None:
-        super().__init__(runtime)
+        super().__init__(runtime, 0)
         self._buffer = buffer
 
     def _capacity(self) -> int:
@@ -76,60 +90,42 @@ class Prefetcher(BasePollLoop):
     def _dispatch(self, batch: InFlightBatch) -> None:
         self._buffer.put(batch)
 
-    def _on_end(self) -> None:
+    def _finish(self) -> None:
         reason = WorkerStopped("the worker stopped before this task was handled")
         for batch in self._buffer.close():
             if self._runtime.config.pending is Pending.RELEASE:
                 batch.lease.abandon(batch, reason)
             elif batch.claim():
-                self._committer.fail(batch, reason)
+                self._run_step(partial(self._committer.fail, batch, reason))
 
 
-class HandleLoop:
-    """Handles and commits the batches of the buffer one after another, in a thread."""
+class HandleLoop(Loop):
+    """Handles and commits the batches of the buffer."""
 
-    def __init__(self, runtime: WorkerRuntime, buffer: PrefetchBuffer, inherited: InFlightBatch | None = None) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: WorkerRuntime, room: int, buffer: PrefetchBuffer) -> None:
+        super().__init__(runtime, room)
         self._buffer = buffer
-        self._inherited = inherited  # the batch that the previous loop is stuck in, to be FAILED
-        self._session = runtime.session()
-        self._committer = BatchCommitter(runtime, self._session)
-        self._backoff = Backoff()
-        self.thread = threading.Thread(target=self._run, name=f"taskq {runtime.config.name}", daemon=True)
 
-    def replace(self, stuck: InFlightBatch, fail: bool) -> None:
-        """Start another loop in place of this one, which is stuck in a batch."""
-        self._runtime.threads.replace(self, HandleLoop(self._runtime, self._buffer, stuck if fail else None))
+    def _wake(self) -> None:
+        self._buffer.wake()
 
-    def _run(self) -> None:
-        try:
-            if self._inherited is not None:
-                self._commit(self._inherited, self._inherited.abandoned_for or RuntimeError("abandoned"))
-            while self._runtime.threads.has(self) and (batch := self._buffer.take()) is not None:
-                if batch.abandoned_for is not None:
-                    continue  # the batch was abandoned while it was in the buffer
-                outcome = self._runtime.run_handler(batch, self)
-                if outcome is not None:
-                    self._commit(batch, outcome)
-        finally:
-            self._session.close()
-            self._runtime.threads.remove(self)
+    def _work(self) -> None:
+        while not self._buffer.has_ended or self._open or self._decided:
+            self._run_step(self._take_once)
 
-    def _commit(self, batch: InFlightBatch, outcome: Mapping[Task, Decision] | BaseException) -> None:
-        try:
-            if isinstance(outcome, BaseException):
-                self._committer.fail(batch, outcome)
-            else:
-                self._committer.complete(batch, outcome)
-            self._backoff.reset()
-        except Exception as fatal:  # noqa: BLE001 -- a worker survives all errors
-            self._runtime.listeners.on_fatal(fatal)
-            self._runtime.stopped.wait(self._backoff.next())
+    def _take_once(self) -> None:
+        self._end_decided()
+        if self._has_room() and not self._buffer.has_ended:
+            batch = self._buffer.take(self._has_decided)
+            if batch is not None and batch.abandoned_for is None:  # else it was abandoned while it was in the buffer
+                self._handle(batch)
+        elif self._open:
+            self._buffer.wait_for(self._has_decided)
 
 
-def prefetching_threads(runtime: WorkerRuntime) -> list[WorkerThread]:
-    """Make the threads of a worker that prefetches."""
+def prefetching_loops(runtime: WorkerRuntime, rooms: Sequence[int]) -> list[Loop]:
+    """Make the loops of a worker that prefetches, with this room for open batches each."""
     buffer = PrefetchBuffer(runtime.config.prefetch)
     reject = runtime.config.pending is not Pending.FINISH
     runtime.on_stopping.append(lambda: buffer.end(reject=reject))
-    return [Prefetcher(runtime, buffer), *(HandleLoop(runtime, buffer) for _ in range(runtime.config.workers))]
+    return [Prefetcher(runtime, buffer), *(HandleLoop(runtime, room, buffer) for room in rooms)]

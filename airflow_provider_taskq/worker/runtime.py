@@ -5,9 +5,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Result, Task, verify_for_work
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
@@ -18,11 +19,11 @@ from airflow_provider_taskq.worker.filters import failures_of_unreadable, readab
 from airflow_provider_taskq.worker.handlers import (
     TaskResultException,
     WorkHandler,
+    complete_decisions,
     decision_on,
-    handle_batch,
     is_undecided,
 )
-from airflow_provider_taskq.worker.lease import BatchThread, InFlightBatch, Lease, LeaseKeeper, UpkeepThread
+from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
@@ -68,31 +69,46 @@ class IdleWait:
         """
         return self._wakes
 
-    def wait(self, wakes: int, took: float = 0.0) -> None:
+    def wait(self, wakes: int, took: float = 0.0, is_woken: Callable[[], bool] = lambda: False) -> None:
         """Wait for the time of the next poll: after the pause, or at once if there was a wake since `wakes`.
 
         :param took: seconds that the last empty poll took. A slow poll makes the pause longer, so that empty polls take
             at most a fifth of the time.
+        :param is_woken: ends the wait of this thread only; called again after `wake_decided`.
         """
+
+        def is_over() -> bool:
+            return self._ended or self._wakes > wakes or is_woken()
+
         with self._changed:
             if self._polling:
-                self._changed.wait_for(lambda: self._ended or self._wakes > wakes or not self._polling)
-            if self._ended or self._wakes > wakes:
+                self._changed.wait_for(lambda: is_over() or not self._polling)
+            if is_over():
                 return
             self._polling = True
-            self._changed.wait_for(lambda: self._ended or self._wakes > wakes, self.seconds_after(took))
+            self._changed.wait_for(is_over, self.seconds_after(took))
             self._polling = False
             # notify() alone might reach a thread in `sleep`, and no thread would take over the periodic polls.
             self._changed.notify_all()
+
+    def wait_for(self, is_woken: Callable[[], bool], *, or_end: bool = False) -> None:
+        """Wait until `is_woken()`, which is called again after `wake_decided`; with `or_end` until `end`, too."""
+        with self._changed:
+            self._changed.wait_for(lambda: is_woken() or (or_end and self._ended))
 
     def seconds_after(self, took: float) -> float:
         """Return the pause, in seconds, after an empty poll that took `took` seconds."""
         return max(self._seconds, _IDLE_FACTOR * took)
 
-    def sleep(self, wakes: int, seconds: float) -> None:
+    def sleep(self, wakes: int, seconds: float, is_woken: Callable[[], bool] = lambda: False) -> None:
         """Wait `seconds`, or until a wake after `wakes`, whether or not another thread polls."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._wakes > wakes, seconds)
+            self._changed.wait_for(lambda: self._ended or self._wakes > wakes or is_woken(), seconds)
+
+    def wake_decided(self) -> None:
+        """Let the waiting threads call their `is_woken`."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wake(self) -> None:
         """Let all waiting threads poll at once."""
@@ -115,19 +131,10 @@ class ThreadRegistry:
         self._changed = threading.Condition()
 
     def start(self, thread: WorkerThread) -> None:
-        """Add and start a thread."""
+        """Add a loop if it is new, and start its thread."""
         with self._changed:
             self._threads.add(thread)
         thread.thread.start()
-
-    def replace(self, stuck: WorkerThread, thread: WorkerThread) -> None:
-        """Start a thread in place of a thread that is stuck in a handler. The stuck thread is left behind."""
-        self.start(thread)  # before the removal, so that a concurrent `wait` sees one of them
-        self.remove(stuck)
-
-    def has(self, thread: WorkerThread) -> bool:
-        """Return whether a thread was neither replaced nor removed."""
-        return thread in self._threads
 
     def remove(self, thread: WorkerThread) -> None:
         """Remove a thread that ends."""
@@ -204,6 +211,9 @@ class WorkerRuntime:
             verify_for_work(queue.conn)
             self.started = queue.now()
             queue.ready(self.config.topic, 1, self.config.condition)
+        open_handler = getattr(self.handler, "open", None)
+        if open_handler is not None:  # raises the error of a handler that cannot work, before a task is polled
+            open_handler()
         self.keeper.start()
         self._upkeep.start()
         self.watchdog.start()
@@ -245,6 +255,15 @@ class WorkerRuntime:
         for call in self.on_stopping:
             call()
 
+    def rooms(self) -> list[int]:
+        """Return for each loop that handles batches how many of them may be open at once.
+
+        The sum is the attribute `concurrency` of the handler, by default one for each loop.
+        """
+        workers = self.config.workers
+        total = getattr(self.handler, "concurrency", None) or workers
+        return [max(1, total // workers + (number < total % workers)) for number in range(workers)]
+
     def session(self) -> DatabaseSession:
         """Return a new session with the database."""
         return DatabaseSession(self.connect, self.config.call_limit())
@@ -254,10 +273,13 @@ class WorkerRuntime:
         with self._lock:
             return next(self._owner_names)
 
-    def token(self) -> Token | None:
-        """Wait for the limiter's token. Return None if the worker stops. An error of the limiter stops all polls."""
+    def token(self, is_woken: Callable[[], bool]) -> Token | None:
+        """Wait for the limiter's token. Return None if the worker stops, or `is_woken()`.
+
+        An error of the limiter stops all polls.
+        """
         try:
-            return self._limiter.request(self.stopping.is_set)
+            return self._limiter.request(lambda: self.stopping.is_set() or is_woken())
         except BaseException as error:  # noqa: BLE001 -- whatever a limiter raises
             self.error = error
             self.listeners.on_fatal(error)
@@ -274,21 +296,46 @@ class WorkerRuntime:
         lease.add(in_flight)
         return in_flight
 
-    def run_handler(self, batch: InFlightBatch, thread: BatchThread) -> dict[Task, Decision] | BaseException | None:
-        """Call the handler in this thread. Return its decisions, or the error that fails the whole batch.
+    def call_handler(self, in_flight: InFlightBatch) -> Any:
+        """Call the handler in this thread. Return what it returns or raises."""
+        batch = in_flight.batch
+        self.listeners.on_dispatched(in_flight.trace)
+        self.watchdog.add(in_flight)
+        handler = readable(self.handler, batch)
+        returned: Any
+        try:
+            with batch.running(name_of(handler)):
+                returned = handler.handle(batch)
+        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it ends the batch, not the worker
+            returned = error
+        if not isinstance(returned, Future):
+            self.handler_ended(in_flight)
+        return returned
 
-        Return None if the batch was abandoned while the handler ran.
+    def handler_ended(self, batch: InFlightBatch) -> None:
+        """Note that the handler, or the Future that it returned, has ended."""
+        self.counters.handled(self.watchdog.remove(batch))
+
+    def outcome(self, in_flight: InFlightBatch, returned: Any) -> dict[Task, Decision] | BaseException | None:
+        """Claim the batch, and return the decisions of its handler, or the error that fails the whole batch.
+
+        Return None if the batch was abandoned before.
+
+        :param returned: what `call_handler` returned. A Future is done.
         """
-        batch.thread = thread
-        outcome = self._decide(batch)
-        if not batch.claim():
+        if not in_flight.claim():
             return None
-        if isinstance(outcome, BaseException):
-            return outcome
+        tasks = in_flight.batch.tasks
+        try:
+            outcome = complete_decisions(name_of(self.handler), tasks, _result_of(returned))
+        except TaskResultException as error:
+            outcome = {**dict.fromkeys(tasks, decision_on(error)), **failures_of_unreadable(tasks)}
+        except BaseException as error:  # noqa: BLE001 -- as above
+            return error
         if self.returned is None:  # the worker would poll an undecided task again without a pause
             snooze = Decision(Result.SUSPENSION, delay=self.config.pause)
             outcome = {task: snooze if is_undecided(decision) else decision for task, decision in outcome.items()}
-        self.listeners.on_callback(batch.trace, outcome)
+        self.listeners.on_callback(in_flight.trace, outcome)
         return outcome
 
     def on_committed(self, tasks: int, committed: Mapping[Task, Decision]) -> None:
@@ -296,22 +343,6 @@ class WorkerRuntime:
         if self.returned is not None:
             self.returned.note(committed)
         self.counters.ended(tasks, committed.values())
-
-    def _decide(self, in_flight: InFlightBatch) -> dict[Task, Decision] | BaseException:
-        """Call the handler with the tasks whose payload could be decoded, and fail the others."""
-        batch = in_flight.batch
-        self.listeners.on_dispatched(in_flight.trace)
-        self.watchdog.add(in_flight)
-        handler = readable(self.handler, batch)
-        try:
-            with batch.running(name_of(handler)):
-                return handle_batch(handler, batch)
-        except TaskResultException as error:
-            return {**dict.fromkeys(batch.tasks, decision_on(error)), **failures_of_unreadable(batch.tasks)}
-        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it ends the batch, not the worker
-            return error
-        finally:
-            self.counters.handled(self.watchdog.remove(in_flight))
 
     def on_abandoned(self, batch: InFlightBatch) -> None:
         """Count, log and report a batch that was taken away from its handler. Its tasks are polled again later."""
@@ -337,13 +368,18 @@ class WorkerRuntime:
                 self.keeper.remove(lease)
 
     def _handler_timed_out(self, batch: InFlightBatch) -> None:
-        """Let another thread replace the thread of a handler that exceeds its limit, and fail the batch."""
-        fail = batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self.config.limit}"))
-        # Without `fail` the batch was abandoned before, with its lease, or the handler has just ended.
-        is_stuck = fail or self.watchdog.is_handled(batch)
-        if batch.thread is not None and is_stuck and not self.stopped.is_set():
-            batch.thread.replace(batch, fail)
+        """Let the loop of a handler that exceeds its limit fail the batch, in another thread if it is stuck."""
+        batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self.config.limit}"))
+        # The batch may have been abandoned before, with its lease: the thread is stuck all the same.
+        if batch.loop is not None and not self.stopped.is_set():
+            batch.loop.replace_thread(batch)
 
     def _on_notification(self, topic: str) -> None:
         if topic == self.config.topic:
             self.idle_wait.wake()
+
+
+def _result_of(returned: Any) -> Any:
+    if isinstance(returned, BaseException):
+        raise returned
+    return returned.result() if isinstance(returned, Future) else returned

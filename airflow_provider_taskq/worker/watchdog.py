@@ -64,11 +64,6 @@ class Watchdog(ServiceThread):
             watched = self._watched.pop(id(batch))
         return time.monotonic() - watched.began
 
-    def is_handled(self, batch: InFlightBatch) -> bool:
-        """Return whether the handler of the batch still runs."""
-        with self._lock:
-            return id(batch) in self._watched
-
     def _run(self) -> None:
         durations = (self._slow_after, self._report_every, self._limit)
         interval = min(_LONGEST_INTERVAL, *(each / 4 for each in durations if each))

@@ -25,9 +25,10 @@ from airflow_provider_taskq.worker.executors import handler_of
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
 from airflow_provider_taskq.worker.listener import ListenerDispatcher, WorkerListener
+from airflow_provider_taskq.worker.loop import Loop
 from airflow_provider_taskq.worker.poll_loop import PollLoop
-from airflow_provider_taskq.worker.prefetch import prefetching_threads
-from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerThread
+from airflow_provider_taskq.worker.prefetch import prefetching_loops
+from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 from airflow_provider_taskq.worker.statistics import WorkerCounters, WorkerStatistics
 
@@ -171,12 +172,13 @@ class Worker:
                 self._counters,
                 drains=drain,
             )
-            threads: list[WorkerThread]
+            rooms = runtime.rooms()
+            loops: list[Loop]
             if self._config.prefetch:
-                threads = prefetching_threads(runtime)
+                loops = prefetching_loops(runtime, rooms)
             else:
-                threads = [PollLoop(runtime) for _ in range(self._config.workers)]
-            runtime.start(threads, None if timeout is None else timeout.total_seconds())
+                loops = [PollLoop(runtime, room) for room in rooms]
+            runtime.start(loops, None if timeout is None else timeout.total_seconds())
             self._runtime = self._last_runtime = runtime
             return True
 

@@ -105,15 +105,15 @@ def test_a_stuck_batch_is_failed_although_the_worker_stops_meanwhile(
     worker.start()
     runtime = worker._runtime
     assert runtime is not None
-    remove = runtime.threads.remove
+    start = runtime.threads.start
 
-    def remove_and_stop(thread: WorkerThread) -> None:
-        remove(thread)
+    def start_and_stop(thread: WorkerThread) -> None:
+        start(thread)
         if threading.current_thread() is runtime.watchdog._thread:
             runtime.stop(20)
             stopped.set()
 
-    monkeypatch.setattr(runtime.threads, "remove", remove_and_stop)
+    monkeypatch.setattr(runtime.threads, "start", start_and_stop)
     queue.push("work", ["a"])
     worker.resume()
     assert stopped.wait(30)
