@@ -45,10 +45,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class CommitHook:
-    """A function that runs in the committing transaction. `task` is its task, or None for the whole batch."""
+    """A function that runs in the committing transaction. `tasks` are its tasks, or None for the whole batch."""
 
     call: CommitFunction
-    task: Task | None = None
+    tasks: frozenset[Task] | None = None
     success_on: Exceptions = ()
 
 
@@ -107,6 +107,7 @@ class Batch(BatchContext, Supplement):
         self.commit_hooks: list[CommitHook] = []
         self.after_commit_calls: list[Callable[[], None]] = []
         self._known = frozenset(self.tasks)
+        self._is_part = False
         self._rewrite = rewrite
         self._activities: dict[int, Activity] = {}
 
@@ -151,7 +152,10 @@ class Batch(BatchContext, Supplement):
         """
         if task is not None:
             self._require_member(task)
-        self.commit_hooks.append(CommitHook(function, task, success_on))
+            tasks: frozenset[Task] | None = frozenset({task})
+        else:
+            tasks = self._known if self._is_part else None
+        self.commit_hooks.append(CommitHook(function, tasks, success_on))
 
     def after_commit(self, call: Callable[[], None]) -> None:
         """Register a function that the worker calls once the batch is committed. Its exceptions are only logged."""
@@ -214,6 +218,14 @@ class Batch(BatchContext, Supplement):
             raise RuntimeError(f"the batch was abandoned before the Future of {name} was completed")
         return outcome.result()
 
+    def part(self, tasks: Iterable[Task]) -> "Batch":
+        """Return a batch of some of the tasks. What a handler adds to it goes to this batch."""
+        part = object.__new__(Batch)
+        part.__dict__.update(self.__dict__)
+        part.tasks, part._is_part = tuple(tasks), True
+        part._known = frozenset(part.tasks)
+        return part
+
     def for_task(self, task: Task) -> "Batch":
         """Return a batch of one task with the same owner, which another process can fill for `adopt`."""
         return Batch([task], owner=self.known_owner)
@@ -223,7 +235,7 @@ class Batch(BatchContext, Supplement):
         for follow_up in other.follow_ups:
             self._add_follow_up(follow_up)
         self.releases += other.releases
-        self.commit_hooks += [replace(hook, task=task) for hook in other.commit_hooks]
+        self.commit_hooks += [replace(hook, tasks=frozenset({task})) for hook in other.commit_hooks]
         self.after_commit_calls += other.after_commit_calls
 
     def _add_follow_up(self, follow_up: FollowUp) -> None:
@@ -244,43 +256,6 @@ class Batch(BatchContext, Supplement):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["tasks"])  # type: ignore[misc]  # the other fields start empty
         self.__dict__.update(state)
-
-
-class PartialBatch(Batch):
-    """Some tasks of a batch. Follow-ups, releases and hooks of this part go to the whole batch."""
-
-    def __init__(self, whole: Batch, tasks: Iterable[Task]) -> None:
-        super().__init__(tasks, whole._rewrite, whole.known_owner)  # noqa: SLF001 -- of the same class
-        self._whole = whole
-        self.cancelled = whole.cancelled
-        self.follow_ups = whole.follow_ups
-        self.releases = whole.releases
-        self.after_commit_calls = whole.after_commit_calls
-        self._values, self._lock = whole._values, whole._lock  # noqa: SLF001 -- of the same class
-
-    def in_commit(self, function: CommitFunction, task: Task | None = None, success_on: Exceptions = ()) -> None:
-        """Register a function like `Batch.in_commit`, for the tasks of this part only."""
-        if task is not None:
-            self._require_member(task)
-            self._whole.in_commit(function, task, success_on)
-            return
-
-        def of_part(queue: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision] | None:
-            returned = function(queue, {task: decisions[task] for task in self.tasks})
-            if returned is None:
-                return None
-            return {**{task: decisions[task] for task in decisions if task not in self}, **returned}
-
-        of_part.__qualname__ = name_of(function)
-        self._whole.in_commit(of_part, None, success_on)
-
-    @contextmanager
-    def running(
-        self, name: str, stack: Callable[[], str] | None = None, cancel: Callable[[], None] | None = None
-    ) -> Iterator[None]:
-        """Report code of the whole batch; see `Batch.running`."""
-        with self._whole.running(name, stack, cancel):
-            yield
 
 
 def stack_of(thread: int) -> Callable[[], str]:

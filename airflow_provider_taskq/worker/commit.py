@@ -111,7 +111,7 @@ def run_commit_hook(
 
     Do not call a hook that is in `abandoned`. Raises CommitHookInterrupted for a transient error.
     """
-    concerned = {task: decision for task, decision in decisions.items() if hook.task in (None, task)}
+    concerned = {task: decision for task, decision in decisions.items() if hook.tasks is None or task in hook.tasks}
     if not concerned:
         return
     if (reason := abandoned.get(id(hook))) is not None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, UnreadablePayload
-from airflow_provider_taskq.worker.batches import Batch, PartialBatch, name_of
+from airflow_provider_taskq.worker.batches import Batch, name_of
 from airflow_provider_taskq.worker.handlers import BatchHandler, HandlerOutcome, WorkHandler, decision_of, handle_batch
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
@@ -24,7 +24,7 @@ class FilteringHandler:
         judged = self._judge(batch.tasks)
         if len(judged) == len(batch.tasks):
             return judged
-        part = PartialBatch(batch, (task for task in batch.tasks if task not in judged))
+        part = batch.part(task for task in batch.tasks if task not in judged)
         return {**judged, **handle_batch(self._handler, part)}
 
     def close(self) -> None:
