@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, time, timedelta
+from datetime import time, timedelta
 
 import click
 
@@ -12,8 +12,8 @@ from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.cli._times import format_age
 from airflow_provider_taskq.cli.push import payload_option
 from airflow_provider_taskq.cli.topics import summaries
-from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every
-from airflow_provider_taskq.queue.schedules import hashed_hours
+from airflow_provider_taskq.queue import Json, NewTask
+from airflow_provider_taskq.queue.schedules import Schedule
 
 WAITING_CAP = 1_000  # of the count of waiting ticks
 
@@ -83,10 +83,10 @@ def install(
     payload: Json,
     dry_run: bool,
 ) -> None:
+    schedule = _schedule(every, daily, cron, zone)
+    schedule_hash = schedule.hash(payload)
     with session.transaction(dry_run=dry_run) as queue:
-        moments, schedule_hash = moments_and_hash(
-            every, daily, cron, zone, begin=queue.now(), ahead=ahead, payload=payload
-        )
+        moments = schedule.times(queue.now(), ahead)
         new_ticks = [(moment, NewTask(prefix, payload)) for moment in moments]
         count = queue.install_ticks(topic, prefix, schedule_hash, new_ticks)
         audited(queue).record("install ticks", topic, f"{prefix}/{schedule_hash}", count)
@@ -111,26 +111,14 @@ def uninstall(session: Session, topic: str, prefix: str, config_hash: str, dry_r
     session.answer(document, sentence)
 
 
-def moments_and_hash(
-    every: timedelta | None,
-    daily: Sequence[str],
-    cron: str | None,
-    zone: str,
-    *,
-    begin: datetime,
-    ahead: timedelta,
-    payload: Json,
-) -> tuple[list[datetime], str]:
-    """Return the moments of a schedule, and the hash that TaskQTicksOperator computes for it."""
+def _schedule(every: timedelta | None, daily: Sequence[str], cron: str | None, zone: str) -> Schedule:
     if (every is not None) + bool(daily) + (cron is not None) != 1:
         raise click.UsageError("give exactly one of --every, --daily and --cron")
     if every is not None:
-        count = max(1, ahead // every) if every else 1
-        return ticks_every(every, begin, count), config_hash("every", every.total_seconds(), payload)
+        return Schedule.every(every)
     if cron is not None:
-        return ticks_cron(cron, zone, begin, ahead), config_hash("cron", cron, zone, payload)
-    hours = list(map(_parse_hour, daily))
-    return ticks_daily(hours, zone, begin, ahead), config_hash("daily", hashed_hours(hours), zone, payload)
+        return Schedule.cron(cron, zone)
+    return Schedule.daily(list(map(_parse_hour, daily)), zone)
 
 
 def _parse_hour(text: str) -> time:

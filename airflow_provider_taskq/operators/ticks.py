@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
 from airflow_provider_taskq.parameters import DurationValue, parse_duration
-from airflow_provider_taskq.queue import Json, NewTask, config_hash, ticks_cron, ticks_daily, ticks_every
-from airflow_provider_taskq.queue.schedules import hashed_hours
+from airflow_provider_taskq.queue import Json, NewTask
+from airflow_provider_taskq.queue.schedules import Schedule
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -74,7 +74,9 @@ class TaskQTicksOperator(TaskQBaseOperator):
         with self.hook.transaction() as queue:
             if self.create_topic:
                 queue.create_topic(self.topic)
-            moments, configuration = self._schedule(database_now(queue.conn))
+            schedule = self._schedule()
+            moments = schedule.times(database_now(queue.conn), parse_duration(self.ahead))
+            configuration = schedule.hash(None if callable(self.payload) else self.payload)
             ticks = [(moment, self._task(moment)) for moment in moments]
             installed = queue.install_ticks(self.topic, self.prefix, configuration, ticks)
         self.log.info(
@@ -88,20 +90,14 @@ class TaskQTicksOperator(TaskQBaseOperator):
             "last": moments[-1].isoformat(),
         }
 
-    def _schedule(self, begin: datetime) -> tuple[list[datetime], str]:
-        """Return the times of the ticks from `begin` on, and the hash of the schedule."""
-        ahead = parse_duration(self.ahead)
-        payload = None if callable(self.payload) else self.payload
+    def _schedule(self) -> Schedule:
         if self.every is not None:
-            period = parse_duration(self.every)
-            count = max(1, ahead // period) if period > timedelta(0) else 1
-            return ticks_every(period, begin, count), config_hash("every", period.total_seconds(), payload)
+            return Schedule.every(parse_duration(self.every))
         if self.daily is not None:
             hours = [hour if isinstance(hour, time) else time.fromisoformat(hour) for hour in self.daily]
-            schedule_hash = config_hash("daily", hashed_hours(hours), self.zone, payload)
-            return ticks_daily(hours, self.zone, begin, ahead), schedule_hash
+            return Schedule.daily(hours, self.zone)
         assert self.cron is not None  # noqa: S101  for the type checker; one of the three is there
-        return ticks_cron(self.cron, self.zone, begin, ahead), config_hash("cron", self.cron, self.zone, payload)
+        return Schedule.cron(self.cron, self.zone)
 
     def _task(self, moment: datetime) -> NewTask | Json:
         return self.payload(moment) if callable(self.payload) else self.payload

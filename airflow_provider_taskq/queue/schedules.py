@@ -9,10 +9,11 @@ expression in UTC.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from airflow_provider_taskq.queue.errors import InvalidArgument
@@ -56,8 +57,8 @@ def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelt
         return _within((datetime.combine(day, hour) for day in days for hour in times), local, begin, ahead)
 
 
-def hashed_hours(hours: Iterable[time]) -> list[Json]:
-    """Return the times of day of `ticks_daily` as its callers give them to `config_hash`.
+def _hashed_hours(hours: Iterable[time]) -> list[Json]:
+    """Return the times of day of `ticks_daily` for `config_hash`.
 
     :raises InvalidArgument: for no hours, and hours with a time zone.
     """
@@ -94,6 +95,35 @@ def config_hash(*parts: Json) -> str:
     _check_json(parts)
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+
+
+class Schedule(NamedTuple):
+    """The times of ticks, and what stands for them in a hash: it is the same wherever the schedule is installed."""
+
+    parts: tuple[Json, ...]
+    times: Callable[[datetime, timedelta], list[datetime]]  # after a moment, within a duration, and at least the next
+
+    @classmethod
+    def every(cls, period: timedelta) -> "Schedule":
+        """Return the multiples of a period: see `ticks_every`."""
+        return cls(
+            ("every", period.total_seconds()),
+            lambda now, ahead: ticks_every(period, now, max(1, ahead // period) if period else 1),
+        )
+
+    @classmethod
+    def daily(cls, hours: Sequence[time], zone: str) -> "Schedule":
+        """Return times of day in a time zone: see `ticks_daily`."""
+        return cls(("daily", _hashed_hours(hours), zone), lambda now, ahead: ticks_daily(hours, zone, now, ahead))
+
+    @classmethod
+    def cron(cls, expression: str, zone: str) -> "Schedule":
+        """Return the times of a cron expression: see `ticks_cron`."""
+        return cls(("cron", expression, zone), lambda now, ahead: ticks_cron(expression, zone, now, ahead))
+
+    def hash(self, payload: Json) -> str:
+        """Return the hash of the schedule with a payload."""
+        return config_hash(*self.parts, payload)
 
 
 def _check_json(value: object) -> None:

@@ -8,17 +8,8 @@ from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
 from typing import Any
 
-from airflow_provider_taskq.queue import (
-    InvalidArgument,
-    Json,
-    NewTask,
-    TaskQueue,
-    config_hash,
-    ticks_cron,
-    ticks_daily,
-    ticks_every,
-)
-from airflow_provider_taskq.queue.schedules import hashed_hours
+from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue
+from airflow_provider_taskq.queue.schedules import Schedule
 from airflow_provider_taskq.worker.connection import Connect, Disconnected, connection_factory
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
@@ -102,8 +93,7 @@ class Scheduler(PeriodicService):
         :param version: change it with the code of a payload function, because the scheduler does not see such a change.
         """
         interval = max(period / 4, SECOND) if period > NONE else period
-        hash_ = config_hash("every", period.total_seconds(), _hashed(payload, version))
-        self.add(topic, prefix, hash_, interval, lambda now: _with_payload(ticks_every(period, now, ahead), payload))
+        self._add(topic, prefix, Schedule.every(period), payload, version, period * ahead, interval)
 
     def daily(
         self,
@@ -122,11 +112,7 @@ class Scheduler(PeriodicService):
         :param ahead: installs the ticks within this time, and at least the next one.
         :param interval: time between installations; by default a quarter of `ahead`, at most an hour.
         """
-        hash_ = config_hash("daily", hashed_hours(hours), zone, _hashed(payload, version))
-        interval = _default_interval(ahead) if interval is None else interval
-        self.add(
-            topic, prefix, hash_, interval, lambda now: _with_payload(ticks_daily(hours, zone, now, ahead), payload)
-        )
+        self._add(topic, prefix, Schedule.daily(hours, zone), payload, version, ahead, interval)
 
     def cron(
         self,
@@ -149,11 +135,25 @@ class Scheduler(PeriodicService):
             @monthly or @yearly.
         :param zone: the name of a time zone, for example `Europe/Berlin`.
         """
-        hash_ = config_hash("cron", expression, zone, _hashed(payload, version))
-        interval = _default_interval(ahead) if interval is None else interval
-        self.add(
-            topic, prefix, hash_, interval, lambda now: _with_payload(ticks_cron(expression, zone, now, ahead), payload)
-        )
+        self._add(topic, prefix, Schedule.cron(expression, zone), payload, version, ahead, interval)
+
+    def _add(
+        self,
+        topic: str,
+        prefix: str,
+        schedule: Schedule,
+        payload: Payload,
+        version: Json,
+        ahead: timedelta,
+        interval: timedelta | None,
+    ) -> None:
+        def make(now: datetime) -> Ticks:
+            times = schedule.times(now, ahead)
+            return [(moment, payload(moment) if callable(payload) else payload) for moment in times]
+
+        if interval is None:
+            interval = min(max(ahead / 4, SECOND), HOUR)
+        self.add(topic, prefix, schedule.hash(_hashed(payload, version)), interval, make)
 
     def start(self) -> None:
         """Start the thread, which installs all schedules at once. Raises TaskQueueError if it runs already."""
@@ -182,14 +182,6 @@ class Scheduler(PeriodicService):
             schedule.due = time.monotonic() + schedule.interval.total_seconds()
         next_ = min((each.due for each in list(self.schedules)), default=time.monotonic() + 1)
         return max(0.0, min(next_ - time.monotonic(), 1.0))
-
-
-def _with_payload(moments: Iterable[datetime], payload: Payload) -> Ticks:
-    return [(moment, payload(moment) if callable(payload) else payload) for moment in moments]
-
-
-def _default_interval(ahead: timedelta) -> timedelta:
-    return min(max(ahead / 4, SECOND), HOUR)
 
 
 def _hashed(payload: Payload, version: Json) -> Json:
