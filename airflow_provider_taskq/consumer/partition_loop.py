@@ -27,14 +27,8 @@ from airflow_provider_taskq.queue import (
     partition_of,
 )
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.queue.errors import (
-    CallTimeout,
-    ConnectionFailed,
-    is_connection_lost,
-    is_read_only,
-    is_session_timeout,
-    is_transient,
-)
+from airflow_provider_taskq.queue.errors import CallTimeout
+from airflow_provider_taskq.queue.faults import Fault, classify, is_read_only
 from airflow_provider_taskq.queue.handler_statements import handler_statements
 from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
 from airflow_provider_taskq.worker.handlers import HandlerFailed
@@ -156,7 +150,7 @@ class PartitionLoop:
         try:
             self._run_connected()
         except Exception as error:
-            if not may_reconnect(error) or self._times_out_always(error):
+            if not classify(error).is_temporary or self._times_out_always(error):
                 raise
             named = (self.lease.group, self.lease.topic, self.lease.partition, type(error).__name__)
             log.warning("connection lost, will retry: group=%s topic=%s partition=%s error=%s", *named)
@@ -170,7 +164,7 @@ class PartitionLoop:
         A handled event in between ends the row.
         """
         self._timeouts += isinstance(error, HandlerTimeout) or (
-            is_session_timeout(error) and not isinstance(error, CallTimeout)
+            classify(error) is Fault.TIMEOUT and not isinstance(error, CallTimeout)
         )
         return self._timeouts >= _MAX_TIMEOUTS
 
@@ -320,18 +314,6 @@ def _is_executor_shutdown(error: BaseException) -> bool:
 
 def _connection_error(cause: BaseException) -> psycopg.OperationalError:
     """Return the error of a connection that was closed while a handler used it."""
-    if is_session_timeout(cause):
+    if classify(cause) is Fault.TIMEOUT:
         return HandlerTimeout(f"{type(cause).__name__} in a handler: {cause}")
     return psycopg.OperationalError("the connection was lost in a handler")
-
-
-def may_reconnect(error: BaseException) -> bool:
-    """Return whether a new connection may help: after errors of a connection, and after transient errors.
-
-    A read-only server counts as a lost connection, because its address may lead to a writable server later.
-    """
-    return (
-        isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | ConnectionFailed)
-        or is_connection_lost(error)
-        or is_transient(error)
-    )

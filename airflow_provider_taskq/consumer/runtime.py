@@ -12,9 +12,9 @@ from airflow_provider_taskq.consumer.partition_lease import (
     renewal_interval,
     stored_length,
 )
-from airflow_provider_taskq.consumer.partition_loop import PartitionLoop, may_reconnect
+from airflow_provider_taskq.consumer.partition_loop import PartitionLoop
 from airflow_provider_taskq.queue import PartitionLease, TaskQueue
-from airflow_provider_taskq.queue.errors import is_read_only
+from airflow_provider_taskq.queue.faults import classify, is_read_only
 from airflow_provider_taskq.worker.connection import Connect
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 
@@ -112,7 +112,7 @@ class ConsumerRuntime:
                 self._leases.queue = TaskQueue(connect_for_leases(self._connect, self._config))
             step()
         except Exception as error:
-            if not may_reconnect(error):
+            if not classify(error).is_temporary:
                 raise
             named = (self._leases.group, self._leases.topic, type(error).__name__)
             log.warning("connection lost, will retry: group=%s topic=%s error=%s", *named)

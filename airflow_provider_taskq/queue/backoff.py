@@ -1,6 +1,10 @@
 """Pauses between attempts that fail, longer with each failure."""
 
 import random
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _MAX_DOUBLINGS = 60  # beyond these, 2.0 ** n would only overflow
 
@@ -35,3 +39,24 @@ class Backoff:
     def reset(self) -> None:
         """Start again at `initial`. Call this method after an attempt that succeeded."""
         self.failures = 0
+
+
+def retrying(
+    call: Callable[[], T],
+    may_retry: Callable[[Exception], bool],
+    wait: Callable[[float], object],
+    backoff: Backoff | None = None,
+) -> T:
+    """Call until the call returns, and return its value.
+
+    :param may_retry: gets each error. If it returns False, the error is raised.
+    :param wait: waits for some seconds before the next attempt. It may raise an error instead, to end the attempts.
+    """
+    backoff = backoff or Backoff()
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if not may_retry(error):
+                raise
+        wait(backoff.next())

@@ -188,61 +188,6 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-# SQLSTATEs of a session that has ended or cannot write: 08 connection exceptions, 57P01 to 57P05 shutdowns and the end
-# of idle sessions, 25P03 and 25P04 transactions that the server cut off, 25006 a server that became read-only.
-_LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "25006")
-
-# 40 rollbacks (deadlock, serialization), 53 resources (disk, memory, connections), 55006 and 55P03 locks,
-# 57014 cancelled (statement_timeout, pg_cancel_backend), 58000 and 58030 errors of the operating system.
-_TRANSIENT = ("40", "53", "55006", "55P03", "57014", "58000", "58030")
-_SHORTAGE = ("53", "58000", "58030")
-
-_CUT_OFF = {"25P03", "25P04"}  # idle_in_transaction_session_timeout, transaction_timeout
-
-_READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
-
-
-def is_connection_lost(error: BaseException) -> bool:
-    """Return whether the session has ended or can never write: the caller has to open another connection.
-
-    psycopg's own InternalError has no SQLSTATE. It stands for an answer that does not fit its call, such as that of a
-    COMMIT together with the end of the session: the transaction may be committed, and the session is gone.
-    """
-    if isinstance(error, psycopg.InternalError) and error.sqlstate is None:
-        return True
-    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_LOST)
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return whether the transaction was rolled back for a temporary reason: a repetition may succeed."""
-    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
-
-
-def is_shortage(error: BaseException) -> bool:
-    """Return whether the server lacks disk, memory or connections, or its operating system failed.
-
-    No statement is at fault, so a repetition succeeds as soon as the server has recovered.
-    """
-    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_SHORTAGE)
-
-
-def is_session_timeout(error: BaseException) -> bool:
-    """Return whether the session ended because its own transaction or call took too long.
-
-    A repetition may fail again.
-    """
-    return isinstance(error, CallTimeout) or (isinstance(error, psycopg.Error) and error.sqlstate in _CUT_OFF)
-
-
-def is_read_only(conn: psycopg.Connection | psycopg.AsyncConnection) -> bool:
-    """Return whether the server reported that the session cannot write.
-
-    The server is then a standby, or read-only is the session's default. The check costs no round trip: PostgreSQL
-    reports both settings when they change. A pooler may not pass the report on. Return False for a closed connection.
-    """
-    return not conn.closed and any(conn.pgconn.parameter_status(name) == b"on" for name in _READ_ONLY)
-
-
 MAX_TRACE = 10_000
 MAX_SUMMARY = 200
 _MAX_LEAVES = 3

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from airflow.exceptions import AirflowRescheduleException  # common-compat lacks it
 from airflow.providers.common.compat.sdk import (
     AirflowException,
@@ -22,7 +21,8 @@ from airflow_provider_taskq import hooks, metrics
 from airflow_provider_taskq.links import TaskQTopicLink
 from airflow_provider_taskq.operators.base import TaskQHookMixin
 from airflow_provider_taskq.queue import UnknownTopic
-from airflow_provider_taskq.queue.errors import first_line, is_connection_lost, is_transient
+from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.triggers.wait_queries import describe_wait
 from airflow_provider_taskq.triggers.waits import Wait, WaitLog, unknown_topic_error
 
@@ -304,7 +304,8 @@ class SensorWaitLog:
 
         In a first check, no error is transient. In a `silent` gate (`silent_fail`), all errors are transient.
         """
-        if not silent and not (self._log.state.get("description") and _may_recover(error)):
+        temporary = isinstance(error, hooks.TaskQConnectionError) or classify(error).is_temporary
+        if not silent and not (self._log.state.get("description") and temporary):
             return False
         self._log.log_error(first_line(error))
         self._save()
@@ -340,11 +341,6 @@ def _has_template(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_has_template, value))
     return isinstance(value, str) and any(mark in value for mark in _TEMPLATE_MARKS)
-
-
-def _may_recover(error: Exception) -> bool:
-    failed_connection = isinstance(error, hooks.TaskQConnectionError | psycopg.OperationalError)
-    return failed_connection or is_transient(error) or is_connection_lost(error)
 
 
 def _skip_message(*, soft: bool) -> str:

@@ -28,7 +28,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
 )
-from airflow_provider_taskq.queue.backoff import Backoff
+from airflow_provider_taskq.queue.backoff import retrying
 from airflow_provider_taskq.queue.errors import picklable_error, translate_errors
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.encoding import COPY_DECISIONS, encode_decisions
@@ -129,14 +129,16 @@ def commit_on_driver(writer: CompleteWriter, attempts: Sequence[StagedAttempt], 
     of the hook fail. If the answer of a commit is lost, the next attempt reads from the stage whether it succeeded.
     """
     commit = DriverCommit([cloudpickle.loads(each) for each in pickled])
-    interruptions, backoff = HookInterruptions(MAX_HOOK_SECONDS), Backoff()
-    while True:
-        try:
-            commit_with_retry(lambda: _commit_once(writer, attempts, commit, interruptions))
-            break
-        except CommitHookInterrupted as interrupted:
-            interruptions.note(interrupted)
-            time.sleep(backoff.next())  # no event reports that the reason has passed
+    interruptions = HookInterruptions(MAX_HOOK_SECONDS)
+
+    def may_retry(error: Exception) -> bool:
+        if isinstance(error, CommitHookInterrupted):
+            interruptions.note(error)
+        return isinstance(error, CommitHookInterrupted)
+
+    retrying(
+        lambda: commit_with_retry(lambda: _commit_once(writer, attempts, commit, interruptions)), may_retry, time.sleep
+    )
     commit.after_commit(writer)
 
 

@@ -13,7 +13,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.queue.errors import ConnectionFailed, is_connection_lost, is_transient, translate_errors
+from airflow_provider_taskq.queue.backoff import retrying
+from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
@@ -117,19 +119,8 @@ def commit_with_retry(commit: Callable[[], None]) -> None:
     `commit` has to be idempotent: the answer of a commit that succeeded may be lost.
     """
     deadline = time.monotonic() + COMMIT_SECONDS
-    while True:
-        try:
-            commit()
-        except (psycopg.Error, TaskQueueError) as error:
-            if not _may_succeed_later(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(PAUSE_SECONDS)  # no event reports that the server is back
-        else:
-            return
 
+    def may_retry(error: Exception) -> bool:
+        return classify(error).is_temporary and time.monotonic() <= deadline
 
-def _may_succeed_later(error: Exception) -> bool:
-    if not isinstance(error, psycopg.Error):
-        return isinstance(error, ConnectionFailed)
-    lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-    return lost or is_connection_lost(error) or is_transient(error)
+    retrying(commit, may_retry, time.sleep)  # no event reports that the server is back

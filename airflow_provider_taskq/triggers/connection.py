@@ -12,16 +12,14 @@ from psycopg.rows import TupleRow, tuple_row
 
 from airflow_provider_taskq import hooks
 from airflow_provider_taskq.queue import TaskQueueError
-from airflow_provider_taskq.queue.errors import is_connection_lost, is_read_only, to_queue_error, translate_errors
+from airflow_provider_taskq.queue.errors import to_queue_error, translate_errors
+from airflow_provider_taskq.queue.faults import classify, is_read_only
 
 Connection = psycopg.AsyncConnection[TupleRow]
 Answer = TypeVar("Answer")
 Shared = TypeVar("Shared")
 
 _CALL_TIMEOUT = 20.0  # seconds
-
-_CODES_OF_ALL_QUERIES = ("42", "3F")  # SQLSTATE classes: missing privilege, function or schema
-_CODES_OF_ONE_QUERY = ("22", "23", "TQ")  # invalid data, violated constraint, error of the queue
 
 _abandoned: set[asyncio.Task[Any]] = set()  # keeps references: the event loop has only weak ones
 
@@ -85,16 +83,11 @@ class ReconnectingConnection:
         except TimeoutError:
             self._forget(connection)
             raise
-        except (psycopg.OperationalError, psycopg.InterfaceError):
-            self._forget(connection)
-            await connection.close()
-            raise
         except psycopg.Error as error:
-            if not is_connection_lost(error):
-                raise
-            self._forget(connection)
-            await connection.close()
-            raise psycopg.OperationalError(str(error)) from error
+            if connection.closed or classify(error).ends_session:
+                self._forget(connection)
+                await connection.close()
+            raise
 
     async def close(self) -> None:
         """Close the connection if it is open."""
@@ -119,25 +112,9 @@ class ReconnectingConnection:
 
 def permanent_error(error: Exception) -> Exception | None:
     """Return the error that ends a wait; None for a transient error, such as a restart or failover of the server."""
-    if isinstance(error, AirflowNotFoundException):
-        return error
-    if isinstance(error, TaskQueueError):  # transient if its cause is a transient error of psycopg
-        cause = error.__cause__
-        return None if isinstance(cause, psycopg.Error) and permanent_error(cause) is None else error
-    if not isinstance(error, psycopg.Error):
-        return None
-    code = error.sqlstate or ""
-    refused = code.startswith((*_CODES_OF_ALL_QUERIES, *_CODES_OF_ONE_QUERY)) or (
-        not code and isinstance(error, psycopg.DataError)
-    )
-    # While a topic moves to a partition of its own, this constraint refuses writes for a moment.
-    moving = (error.diag.constraint_name or "").startswith("topic_moves_")
-    return (to_queue_error(error) or error) if refused and not moving else None
-
-
-def fails_all_queries(error: psycopg.Error) -> bool:
-    """Return whether all other queries would fail with the same error."""
-    return (error.sqlstate or "").startswith(_CODES_OF_ALL_QUERIES)
+    if isinstance(error, psycopg.Error | TaskQueueError) and not classify(error).is_temporary:
+        return (to_queue_error(error) or error) if isinstance(error, psycopg.Error) else error
+    return error if isinstance(error, AirflowNotFoundException) else None
 
 
 async def _fetch_all(connection: Connection, statement: LiteralString, arguments: Sequence[Any]) -> list[TupleRow]:

@@ -19,6 +19,7 @@ from airflow_provider_taskq.queue import LeaseLost, NotHeld, Result, TaskQueueEr
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.queue.metrics import COMPLETED, LEASE_LOST, POLLED
 from airflow_provider_taskq.triggers.connection import ReconnectingConnection
 from airflow_provider_taskq.triggers.event_debouncer import EventBatch, EventDebouncer
@@ -32,7 +33,7 @@ _MAX_BACKOFF = 30.0  # seconds
 _RELEASE_TIMEOUT = 5.0  # seconds; if the release fails, the lease expires
 _RETRY_DELAY = "5 seconds"  # of a task whose event Airflow did not store, so that a failure causes no busy loop
 
-_LOST = (psycopg.OperationalError, psycopg.InterfaceError, TimeoutError, OSError)
+_ERRORS = (psycopg.Error, TaskQueueError, AirflowException, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class EventStreamProducer(SharedStreamProducer):
                 except LeaseLost:
                     metrics.record_in_triggerer(LEASE_LOST, 1, topic=self._config.topic)
                     raise
-                except (*_LOST, psycopg.Error, TaskQueueError, AirflowException) as error:
+                except _ERRORS as error:
                     batches = []
                     await self._pause_after(error, self._backoff)
                 for batch in batches:
@@ -122,8 +123,8 @@ class EventStreamProducer(SharedStreamProducer):
                     raise
                 log.warning("Tasks of stored events are gone: topic=%s error=%s", self._config.topic, first_line(error))
                 left = held
-            except _LOST as error:
-                if self._closed:
+            except (psycopg.Error, TaskQueueError, OSError) as error:
+                if self._closed or not (isinstance(error, OSError) or classify(error).is_temporary):
                     raise
                 await self._pause_after(error, backoff)
         self._remove_in_flight(settlements)
@@ -140,7 +141,7 @@ class EventStreamProducer(SharedStreamProducer):
             if self._owner.registered:
                 async with asyncio.timeout(_RELEASE_TIMEOUT * 2):
                     await self._owner.release(_RELEASE_TIMEOUT)
-        except (*_LOST, psycopg.Error, TaskQueueError, AirflowException) as error:
+        except _ERRORS as error:
             log.warning("Cannot release the tasks of an event stream: owner=%s error=%s", self._config.owner, error)
         finally:
             await self._connection.close()

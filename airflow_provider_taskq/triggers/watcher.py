@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import psycopg
 
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.queue.errors import first_line, is_read_only
+from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.queue.faults import Fault, classify, is_read_only
 from airflow_provider_taskq.triggers.connection import (
     Connection,
     call_with_timeout,
     create_async_hook,
-    fails_all_queries,
     per_event_loop,
     permanent_error,
 )
@@ -271,7 +271,7 @@ class Watcher:
             return await batch.read(connection)
         except psycopg.Error as error:
             permanent = permanent_error(error)
-            if permanent is None or fails_all_queries(error):
+            if permanent is None or classify(error) is not Fault.INVALID:
                 raise
             if len(batch) == 1:
                 await self._end_with_error(subscriptions_of(batch.queries), permanent)

@@ -3,10 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
+from itertools import count, groupby
 from typing import cast
-
-import psycopg
 
 from airflow_provider_taskq.queue import (
     Decision,
@@ -18,8 +16,9 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
 )
-from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_shortage, is_transient
+from airflow_provider_taskq.queue.backoff import retrying
+from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.queue.faults import Fault, classify
 from airflow_provider_taskq.queue.handler_statements import handler_statements
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
@@ -62,7 +61,7 @@ class HookInterruptions:
 
     def note(self, interrupted: CommitHookInterrupted) -> None:
         """Count and log an interruption. Abandon the hook after too many interruptions."""
-        if is_shortage(interrupted.cause):
+        if classify(interrupted.cause) is Fault.SHORTAGE:
             log.warning("commit hook interrupted by a shortage of the server, will retry: hook=%s", interrupted)
             return
         key = id(interrupted.hook)
@@ -130,7 +129,7 @@ def _call_hook(queue: TaskQueue, hook: CommitHook, concerned: dict[Task, Decisio
     except Exception as error:
         if isinstance(error, hook.success_on) and not queue.conn.closed:
             return None
-        if is_transient(error) or is_session_timeout(error):
+        if classify(error) in (Fault.RETRY, Fault.SHORTAGE, Fault.TIMEOUT):
             raise CommitHookInterrupted(hook, error) from error
         if queue.conn.closed:
             raise
@@ -236,49 +235,45 @@ class BatchCommitter:
     ) -> Mapping[Task, Decision]:
         """Commit the decisions on the tasks that the owner still holds. Return the committed decisions.
 
-        Retry transient errors as long as the lease lasts, because finished work must not fail when the server is away
-        for a while.
+        Retry as long as the lease lasts, unless the error is known to be the fault of the tasks: finished work must not
+        fail because of the server.
         """
-        backoff, attempts = Backoff(), 0
         interruptions = HookInterruptions(self._runtime.config.lease.total_seconds())
-        while True:
-            try:
-                with self._session.queue() as queue:
-                    left = calls.left(queue, in_flight, decisions)
-                    if left is None:
-                        run_after_commit(queue, batch, {each.topic: None for each in batch.follow_ups})
-                        return decisions
-                    return commit_batch(queue, in_flight.lease.owner, batch, left, interruptions.abandoned)
-            except LeaseLost:
-                raise
-            except CommitHookInterrupted as interrupted:
-                calls.failed(interrupted.cause)
-                interruptions.note(interrupted)
-            except Disconnected as error:
-                calls.failed(error)
-                if isinstance(error.__cause__, CommitHookInterrupted):
-                    interruptions.note(error.__cause__)
-                log.info("batch not committed, will retry: error=%s", error)
-            except (NotHeld, psycopg.Error) as error:
-                calls.failed(error)
-                attempts += 1
-                if not self._may_retry(error, attempts):
-                    raise
-            self._pause(in_flight, backoff)
+        attempts = count(1)
 
-    def _may_retry(self, error: NotHeld | psycopg.Error, attempts: int) -> bool:
+        def commit() -> Mapping[Task, Decision]:
+            with self._session.queue() as queue:
+                left = calls.left(queue, in_flight, decisions)
+                if left is None:
+                    run_after_commit(queue, batch, {each.topic: None for each in batch.follow_ups})
+                    return decisions
+                return commit_batch(queue, in_flight.lease.owner, batch, left, interruptions.abandoned)
+
+        def may_retry(error: Exception) -> bool:
+            interrupted = error.__cause__ if isinstance(error, Disconnected) else error
+            if isinstance(interrupted, CommitHookInterrupted):
+                calls.failed(error if isinstance(error, Disconnected) else interrupted.cause)
+                interruptions.note(interrupted)
+                return True
+            calls.failed(error)
+            return self._may_retry(error, next(attempts))
+
+        return retrying(commit, may_retry, lambda seconds: self._pause(in_flight, seconds))
+
+    def _may_retry(self, error: Exception, attempt: int) -> bool:
         if isinstance(error, NotHeld):
-            return attempts <= _MAX_QUIET_ATTEMPTS
-        if not is_transient(error):
+            return attempt <= _MAX_QUIET_ATTEMPTS and not isinstance(error, LeaseLost)
+        fault = classify(error)
+        if not fault.is_temporary:
             return False
-        named = (type(error).__name__, first_line(error))
-        log.warning("batch not committed, will retry: attempt=%d error=%s: %s", attempts, *named)
-        if attempts > _MAX_QUIET_ATTEMPTS:
+        name = type(error).__name__
+        log.warning("batch not committed, will retry: attempt=%d error=%s: %s", attempt, name, first_line(error))
+        if attempt > _MAX_QUIET_ATTEMPTS and not fault.ends_session:
             self._runtime.listeners.on_fatal(error)
         return True
 
-    def _pause(self, batch: InFlightBatch, backoff: Backoff) -> None:
-        if self._runtime.stopped.wait(backoff.next()):
+    def _pause(self, batch: InFlightBatch, seconds: float) -> None:
+        if self._runtime.stopped.wait(seconds):
             raise WorkerStopped("the worker stopped before it could commit the batch")
         if batch.lease.lost is not None:
             raise batch.lease.lost

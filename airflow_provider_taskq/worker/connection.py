@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, connect
+from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.queue.connection import CallLimit, connection_defaults, limit_calls, resolve_dsn
-from airflow_provider_taskq.queue.errors import first_line, is_connection_lost, is_read_only
+from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
+from airflow_provider_taskq.queue.faults import classify, is_read_only
 
 Connect: TypeAlias = Callable[[], psycopg.Connection[Any]]
 
@@ -20,17 +21,8 @@ _LEAST_HEARTBEAT_SECONDS = 1.0
 _LEAST_CONNECT_SECONDS = 2  # libpq rounds a shorter connect_timeout up
 
 
-class Disconnected(TaskQueueError):
+class Disconnected(ConnectionFailed):
     """The database cannot be reached now. It is unknown whether the last call took effect."""
-
-
-def is_refused(error: BaseException) -> bool:
-    """Return whether the server reported this error, which means that the call changed nothing.
-
-    After any other error the outcome is unknown, as after a lost connection or an answer that the client cannot read.
-    """
-    reported = error.__cause__ if isinstance(error, TaskQueueError) else error
-    return not isinstance(error, Disconnected) and isinstance(reported, psycopg.Error) and reported.sqlstate is not None
 
 
 class DatabaseSession:
@@ -60,7 +52,7 @@ class DatabaseSession:
                 self._queue = queue = TaskQueue(connect_limited(self._connect, self._limit))
             yield queue
         except Exception as error:
-            if queue is not None and not queue.conn.closed and not is_connection_lost(error):
+            if queue is not None and not queue.conn.closed and not classify(error).ends_session:
                 raise
             self.close()
             raise Disconnected(first_line(error)) from error

@@ -31,7 +31,8 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
-from airflow_provider_taskq.queue.errors import first_line, is_session_timeout, is_transient
+from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.queue.faults import Fault, classify
 from airflow_provider_taskq.queue.handler_statements import handler_statements
 from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, Exceptions
 from airflow_provider_taskq.worker.connection import (
@@ -352,7 +353,7 @@ class GroupedWorker(PeriodicService):
 
     def _count_timeout(self, task: Task, error: BaseException | None) -> None:
         """Count an error of a statement or a transaction that exceeded its time limit, which ends the connection."""
-        if error is not None and is_session_timeout(error):
+        if error is not None and classify(error) is Fault.TIMEOUT:
             self._timeouts[task] = (self._timeouts.get(task, (0, error))[0] + 1, error)
 
     def _retry_commit(self, commit: Callable[[], T]) -> T:
@@ -365,7 +366,7 @@ class GroupedWorker(PeriodicService):
             try:
                 return commit()
             except psycopg.Error as error:
-                if not is_transient(error) or self._sleep(backoff.next()):
+                if classify(error) not in (Fault.RETRY, Fault.SHORTAGE) or self._sleep(backoff.next()):
                     raise
                 named = (self.topic, type(error).__name__, first_line(error))
                 log.warning("task not committed, will retry: topic=%s error=%s: %s", *named)

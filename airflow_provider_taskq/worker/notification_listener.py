@@ -12,7 +12,7 @@ from psycopg import sql
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.queue.errors import is_read_only
+from airflow_provider_taskq.queue.faults import is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited
 from airflow_provider_taskq.worker.threads import ServiceThread
 

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 
 from airflow_provider_taskq.queue import Decision, Polled, Task, TaskQueue
-from airflow_provider_taskq.worker.connection import is_refused
+from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease
 
 _LEASES = 3  # lengths of the lease after which the server does not carry a claim out any more
@@ -49,7 +49,7 @@ class UnansweredClaims:
         try:
             yield
         except Exception as error:
-            if not is_refused(error):
+            if not classify(error).is_answer:
                 self.expect()
                 self._ends = self._look_at + self._lasts
             raise
@@ -88,7 +88,7 @@ class UnansweredCommit:
 
     def failed(self, error: BaseException) -> None:
         """Note a failed call."""
-        if not is_refused(error):
+        if not classify(error).is_answer:
             self._state = _Commit.UNANSWERED
         elif self._state is _Commit.UNSENT:
             self._state = _Commit.REFUSED

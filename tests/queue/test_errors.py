@@ -29,7 +29,8 @@ from airflow_provider_taskq.queue import (
     UnknownTopic,
     connect,
 )
-from airflow_provider_taskq.queue.errors import is_connection_lost, is_transient, to_queue_error, translate_errors
+from airflow_provider_taskq.queue.errors import to_queue_error, translate_errors
+from airflow_provider_taskq.queue.faults import Fault, classify
 from airflow_provider_taskq.queue.task_input import split_into_chunks
 from airflow_provider_taskq.worker.connection import connection_factory
 from tests.internals import block_verbs
@@ -242,19 +243,13 @@ def test_the_command_line_reports_an_error_in_one_sentence(empty_dsn: str, down:
     assert SECRET not in done.stderr + done.stdout
 
 
-def test_an_answer_that_ends_with_the_end_of_the_session_is_a_lost_connection() -> None:
-    """So psycopg reports a server that sends the answer to a COMMIT and the end of the session at once."""
-    assert is_connection_lost(psycopg.InternalError("received 2 results from command 'COMMIT'"))
-    assert not is_connection_lost(psycopg.errors.InternalError_("an error of the server, with its code"))
-
-
 @pytest.mark.promise("A call that raises an error has changed nothing")
 def test_a_deadlock_is_a_transient_error_of_psycopg_and_of_the_queue_and_can_be_pickled() -> None:
     error = to_queue_error(psycopg.errors.DeadlockDetected("deadlock detected"))
     assert isinstance(error, Deadlock)
     assert isinstance(error, TaskQueueError)
     assert isinstance(error, psycopg.errors.DeadlockDetected)
-    assert is_transient(error)
+    assert classify(error) is Fault.RETRY
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
     assert str(error).startswith("this statement and another transaction waited for each other's locks (a deadlock)")
     with pytest.raises(Deadlock) as raised, translate_errors():

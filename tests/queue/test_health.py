@@ -47,6 +47,7 @@ SUBJECTS = {
     "failures",
     "lapsed leases",
     "left behind",
+    "notifications",
     "numbers that run out",
     "open pushes",
     "retention",

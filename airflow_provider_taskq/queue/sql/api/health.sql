@@ -17,6 +17,7 @@ LANGUAGE sql AS $$
         UNION ALL SELECT * FROM taskq_internal.health_of_indexes()
         UNION ALL SELECT * FROM taskq_internal.health_of_leftovers()
         UNION ALL SELECT * FROM taskq_internal.health_of_connections()
+        UNION ALL SELECT * FROM taskq_internal.health_of_notifications()
         ) s
         UNION ALL SELECT * FROM taskq_internal.health_of_leases(taskq_internal.clamp_age(p_patience))
         UNION ALL SELECT * FROM taskq_internal.health_of_topics(taskq_internal.clamp_age(p_patience))
@@ -298,6 +299,22 @@ BEGIN
           WHERE d.datname = current_database() AND d.datconnlimit >= 0) n
     ORDER BY n.used::numeric / greatest(n.most, 1) DESC LIMIT 1;
 END $$;
+
+-- Reports how full the server's queue of notifications is. A listener that stays in a transaction keeps the server from
+-- emptying it. PostgreSQL does not show which sessions listen, so the oldest transaction is named.
+CREATE FUNCTION taskq_internal.health_of_notifications()
+RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, remedy text) LANGUAGE sql AS $$
+    SELECT taskq_internal.severity(n.share, 10, 25, 50), 'notifications',
+           format('%s %% of the server''s queue of notifications is in use', n.share)
+           || CASE WHEN n.share < 10 THEN '' ELSE ', because a session that listens stays in a transaction: TaskQ sends'
+              ' none from 50 % on, and at 100 % each COMMIT of a NOTIFY fails' END,
+           n.share, o.pid, format('SELECT pg_terminate_backend(%s)', o.pid)
+    FROM (SELECT floor(100 * pg_notification_queue_usage())::bigint AS share) n
+    LEFT JOIN LATERAL (
+        SELECT a.pid FROM pg_stat_activity a WHERE n.share >= 10 AND a.usesysid IS NOT NULL
+            AND a.xact_start IS NOT NULL AND a.pid <> pg_backend_pid()
+        ORDER BY a.xact_start LIMIT 1) o ON true
+$$;
 
 -- Reports indexes of taskq_internal.live that are much larger than their entries need, by the pages that the last
 -- vacuum counted.

@@ -257,7 +257,7 @@ BEGIN
     INSERT INTO taskq_internal.worker AS w (name, active, changed) VALUES (p_name, p_active, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET active = p_active, changed = excluded.changed WHERE w.active <> p_active;
     IF v_before IS DISTINCT FROM p_active THEN
-        PERFORM pg_notify('taskq_worker', left(p_name, 1000));
+        PERFORM taskq_internal.notify('taskq_worker', left(p_name, 1000));
     END IF;
     RETURN v_before;
 END $$;

@@ -41,7 +41,7 @@ BEGIN
         v_due := v_now + delay;
     END IF;
     IF v_topic.notify THEN
-        PERFORM pg_notify('taskq', topic);  -- the statement of taskq.notify, which costs a call more
+        PERFORM taskq_internal.notify('taskq', topic);  -- taskq.notify costs a call more
     END IF;
     SELECT greatest(f.available_at, (
         SELECT i.available_at FROM taskq_internal.identifier_front i
@@ -126,7 +126,7 @@ BEGIN
     v_late_before := taskq_internal.front_time(v_topic.topic_id, p_priorities, v_now);
     v_sequences := taskq_internal.draw_sequences(cardinality(p_identifiers));
     IF v_topic.notify AND cardinality(v_sequences) > 0 THEN
-        PERFORM pg_notify('taskq', p_topic);
+        PERFORM taskq_internal.notify('taskq', p_topic);
     END IF;
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,
         payload)

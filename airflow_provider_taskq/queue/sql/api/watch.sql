@@ -53,13 +53,22 @@ COMMENT ON FUNCTION taskq.watch_tasks IS
 'Answers the waits of the kinds ready and state, like taskq.watch. It changes nothing, so readers may call it, also on a
 standby.';
 
+-- Notifies a channel, unless half of the server's queue of notifications is in use. If that queue is full, because a
+-- listener stays in a transaction, PostgreSQL fails each COMMIT of a notification. No program depends on one, and the
+-- second half is left to other programs. The look at the usage also lets PostgreSQL empty the queue. PostgreSQL inlines
+-- this form of function.
+CREATE FUNCTION taskq_internal.notify(p_channel text, p_payload text) RETURNS void LANGUAGE sql AS $$
+    SELECT CASE WHEN pg_notification_queue_usage() < 0.5 THEN pg_notify(p_channel, p_payload) END
+$$;
+
 CREATE FUNCTION taskq.notify(p_topic text) RETURNS void LANGUAGE sql AS $$
-    SELECT pg_notify('taskq', p_topic)
+    SELECT taskq_internal.notify('taskq', p_topic)
 $$;
 COMMENT ON FUNCTION taskq.notify IS
 'Sends the topic''s name on the channel taskq, so that listening workers and waits check the topic at once. Call it
 after the commit, in a transaction of its own: PostgreSQL commits one transaction with notifications at a time. If the
-topic''s policy has notify, a push calls it.';
+topic''s policy has notify, a push calls it. Sends nothing while half of the server''s queue of notifications is in
+use, because a COMMIT with a notification fails once that queue is full.';
 
 CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[], p_junction text) RETURNS text[]
 LANGUAGE plpgsql AS $$

@@ -1,0 +1,108 @@
+"""The one table of faults: what an error blames, and whether a later attempt may succeed."""
+
+from enum import Enum
+
+import psycopg
+
+from airflow_provider_taskq.queue.errors import CallTimeout, ConnectionFailed, TaskQueueError
+
+
+class Fault(Enum):
+    """What an error means.
+
+    The callers differ on purpose in these points:
+
+    - A worker's commit blames the tasks for INVALID, REFUSED and BUG only. It repeats the others while its lease lasts.
+    - A commit hook may use other databases: RECONNECT fails its tasks unless the queue's connection is closed. An
+      interruption (RETRY, SHORTAGE, TIMEOUT) repeats the commit. All but SHORTAGE count against the hook.
+    - A consumer ends after several TIMEOUTs in a row that are not of a call, because its handler is too slow.
+    - A wait in the triggerer ends at INVALID alone, and all waits of the connection at REFUSED. An error that is
+      neither of psycopg nor of the queue never ends a wait.
+    """
+
+    INVALID = "the values of the call break a rule"
+    REFUSED = "the call lacks a privilege, a function or a schema, as all its repetitions will"
+    BUG = "the program raised it, not the server: whether the call took effect is unknown"
+    RETRY = "the server undid the call, for a reason that passes or is not known"
+    SHORTAGE = "the server undid the call, because it lacks disk, memory or connections"
+    RECONNECT = "the session has ended or cannot write: whether the call took effect is unknown"
+    TIMEOUT = "the session has ended, because its own transaction or call took too long"
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the server has answered: the call changed nothing."""
+        return self in (Fault.INVALID, Fault.REFUSED, Fault.RETRY, Fault.SHORTAGE)
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether a later attempt may succeed, perhaps over another connection."""
+        return self not in (Fault.INVALID, Fault.REFUSED, Fault.BUG)
+
+    @property
+    def ends_session(self) -> bool:
+        """Whether the caller has to open another connection."""
+        return self in (Fault.RECONNECT, Fault.TIMEOUT)
+
+
+# By SQLSTATE, or by its class, the first two characters. RETRY for all others, such as 40 (rollbacks), 54 (limits, a
+# full queue of notifications), 55 (locks), 57014 (canceled), XX (internal errors): no call is known to be at fault.
+_FAULTS = {
+    "08": Fault.RECONNECT,  # connection exceptions
+    "20": Fault.INVALID,  # these classes are errors of statements, functions and transactions, and of their values
+    "21": Fault.INVALID,
+    "22": Fault.INVALID,
+    "23": Fault.INVALID,  # violated constraints
+    "24": Fault.INVALID,
+    "25": Fault.INVALID,
+    "25006": Fault.RECONNECT,  # a server that became read-only
+    "25P03": Fault.TIMEOUT,  # idle_in_transaction_session_timeout
+    "25P04": Fault.TIMEOUT,  # transaction_timeout
+    "27": Fault.INVALID,
+    "2F": Fault.INVALID,
+    "34": Fault.INVALID,
+    "38": Fault.INVALID,
+    "39": Fault.INVALID,
+    "3B": Fault.INVALID,
+    "3F": Fault.REFUSED,  # unknown schema
+    "42": Fault.REFUSED,  # missing privilege or object, syntax
+    "44": Fault.INVALID,
+    "53": Fault.SHORTAGE,
+    "57P01": Fault.RECONNECT,  # shutdowns, and the end of idle sessions
+    "57P02": Fault.RECONNECT,
+    "57P03": Fault.RECONNECT,
+    "57P05": Fault.RECONNECT,
+    "58": Fault.SHORTAGE,  # errors of the operating system
+    "P0": Fault.INVALID,  # RAISE EXCEPTION, such as that of a user's trigger
+    "TQ": Fault.INVALID,  # errors of the queue
+}
+
+_READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
+
+
+def classify(error: BaseException) -> Fault:
+    """Return what an error means. An error of the queue is judged by the error of PostgreSQL that is its cause."""
+    if isinstance(error, TaskQueueError) and not isinstance(error, psycopg.Error):
+        if isinstance(error, ConnectionFailed):
+            return Fault.RECONNECT
+        return classify(error.__cause__) if isinstance(error.__cause__, psycopg.Error) else Fault.BUG
+    if isinstance(error, CallTimeout):
+        return Fault.TIMEOUT
+    if not isinstance(error, psycopg.Error):
+        return Fault.BUG
+    if (code := error.sqlstate) is None:
+        # psycopg's own InternalError stands for an answer that does not fit its call, such as that of a COMMIT together
+        # with the end of the session.
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
+        return Fault.RECONNECT if lost else Fault.BUG
+    if (error.diag.constraint_name or "").startswith("topic_moves_"):
+        return Fault.RETRY  # refuses writes while a topic moves to tables of its own
+    return _FAULTS.get(code) or _FAULTS.get(code[:2], Fault.RETRY)
+
+
+def is_read_only(conn: psycopg.Connection | psycopg.AsyncConnection) -> bool:
+    """Return whether the server reported that the session cannot write.
+
+    The server is then a standby, or read-only is the session's default. The check costs no round trip: PostgreSQL
+    reports both settings when they change. A pooler may not pass the report on. Return False for a closed connection.
+    """
+    return not conn.closed and any(conn.pgconn.parameter_status(name) == b"on" for name in _READ_ONLY)
