@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 
 import psycopg
@@ -23,6 +24,7 @@ GRACE = timedelta(minutes=10)
 SUBJECTS = ("lapsed leases", "ended partitions")
 
 
+@dataclass
 class HealthSignal:
     """Reports when errors begin to last, and when they end.
 
@@ -31,21 +33,16 @@ class HealthSignal:
     change nothing.
     """
 
-    def __init__(
-        self,
-        on_error: Callable[[int], None],
-        on_recovery: Callable[[], None],
-        *,
-        polls: int = 3,
-        repeat_after: timedelta = timedelta(hours=1),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.failing = False
-        self._on_error = on_error
-        self._on_recovery = on_recovery
-        self._last: deque[bool] = deque(maxlen=polls)
-        self._repeat_after = repeat_after.total_seconds()
-        self._clock = clock
+    on_error: Callable[[int], None]
+    on_recovery: Callable[[], None]
+    _: KW_ONLY
+    polls: int = 3
+    repeat_after: timedelta = timedelta(hours=1)
+    clock: Callable[[], float] = time.monotonic
+    failing: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._last: deque[bool] = deque(maxlen=self.polls)
         self._reported_at = 0.0
         self._lock = threading.RLock()  # a call of `on_error` may check again
 
@@ -53,16 +50,16 @@ class HealthSignal:
         """Evaluate the number of errors that a check found, 1 if the check failed."""
         with self._lock:
             self._last.append(errors > 0)
-            if len(self._last) < (self._last.maxlen or 0):
+            if self._last.count(errors > 0) < self.polls:
                 return
-            if all(self._last):
-                now = self._clock()
-                if not self.failing or now - self._reported_at > self._repeat_after:
+            if errors:
+                now = self.clock()
+                if not self.failing or now - self._reported_at > self.repeat_after.total_seconds():
                     self.failing, self._reported_at = True, now
-                    self._on_error(errors)
-            elif not any(self._last) and self.failing:
+                    self.on_error(errors)
+            elif self.failing:
                 self.failing = False
-                self._on_recovery()
+                self.on_recovery()
 
 
 class HealthMonitor(PeriodicService):
@@ -109,7 +106,9 @@ class HealthMonitor(PeriodicService):
                 errors, findings = queue.topic_errors(), queue.health(self._patience)
         except (TaskQueueError, psycopg.Error) as error:
             log.warning("health check failed, will retry: error=%s: %s", type(error).__name__, first_line(error))
-            count, found = 1, [_failed_check(error)]
+            happened = "cannot be reached" if isinstance(error, Disconnected) else "refused the check"
+            detail = f"the database {happened}: {first_line(error)}"
+            count, found = 1, [HealthFinding(Severity.CRITICAL, "database", detail, None, None)]
         else:
             count = sum(each.failed + each.retrying for each in errors)
             problems = [each for each in findings if each.subject in SUBJECTS and each.severity >= Severity.WARNING]
@@ -124,19 +123,9 @@ class HealthMonitor(PeriodicService):
         return self._every
 
 
-def _failed_check(error: Exception) -> HealthFinding:
-    happened = "cannot be reached" if isinstance(error, Disconnected) else "refused the check"
-    return HealthFinding(Severity.CRITICAL, "database", f"the database {happened}: {first_line(error)}", None, None)
-
-
 def _old_error(oldest: TopicErrors) -> HealthFinding:
-    age = oldest.age - timedelta(microseconds=oldest.age.microseconds)
+    age = timedelta(seconds=int(oldest.age.total_seconds()))
+    detail = f"task {oldest.sequence} of topic {oldest.topic!r} failed, and was pushed {age} ago"
     return HealthFinding(
-        Severity.WARNING,
-        "old errors",
-        f"task {oldest.sequence} of topic {oldest.topic!r} failed, and was pushed {age} ago",
-        int(age.total_seconds()),
-        None,
-        oldest.topic,
-        oldest.sequence,
+        Severity.WARNING, "old errors", detail, int(age.total_seconds()), None, oldest.topic, oldest.sequence
     )

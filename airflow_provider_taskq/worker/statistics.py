@@ -137,7 +137,8 @@ class WorkerCounters:
     def _add(self, numbers: Mapping[str, int]) -> tuple[Recorder, ...]:
         """Add to counters and send them to the recorders, which are returned."""
         with self._lock:
-            self._counts.update(numbers)
+            for name, number in numbers.items():
+                self._counts[name] += number
             recorders = self._recorders
         for recorder in recorders:
             _record(recorder, numbers)
@@ -145,6 +146,7 @@ class WorkerCounters:
 
 
 def _record(recorder: Recorder, numbers: Mapping[str, int]) -> None:
-    for name in numbers.keys() & _RECORDED.keys():
-        metric, labels = _RECORDED[name]
-        recorder(metric, numbers[name], **labels)
+    for name, number in numbers.items():
+        if name in _RECORDED:
+            metric, labels = _RECORDED[name]
+            recorder(metric, number, **labels)

@@ -25,7 +25,7 @@ from airflow_provider_taskq.operators import (
     TaskQPushOperator,
     TaskQReviveOperator,
 )
-from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, RetryPolicy, TaskQueue, TopicPolicy
+from airflow_provider_taskq.queue import LeaseLost, NewTask, Result, RetryPolicy, Task, TaskQueue, TopicPolicy
 from airflow_provider_taskq.queue.metrics import METRICS, PUSHED
 from airflow_provider_taskq.sensors import TaskQJunctureSensor, TaskQSensor, TaskQStateSensor
 from airflow_provider_taskq.triggers import TaskQTrigger
@@ -110,15 +110,24 @@ class TestOperators:
         executed(TaskQExpireOperator(task_id="expire"))
         assert receiver.sent == [("taskq.lease_lost", 1, {"topic": "work"}), ("taskq.expired", 1, {})]
 
-    def test_count_the_batches_of_their_worker(self, receiver: Receiver, queue: TaskQueue) -> None:
-        queue.push("work", ["a", "b"])
-        executed(TaskQProcessOperator(task_id="drain", topic="work", python_callable=lambda _: None, size=2))
+    def test_count_the_batches_and_the_lost_leases_of_their_worker(self, receiver: Receiver, queue: TaskQueue) -> None:
+        def handle(_: Task) -> None:
+            if not receiver.counted()[1:]:
+                receiver.incr("lost by the handler")
+                queue.release(queue.owners()[0])
+
+        queue.push("work", ["a"])
+        executed(TaskQProcessOperator(task_id="drain", topic="work", python_callable=handle))
         assert receiver.counted() == [
-            ("taskq.polled", 2, {"topic": "work"}),
-            ("taskq.completed", 2, {"topic": "work", "result": "SUCCESS"}),
+            ("taskq.polled", 1, {"topic": "work"}),
+            ("lost by the handler", 1, {}),
+            ("taskq.lease_lost", 1, {"topic": "work"}),
+            ("taskq.polled", 1, {"topic": "work"}),
+            ("taskq.completed", 1, {"topic": "work", "result": "SUCCESS"}),
         ]
-        [length] = [value for name, value, tags in receiver.sent if name == "taskq.run_ms"]
-        assert timedelta(0) < length < HOUR
+        lengths = [value for name, value, _ in receiver.sent if name == "taskq.run_ms"]
+        assert len(lengths) == 2
+        assert timedelta(0) < min(lengths) < HOUR
 
     def test_gauge_health_and_depth(self, receiver: Receiver, queue: TaskQueue) -> None:
         queue.create_topic("other")

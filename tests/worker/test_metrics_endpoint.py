@@ -84,6 +84,7 @@ def test_a_scrape_shows_what_a_worker_has_done(queue: TaskQueue, make_worker: Ma
     found = scrape(endpoint)
     assert of_worker(found, "taskq_worker_running") == of_worker(found, "taskq_worker_leases") == 0
     assert of_worker(found, "taskq_worker_completed_total", result="SUCCESS") == 3
+    assert of_worker(scrape(serve(worker)), "taskq_worker_completed_total", result="SUCCESS") == 3, "made later"
 
 
 def test_a_lost_lease_is_counted(queue: TaskQueue, make_worker: MakeWorker, serve: Serve) -> None:
