@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Task
@@ -63,24 +64,20 @@ class ListenerDispatcher(WorkerListener):
     """Calls the hooks of a listener, if there is one, and logs what they raise."""
 
     def __init__(self, listener: WorkerListener | None) -> None:
-        self._listener = listener
-        if listener is None:
-            return
+        self._on_fatal = (listener or WorkerListener()).on_fatal
         for hook in ("on_empty", "on_start", "on_dispatched", "on_callback", "on_complete", "on_error", "on_stuck"):
-            setattr(self, hook, self._guarded(hook, getattr(listener, hook)))
+            if listener is not None:
+                setattr(self, hook, partial(_call, hook, getattr(listener, hook)))
 
     def on_fatal(self, error: BaseException) -> None:
         """Log the error and call the hook."""
         log.error("worker error: error=%s: %s", type(error).__name__, first_line(error))
-        if self._listener is not None:
-            self._guarded("on_fatal", self._listener.on_fatal)(error)
+        _call("on_fatal", self._on_fatal, error)
 
-    def _guarded(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*arguments: Any) -> Any:
-            try:
-                return call(*arguments)
-            except Exception:
-                log.exception("listener failed: hook=%s", hook)
-                return None
 
-        return guarded
+def _call(hook: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except Exception:
+        log.exception("listener failed: hook=%s", hook)
+        return None
