@@ -271,6 +271,10 @@ def _cancel_and_close(conn: psycopg.Connection[Any]) -> None:
 # Calls of SQL functions
 
 
+# Statements that the next call of a connection sends together with its own, which saves a round trip.
+deferred_statements: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
+
+
 class FunctionCaller:
     """Calls SQL functions of the schema `taskq` through a connection that belongs to the caller."""
 
@@ -285,7 +289,14 @@ class FunctionCaller:
         # With a row factory of its own: the connection belongs to the caller, and may have any.
         with translate_errors(), self.conn.cursor(row_factory=factory) as cursor:
             register_loaders(cursor)
-            return cursor.execute(call, arguments).fetchall()
+            if (before := deferred_statements.pop(self.conn, None)) is None:
+                return cursor.execute(call, arguments).fetchall()
+        with translate_errors(), psycopg.ClientCursor(self.conn, row_factory=factory) as cursor:
+            register_loaders(cursor)
+            cursor.execute(f"{before.replace('%', '%%')}; {call}", arguments)
+            while cursor.nextset():
+                pass
+            return cursor.fetchall()
 
     def _rows(self, call: LiteralString, arguments: Sequence[object] = ()) -> list[TupleRow]:
         return self._fetch(tuple_row, call, arguments)
