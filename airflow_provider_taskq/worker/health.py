@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 
@@ -12,7 +13,7 @@ import psycopg
 
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueueError, TopicErrors
 from airflow_provider_taskq.queue.errors import first_line
-from airflow_provider_taskq.worker.connection import Connect, Disconnected, connection_factory
+from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, connection_factory
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
@@ -100,9 +101,13 @@ class HealthMonitor(PeriodicService):
         return time.monotonic() - self._started_at < self._grace or not self.findings
 
     def check(self) -> list[HealthFinding]:
-        """Check now, and return the problems. A check that fails is one of them."""
+        """Check now, over a connection of its own, and return the problems. A check that fails is one of them."""
+        with closing(DatabaseSession(self._connect)) as session:
+            return self._check(session)
+
+    def _check(self, session: DatabaseSession) -> list[HealthFinding]:
         try:
-            with self._queue_for_once() as queue:
+            with session.queue() as queue:
                 errors, findings = queue.topic_errors(), queue.health(self._patience)
         except (TaskQueueError, psycopg.Error) as error:
             log.warning("health check failed, will retry: error=%s: %s", type(error).__name__, first_line(error))
@@ -119,7 +124,7 @@ class HealthMonitor(PeriodicService):
         return found
 
     def _run_once(self) -> float:
-        self.check()
+        self._check(self._session)
         return self._every
 
 

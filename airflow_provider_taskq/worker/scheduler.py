@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
@@ -10,7 +11,7 @@ from typing import Any
 
 from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue
 from airflow_provider_taskq.queue.schedules import Schedule
-from airflow_provider_taskq.worker.connection import Connect, Disconnected, connection_factory
+from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, connection_factory
 from airflow_provider_taskq.worker.periodic import PeriodicService
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class Scheduler(PeriodicService):
 
     def install(self) -> int:
         """Install the next ticks of every schedule now, and return the number of new ticks."""
-        with self._queue_for_once() as queue:
+        with closing(DatabaseSession(self._connect)) as session, session.queue() as queue:
             return sum(schedule.install(queue) for schedule in self.schedules)
 
     def _run_once(self) -> float:
