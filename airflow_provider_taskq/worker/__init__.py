@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, FollowUp, Release, tagged
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
     from airflow_provider_taskq.worker.config import Pending
-    from airflow_provider_taskq.worker.executors import each
+    from airflow_provider_taskq.worker.functions import batch, each
     from airflow_provider_taskq.worker.grouped import GroupedWorker
     from airflow_provider_taskq.worker.handlers import (
         UNDECIDED,
-        BatchHandler,
         ForeignDecision,
         HandlerOutcome,
         TaskResultException,
-        batch,
+        WorkHandler,
     )
     from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
     from airflow_provider_taskq.worker.limiter import BoundedLimiter, Limiter, NoLimit, PriorityLimiter
@@ -40,9 +39,9 @@ _MODULES = {
     "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "tagged"),
     "composite": ("Composite", "CompositeClosed", "StepMode"),
     "config": ("Pending",),
-    "executors": ("each",),
+    "functions": ("batch", "each"),
     "grouped": ("GroupedWorker",),
-    "handlers": ("UNDECIDED", "BatchHandler", "ForeignDecision", "HandlerOutcome", "TaskResultException", "batch"),
+    "handlers": ("UNDECIDED", "ForeignDecision", "HandlerOutcome", "TaskResultException", "WorkHandler"),
     "health": ("HealthMonitor", "HealthSignal"),
     "limiter": ("BoundedLimiter", "Limiter", "NoLimit", "PriorityLimiter"),
     "listener": ("FatalListener", "WorkerListener"),
@@ -61,7 +60,6 @@ __all__ = [
     "UNDECIDED",
     "Batch",
     "BatchContext",
-    "BatchHandler",
     "BatchOwner",
     "BoundedLimiter",
     "Composite",
@@ -85,6 +83,7 @@ __all__ = [
     "StepMode",
     "SupplementError",
     "TaskResultException",
+    "WorkHandler",
     "Worker",
     "WorkerListener",
     "WorkerStatistics",

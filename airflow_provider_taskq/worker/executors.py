@@ -1,185 +1,212 @@
-"""`each`: handlers that call a function for each task, in threads or processes, in an executor or an event loop."""
+"""Executors: the places where calls of handlers run. `processes` has one more.
+
+To cancel a call, cancel its Future. If the call runs, its executor gives it up: it cancels a coroutine and kills a
+process. Python cannot end a thread, so another thread takes its place.
+"""
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextvars import copy_context
-from typing import Any
+from contextlib import suppress
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any, TypeVar
 
-from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
-from airflow_provider_taskq.worker.handlers import (
-    BatchHandler,
-    FunctionHandler,
-    HandlerOutcome,
-    TaskFunction,
-    WorkHandler,
-    decision_of,
-    decision_of_call,
-    decision_on,
-)
-from airflow_provider_taskq.worker.processes import ProcessHandler
-from airflow_provider_taskq.worker.threads import EventLoopThread, ThreadPool
+from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.worker.batches import Batch, name_of, stack_of
+from airflow_provider_taskq.worker.futures import complete, on_cancel
 
-_ABANDONED = Decision(Result.FAILURE, error="the batch was abandoned")
+T = TypeVar("T")
+
+_LOOP_STOP_SECONDS = 1.0
 
 
-def each(
-    function: TaskFunction,
-    *,
-    threads: int = 1,
-    processes: int = 0,
-    concurrency: int = 100,
-    executor: Executor | None = None,
-    success_on: Exceptions = (),
-) -> BatchHandler:
-    """Return a handler that calls a function for each task: `task -> decision`.
+class CallExecutor(ABC):
+    """Runs calls for batches, several at once. A call sees the context variables of its submitter."""
 
-    If the function has a parameter `batch`, it gets the batch. It returns a Decision or a Result, or raises
-    TaskResultException; None means SUCCESS. Any other exception fails its task only.
+    def open(self, function: object) -> None:  # noqa: B027 -- most executors can run any function
+        """Raise InvalidArgument if the executor cannot run this function."""
 
-    The function may return a `concurrent.futures.Future` of its decision, which any thread may complete. The handler
-    calls the function for all tasks of the batch before it waits for the Futures.
+    @abstractmethod
+    def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
+        """Run a call when there is room, and return a Future of its result.
 
-    :param threads: tasks that run at once in threads, for all batches together; with 1, one after another.
-    :param processes: tasks that run at once in child processes, which import the function by its name. The follow-ups
-        and hooks that the function adds to `batch` must pickle.
-    :param concurrency: tasks that a coroutine function handles at once, on one event loop.
-    :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the function. The caller shuts it
-        down.
-    :param success_on: exceptions that mean SUCCESS, such as `psycopg.errors.UniqueViolation` of a write that an earlier
-        attempt has committed.
-    :raises InvalidArgument: if the function has another parameter without a default.
+        While the call runs, it is reported as an activity of this name of the batch.
+        """
+
+    def close(self) -> None:  # noqa: B027 -- most executors keep nothing
+        """End the executor. Do not wait for a stuck call. A later call starts the executor again."""
+
+
+class Threads(CallExecutor):
+    """Up to `size` daemon threads. They end when no call waits.
+
+    A ThreadPoolExecutor would keep the program from ending while a call is stuck, since Python joins its threads at
+    exit, and a stuck call would occupy one of its threads for ever.
     """
-    if executor is not None and (threads != 1 or processes or inspect.iscoroutinefunction(function)):
-        raise ValueError("executor cannot be combined with threads, processes or a coroutine function")
-    if inspect.iscoroutinefunction(function):
-        return AsyncHandler(function, success_on, concurrency)
-    if processes:
-        return ProcessHandler(function, success_on, processes)
-    if executor is not None:
-        return ExecutorHandler(function, success_on, executor)
-    return ThreadHandler(function, success_on, threads)
 
-
-def handler_of(given: WorkHandler | TaskFunction) -> WorkHandler:
-    """Return a handler as it is, and wrap a function of one task with `each`."""
-    return given if isinstance(given, WorkHandler) else each(given)
-
-
-class ThreadHandler(FunctionHandler):
-    """Calls a function for each task, in the worker's thread or in threads of its own."""
-
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions, threads: int = 1) -> None:
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
-        super().__init__(function, success_on)
-        self._threads = threads
-        self._pool: ThreadPool | None = None
+    def __init__(self, size: int, name: str) -> None:
+        self._free = size
+        self._name = name
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._lock = threading.Lock()
 
-    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Return the decision on each task. Start no more tasks after the batch is abandoned."""
-        if self._threads == 1 or len(batch.tasks) == 1:
-            started = {task: self._start(task, batch) for task in batch.tasks if not batch.cancelled.is_set()}
-            return {task: self._finish(outcome, batch) for task, outcome in started.items()}
+    def submit(self, batch: Batch, name: str, call: Callable[[], T]) -> Future[T]:
+        """Run a call in a thread; see `CallExecutor`."""
+        future: Future[T] = Future()
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPool(self._threads, "taskq handler")
-            pool = self._pool
-        futures = {task: pool.submit(self._in_thread, pool, task, batch) for task in batch.tasks}
-        return {task: future.result() for task, future in futures.items()}
+            self._waiting.append((future, partial(copy_context().run, in_batch, batch, name, call)))
+        self._start()
+        return future
 
-    def close(self) -> None:
-        """End the threads. Do not wait for a stuck thread."""
+    def _start(self, more: int = 0) -> None:
+        """Start a thread if there is a call for it. `more` threads are free."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+            self._free += more
+            if not self._free or not self._waiting:
+                return
+            self._free -= 1
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
-    def _start(self, task: Task, batch: Batch) -> Decision | Future[HandlerOutcome]:
-        try:
-            outcome = self._call(task, batch)
-            return outcome if isinstance(outcome, Future) else decision_of(outcome)
-        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
-            return decision_on(error, self._success_on)
-
-    def _finish(self, started: Decision | Future[HandlerOutcome], batch: Batch) -> Decision:
-        if isinstance(started, Decision):
-            return started
-        try:
-            return decision_of(batch.result_of(started, name_of(self._function)))
-        except BaseException as error:  # noqa: BLE001 -- as above
-            return decision_on(error, self._success_on)
-
-    def _in_thread(self, pool: ThreadPool, task: Task, batch: Batch) -> Decision:
-        slot = pool.slot()
-        try:
-            with batch.running(f"{name_of(self._function)} for task {task.sequence}", cancel=slot.abandon):
-                if batch.cancelled.is_set():
-                    return _ABANDONED
-                return self._finish(self._start(task, batch), batch)
-        finally:
-            slot.end()
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._free += 1
+                    return
+                future, call = self._waiting.popleft()
+            if future.cancelled():
+                continue
+            on_cancel(future, partial(self._start, 1))
+            complete(future, call)
+            if future.cancelled():
+                return  # another thread has taken the place of this one
 
 
-class ExecutorHandler(ThreadHandler):
-    """Calls a function for each task in an executor of the caller."""
+class OtherExecutor(CallExecutor):
+    """An executor of threads, which the user shuts down. A call that runs cannot be given up."""
 
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions, executor: Executor) -> None:
+    def __init__(self, executor: Executor, user: str) -> None:
         if isinstance(executor, ProcessPoolExecutor):
-            raise TypeError("a ProcessPoolExecutor cannot share the batch: use each(function, processes=...)")
-        super().__init__(function, success_on)
+            raise TypeError(f"{user}: a ProcessPoolExecutor cannot share the batch: use each(function, processes=...)")
         self._executor = executor
 
-    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Return the decision on each task. Wait for Futures in the worker's thread, not in the executor's."""
-        submitted = {
-            task: self._executor.submit(copy_context().run, self._start_by_executor, task, batch)
-            for task in batch.tasks
-        }
-        return {task: self._decide(future, batch) for task, future in submitted.items()}
-
-    def _start_by_executor(self, task: Task, batch: Batch) -> Decision | Future[HandlerOutcome]:
-        with batch.running(f"{name_of(self._function)} for task {task.sequence}"):
-            return _ABANDONED if batch.cancelled.is_set() else self._start(task, batch)
-
-    def _decide(self, submitted: Future[Decision | Future[HandlerOutcome]], batch: Batch) -> Decision:
+    def open(self, function: object) -> None:
+        """Raise InvalidArgument if the executor accepts no call, as after its shutdown."""
         try:
-            return self._finish(batch.result_of(submitted, name_of(self._function)), batch)
-        except BaseException as error:  # noqa: BLE001 -- the batch was abandoned, or the executor cancelled the call
-            return decision_on(error)
+            self._executor.submit(int)
+        except RuntimeError as error:
+            raise InvalidArgument(f"cannot call {name_of(function)} in the executor: {error}") from None
+
+    def submit(self, batch: Batch, name: str, call: Callable[[], T]) -> Future[T]:
+        """Run a call in the executor; see `CallExecutor`."""
+        return self._executor.submit(copy_context().run, in_batch, batch, name, call)
 
 
-class AsyncHandler(FunctionHandler):
-    """Awaits a coroutine function for each task, on one event loop for all batches."""
+class EventLoop(CallExecutor):
+    """An event loop in a daemon thread, which the first call starts. It awaits what a call returns.
 
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions, concurrency: int) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        super().__init__(function, success_on)
-        self._concurrency = concurrency
-        self._loop = EventLoopThread("taskq event loop")
-        self._semaphore: asyncio.Semaphore | None = None
+    :param size: calls that run at once; None for no limit.
+    """
 
-    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Return the decision on each task."""
-        return self._loop.run(self._decide_all(batch), batch, f"{name_of(self._function)} on the event loop")
+    def __init__(self, size: int | None, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._room: asyncio.Semaphore | None = None
+
+    def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
+        """Run a call on the loop; see `CallExecutor`."""
+        future: Future[Any] = Future()
+        with self._lock:
+            loop = self._started()
+            loop.call_soon_threadsafe(self._begin, loop, future, copy_context(), partial(self._run, batch, name, call))
+        return future
 
     def close(self) -> None:
-        """Cancel the coroutines that still run, and end the loop."""
-        self._loop.close()
-        self._semaphore = None
+        """Stop the loop and cancel its tasks. Wait at most a second if a task blocks the loop."""
+        with self._lock:
+            loop, thread, self._loop = self._loop, self._thread, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(timeout=_LOOP_STOP_SECONDS)
 
-    async def _decide_all(self, batch: Batch) -> dict[Task, Decision]:
-        if self._semaphore is None:
-            self._semaphore = asyncio.Semaphore(self._concurrency)
-        semaphore = self._semaphore
-        decisions = await asyncio.gather(*(self._decide(task, batch, semaphore) for task in batch.tasks))
-        return dict(zip(batch.tasks, decisions, strict=True))
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._room = asyncio.Semaphore(self._size) if self._size else None
+            self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name=self._name, daemon=True)
+            self._thread.start()
+        return self._loop
 
-    async def _decide(self, task: Task, batch: Batch, semaphore: asyncio.Semaphore) -> Decision:
-        async with semaphore:
-            return await decision_of_call(lambda: self._call(task, batch), self._success_on)
+    @staticmethod
+    def _begin(
+        loop: asyncio.AbstractEventLoop, future: Future[Any], context: Context, run: Callable[[Future[Any]], Any]
+    ) -> None:
+        if not future.cancelled():
+            task = loop.create_task(run(future), context=context)
+            on_cancel(future, partial(_cancel_on, loop, task))
+
+    async def _run(self, batch: Batch, name: str, call: Callable[[], Any], future: Future[Any]) -> None:
+        """Complete a Future with the result of a call, or with its error: also SystemExit, which would end the loop."""
+        try:
+            if self._room is None:
+                result = await self._await(batch, name, call)
+            else:
+                async with self._room:
+                    result = await self._await(batch, name, call)
+        except BaseException as error:  # noqa: BLE001
+            complete(future, partial(_raise, error))
+        else:
+            complete(future, lambda: result)
+
+    async def _await(self, batch: Batch, name: str, call: Callable[[], Any]) -> Any:
+        task, loop, thread = asyncio.current_task(), asyncio.get_running_loop(), stack_of(threading.get_ident())
+
+        def stack() -> str:
+            if task is None or asyncio.current_task(loop) is task:
+                return thread()  # the task blocks the loop
+            return "".join("".join(traceback.format_stack(frame, 1)) for frame in task.get_stack())
+
+        with batch.running(f"{name} on the event loop", stack):
+            result = call()
+            return await result if inspect.isawaitable(result) else result
+
+
+def in_batch(batch: Batch, name: str, call: Callable[[], T], stack: Callable[[], str] | None = None) -> T:
+    """Call a function as an activity of the batch. Raise InterruptedError if the batch was abandoned."""
+    if batch.cancelled.is_set():
+        raise InterruptedError("the batch was abandoned")
+    with batch.running(name, stack):
+        return call()
+
+
+def _cancel_on(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+    with suppress(RuntimeError):  # the loop is closed, and has cancelled its tasks
+        loop.call_soon_threadsafe(task.cancel)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    loop.run_until_complete(_cancel_all())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+async def _cancel_all() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

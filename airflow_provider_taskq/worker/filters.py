@@ -1,57 +1,14 @@
-"""Handlers of some tasks of a batch. A filter or a fallback decides on the others."""
+"""Batch steps of composites for some tasks of a batch, and the failure of tasks whose payload cannot be decoded."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, UnreadablePayload
 from airflow_provider_taskq.worker.batches import Batch, name_of
-from airflow_provider_taskq.worker.handlers import BatchHandler, HandlerOutcome, WorkHandler, decision_of, handle_batch
+from airflow_provider_taskq.worker.futures import final, then
+from airflow_provider_taskq.worker.handlers import HandlerOutcome, WorkHandler, complete_decisions
 from airflow_provider_taskq.worker.parameters import HandlerFunction
-
-# Decides on some tasks of a batch. The handler gets the others.
-Judge = Callable[[Iterable[Task]], Mapping[Task, Decision]]
-
-
-class FilteringHandler:
-    """Lets `judge` decide first, and passes the other tasks to a handler."""
-
-    def __init__(self, handler: WorkHandler, judge: Judge) -> None:
-        self._handler = handler
-        self._judge = judge
-
-    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Return the decisions of `judge` and of the handler."""
-        judged = self._judge(batch.tasks)
-        if len(judged) == len(batch.tasks):
-            return judged
-        part = batch.part(task for task in batch.tasks if task not in judged)
-        return {**judged, **handle_batch(self._handler, part)}
-
-    def close(self) -> None:
-        """Close the handler."""
-        self._handler.close()
-
-    @property
-    def name(self) -> str:
-        """The name of the handler, for logs and errors."""
-        return name_of(self._handler)
-
-
-def partial(
-    handler: WorkHandler,
-    predicate: Callable[[Task], bool],
-    fallback: HandlerOutcome | Callable[[Task], HandlerOutcome] = Result.SUCCESS,
-) -> BatchHandler:
-    """Return a handler that passes the tasks for which `predicate` is true to `handler`.
-
-    :param fallback: the outcome of the other tasks, or a function that returns the outcome of a task.
-    """
-
-    def judge(tasks: Iterable[Task]) -> dict[Task, Decision]:
-        others = [task for task in tasks if not predicate(task)]
-        return {task: decision_of(fallback(task) if callable(fallback) else fallback) for task in others}
-
-    return FilteringHandler(handler, judge)
 
 
 def matching(
@@ -62,7 +19,7 @@ def matching(
     """Return a batch step of a composite that passes the tasks for which `predicate` is true to `function`.
 
     :param function: a batch step: a function of the tasks, which may have a parameter `batch`.
-    :param fallback: see `partial`.
+    :param fallback: the outcome of the other tasks, or a function that returns the outcome of a task.
     """
     called = HandlerFunction.of(function, "a composite", ("batch",), "the tasks")
 
@@ -77,43 +34,29 @@ def matching(
 
 
 def outdated(tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """Return FILTER for all tasks of an identifier except the one that was pushed last."""
+    """Return FILTER for all tasks of an identifier except the one that was pushed last, which continues."""
     given = list(tasks)
     last: dict[str, int] = {}
     for task in given:
         last[task.identifier] = max(task.sequence, last.get(task.identifier, task.sequence))
     return {
-        task: Decision(Result.FILTER, f"outdated by task {last[task.identifier]} of the same batch")
+        task: Decision(Result.SUCCESS)
+        if task.sequence == last[task.identifier]
+        else Decision(Result.FILTER, f"outdated by task {last[task.identifier]} of the same batch")
         for task in given
-        if task.sequence != last[task.identifier]
     }
 
 
 def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """Return FAILURE for all tasks of an identifier that has several tasks in the batch."""
+    """Return FAILURE for all tasks of an identifier that has several tasks in the batch. The other tasks continue."""
     given = list(tasks)
     counts = Counter(task.identifier for task in given)
     return {
-        task: Decision(Result.FAILURE, error=f"one of {counts[task.identifier]} tasks of its identifier in one batch")
+        task: Decision(Result.SUCCESS)
+        if counts[task.identifier] == 1
+        else Decision(Result.FAILURE, error=f"one of {counts[task.identifier]} tasks of its identifier in one batch")
         for task in given
-        if counts[task.identifier] > 1
     }
-
-
-def without(judge: Judge, handler: WorkHandler) -> BatchHandler:
-    """Return a handler that lets `judge`, such as `outdated`, decide first. `handler` gets the other tasks."""
-    return FilteringHandler(handler, judge)
-
-
-def step_of(judge: Judge) -> Callable[[Iterable[Task]], dict[Task, Decision]]:
-    """Return a batch step of a composite that applies `judge` and continues the other tasks."""
-
-    def step(tasks: Iterable[Task]) -> dict[Task, Decision]:
-        given = list(tasks)
-        return {**dict.fromkeys(given, Decision(Result.SUCCESS)), **judge(given)}
-
-    step.__name__ = getattr(judge, "__name__", step.__name__)
-    return step
 
 
 def readable(handler: WorkHandler, batch: Batch) -> WorkHandler:
@@ -123,7 +66,7 @@ def readable(handler: WorkHandler, batch: Batch) -> WorkHandler:
     """
     if not any(isinstance(task.payload, UnreadablePayload) for task in batch.tasks):
         return handler
-    return FilteringHandler(handler, failures_of_unreadable)
+    return _ReadableHandler(handler)
 
 
 def failures_of_unreadable(tasks: Iterable[Task]) -> dict[Task, Decision]:
@@ -133,3 +76,20 @@ def failures_of_unreadable(tasks: Iterable[Task]) -> dict[Task, Decision]:
         for task in tasks
         if isinstance(task.payload, UnreadablePayload)
     }
+
+
+class _ReadableHandler:
+    def __init__(self, handler: WorkHandler) -> None:
+        self._handler = handler
+        self.name = name_of(handler)
+
+    def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
+        failed = failures_of_unreadable(batch.tasks)
+        if len(failed) == len(batch.tasks):
+            return failed
+        part = batch.part(task for task in batch.tasks if task not in failed)
+        decided = self._handler.handle(part)
+        return then([decided], lambda: {**failed, **complete_decisions(self.name, part.tasks, final(decided))})
+
+    def close(self) -> None:
+        self._handler.close()

@@ -1,6 +1,5 @@
-"""Protocols of handlers, the conversion of what they return to decisions, and `batch`, which makes a handler."""
+"""The protocol of handlers, and the conversion of what they return or raise to decisions."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -9,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from airflow_provider_taskq.queue import Decision, Json, Result, Task
 from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
-from airflow_provider_taskq.worker.parameters import HandlerFunction
+from airflow_provider_taskq.worker.futures import final
 
 HandlerOutcome: TypeAlias = Decision | Result | str | None  # a text is the name of a result
 TaskFunction: TypeAlias = (
@@ -23,7 +22,12 @@ BatchFunction: TypeAlias = Callable[[Batch], Mapping[Task, HandlerOutcome] | Han
 
 @runtime_checkable
 class WorkHandler(Protocol):
-    """Decides on batches of tasks. A worker calls it from all its threads."""
+    """Decides on batches of tasks. A worker calls it from all its threads.
+
+    A handler may have a method `open()`, which the worker calls at its start, before it polls. It raises an error if
+    the handler cannot be set up. A handler may have an attribute `concurrency`: how many batches may be open while
+    their Futures run; by default one for each thread of the worker.
+    """
 
     def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
         """Return a decision on each task of the batch, or a Future of these. An exception fails all tasks.
@@ -33,14 +37,6 @@ class WorkHandler(Protocol):
 
     def close(self) -> None:
         """End the threads and processes of the handler. A later call of `handle` starts them again."""
-
-
-@runtime_checkable
-class BatchHandler(WorkHandler, Protocol):
-    """A handler that never returns a Future. `each` and `batch` make such handlers."""
-
-    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Return a decision on each task of the batch. An exception fails all tasks."""
 
 
 class TaskResultException(Exception):
@@ -75,58 +71,6 @@ class HandlerFailed(Exception):
 
 class ForeignDecision(Exception):
     """A handler or a step returned a decision on a task that it did not get."""
-
-
-def batch(function: BatchFunction, *, success_on: Exceptions = ()) -> BatchHandler:
-    """Return a handler that calls `function(batch)` once for each batch.
-
-    The function returns a dict of outcomes by task, or one outcome for all tasks; None means SUCCESS. A
-    task that is missing from the dict fails. The function may also return a `concurrent.futures.Future` of one of
-    these, which any thread may complete. An exception fails all tasks of the batch.
-
-    :param success_on: exceptions that mean SUCCESS for all tasks.
-    """
-    return BatchFunctionHandler(function, success_on)
-
-
-class FunctionHandler:
-    """Base class of handlers that call a function of one task, which may have a parameter `batch`."""
-
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions) -> None:
-        self._function = HandlerFunction.of(function, "a worker", ("batch",))
-        self._success_on = success_on
-
-    def _call(self, task: Task, batch: Batch) -> Any:
-        return self._function(task, batch=batch)
-
-    @property
-    def name(self) -> str:
-        """The name of the function, for logs and errors."""
-        return name_of(self._function)
-
-
-class BatchFunctionHandler:
-    """The handler that `batch` returns."""
-
-    def __init__(self, function: BatchFunction, success_on: Exceptions) -> None:
-        self._function = HandlerFunction.of(function, "a worker", (), "the batch")
-        self._success_on = success_on
-
-    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Call the function and return its decisions."""
-        try:
-            decided = batch.result_of(self._function(batch), name_of(self._function))
-        except self._success_on as error:
-            decided = decision_on(error, self._success_on)
-        return decisions_of(decided, batch.tasks)
-
-    def close(self) -> None:
-        """Do nothing: the handler has no threads."""
-
-    @property
-    def name(self) -> str:
-        """The name of the function, for logs and errors."""
-        return name_of(self._function)
 
 
 def decision_of(outcome: object) -> Decision:
@@ -179,6 +123,14 @@ def decision_on(error: BaseException, success_on: Exceptions = ()) -> Decision:
     return Decision(made.result, made.message, error, made.continued)
 
 
+def decide(outcome: object, success_on: Exceptions = ()) -> Decision:
+    """Convert the outcome of a call, or of its Future, which is done, to a decision. An error is a decision, too."""
+    try:
+        return decision_of(final(outcome))
+    except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
+        return decision_on(error, success_on)
+
+
 def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
     """Call a handler, wait for its Future if it returns one, and return a decision on each task.
 
@@ -200,17 +152,6 @@ def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, 
         raise ForeignDecision(f"{name} returned decisions for tasks that it did not get: {', '.join(foreign[:10])}")
     missing = Decision(Result.FAILURE, error=f"{name} made no decision on this task")
     return {task: decided.get(task) or missing for task in tasks}
-
-
-async def decision_of_call(call: Callable[[], Awaitable[HandlerOutcome]], success_on: Exceptions = ()) -> Decision:
-    """Await a call, and convert its outcome or its error. Raises CancelledError if this task is cancelled."""
-    try:
-        return decision_of(await call())
-    except BaseException as error:  # also SystemExit, which would end the event loop
-        running = asyncio.current_task()
-        if running is not None and running.cancelling():
-            raise  # the batch was abandoned
-        return decision_on(error, success_on)
 
 
 _SUCCESS = Decision(Result.SUCCESS)

@@ -1,123 +1,132 @@
-"""A handler that calls a function for each task in child processes, one task at a time in each.
+"""An executor of child processes, with one call at a time in each.
 
-If a process dies, its task fails with the exit code or signal, and another process takes its place. Such a task is not
-redelivered: the failure uses an attempt, so the retry policy of the topic stops a task that kills every process.
+If a process dies, its call fails with the exit code or signal, and another process takes its place.
 """
 
 import atexit
 import multiprocessing
-import queue
+import pickle
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from airflow_provider_taskq.queue import Decision, Result, Task
+from airflow_provider_taskq.queue import InvalidArgument
 from airflow_provider_taskq.queue.errors import picklable_error
-from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of, stack_of
-from airflow_provider_taskq.worker.handlers import FunctionHandler, decision_of, decision_on
-from airflow_provider_taskq.worker.parameters import HandlerFunction
-from airflow_provider_taskq.worker.threads import ThreadPool
+from airflow_provider_taskq.worker.batches import Batch, name_of, stack_of
+from airflow_provider_taskq.worker.executors import CallExecutor, Threads
+from airflow_provider_taskq.worker.futures import on_cancel
 
 _ANSWER_SECONDS = 1.0  # that a process has to send its stack, or to end
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-class ProcessHandler(FunctionHandler):
-    """Calls a function for each task in one of several child processes."""
+class CallFailed(Exception):
+    """A call could not run in a process, or the process died. The argument is the error that a task gets."""
 
-    def __init__(self, function: Callable[..., Any], success_on: Exceptions, processes: int) -> None:
-        super().__init__(function, success_on)
-        self._processes = processes
-        self._idle: queue.LifoQueue[_ChildProcess | None] | None = None
-        self._threads: ThreadPool | None = None
+
+class Processes(CallExecutor):
+    """Up to `size` child processes, which start when calls need them. A call and its result have to pickle."""
+
+    def __init__(self, size: int) -> None:
+        self._threads = Threads(size, "taskq processes")  # each waits for the process that runs its call
+        self._idle: list[_ChildProcess] = []
         self._lock = threading.Lock()
 
-    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Return the decision on each task."""
+    def open(self, function: object) -> None:
+        """Start a process. Raise InvalidArgument if the function does not pickle, or the process cannot import it."""
+        refused = f"cannot send {name_of(function)} to a process: it must be a function of a module"
+        try:
+            call = ForkingPickler.dumps(partial(callable, function))
+        except Exception as error:  # noqa: BLE001 -- whatever pickle raises
+            raise InvalidArgument(f"{refused}: {error}") from None
+        process = _ChildProcess()
+        try:
+            process.call(call)
+        except CallFailed as error:
+            process.end()
+            hint = 'that a process can import, and a program needs `if __name__ == "__main__":`'
+            raise InvalidArgument(f"{refused} {hint}: {error}") from None
         with self._lock:
-            if self._threads is None or self._idle is None:
-                self._threads = ThreadPool(self._processes, "taskq processes")
-                self._idle = queue.LifoQueue()
-                for _ in range(self._processes):
-                    self._idle.put(None)  # a slot, which gets its process when a task needs it
-            threads, idle = self._threads, self._idle
-        futures = {task: threads.submit(self._decide, idle, task, batch) for task in batch.tasks}
-        return {task: future.result() for task, future in futures.items()}
+            self._idle.append(process)
+
+    def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
+        """Run a call in a process; see `CallExecutor`."""
+        kill = _Kill()
+        future = self._threads.submit(batch, name, partial(self._call, batch, name, call, kill))
+        on_cancel(future, kill)
+        return future
 
     def close(self) -> None:
-        """End the processes after their current tasks."""
+        """End the idle processes. The others end after their current calls."""
         with self._lock:
-            threads, idle, self._threads, self._idle = self._threads, self._idle, None, None
-        if threads is None or idle is None:
-            return
-        for _ in range(self._processes):
-            process = idle.get()
-            if process is not None:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.end()
+
+    def _call(self, batch: Batch, name: str, call: Callable[[], Any], kill: "_Kill") -> Any:
+        try:
+            sent = ForkingPickler.dumps(call)
+        except Exception as error:  # noqa: BLE001 -- whatever pickle raises
+            raise CallFailed(picklable_error(error)) from None
+        with self._lock:
+            idle = self._idle
+            process = idle.pop() if idle else None
+        process = process or _ChildProcess()
+        try:
+            with kill.while_running(process), batch.running(f"{name} in process {process.pid}", process.stack):
+                return process.call(sent)
+        finally:
+            with self._lock:
+                is_idle = process.is_alive() and idle is self._idle and not kill.is_killed
+                if is_idle:
+                    idle.append(process)
+            if not is_idle:
                 process.end()
-        threads.close()
-
-    def _decide(self, idle: "queue.LifoQueue[_ChildProcess | None]", task: Task, batch: Batch) -> Decision:
-        process = idle.get()
-        try:
-            if process is None:
-                process = _ChildProcess(self._function, self._success_on)
-            return self._handle_in(process, task, batch)
-        except BaseException as error:  # noqa: BLE001 -- such as an error of pickle
-            return decision_on(error)
-        finally:
-            idle.put(process if process is not None and process.is_alive() else None)
-
-    def _handle_in(self, process: "_ChildProcess", task: Task, batch: Batch) -> Decision:
-        """Handle one task in a process. Kill the process if the worker abandons the batch."""
-        name = f"{name_of(self._function)} for task {task.sequence} in process {process.pid}"
-        call = _ProcessCall(process)
-        try:
-            with batch.running(name, process.stack, call.kill):
-                if batch.cancelled.is_set():
-                    return Decision(Result.FAILURE, error="the batch was abandoned")
-                return process.call(task, batch)
-        finally:
-            call.end()
 
 
-class _ProcessCall:
-    """One task in a process.
+class _Kill:
+    """Kills the process of one call. Does nothing after the end of the call, because it would hit the next call."""
 
-    `kill` does nothing after the end of the task, because it would hit the next task.
-    """
-
-    def __init__(self, process: "_ChildProcess") -> None:
-        self._process = process
-        self._is_over = self._is_killed = False
+    def __init__(self) -> None:
+        self.is_killed = False
+        self._process: _ChildProcess | None = None
         self._lock = threading.Lock()
 
-    def kill(self) -> None:
+    def __call__(self) -> None:
         with self._lock:
-            if not self._is_over:
-                self._is_killed = True
+            self.is_killed = True
+            if self._process is not None:
                 self._process.kill()
 
-    def end(self) -> None:
+    @contextmanager
+    def while_running(self, process: "_ChildProcess") -> Iterator[None]:
         with self._lock:
-            self._is_over = True
-        if self._is_killed:
-            self._process.end()  # waits until is_alive() is False
+            self._process = process
+        try:
+            if self.is_killed:
+                raise InterruptedError("the batch was abandoned")
+            yield
+        finally:
+            with self._lock:
+                self._process = None
 
 
 class _ChildProcess:
-    """A child process with two pipes: one for tasks, one for requests of its stack."""
+    """A child process with two pipes: one for calls, one for requests of its stack."""
 
-    def __init__(self, function: HandlerFunction, success_on: Exceptions) -> None:
-        self._tasks, tasks = _SPAWN.Pipe()
+    def __init__(self) -> None:
+        self._calls, calls = _SPAWN.Pipe()
         self._requests, requests = _SPAWN.Pipe()
-        arguments = (tasks, requests, function, success_on)
-        self._process = _SPAWN.Process(target=_serve, args=arguments, daemon=True)
+        self._process = _SPAWN.Process(target=_serve, args=(calls, requests), daemon=True)
         self._process.start()
         atexit.register(self._process.kill)  # or else multiprocessing would wait for it at exit
-        tasks.close()
+        calls.close()
         requests.close()
         self._requesting = threading.Lock()
 
@@ -126,23 +135,24 @@ class _ChildProcess:
         return self._process.pid
 
     def is_alive(self) -> bool:
-        return not self._tasks.closed and self._process.is_alive()
+        return not self._calls.closed and self._process.is_alive()
 
-    def call(self, task: Task, batch: Batch) -> Decision:
-        """Return the decision on a task, and adopt its follow-ups and hooks into `batch`."""
+    def call(self, sent: Any) -> Any:
+        """Run a pickled call and return its result. Raise CallFailed if it raises an error, or the process dies."""
         try:
-            self._tasks.send(batch.for_task(task))
-            wait([self._tasks, self._process.sentinel])
-            if self._tasks.poll():
-                decision, handled = self._tasks.recv()
-                batch.adopt(handled, task)
-                return decision  # type: ignore[no-any-return]  # sent by _answer
+            self._calls.send_bytes(sent)
+            wait([self._calls, self._process.sentinel])
+            if self._calls.poll():
+                result, error = self._calls.recv()
+                if error is not None:
+                    raise CallFailed(error)
+                return result
         except (EOFError, ConnectionError):
             pass  # the process died during the exchange
         self.end()
         code = self._process.exitcode
         died = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        return Decision(Result.FAILURE, error=f"the process that handled this task {died}")
+        raise CallFailed(f"the process that handled this task {died}")
 
     def stack(self) -> str:
         """Return the stack of the main thread, which another thread of the process sends."""
@@ -159,7 +169,7 @@ class _ChildProcess:
     def end(self) -> None:
         """End the process and wait for its end. Kill the process if it does not end in time."""
         atexit.unregister(self._process.kill)
-        self._tasks.close()
+        self._calls.close()
         self._process.join(timeout=_ANSWER_SECONDS)
         if self._process.is_alive():
             self._process.kill()
@@ -167,36 +177,22 @@ class _ChildProcess:
         self._requests.close()
 
 
-def _serve(tasks: Connection, requests: Connection, function: HandlerFunction, success_on: Exceptions) -> None:
-    """Handle tasks in a child process until the parent closes the pipe."""
+def _serve(calls: Connection, requests: Connection) -> None:
+    """Run calls in a child process until the parent closes the pipe."""
     for each in (signal.SIGINT, signal.SIGTERM):
         # A terminal or a service manager signals all processes of a group. The parent decides when this one ends.
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_send_stacks, args=(requests, threading.get_ident()), daemon=True).start()
     while True:
         try:
-            batch: Batch = tasks.recv()
+            sent = calls.recv_bytes()
         except (EOFError, ConnectionError):
             return
-        [task] = batch.tasks
         try:
-            decision = decision_of(batch.result_of(function(task, batch=batch), name_of(function)))
-        except BaseException as error:  # noqa: BLE001 -- it fails this task only
-            decision = decision_on(error, success_on)
-        _answer(tasks, decision, batch)
-
-
-def _answer(tasks: Connection, decision: Decision, batch: Batch) -> None:
-    """Send a decision and its batch, or a FAILURE if one of them does not pickle."""
-    try:
-        tasks.send((_with_text(decision), batch))
-    except Exception as error:  # noqa: BLE001 -- whatever pickle raises
-        tasks.send((_with_text(Decision(Result.FAILURE, error=error)), Batch(batch.tasks)))
-
-
-def _with_text(decision: Decision) -> Decision:
-    """Return the decision with an error that pickles."""
-    return replace(decision, error=picklable_error(decision.error))
+            answer = ForkingPickler.dumps((pickle.loads(sent)(), None))  # noqa: S301 -- from the parent
+        except BaseException as error:  # noqa: BLE001 -- of the call, or of pickle
+            answer = ForkingPickler.dumps((None, picklable_error(error)))
+        calls.send_bytes(answer)
 
 
 def _send_stacks(requests: Connection, thread: int) -> None:

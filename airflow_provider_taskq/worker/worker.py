@@ -21,7 +21,7 @@ from airflow_provider_taskq.queue.metrics import Recorder
 from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.config import Pending, WorkerConfig
 from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, connection_factory
-from airflow_provider_taskq.worker.executors import handler_of
+from airflow_provider_taskq.worker.functions import handler_of
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
 from airflow_provider_taskq.worker.listener import ListenerDispatcher, WorkerListener

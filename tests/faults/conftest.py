@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from airflow_provider_taskq.queue import State, TaskQueue, connect
-from airflow_provider_taskq.worker import BatchHandler, Worker
+from airflow_provider_taskq.worker import Worker, WorkHandler
 from tests.faults.tcp_proxy import TcpProxy
 
 MakeWorker = Callable[..., Worker]
@@ -37,7 +37,7 @@ def run_worker() -> Iterator[MakeWorker]:
     """Starts workers of the topic `work`, and stops them at the end."""
     running: list[Worker] = []
 
-    def run(dsn: Any, handler: Callable[..., Any] | BatchHandler, **options: Any) -> Worker:
+    def run(dsn: Any, handler: Callable[..., Any] | WorkHandler, **options: Any) -> Worker:
         worker = Worker(dsn, "work", handler, **{"pause": timedelta(milliseconds=50), "listen": False, **options})
         running.append(worker)
         worker.start()

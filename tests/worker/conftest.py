@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import Task, TaskQueue
-from airflow_provider_taskq.worker import BatchHandler, Worker
+from airflow_provider_taskq.worker import Worker, WorkHandler
 
 MakeWorker = Callable[..., Worker]
 HOUR = timedelta(hours=1)
@@ -19,7 +19,7 @@ def make_worker(dsn: str) -> Iterator[MakeWorker]:
     """Makes workers of the topic `work` with long pauses between empty polls, and stops them at the end."""
     made: list[Worker] = []
 
-    def make(handler: Callable[..., Any] | BatchHandler, **options: Any) -> Worker:
+    def make(handler: Callable[..., Any] | WorkHandler, **options: Any) -> Worker:
         made.append(Worker(dsn, options.pop("topic", "work"), handler, **{"pause": HOUR, **options}))
         return made[-1]
 

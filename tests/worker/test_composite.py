@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
+from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task, TaskQueue
+from airflow_provider_taskq.worker import Worker
 from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode, engine
-from airflow_provider_taskq.worker.composite.engine import BatchFuture
-from airflow_provider_taskq.worker.handlers import BatchHandler, ForeignDecision
+from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
+from airflow_provider_taskq.worker.handlers import ForeignDecision, WorkHandler, handle_batch
 
 pytestmark = pytest.mark.promise("A composite gives the same results in threads and as a Spark plan")
 
@@ -42,7 +42,7 @@ def results(composite: Composite, count: int = 4) -> list[Result]:
 
 def decisions(composite: Composite, count: int = 4) -> list[Decision]:
     batch = batch_of(count)
-    decided = composite.handle(batch)
+    decided = handle_batch(composite, batch)
     composite.close()
     assert list(decided) == list(batch.tasks)
     return list(decided.values())
@@ -81,7 +81,7 @@ def test_a_step_has_the_name_of_its_function_and_comes_after_named_steps() -> No
     named = [(step.name, step.after, step.whole) for step in composite.steps]
     assert named == [("load", (), False), ("check", ("load",), False), ("report", ("load", "check"), True)]
     assert load(task(1)) is None  # the decorator returns the function itself
-    assert isinstance(composite, BatchHandler)
+    assert isinstance(composite, WorkHandler)
 
 
 def test_with_step_returns_another_composite_and_leaves_the_first_as_it_was() -> None:
@@ -107,8 +107,19 @@ TWICE = LOADED.with_step(task, name="a").with_step(task, name="b")
         (lambda: Composite("orders").handle(batch_of(1)), "'orders' has no steps"),
         (lambda: Composite("orders").with_step(7, name="seven"), "needs a function of the task, not a int"),  # type: ignore[arg-type]
         (lambda: Composite("orders", threads=0), "threads must be at least 1"),
+        (lambda: Composite("orders", fail_pending=True), "fail_pending needs a concurrency"),
     ],
-    ids=["unknown", "unknown function", "itself", "name twice", "ambiguous", "no steps", "no function", "no threads"],
+    ids=[
+        "unknown",
+        "unknown function",
+        "itself",
+        "name twice",
+        "ambiguous",
+        "no steps",
+        "no function",
+        "no threads",
+        "nothing pending",
+    ],
 )
 def test_an_invalid_composite_raises_when_it_is_made(make: Callable[[], object], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
@@ -304,94 +315,59 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
-def in_thread(composite: Composite) -> "Future[BatchFuture]":
-    """Submits a batch in another thread. The Future is done when `submit` has returned."""
-    returned: Future[BatchFuture] = Future()
-
-    def submit() -> None:
-        try:
-            returned.set_result(composite.submit(batch_of(1)))
-        except CompositeClosed as error:
-            returned.set_exception(error)
-
-    threading.Thread(target=submit, daemon=True).start()
-    return returned
+def start(composite: Composite, batch: Batch | None = None) -> Future[Mapping[Task, Decision]]:
+    future = composite.handle(batch or batch_of(1))
+    assert isinstance(future, Future)
+    return future
 
 
-@pytest.mark.parametrize("concurrency", [0, 2])
-def test_submit_waits_while_concurrency_batches_are_in_flight(gate: Gate, concurrency: int) -> None:
-    """Without concurrency it returns when its own batch is done."""
-    composite = Composite("some", concurrency=concurrency).with_batch(gate, name="wait")
-    in_flight = [composite.submit(batch_of(1)) for _ in range(concurrency)]
-    for _ in in_flight:
-        gate.wait_for_start()
-    another = in_thread(composite)
-    if concurrency:
-        assert not gate.started.acquire(timeout=0.1)
-    else:
-        gate.wait_for_start()
-    assert not another.done()
-    assert not any(each.done() for each in in_flight)
-    gate.open.set()
-    for each in [*in_flight, another.result(SECONDS)]:
-        each.result(SECONDS)
-    composite.close()
-
-
-def test_close_waits_for_the_batches_in_flight_and_the_callbacks_of_their_futures(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    completing, go_on = threading.Event(), threading.Event()
-
-    class Slow(Future[Any]):
-        def set_result(self, result: Any) -> None:
-            completing.set()
-            assert go_on.wait(SECONDS)
-            super().set_result(result)
-
-    monkeypatch.setattr(engine, "Future", Slow)
-    composite = Composite("waiting", concurrency=1).with_batch(gate, name="wait")
-    future = composite.submit(batch_of(1))
+def test_concurrency_bounds_the_batches_that_run_at_once_and_close_waits_for_them(gate: Gate) -> None:
+    composite = Composite("some", concurrency=2).with_batch(gate, name="wait")
+    futures = [start(composite) for _ in range(3)]
     gate.wait_for_start()
+    gate.wait_for_start()
+    assert not gate.started.acquire(timeout=0.1)
     closing = threading.Thread(target=composite.close)
     closing.start()
     closing.join(0.05)
     assert closing.is_alive()
     gate.open.set()
-    assert completing.wait(SECONDS)
-    closing.join(0.05)
-    assert closing.is_alive()
-    go_on.set()
     closing.join(SECONDS)
-    assert [each.result for each in future.result(0).values()] == [Result.SUCCESS]
+    assert [each.result for future in futures for each in future.result(0).values()] == [SUCCESS] * 3
 
 
 def test_a_callback_of_a_future_may_close_the_composite(gate: Gate) -> None:
     closed = threading.Event()
     composite = Composite("closed", concurrency=1).with_batch(gate, name="wait")
-    future = composite.submit(batch_of(1))
 
-    def close(_: BatchFuture) -> None:
+    def close(_: object) -> None:
         composite.close()
         closed.set()
 
-    future.add_done_callback(close)
+    start(composite).add_done_callback(close)
     gate.open.set()
     assert closed.wait(SECONDS)
 
 
-@pytest.mark.parametrize("concurrency", [0, 1])
-def test_close_fails_the_batches_in_flight_with_fail_pending(gate: Gate, concurrency: int) -> None:
+def test_close_fails_the_open_batches_with_fail_pending(gate: Gate) -> None:
     seen = Seen()
-    composite = Composite("failing", concurrency=concurrency, fail_pending=True).with_batch(gate, name="wait")
+    composite = Composite("failing", concurrency=1, fail_pending=True).with_batch(gate, name="wait")
     composite = composite.with_step(seen, after="wait")
-    returned = in_thread(composite)
+    future = start(composite)
     gate.wait_for_start()
     composite.close()
     with pytest.raises(CompositeClosed, match="'failing' was closed"):
-        returned.result(SECONDS).result(0)
+        future.result(0)
     gate.open.set()
     assert seen.numbers == []
+
+
+def test_a_batch_of_a_worker_does_not_wait_for_a_slow_one(dsn: str, queue: TaskQueue) -> None:
+    """The worker has one thread, and as many open batches as the composite's concurrency."""
+    met = threading.Barrier(3)
+    composite = Composite("met", concurrency=3).with_step(lambda _: [met.wait(SECONDS)].clear(), name="meet")
+    queue.push("work", ["a", "b", "c"])
+    assert Worker(dsn, "work", composite).drain().succeeded == 3
 
 
 def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) -> None:
@@ -407,13 +383,12 @@ def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) ->
             cancelled.set()
 
     given = batch_of(1)
-    future = composite.submit(given)
+    future = start(composite, given)
     gate.wait_for_start()
     gate.wait_for_start()
     assert {"step wait", "step wait_for_ever"} <= {each.name for each in given.activities()}
+    assert future.cancel()  # as a worker does
     given.cancel()
-    with pytest.raises(InterruptedError, match="was abandoned"):
-        future.result(SECONDS)
     assert cancelled.wait(SECONDS)
     composite.close()  # does not wait for it
     gate.open.set()
@@ -433,8 +408,8 @@ def stick(_):
 
 tasks = [Task(number, "work", "a", None, None, 1, False) for number in range(2)]
 composite = Composite("stuck", threads=2, concurrency=1).with_step(stick, name="a").with_step(stick, name="b")
-composite.submit(Batch(tasks))
-for _ in range(3):
+composite.handle(Batch(tasks))
+for _ in range(2):
     started.acquire()
 """
 

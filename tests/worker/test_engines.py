@@ -23,7 +23,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.spark import drain
 from airflow_provider_taskq.worker.batches import Batch, tagged
 from airflow_provider_taskq.worker.composite import Composite, StepMode
-from airflow_provider_taskq.worker.filters import outdated, step_of
+from airflow_provider_taskq.worker.filters import outdated
 from airflow_provider_taskq.worker.handlers import TaskResultException
 from airflow_provider_taskq.worker.listener import WorkerListener
 from airflow_provider_taskq.worker.worker import Worker
@@ -319,7 +319,7 @@ def test_a_commit_hook_that_fails_fails_its_tasks_and_its_writes_are_undone(
 
 
 def test_tasks_of_one_identifier_are_in_one_batch_in_their_order(queue: TaskQueue, engine: Engine) -> None:
-    composite = Composite("outdated").with_batch(step_of(outdated))
+    composite = Composite("outdated").with_batch(outdated)
 
     @composite.batch(after="outdated")
     def place(tasks: Sequence[Task], batch: Batch) -> Mapping[Task, Decision]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ import psycopg
 import pytest
 from psycopg.errors import UniqueViolation
 
-from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueue
-from airflow_provider_taskq.worker import Batch, BatchHandler, Composite, TaskResultException, Worker, batch, each
+from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueue, UnreadablePayload
+from airflow_provider_taskq.worker import Batch, Composite, TaskResultException, Worker, WorkHandler, batch, each
 from airflow_provider_taskq.worker.batches import tagged
 from airflow_provider_taskq.worker.commit import commit_batch
-from airflow_provider_taskq.worker.filters import Judge, matching, outdated, partial, repeated, step_of, without
-from airflow_provider_taskq.worker.handlers import ForeignDecision
+from airflow_provider_taskq.worker.filters import matching, outdated, readable, repeated
+from airflow_provider_taskq.worker.handlers import ForeignDecision, handle_batch
 from tests.queue.conftest import until
 
 pytestmark = [
@@ -39,8 +40,8 @@ def task(sequence: int, identifier: str = "t") -> Task:
     return Task(sequence, "work", identifier, {"n": sequence}, None, 1, False)
 
 
-def results(handler: BatchHandler, *tasks: Task) -> list[Result]:
-    made = handler.handle(Batch(tasks))
+def results(handler: WorkHandler, *tasks: Task) -> list[Result]:
+    made = handle_batch(handler, Batch(tasks))
     return [made[each].result for each in tasks]
 
 
@@ -56,7 +57,7 @@ def test_a_task_result_exception_keeps_its_message_and_continued() -> None:
     def stop(_: Task) -> None:
         raise TaskResultException(Result.FILTER, continued=True, message={"n": 1})
 
-    [made] = each(stop).handle(Batch([task(1)])).values()
+    [made] = handle_batch(each(stop), Batch([task(1)])).values()
     assert (made.result, made.continued, made.message) == (Result.FILTER, True, {"n": 1})
 
 
@@ -70,7 +71,7 @@ def test_a_batch_function_returns_one_outcome_for_all_or_one_for_each_or_a_futur
     for name, function in filtered.items():
         assert results(batch(function), task(1), task(2)) == [Result.FILTER] * 2, name
     with pytest.raises(ValueError, match="bad"):
-        batch(lambda _: completed_elsewhere(ValueError("bad"))).handle(Batch([task(1)]))
+        results(batch(lambda _: completed_elsewhere(ValueError("bad"))), task(1))
 
 
 # Processes
@@ -106,7 +107,7 @@ def test_a_process_that_dies_fails_its_task_only(tmp_path: Path) -> None:
     meeting = [task(8, f"meet {tmp_path}"), task(9, f"meet {tmp_path}")]
     given = [task(1, "pid"), task(2, "killed"), task(3, "failed"), task(4, "unspeakable"), task(5, "plain"), *meeting]
     batch = Batch(given)
-    made = handler.handle(batch)
+    made = handle_batch(handler, batch)
     assert [made[each].result.name for each in given] == ["SUCCESS", *["FAILURE"] * 3, "SUCCESS", "SUCCESS", "SUCCESS"]
     assert made[given[0]].message != os.getpid()
     assert made[given[1]].error == "the process that handled this task was killed by signal 9"
@@ -117,29 +118,26 @@ def test_a_process_that_dies_fails_its_task_only(tmp_path: Path) -> None:
     handler.close()
 
 
-def _tells_where_a_process_stands(handler: BatchHandler) -> None:
-    """Reports the stack of a slow task while its process runs, and kills it."""
+def _tells_where_a_process_stands(handler: WorkHandler) -> None:
+    """Reports the stack of a slow task while its process runs, and kills it when the Future is cancelled."""
     batch = Batch([task(6, "slow")])
-    with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(handler.handle, batch)
-        until(lambda: (places := batch.activities()) and "time.sleep(60)" in places[0].stack(), 200)
-        batch.cancel()
-        [killed] = made.result(SECONDS).values()
-    assert killed.error == "the process that handled this task was killed by signal 9"
+    future = handler.handle(batch)
+    assert isinstance(future, Future)
+    until(lambda: any("time.sleep(60)" in each.stack() for each in batch.activities()), 200)
+    assert future.cancel()
+    until(lambda: not batch.activities())
 
 
-def test_a_late_kill_of_a_task_does_not_hit_the_next_task(tmp_path: Path) -> None:
+def test_a_call_that_is_cancelled_late_does_not_kill_the_process_of_the_next_call(tmp_path: Path) -> None:
     handler = each(by_name, processes=1)
-    batch = Batch([task(1, f"meet {tmp_path}")])
-    with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(handler.handle, batch)
-        until(batch.activities)
-        [place] = batch.activities()
-        (tmp_path / "other").touch()
-        made.result(SECONDS)
-    assert place.cancel is not None
-    place.cancel()  # as a worker does that abandons the batch just before the task ends
-    assert results(handler, task(2, "plain")) == [Result.SUCCESS]
+    first = handler.handle(Batch([task(1, f"meet {tmp_path}")]))
+    assert isinstance(first, Future)
+    (tmp_path / "other").touch()
+    first.result(SECONDS)
+    second = handler.handle(Batch([task(2, "pid")]))
+    first.cancel()  # as a worker does that abandons the batch just before the task ends
+    assert isinstance(second, Future)
+    assert [made.result for made in second.result(SECONDS).values()] == [Result.SUCCESS]
     handler.close()
 
 
@@ -175,7 +173,7 @@ def test_threads_see_the_context_variables_of_the_worker() -> None:
     assert all(name.endswith("a span") for name in seen)
     assert [name.startswith("mine") for name in seen] == [False] * 2 + [True] * 2
     with pytest.raises(RuntimeError, match="shutdown"):
-        others.handle(Batch([task(1)]))
+        results(others, task(1))
 
 
 def test_coroutines_of_a_batch_run_at_once_and_one_that_cancels_itself_fails_its_task_only() -> None:
@@ -202,9 +200,10 @@ def test_calls_that_wait_for_an_executor_are_cancelled_with_their_batch() -> Non
         assert go.wait(SECONDS)
 
     with ThreadPoolExecutor(1) as executor:
-        made = each(decide, executor=executor).handle(batch)
+        future = each(decide, executor=executor).handle(batch)
+        assert isinstance(future, Future)
         go.set()
-    assert [decision.result for decision in made.values()] == [Result.FAILURE, Result.FAILURE]
+        assert [decision.result for decision in future.result(SECONDS).values()] == [Result.SUCCESS, Result.FAILURE]
     assert called == [1]
 
 
@@ -254,7 +253,7 @@ async def for_ever(_: Task) -> None:
     await asyncio.Event().wait()
 
 
-ABANDONED: dict[str, Callable[["Future[Any]"], BatchHandler]] = {
+ABANDONED: dict[str, Callable[["Future[Any]"], WorkHandler]] = {
     "batch": lambda future: batch(lambda _: future),
     "step": lambda future: Composite("c").with_step(lambda _: future, name="wait"),
     "coroutine": lambda _: each(for_ever),
@@ -265,7 +264,7 @@ ABANDONED: dict[str, Callable[["Future[Any]"], BatchHandler]] = {
 @pytest.mark.parametrize("when", ["before", "while"])
 @pytest.mark.parametrize("make", ABANDONED.values(), ids=ABANDONED)
 def test_the_wait_for_a_future_or_a_coroutine_ends_when_the_batch_is_abandoned(
-    make: Callable[["Future[Any]"], BatchHandler], when: str
+    make: Callable[["Future[Any]"], WorkHandler], when: str
 ) -> None:
     future: Future[Any] = Future()
     given, handler = Batch([task(1)]), make(future)
@@ -274,7 +273,7 @@ def test_the_wait_for_a_future_or_a_coroutine_ends_when_the_batch_is_abandoned(
     else:
         given.cancel()
     with ThreadPoolExecutor(1) as pool, pytest.raises((CancelledError, InterruptedError)):
-        pool.submit(handler.handle, given).result(SECONDS)
+        pool.submit(handle_batch, handler, given).result(SECONDS)
     if when == "while" and make in (ABANDONED["batch"], ABANDONED["step"]):
         until(future.cancelled)
     handler.close()
@@ -285,8 +284,8 @@ def test_the_wait_for_a_running_future_ends_when_the_batch_is_abandoned() -> Non
     future.set_running_or_notify_cancel()  # as an executor does: now it cannot be cancelled
     batch = Batch([task(1)])
     abandon_when_running(batch, 1)
-    [made] = each(lambda _: future).handle(batch).values()
-    assert "abandoned before the Future" in str(made.error)
+    with pytest.raises(CancelledError):
+        handle_batch(each(lambda _: future), batch)
 
 
 class ByFuture:
@@ -331,7 +330,7 @@ async def violate_later(task: Task) -> None:
     violate(task)
 
 
-HANDLERS: dict[str, Callable[[], BatchHandler]] = {
+HANDLERS: dict[str, Callable[[], WorkHandler]] = {
     "one thread": lambda: each(violate, success_on=(UniqueViolation,)),
     "threads": lambda: each(violate, threads=2, success_on=UniqueViolation),
     "processes": lambda: each(violate, processes=1, success_on=(UniqueViolation,)),
@@ -345,7 +344,7 @@ HANDLERS: dict[str, Callable[[], BatchHandler]] = {
 
 
 @pytest.mark.parametrize("make", HANDLERS.values(), ids=HANDLERS.keys())
-def test_only_exceptions_of_success_on_mean_success(make: Callable[[], BatchHandler]) -> None:
+def test_only_exceptions_of_success_on_mean_success(make: Callable[[], WorkHandler]) -> None:
     handler = make()
     assert results(handler, task(1), task(2)) == [Result.SUCCESS, Result.FAILURE]
     handler.close()
@@ -361,7 +360,7 @@ def test_an_exception_of_success_on_in_a_batch_is_success_of_all_tasks_unless_it
     assert results(handler, task(1), task(2)) == [Result.SUCCESS, Result.SUCCESS]
     assert results(handler, task(1), task(2)) == [Result.FILTER, Result.FILTER]
     with pytest.raises(LookupError):
-        handler.handle(Batch([task(1)]))
+        results(handler, task(1))
 
 
 def test_a_commit_hook_whose_write_was_done_before_leaves_the_success(
@@ -395,41 +394,34 @@ def small_batch() -> Batch:
     return Batch((Task(number, "work", f"item-{number}", None, None, 1, False) for number in range(4)), tagged)
 
 
-def test_a_task_that_does_not_match_is_foreign_to_a_partial_handler() -> None:
-    given = small_batch()
-    with pytest.raises(ForeignDecision):
-        partial(batch(lambda _: dict.fromkeys(given.tasks)), odd).handle(given)
-
-
-def test_a_partial_handler_fails_a_task_without_a_decision_and_shares_the_supplement() -> None:
-    given = small_batch()
-
-    def some(part: Batch) -> Mapping[Task, Result]:
-        part.register(str, "kept")
-        part.push(part.tasks[0], "next", ["a"])
-        return {part.tasks[0]: FILTER}
-
-    decided = partial(batch(some), odd).handle(given)
-    assert [decided[task].result for task in given.tasks] == [SUCCESS, FILTER, SUCCESS, FAILURE]
-    assert given.require(str) == "kept"
-    assert [new.reference for follow_up in given.follow_ups for new in follow_up.tasks] == ["1"]
-
-
-def test_a_commit_hook_of_a_partial_handler_gets_matching_tasks_only(
-    conn: psycopg.Connection, queue: TaskQueue, owner: Owner
+@pytest.mark.parametrize("later", [False, True], ids=["decisions", "Future"])
+def test_a_handler_gets_the_tasks_of_a_batch_whose_payload_can_be_decoded(
+    conn: psycopg.Connection, queue: TaskQueue, owner: Owner, later: bool
 ) -> None:
-    queue.push("work", [f"item-{number}" for number in range(4)])
-    given = Batch(queue.poll("work", owner, 4))
+    """Its hooks get their decisions only, and a decision on another task is foreign."""
+    queue.push("work", [f"item-{number}" for number in range(3)])
+    polled = queue.poll("work", owner, 3)
+    given = Batch([*polled[:2], replace(polled[2], payload=UnreadablePayload("no JSON"))], tagged)
     asked: list[Task] = []
 
     def suspend(_: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
         asked.extend(decisions)
         return dict.fromkeys(decisions, Decision(SUSPENSION))
 
-    partly = partial(batch(lambda part: part.in_commit(suspend)), lambda task: task.identifier == "item-2", FILTER)
-    stands = commit_batch(TaskQueue(conn), owner, given, partly.handle(given))
-    assert [stands[task].result for task in given.tasks] == [FILTER, FILTER, SUSPENSION, FILTER]
-    assert [task.identifier for task in asked] == ["item-2"]
+    def handle(part: Batch) -> Any:
+        part.register(str, "kept")
+        part.push(part.tasks[0], "next", ["a"])
+        part.in_commit(suspend)
+        return completed_elsewhere(Result.SUCCESS) if later else Result.SUCCESS
+
+    decided = handle_batch(readable(batch(handle), given), given)
+    stands = commit_batch(TaskQueue(conn), owner, given, decided)
+    assert [stands[task].result for task in given.tasks] == [SUSPENSION, SUSPENSION, FAILURE]
+    assert asked == polled[:2]
+    assert given.require(str) == "kept"
+    assert [new.reference for follow_up in given.follow_ups for new in follow_up.tasks] == [str(polled[0].sequence)]
+    with pytest.raises(ForeignDecision):
+        handle_batch(readable(batch(lambda _: dict.fromkeys(given.tasks)), given), given)
 
 
 def test_a_step_of_a_composite_may_get_matching_tasks_only() -> None:
@@ -441,7 +433,7 @@ def test_a_step_of_a_composite_may_get_matching_tasks_only() -> None:
 
     composite = Composite("partly").with_batch(matching(odd, look, lambda task: SUSPENSION if task.sequence else None))
     given = small_batch()
-    decided = composite.handle(given)
+    decided = handle_batch(composite, given)
     Composite("none").with_batch(matching(lambda _: False, look)).handle(given)
     assert [decided[task].result for task in given.tasks] == [SUCCESS, FILTER, SUSPENSION, FILTER]
     assert [task.sequence for task in seen] == [1, 3]
@@ -457,58 +449,22 @@ def batch_of_duplicates() -> Batch:
 
 
 @pytest.mark.parametrize(
-    ("predicate", "fallback", "expected"),
+    ("judge", "expected", "reason"),
     [
-        (odd, None, [SUCCESS, FILTER, SUCCESS, FILTER]),
-        (odd, Decision(SUSPENSION, "not now"), [SUSPENSION, FILTER, SUSPENSION, FILTER]),
-        (odd, lambda task: SUSPENSION if task.sequence else FAILURE, [FAILURE, FILTER, SUSPENSION, FILTER]),
-        (lambda _: False, None, [SUCCESS] * 4),
+        (
+            outdated,
+            [SUSPENSION, FILTER, SUSPENSION, FILTER, FILTER, SUSPENSION],
+            "outdated by task 2 of the same batch",
+        ),
+        (repeated, [FAILURE, FAILURE, SUSPENSION, *[FAILURE] * 3], "one of 2 tasks of its identifier in one batch"),
     ],
-    ids=["none", "a decision", "a function", "no task matches"],
+    ids=["outdated", "repeated"],
 )
-def test_a_partial_handler_gets_matching_tasks_and_the_others_get_the_fallback(
-    predicate: Callable[[Task], bool], fallback: Any, expected: list[Result]
-) -> None:
-    seen: list[int] = []
-
-    def look(part: Batch) -> Result:
-        seen.extend(task.sequence for task in part.tasks)
-        return FILTER
-
-    handler = partial(batch(look), predicate, *([] if fallback is None else [fallback]))
-    decided = handler.handle(small_batch())
-    assert [decided[task].result for task in small_batch().tasks] == expected
-    assert seen == ([1, 3] if predicate is odd else [])
-    assert not isinstance(fallback, Decision) or decided[small_batch().tasks[0]].message == "not now"
-
-
-OUTDATED = (outdated, [SUSPENSION, FILTER, SUSPENSION, FILTER, FILTER, SUSPENSION])
-REPEATED = (repeated, [FAILURE, FAILURE, SUSPENSION, FAILURE, FAILURE, FAILURE])
-
-
-@pytest.mark.parametrize("is_step", [False, True], ids=["handler", "composite"])
-@pytest.mark.parametrize(("judge", "expected"), [OUTDATED, REPEATED], ids=["outdated", "repeated"])
 def test_outdated_keeps_the_last_task_of_an_identifier_and_repeated_fails_all(
-    judge: Judge, expected: list[Result], is_step: bool
+    judge: Callable[[Sequence[Task]], Mapping[Task, Decision]], expected: list[Result], reason: str
 ) -> None:
-    given, seen = batch_of_duplicates(), list[Batch]()
-
-    def rest(part: Batch) -> Result:
-        seen.append(part)
-        return SUSPENSION
-
-    composite = Composite("filtering").with_batch(step_of(judge))
-    steps = composite.with_batch(lambda _: SUSPENSION, name="rest", after=judge.__name__)
-    handler = steps if is_step else without(judge, batch(rest))
-    decided = handler.handle(given)
+    given = batch_of_duplicates()
+    composite = Composite("filtering").with_batch(judge)
+    decided = handle_batch(composite.with_batch(lambda _: SUSPENSION, name="rest", after=judge.__name__), given)
     assert [decided[task].result for task in given.tasks] == expected
-    reasons = {
-        "outdated": "outdated by task 2 of the same batch",
-        "repeated": "one of 2 tasks of its identifier in one batch",
-    }
-    made = decided[given.tasks[1]]
-    assert reasons[judge.__name__] in (made.message, made.error)
-    seen.clear()
-    handler.handle(Batch(given.tasks[1:2]) if judge is outdated else Batch(given.tasks[:2]))
-    assert len(seen) == (judge is outdated and not is_step), "a handler is not called without tasks"
-    handler.close()
+    assert reason in (decided[given.tasks[1]].message, decided[given.tasks[1]].error)

@@ -3,15 +3,22 @@
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, Self, TypeVar, overload
 
-from airflow_provider_taskq.queue import Decision, InvalidArgument, Task
+from airflow_provider_taskq.queue import Decision, InvalidArgument, Task, TaskQueueError
 from airflow_provider_taskq.worker.batches import Batch, Rewrite
-from airflow_provider_taskq.worker.composite.engine import BatchFuture, CompositeEngine
+from airflow_provider_taskq.worker.composite.engine import CompositeRun, CompositeThreads
 from airflow_provider_taskq.worker.composite.steps import After, Around, CompositeDefinition, Context, Step, StepMode
+from airflow_provider_taskq.worker.executors import OtherExecutor
 
 F = TypeVar("F", bound=Callable[..., Any])
+Decisions = Mapping[Task, Decision]
+
+
+class CompositeClosed(TaskQueueError):
+    """The composite was closed before it could finish a batch."""
 
 
 class Composite:
@@ -31,8 +38,9 @@ class Composite:
 
     :param threads: tasks of parallel steps that run at once. None means as many as the executor runs, or without an
         executor four more than there are processors, at most 32.
-    :param concurrency: batches of `submit` that may be in flight. With 0, `submit` waits for its batch.
-    :param fail_pending: lets `close` fail the batches in flight with CompositeClosed. By default it waits for them.
+    :param concurrency: batches that run at once in threads of the composite, so that `handle` returns a Future, and a
+        thread of a worker may have several batches open. With 0, `handle` runs the batch in the calling thread.
+    :param fail_pending: lets `close` fail the open batches with CompositeClosed. By default it waits for them.
     :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the functions of all steps, except
         coroutines, which run on an event loop. The caller shuts it down after `close`.
     """
@@ -48,20 +56,24 @@ class Composite:
     ) -> None:
         if concurrency < 0 or (threads is not None and threads < 1):
             raise InvalidArgument(f"composite {name!r}: threads must be at least 1, and concurrency at least 0")
+        if fail_pending and not concurrency:
+            raise InvalidArgument(f"composite {name!r}: fail_pending needs a concurrency of at least 1")
         self._definition = CompositeDefinition(name)
-        if isinstance(executor, ProcessPoolExecutor):
-            raise TypeError(
-                f"composite {name!r}: a ProcessPoolExecutor cannot share the batch; use a ThreadPoolExecutor"
-            )
         self._options = (threads, concurrency, fail_pending)
-        self._executor = executor
-        self._engine: CompositeEngine | None = None
+        self._executor = None if executor is None else OtherExecutor(executor, f"composite {name!r}")
+        self._threads: CompositeThreads | None = None
+        self._open: dict[Future[Decisions], Batch] = {}
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
         """The name of the composite."""
         return self._definition.name
+
+    @property
+    def concurrency(self) -> int | None:
+        """How many batches a worker may have open; None for one in each of its threads."""
+        return self._options[1] or None
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -169,23 +181,41 @@ class Composite:
         """Return a copy with one more rewrite."""
         return self._with(self._definition.with_rewrite(function))
 
-    def handle(self, batch: Batch) -> Mapping[Task, Decision]:
-        """Run a batch through the steps, and return the decision on each task."""
-        return self.submit(batch).result()
+    def open(self) -> None:
+        """Raise InvalidArgument if the composite has no steps, or its executor accepts no calls."""
+        if not self.steps:
+            raise InvalidArgument(f"composite {self.name!r} has no steps")
+        if self._executor is not None:
+            self._executor.open(self)
 
-    def submit(self, batch: Batch) -> BatchFuture:
-        """Start a batch and return a Future of its decisions. Wait while `concurrency` batches are in flight."""
-        return self._started().submit(batch)
+    def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
+        """Run a batch through the steps. Return the decision on each task, or with `concurrency` a Future of them."""
+        threads = self._started()
+        run = CompositeRun(self._definition, batch, threads)
+        if self.concurrency is None:
+            return run.decisions()
+        future = threads.batches.submit(batch, f"composite {self.name}", run.decisions)
+        self._open[future] = batch
+        future.add_done_callback(lambda ended: self._open.pop(ended, None))
+        return future
 
     def close(self) -> None:
-        """Wait for the batches in flight, or fail them with CompositeClosed.
+        """Wait for the open batches, or fail them with CompositeClosed.
 
         A later batch starts the composite again.
         """
         with self._lock:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+            threads, self._threads = self._threads, None
+        for future, batch in list(self._open.items()):
+            if self._options[2]:
+                with suppress(InvalidStateError):
+                    future.set_exception(CompositeClosed(f"composite {self.name!r} was closed"))
+                    batch.cancel()
+            else:
+                with suppress(CancelledError):
+                    future.exception()  # waits
+        if threads is not None:
+            threads.loop.close()
 
     def _add_step(
         self, function: F | None, name: str | None, after: After, mode: StepMode, *, whole: bool
@@ -199,7 +229,7 @@ class Composite:
 
     def _replace(self, definition: CompositeDefinition) -> None:
         with self._lock:
-            if self._engine is not None:
+            if self._threads is not None:
                 raise InvalidArgument(f"composite {self.name!r} has started and cannot be changed")
             self._definition = definition
 
@@ -209,23 +239,22 @@ class Composite:
         other._executor = self._executor  # noqa: SLF001 -- of the same class
         return other
 
-    def _started(self) -> CompositeEngine:
+    def _started(self) -> CompositeThreads:
         with self._lock:
-            if self._engine is None:
-                if not self.steps:
-                    raise InvalidArgument(f"composite {self.name!r} has no steps")
-                threads, concurrency, fail_pending = self._options
+            if self._threads is None:
+                self.open()
+                size, concurrency, _ = self._options
                 if self._executor is None:
-                    threads = threads or min(32, (os.cpu_count() or 1) + 4)
-                self._engine = CompositeEngine(self._definition, threads, concurrency, fail_pending, self._executor)
-            return self._engine
+                    size = size or min(32, (os.cpu_count() or 1) + 4)
+                self._threads = CompositeThreads(self.name, concurrency, size, self._executor)
+            return self._threads
 
     def __getstate__(self) -> tuple[CompositeDefinition, tuple[int | None, int, bool]]:
         return self._definition, self._options
 
     def __setstate__(self, state: tuple[CompositeDefinition, tuple[int | None, int, bool]]) -> None:
         self._definition, self._options = state
-        self._engine, self._executor, self._lock = None, None, threading.Lock()
+        self._threads, self._executor, self._open, self._lock = None, None, {}, threading.Lock()
 
     def __repr__(self) -> str:
         return f"Composite({self.name!r}, steps={[step.name for step in self.steps]})"

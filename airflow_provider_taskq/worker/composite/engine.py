@@ -1,124 +1,53 @@
-"""Runs the batches of a composite in this process: each step after its dependencies."""
+"""Runs a batch through the steps of a composite in this process: each step after its dependencies."""
 
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextvars import copy_context
-from dataclasses import dataclass, field
-from functools import reduce
-from typing import TypeAlias
+import inspect
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from queue import SimpleQueue
+from typing import Any
 
-from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueueError
-from airflow_provider_taskq.worker.batches import Batch
+from airflow_provider_taskq.queue import Decision, Result, Task
+from airflow_provider_taskq.queue.task_input import split_into_chunks
+from airflow_provider_taskq.worker.batches import Batch, Rewrite, name_of
 from airflow_provider_taskq.worker.composite.steps import (
+    Around,
     CompositeDefinition,
+    Context,
+    Decisions,
     Step,
-    apply_context,
-    apply_rewrites,
-    run_step,
+    StepMode,
 )
-from airflow_provider_taskq.worker.composite.threads import CompositeThreads
+from airflow_provider_taskq.worker.executors import EventLoop, OtherExecutor, Threads, in_batch
+from airflow_provider_taskq.worker.futures import then
+from airflow_provider_taskq.worker.handlers import (
+    complete_decisions,
+    decide,
+    decision_of,
+    decision_on,
+    decisions_of,
+)
 
-BatchFuture: TypeAlias = Future[Mapping[Task, Decision]]
-
+_STEP_THREADS = 64  # for all batches; a step waits for a free thread, but never for another step
 _SUCCESS = Decision(Result.SUCCESS)
 
 
-class CompositeClosed(TaskQueueError):
-    """The composite was closed before it could finish a batch."""
+class CompositeThreads:
+    """The executors of a composite. Batches wait for steps, and steps for calls, so each has executors of its own.
 
+    :param size: tasks of a step that run at once; None for as many as the executor has free threads.
+    :param executor: an executor of the user, which calls the functions of steps.
+    """
 
-class CompositeEngine:
-    """Runs the batches of a composite until it is closed."""
-
-    def __init__(
-        self,
-        definition: CompositeDefinition,
-        threads: int | None,
-        concurrency: int,
-        fail_pending: bool,
-        executor: Executor | None,
-    ) -> None:
-        self._definition = definition
-        self._threads = CompositeThreads(definition.name, threads, executor)
-        self._concurrency = concurrency
-        self._fail_pending = fail_pending
-        self._in_flight: set[BatchFuture] = set()
-        self._completing: list[int] = []  # idents of the threads that complete a future now
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def submit(self, batch: Batch) -> BatchFuture:
-        """Start a batch and return a Future of its decisions. Wait while `concurrency` batches are in flight."""
-        future: BatchFuture = Future()
-        with self._changed:
-            while self._concurrency and len(self._in_flight) >= self._concurrency and not self._closed:
-                self._changed.wait()
-            if self._closed:
-                raise self._closed_error()
-            self._in_flight.add(future)
-        if not self._concurrency and not self._fail_pending:
-            self._run(batch, future)
-            return future
-        name = f"taskq {self._definition.name} batch"
-        thread = threading.Thread(target=copy_context().run, args=(self._run, batch, future), name=name, daemon=True)
-        thread.start()
-        if not self._concurrency:
-            future.exception()  # waits for the batch
-        return future
-
-    def close(self) -> None:
-        """Wait for the batches in flight, or fail them with CompositeClosed. Then end the threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            if self._fail_pending:
-                pending, self._in_flight = self._in_flight, set()
-            else:
-                pending = set()
-                self._changed.wait_for(lambda: not self._in_flight)
-        for future in pending:
-            future.set_exception(self._closed_error())
-        with self._changed:
-            # A callback of a future may close the composite in this thread, which must not wait for itself.
-            self._changed.wait_for(lambda: set(self._completing) <= {threading.get_ident()})
-        self._threads.close()
-
-    def _run(self, batch: Batch, future: BatchFuture) -> None:
-        def stopped() -> bool:
-            return future.done() or batch.cancelled.is_set()
-
-        def abandon() -> None:
-            self._end(future, InterruptedError(f"a batch of composite {self._definition.name!r} was abandoned"))
-
-        outcome: Mapping[Task, Decision] | BaseException
-        try:
-            with batch.running(f"composite {self._definition.name}", cancel=abandon):
-                outcome = CompositeRun(self._definition, batch, self._threads, stopped).decisions()
-        except BaseException as error:  # noqa: BLE001 -- Future.result() raises it
-            outcome = error
-        self._end(future, outcome)
-
-    def _end(self, future: BatchFuture, outcome: Mapping[Task, Decision] | BaseException) -> None:
-        """Make room for another batch and complete the future. Do nothing if the batch has ended before."""
-        with self._changed:
-            if future not in self._in_flight:
-                return
-            self._in_flight.remove(future)
-            self._completing.append(threading.get_ident())
-            self._changed.notify_all()
-        try:
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        finally:
-            with self._changed:
-                self._completing.remove(threading.get_ident())
-                self._changed.notify_all()
-
-    def _closed_error(self) -> CompositeClosed:
-        return CompositeClosed(f"composite {self._definition.name!r} was closed")
+    def __init__(self, name: str, concurrency: int, size: int | None, executor: OtherExecutor | None) -> None:
+        self.size = size
+        self.executor = executor
+        self.batches = Threads(max(1, concurrency), f"taskq {name} batch")
+        self.steps = Threads(_STEP_THREADS, f"taskq {name} step")
+        self.calls = executor or Threads(size or 1, f"taskq {name} task")
+        self.loop = EventLoop(None, f"taskq {name} loop")
 
 
 @dataclass(slots=True)
@@ -128,12 +57,15 @@ class CompositeRun:
     definition: CompositeDefinition
     batch: Batch
     threads: CompositeThreads
-    stopped: Callable[[], bool]
     done: dict[str, dict[Task, Decision]] = field(default_factory=dict)
 
     def decisions(self) -> Mapping[Task, Decision]:
-        """Run all steps and contexts, and return their merged decision on each task of the batch."""
+        """Run all steps and contexts, and return their merged decision on each task of the batch.
+
+        Raises InterruptedError or CancelledError if the batch is abandoned.
+        """
         self._run_steps()
+        self._check()
         merged = {task: self._merged(task) for task in self.batch.tasks}
         added = [apply_context(context, self.batch, merged) for context in self.definition.contexts]
         added.append(apply_rewrites(self.batch, self.definition.rewrites))
@@ -142,21 +74,32 @@ class CompositeRun:
         return merged
 
     def _run_steps(self) -> None:
-        """Start each step when its dependencies have ended.
-
-        A lone step runs in this thread, unless the user has an executor.
-        """
+        """Start each step when its dependencies have ended. A lone step runs in this thread."""
         left = {step.name: step for step in self.definition.steps}
         running: dict[Future[dict[Task, Decision]], str] = {}
-        while left or running:
-            ready = self._take_ready(left)
-            if len(ready) == 1 and not running and self.threads.is_own:
-                ((step, tasks),) = ready
-                self.done[step.name] = self._run_step(step, tasks)
-                continue
-            running |= {self.threads.start(self._run_step, step, tasks): step.name for step, tasks in ready}
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                self.done[running.pop(future)] = future.result()
+        ended: SimpleQueue[Future[dict[Task, Decision]]] = SimpleQueue()
+
+        def abandon() -> None:
+            for future in list(running):
+                future.cancel()
+
+        with self.batch.running(f"composite {self.definition.name}", cancel=abandon):
+            while left or running:
+                ready = self._take_ready(left)
+                if len(ready) == 1 and not running:
+                    ((step, tasks),) = ready
+                    self._check()
+                    self.done[step.name] = in_batch(self.batch, f"step {step.name}", self._call_of(step, tasks))
+                    continue
+                for step, tasks in ready:
+                    future = self.threads.steps.submit(self.batch, f"step {step.name}", self._call_of(step, tasks))
+                    running[future] = step.name
+                    future.add_done_callback(ended.put)
+                if self.batch.cancelled.is_set():  # before `running` had the last Futures
+                    abandon()
+                if running:
+                    future = ended.get()
+                    self.done[running.pop(future)] = future.result()
 
     def _take_ready(self, left: dict[str, Step]) -> list[tuple[Step, list[Task]]]:
         """Remove the steps that can start from `left`. Return them with their tasks; end steps without tasks."""
@@ -179,15 +122,139 @@ class CompositeRun:
 
         return [task for task in self.batch.tasks if continued(task)]
 
-    def _run_step(self, step: Step, tasks: list[Task]) -> dict[Task, Decision]:
-        if self.stopped():
-            raise InterruptedError(f"composite {self.definition.name!r} was closed before its step {step.name!r}")
-        return run_step(step, tasks, self.batch, self.threads, self.definition.around)
+    def _call_of(self, step: Step, tasks: list[Task]) -> Callable[[], dict[Task, Decision]]:
+        return StepRun(step, tasks, self.batch, self.threads, self.definition.around).decisions
+
+    def _check(self) -> None:
+        if self.batch.cancelled.is_set():
+            raise InterruptedError(f"a batch of composite {self.definition.name!r} was abandoned")
 
     def _merged(self, task: Task) -> Decision:
         """Merge the decisions of the steps. If two results are equal, keep the message of the later step."""
         own = [decisions[task] for step in self.definition.steps if task in (decisions := self.done[step.name])]
         return reduce(_merge, reversed(own)) if own else _SUCCESS
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """The run of one step with the tasks that enter it."""
+
+    step: Step
+    tasks: Sequence[Task]
+    batch: Batch
+    threads: CompositeThreads
+    around: Sequence[Around]
+
+    def decisions(self) -> dict[Task, Decision]:
+        """Call the step, and return a decision on each task.
+
+        An exception fails the task of the call. An exception of a batch step, or of a wrapper, fails all tasks. A
+        TaskResultException sets their result instead. A task without a decision fails. Raises ForeignDecision if the
+        step decides on other tasks.
+        """
+        call: Callable[[], Decisions] = self._call_whole if self.step.whole else self._call_each
+        for wrapper in reversed(self.around):
+            call = partial(wrapper, self.step.name, self.tasks, call)
+        name = f"step {self.step.name!r}"
+        try:
+            decided = call()
+        except Exception as error:  # noqa: BLE001 -- any error fails these tasks
+            decided = dict.fromkeys(self.tasks, decision_on(error))
+        if not isinstance(decided, Mapping):
+            raise TypeError(f"the wrapper around {name} must return decisions by task, not {type(decided).__name__}")
+        return complete_decisions(name, self.tasks, decided)
+
+    def _call_whole(self) -> dict[Task, Decision]:
+        call = partial(self.step.function, self.tasks, batch=self.batch)
+        if self.threads.executor is not None and not self.step.is_coroutine:
+            return decisions_of(
+                self._result_of(self._wait(self.threads.executor.submit(self.batch, self._name, call))), self.tasks
+            )
+        return decisions_of(self._result_of(call()), self.tasks)
+
+    def _call_each(self) -> dict[Task, Decision]:
+        """Call the step for each task: on the event loop, in this thread, or in several threads."""
+        step, threads = self.step, self.threads
+        is_parallel = step.mode is StepMode.PARALLEL and len(self.tasks) > 1
+        if step.is_coroutine and is_parallel:
+            calls = {task: self._on_loop(partial(step.function, task, batch=self.batch)) for task in self.tasks}
+            self._wait(then(calls.values(), lambda: None))
+            return {task: decide(future) for task, future in calls.items()}
+        decided: dict[Task, Decision] = {}
+        left = deque(self.tasks)
+
+        def work() -> None:
+            while left and not self.batch.cancelled.is_set():
+                try:
+                    task = left.popleft()
+                except IndexError:
+                    return  # another thread has taken the last task
+                decided[task] = self._decide(task)
+
+        count = min(threads.size or len(left), len(left)) if is_parallel else 1
+        if count == 1 and (threads.executor is None or step.is_coroutine):
+            work()
+        else:
+            shares = [threads.calls.submit(self.batch, self._name, work) for _ in range(count)]
+            self._wait(then(shares, lambda: None))
+        return decided
+
+    def _decide(self, task: Task) -> Decision:
+        try:
+            return decision_of(self._result_of(self.step.function(task, batch=self.batch)))
+        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
+            return decision_on(error)
+
+    @property
+    def _name(self) -> str:
+        return f"step {self.step.name}"
+
+    def _on_loop(self, call: Callable[[], Any]) -> Future[Any]:
+        return self.threads.loop.submit(self.batch, self._name, call)
+
+    def _result_of(self, value: Any) -> Any:
+        """Wait for a Future or an awaitable, and return its result. Return any other value as it is."""
+        return self._wait(self._on_loop(lambda: value) if inspect.isawaitable(value) else value)
+
+    def _wait(self, value: Any) -> Any:
+        """Wait for a Future, and cancel it if the batch is abandoned. Return any other value as it is."""
+        return self.batch.result_of(value, "a step")
+
+
+def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decisions:
+    """Call a context with the decisions so far. Return the decisions of the context: none, or one on each task."""
+    name = f"context {name_of(context)}"
+    try:
+        with batch.running(name):
+            returned = context(batch, decisions)
+        if returned is None:
+            return {}
+        decided = {task: decision_of(outcome) for task, outcome in returned.items()}
+    except Exception as error:  # noqa: BLE001 -- any error fails these tasks
+        return dict.fromkeys(batch.tasks, decision_on(error))
+    return complete_decisions(name, batch.tasks, decided)
+
+
+def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
+    """Sort follow-ups and releases in the order of the batch, and rewrite the follow-ups.
+
+    Return FAILURE for each task whose follow-up cannot be rewritten or pushed.
+    """
+    places = {task: place for place, task in enumerate(batch.tasks)}
+    batch.follow_ups.sort(key=lambda follow_up: places[follow_up.task])  # threads add them in any order
+    batch.releases.sort(key=lambda release: places[release.task])
+    failed: dict[Task, Decision] = {}
+    for place, follow_up in enumerate(batch.follow_ups):
+        tasks = follow_up.tasks
+        try:
+            for rewrite in rewrites:
+                tasks = tuple(rewrite(follow_up.task, new) for new in tasks)
+            for chunk in split_into_chunks(follow_up.topic, tasks):
+                chunk.columns()  # raises an error for a task that cannot be pushed
+        except Exception as error:  # noqa: BLE001 -- any error fails this task
+            failed[follow_up.task] = decision_on(error)
+        batch.follow_ups[place] = replace(follow_up, tasks=tasks)
+    return failed
 
 
 def _merge(later: Decision, earlier: Decision) -> Decision:
