@@ -26,7 +26,7 @@ from airflow_provider_taskq.queue import (
     UnreadablePayload,
     partition_of,
 )
-from airflow_provider_taskq.queue.backoff import Backoff
+from airflow_provider_taskq.queue.backoff import Backoff, retrying
 from airflow_provider_taskq.queue.errors import CallTimeout
 from airflow_provider_taskq.queue.faults import Fault, classify, is_read_only
 from airflow_provider_taskq.queue.handler_statements import handler_statements
@@ -134,8 +134,8 @@ class PartitionLoop:
 
     def _run(self) -> None:
         try:
-            while not self._run_until_disconnected():
-                pass
+            wait = partial(self._wait, may_wake=False)
+            retrying(self._run_connected, self._may_reconnect, wait, self._reconnects)
         except (LoopEnded, LeaseLost):
             pass
         except (Interrupted, SystemExit, KeyboardInterrupt):
@@ -145,17 +145,11 @@ class PartitionLoop:
         finally:
             self.on_end()
 
-    def _run_until_disconnected(self) -> bool:
-        """Run over one connection. If the connection fails, pause and return False."""
-        try:
-            self._run_connected()
-        except Exception as error:
-            if not classify(error).is_temporary or self._times_out_always(error):
-                raise
-            named = (self.lease.group, self.lease.topic, self.lease.partition, type(error).__name__)
-            log.warning("connection lost, will retry: group=%s topic=%s partition=%s error=%s", *named)
-            self._wait(self._reconnects.next(), may_wake=False)
+    def _may_reconnect(self, error: Exception) -> bool:
+        if not classify(error).is_temporary or self._times_out_always(error):
             return False
+        named = (self.lease.group, self.lease.topic, self.lease.partition, type(error).__name__)
+        log.warning("connection lost, will retry: group=%s topic=%s partition=%s error=%s", *named)
         return True
 
     def _times_out_always(self, error: Exception) -> bool:

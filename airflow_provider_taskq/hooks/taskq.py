@@ -15,7 +15,7 @@ from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topi
 from airflow_provider_taskq.hooks.instrumented_queue import InstrumentedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 from airflow_provider_taskq.queue.connection import INVALID_TEXT, connection_defaults, given_hosts
-from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
 
 # DbApiHook reads these from a connection's extra. libpq rejects them as unknown options.
 _DB_API_OPTIONS = {
@@ -33,7 +33,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class TaskQConnectionError(AirflowException):
+class TaskQConnectionError(AirflowException, ConnectionFailed):
     """The database of an Airflow connection cannot be reached; `reason` is the message of libpq or psycopg."""
 
     def __init__(self, conn_id: str, reason: str) -> None:

@@ -51,6 +51,7 @@ def retrying(
 
     :param may_retry: gets each error. If it returns False, the error is raised.
     :param wait: waits for some seconds before the next attempt. It may raise an error instead, to end the attempts.
+    :param backoff: computes the pauses. A call that makes progress before it fails resets it.
     """
     backoff = backoff or Backoff()
     while True:

@@ -44,36 +44,17 @@ class Fault(Enum):
         return self in (Fault.RECONNECT, Fault.TIMEOUT)
 
 
-# By SQLSTATE, or by its class, the first two characters. RETRY for all others, such as 40 (rollbacks), 54 (limits, a
+# By SQLSTATE, or by its class, the first two characters. All others are RETRY, such as 40 (rollbacks), 54 (limits, a
 # full queue of notifications), 55 (locks), 57014 (canceled), XX (internal errors): no call is known to be at fault.
 _FAULTS = {
-    "08": Fault.RECONNECT,  # connection exceptions
-    "20": Fault.INVALID,  # these classes are errors of statements, functions and transactions, and of their values
-    "21": Fault.INVALID,
-    "22": Fault.INVALID,
-    "23": Fault.INVALID,  # violated constraints
-    "24": Fault.INVALID,
-    "25": Fault.INVALID,
-    "25006": Fault.RECONNECT,  # a server that became read-only
-    "25P03": Fault.TIMEOUT,  # idle_in_transaction_session_timeout
-    "25P04": Fault.TIMEOUT,  # transaction_timeout
-    "27": Fault.INVALID,
-    "2F": Fault.INVALID,
-    "34": Fault.INVALID,
-    "38": Fault.INVALID,
-    "39": Fault.INVALID,
-    "3B": Fault.INVALID,
-    "3F": Fault.REFUSED,  # unknown schema
-    "42": Fault.REFUSED,  # missing privilege or object, syntax
-    "44": Fault.INVALID,
-    "53": Fault.SHORTAGE,
-    "57P01": Fault.RECONNECT,  # shutdowns, and the end of idle sessions
-    "57P02": Fault.RECONNECT,
-    "57P03": Fault.RECONNECT,
-    "57P05": Fault.RECONNECT,
-    "58": Fault.SHORTAGE,  # errors of the operating system
-    "P0": Fault.INVALID,  # RAISE EXCEPTION, such as that of a user's trigger
-    "TQ": Fault.INVALID,  # errors of the queue
+    # Statements, transactions, functions and their values (22), constraints (23), RAISE EXCEPTION (P0), the queue (TQ).
+    **dict.fromkeys(["20", "21", "22", "23", "24", "25", "27", "2F", "34", "38", "39", "3B", "44"], Fault.INVALID),
+    **dict.fromkeys(["P0", "TQ"], Fault.INVALID),
+    **dict.fromkeys(["3F", "42"], Fault.REFUSED),  # a missing schema; a missing privilege or object, syntax
+    **dict.fromkeys(["53", "58"], Fault.SHORTAGE),  # resources; errors of the operating system
+    # Connections, shutdowns, the end of an idle session, a server that became read-only.
+    **dict.fromkeys(["08", "57P01", "57P02", "57P03", "57P05", "25006"], Fault.RECONNECT),
+    **dict.fromkeys(["25P03", "25P04"], Fault.TIMEOUT),  # idle_in_transaction_session_timeout, transaction_timeout
 }
 
 _READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")

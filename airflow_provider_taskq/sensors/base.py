@@ -304,8 +304,7 @@ class SensorWaitLog:
 
         In a first check, no error is transient. In a `silent` gate (`silent_fail`), all errors are transient.
         """
-        temporary = isinstance(error, hooks.TaskQConnectionError) or classify(error).is_temporary
-        if not silent and not (self._log.state.get("description") and temporary):
+        if not silent and not (self._log.state.get("description") and classify(error).is_temporary):
             return False
         self._log.log_error(first_line(error))
         self._save()

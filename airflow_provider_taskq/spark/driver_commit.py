@@ -20,7 +20,6 @@ from pyspark import cloudpickle
 
 from airflow_provider_taskq.queue import (
     Condition,
-    Deadlock,
     Decision,
     Insertion,
     LeaseLost,
@@ -30,6 +29,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.backoff import retrying
 from airflow_provider_taskq.queue.errors import picklable_error, translate_errors
+from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.encoding import COPY_DECISIONS, encode_decisions
 from airflow_provider_taskq.spark.follow_ups import FollowUpStager
@@ -205,9 +205,9 @@ def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool
     try:
         with conn.transaction(), translate_errors():
             conn.execute(statement.encode(), arguments)
-    except (LeaseLost, Deadlock):
-        raise
-    except TaskQueueError:
+    except TaskQueueError as error:
+        if isinstance(error, LeaseLost) or classify(error).is_temporary:
+            raise
         return True
     return False
 

@@ -20,7 +20,6 @@ from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 COMMIT_SECONDS = 60.0  # for how long a commit is retried while the server is away
-PAUSE_SECONDS = 0.5  # between two attempts to commit
 # Local properties of every Spark task of a stream: the ID of the query, from its checkpoint, and the batch's number.
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
