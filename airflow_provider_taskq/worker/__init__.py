@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
     from airflow_provider_taskq.worker.config import Pending
     from airflow_provider_taskq.worker.functions import batch, each
-    from airflow_provider_taskq.worker.grouped import GroupedWorker
+    from airflow_provider_taskq.worker.groups import GroupMode, Groups
     from airflow_provider_taskq.worker.handlers import (
         UNDECIDED,
         ForeignDecision,
@@ -40,8 +40,8 @@ _MODULES = {
     "composite": ("Composite", "CompositeClosed", "StepMode"),
     "config": ("Pending",),
     "functions": ("batch", "each"),
-    "grouped": ("GroupedWorker",),
     "handlers": ("UNDECIDED", "ForeignDecision", "HandlerOutcome", "TaskResultException", "WorkHandler"),
+    "groups": ("GroupMode", "Groups"),
     "health": ("HealthMonitor", "HealthSignal"),
     "limiter": ("BoundedLimiter", "Limiter", "NoLimit", "PriorityLimiter"),
     "listener": ("FatalListener", "WorkerListener"),
@@ -67,7 +67,8 @@ __all__ = [
     "FatalListener",
     "FollowUp",
     "ForeignDecision",
-    "GroupedWorker",
+    "GroupMode",
+    "Groups",
     "HandlerOutcome",
     "HandlerStuck",
     "HealthMonitor",

@@ -22,6 +22,7 @@ from airflow_provider_taskq.queue.faults import Fault, classify
 from airflow_provider_taskq.queue.handler_statements import handler_statements
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, name_of
 from airflow_provider_taskq.worker.connection import DatabaseSession, Disconnected
+from airflow_provider_taskq.worker.handlers import UNDECIDED
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped
 from airflow_provider_taskq.worker.unanswered import UnansweredCommit
@@ -284,7 +285,18 @@ class BatchCommitter:
         self._account_for(batch, {})
         self._runtime.listeners.on_error(batch.trace, error)
 
+    def release(self, batch: InFlightBatch) -> None:
+        """Release the tasks of a batch that no handler got. Its attempt does not count."""
+        tasks = batch.batch.tasks
+        try:
+            self._commit(batch, Batch(tasks), dict.fromkeys(tasks, UNDECIDED), UnansweredCommit())
+        except (LeaseLost, WorkerStopped) as error:
+            self._abandon(batch, error)
+        else:
+            self._account_for(batch, {})
+
     def _account_for(self, batch: InFlightBatch, committed: Mapping[Task, Decision]) -> None:
+        batch.committed = committed
         batch.lease.remove(batch)
         batch.token.release()
         self._runtime.on_committed(len(batch.batch.tasks), committed)

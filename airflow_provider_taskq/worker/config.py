@@ -9,6 +9,7 @@ from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.connection import lease_call_limit
+from airflow_provider_taskq.worker.groups import Groups
 
 
 class Pending(StrEnum):
@@ -34,6 +35,7 @@ class WorkerConfig:
     size: int
     order: Order
     condition: Condition
+    groups: Groups | None
     workers: int
     prefetch: int
     pending: Pending
@@ -54,6 +56,13 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if len(self.name) > MAX_NAME_LENGTH or "\x00" in self.name:  # else each registration would fail
             raise ValueError(f"name must have at most {MAX_NAME_LENGTH} characters, and no NUL")
+        if self.groups is not None and (
+            self.size != 1
+            or self.prefetch
+            or self.order is not Order.FIRST_IN_FIRST_OUT
+            or self.condition is not Condition.NONE
+        ):
+            raise ValueError("groups have an order and sizes of their own: no size, prefetch, order or condition")
         for name, least in (("size", 1), ("workers", 1), ("prefetch", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")

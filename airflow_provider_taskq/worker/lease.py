@@ -3,13 +3,13 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 import psycopg
 
-from airflow_provider_taskq.queue import LeaseLost, Owner, TaskQueueError
+from airflow_provider_taskq.queue import Decision, LeaseLost, Owner, Task, TaskQueueError
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.batches import Batch
@@ -42,6 +42,9 @@ class InFlightBatch:
         self.token = token
         self.trace = trace
         self.loop: HandlingLoop | None = None  # the loop that handles it
+        self.error: BaseException | None = None  # fails the batch instead of a call of the handler
+        self.next: InFlightBatch | None = None  # of its group, which starts after the commit of this one
+        self.committed: Mapping[Task, Decision] = {}
         self.abandoned_for: BaseException | None = None
         self._is_claimed = False
         self._lock = threading.Lock()
@@ -110,6 +113,16 @@ class Lease:
         """Remove a batch that has ended."""
         with self._lock:
             self._batches.pop(id(batch), None)
+
+    def replace(self, batches: Sequence[InFlightBatch], joined: InFlightBatch) -> bool:
+        """Hold these batches as one. Return False if the lease is lost: then its batches are abandoned."""
+        with self._lock:
+            if self.lost is not None:
+                return False
+            for batch in batches:
+                del self._batches[id(batch)]
+            self._batches[id(joined)] = joined
+            return True
 
     def abandon(self, batch: InFlightBatch, reason: BaseException) -> bool:
         """Take a batch away from its handler. Return False if another thread has claimed it."""

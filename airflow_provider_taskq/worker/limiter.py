@@ -28,7 +28,7 @@ class NoLimit:
 
     def request(self, withdrawn: Callable[[], bool]) -> Token | None:  # noqa: ARG002 -- no request waits
         """Return a token at once."""
-        return _Token(lambda _: None)
+        return NO_TOKEN
 
     def __repr__(self) -> str:
         return "NoLimit()"
@@ -90,3 +90,7 @@ class _Token:
 
     def release(self) -> None:
         self._released(self)
+
+
+NO_TOKEN: Token = _Token(lambda _: None)
+"""A token of no limiter."""

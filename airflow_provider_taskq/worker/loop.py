@@ -12,6 +12,7 @@ from airflow_provider_taskq.queue import Decision, LeaseLost, Task
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.worker.batches import name_of
 from airflow_provider_taskq.worker.commit import BatchCommitter
+from airflow_provider_taskq.worker.groups import join_batches
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.watchdog import HandlerStuck
@@ -38,6 +39,7 @@ class Loop(ABC):
         self._room = room
         self._open: set[InFlightBatch] = set()
         self._decided: deque[tuple[InFlightBatch, Any]] = deque()  # with what the handler returned
+        self._following: deque[InFlightBatch] = deque()  # of groups, in whose turn they are
         self._handling: InFlightBatch | None = None  # the batch whose handler runs in the thread
         self._lock = threading.Lock()
         self.thread = self._new_thread()
@@ -105,7 +107,7 @@ class Loop(ABC):
         batch.loop = self
         with self._lock:
             self._handling = batch
-        returned = self._runtime.call_handler(batch)
+        returned = batch.error or self._runtime.call_handler(batch)
         with self._lock:
             if self.thread is not threading.current_thread():
                 raise _Replaced
@@ -139,10 +141,13 @@ class Loop(ABC):
         if batch.batch.cancelled.is_set():  # abandoned before `running` registered the function
             abandon()
 
-    def _end_decided(self) -> None:
-        """End all batches that are decided."""
-        while self._decided:
-            self._end(*self._decided.popleft())
+    def _go_on(self) -> None:
+        """End all batches that are decided, and handle those that follow in their groups."""
+        while self._decided or self._following:
+            if self._decided:
+                self._end(*self._decided.popleft())
+            else:
+                self._handle(self._following.popleft())
 
     def _end(self, batch: InFlightBatch, returned: Any) -> None:
         outcome = self._runtime.outcome(batch, returned)
@@ -152,3 +157,14 @@ class Loop(ABC):
             self._commit(batch, outcome)
         elif isinstance(batch.abandoned_for, HandlerStuck):
             self._committer.fail(batch, batch.abandoned_for)
+        if batch.next is not None and batch.next.abandoned_for is None:  # else the lease is lost
+            self._follow(batch, batch.next)
+
+    def _follow(self, ended: InFlightBatch, following: InFlightBatch) -> None:
+        """Let the next batch of a group start, or release the rest of the group."""
+        groups = self._runtime.config.groups
+        failed = groups is not None and any(map(groups.stops_after, ended.committed.values()))
+        if not failed and not self._runtime.stopping.is_set():
+            self._following.append(following)
+        elif (rest := join_batches(following)) is not None:
+            self._committer.release(rest)

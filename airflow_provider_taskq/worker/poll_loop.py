@@ -65,6 +65,9 @@ class TaskPoller:
                 if found := self.claims.find(queue, lease, config.topic):
                     return found
         with self.claims.watched(), self._session.queue() as queue:
+            if config.groups is not None:
+                locked = config.groups.lock(queue, config.topic, self._runtime.owner_prefix)
+                return config.groups.claim(queue, config.topic, lease.owner) if locked else Polled()
             return queue.poll(config.topic, lease.owner, size, config.order, config.condition)
 
     def exchange(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> Polled:
@@ -171,7 +174,7 @@ class BasePollLoop(Loop):
     def _poll_once(self) -> bool:
         """Poll and dispatch a batch. Return False if there was no poll."""
         runtime = self._runtime
-        self._end_decided()
+        self._go_on()
         self._poller.lease()
         runtime.has_lease.set()
         if runtime.stopping.is_set():  # the worker was stopped while the lease was registered
@@ -253,7 +256,7 @@ class PollLoop(BasePollLoop):
             self._run_step(lambda: self._committer.complete(batch, decisions))
         while self._open or self._decided:
             self._runtime.idle_wait.wait_for(self._has_decided)
-            self._run_step(self._end_decided)
+            self._run_step(self._go_on)
 
     def _capacity(self) -> int:
         if self._has_room():
@@ -284,6 +287,7 @@ class PollLoop(BasePollLoop):
         if len(batch.batch.tasks) >= self._runtime.config.size:
             self._runtime.idle_wait.wake()  # there may be more tasks, for other threads
         self._handle(batch)
+        self._go_on()
 
     def _commit(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
         runtime, polls_next = self._runtime, self._handled is None and not self._runtime.stopping.is_set()

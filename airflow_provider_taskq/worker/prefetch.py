@@ -114,7 +114,7 @@ class HandleLoop(Loop):
             self._run_step(self._take_once)
 
     def _take_once(self) -> None:
-        self._end_decided()
+        self._go_on()
         if self._has_room() and not self._buffer.has_ended:
             batch = self._buffer.take(self._has_decided)
             if batch is not None and batch.abandoned_for is None:  # else it was abandoned while it was in the buffer

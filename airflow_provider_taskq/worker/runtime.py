@@ -8,14 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from datetime import datetime
+from itertools import repeat
 from typing import Any, Protocol
 
-from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Result, Task, verify_for_work
+import psycopg
+
+from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Result, Task, TaskQueueError, verify_for_work
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 from airflow_provider_taskq.worker.filters import failures_of_unreadable, readable
+from airflow_provider_taskq.worker.groups import Groups, chain_batches
 from airflow_provider_taskq.worker.handlers import (
     TaskResultException,
     WorkHandler,
@@ -23,8 +27,9 @@ from airflow_provider_taskq.worker.handlers import (
     decision_on,
     is_undecided,
 )
+from airflow_provider_taskq.worker.idle_wait import IdleWait
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread
-from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, Token
+from airflow_provider_taskq.worker.limiter import NO_TOKEN, Limiter, NoLimit, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.returns import ReturnedTasks
@@ -34,7 +39,6 @@ from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
 log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.2  # between two checks of `is_hurried`
-_IDLE_FACTOR = 4.0  # least pause after an empty poll, as a multiple of its duration
 
 
 class WorkerStopped(Exception):
@@ -45,82 +49,6 @@ class WorkerThread(Protocol):
     """A loop of a worker, which runs in a thread of its own."""
 
     thread: threading.Thread
-
-
-class IdleWait:
-    """Pauses the threads of a worker after polls that find nothing.
-
-    One thread polls periodically, the others sleep. `wake` lets all of them poll, as after a full batch.
-
-    :param seconds: the least pause between two polls of the thread that polls periodically.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._changed = threading.Condition()
-        self._polling = False
-        self._wakes = 0
-        self._ended = False
-
-    def wakes(self) -> int:
-        """Return the number of wakes so far.
-
-        Read the number before a poll, because a wake during the poll must end the next wait.
-        """
-        return self._wakes
-
-    def wait(self, wakes: int, took: float = 0.0, is_woken: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the time of the next poll: after the pause, or at once if there was a wake since `wakes`.
-
-        :param took: seconds that the last empty poll took. A slow poll makes the pause longer, so that empty polls take
-            at most a fifth of the time.
-        :param is_woken: ends the wait of this thread only; called again after `wake_decided`.
-        """
-
-        def is_over() -> bool:
-            return self._ended or self._wakes > wakes or is_woken()
-
-        with self._changed:
-            if self._polling:
-                self._changed.wait_for(lambda: is_over() or not self._polling)
-            if is_over():
-                return
-            self._polling = True
-            self._changed.wait_for(is_over, self.seconds_after(took))
-            self._polling = False
-            # notify() alone might reach a thread in `sleep`, and no thread would take over the periodic polls.
-            self._changed.notify_all()
-
-    def wait_for(self, is_woken: Callable[[], bool], *, or_end: bool = False) -> None:
-        """Wait until `is_woken()`, which is called again after `wake_decided`; with `or_end` until `end`, too."""
-        with self._changed:
-            self._changed.wait_for(lambda: is_woken() or (or_end and self._ended))
-
-    def seconds_after(self, took: float) -> float:
-        """Return the pause, in seconds, after an empty poll that took `took` seconds."""
-        return max(self._seconds, _IDLE_FACTOR * took)
-
-    def sleep(self, wakes: int, seconds: float, is_woken: Callable[[], bool] = lambda: False) -> None:
-        """Wait `seconds`, or until a wake after `wakes`, whether or not another thread polls."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._wakes > wakes or is_woken(), seconds)
-
-    def wake_decided(self) -> None:
-        """Let the waiting threads call their `is_woken`."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """Let all waiting threads poll at once."""
-        with self._changed:
-            self._wakes += 1
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """End the waits of all threads. Later waits return at once."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
 
 class ThreadRegistry:
@@ -186,7 +114,7 @@ class WorkerRuntime:
         self.on_stopping: list[Callable[[], None]] = []
         # A batch keeps its token until it is completed, and a poll waits for a token. So with a limiter, a completion
         # must not wait for the next poll.
-        self.completes_with_poll = isinstance(limiter, NoLimit)
+        self.completes_with_poll = isinstance(limiter, NoLimit) and config.groups is None
         self.started: datetime | None = None  # by the database's clock
         self.error: BaseException | None = None  # of the limiter, which ended all polls
         self._limiter = limiter
@@ -288,11 +216,26 @@ class WorkerRuntime:
 
     def start_batch(self, polled: Polled, lease: Lease, token: Token) -> InFlightBatch | None:
         """Count a polled batch and add it to its lease. Return None if a drain has tried all its tasks before."""
-        if self.returned is not None and not (polled := self.returned.without(polled)):
+        if self.returned is not None:
+            fresh = self.returned.without(polled)
+            if self.config.groups is not None:  # a group whose task came back is held as a whole, in its order
+                held = {task.identifier for task in set(polled).difference(fresh)}
+                fresh[:] = [task for task in fresh if task.identifier not in held]
+            polled = fresh
+        if not polled:
             return None
-        batch = Batch(polled, self.config.rewrite, BatchOwner(lease.owner.name, polled.fence))
-        in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(polled))
-        self.counters.polled(polled)
+        if self.config.groups is None:
+            return self._in_flight(polled, polled.fence, lease, token)
+        ordered, errors = self.config.groups.sort(list(polled))
+        # A group has one token, which goes back with its last batch.
+        tokens = [*repeat(NO_TOKEN, len(ordered) - 1), token]
+        batches = [self._in_flight([task], polled.fence, lease, own) for task, own in zip(ordered, tokens, strict=True)]
+        return chain_batches(batches, errors)
+
+    def _in_flight(self, tasks: Sequence[Task], fence: int, lease: Lease, token: Token) -> InFlightBatch:
+        batch = Batch(tasks, self.config.rewrite, BatchOwner(lease.owner.name, fence))
+        in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(tasks))
+        self.counters.polled(tasks)
         lease.add(in_flight)
         return in_flight
 
@@ -331,7 +274,11 @@ class WorkerRuntime:
         except TaskResultException as error:
             outcome = {**dict.fromkeys(tasks, decision_on(error)), **failures_of_unreadable(tasks)}
         except BaseException as error:  # noqa: BLE001 -- as above
-            return error
+            if self.config.groups is None or self.config.groups.rule_of(error) is None:
+                return error
+            outcome = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
+        if self.config.groups is not None:
+            outcome = {task: self.config.groups.ruled(decision) for task, decision in outcome.items()}
         if self.returned is None:  # the worker would poll an undecided task again without a pause
             snooze = Decision(Result.SUSPENSION, delay=self.config.pause)
             outcome = {task: snooze if is_undecided(decision) else decision for task, decision in outcome.items()}
@@ -366,6 +313,15 @@ class WorkerRuntime:
                 # After one call without an answer the other leases lapse: each call would delay the stop.
                 reachable = reachable and self.keeper.release(session, lease)
                 self.keeper.remove(lease)
+            if self.config.groups is not None and reachable:
+                self._unlock(session, self.config.groups)
+
+    def _unlock(self, session: DatabaseSession, groups: Groups) -> None:
+        try:
+            with session.queue() as queue:
+                groups.unlock(queue, self.config.topic, self.owner_prefix)
+        except (TaskQueueError, psycopg.Error) as error:
+            log.warning("cluster lock not released, it will lapse: topic=%s error=%s", self.config.topic, error)
 
     def _handler_timed_out(self, batch: InFlightBatch) -> None:
         """Let the loop of a handler that exceeds its limit fail the batch, in another thread if it is stuck."""

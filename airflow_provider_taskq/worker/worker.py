@@ -5,6 +5,7 @@ import threading
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
+from typing import Self
 
 from airflow_provider_taskq.queue import (
     Condition,
@@ -22,6 +23,7 @@ from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.config import Pending, WorkerConfig
 from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, connection_factory
 from airflow_provider_taskq.worker.functions import handler_of
+from airflow_provider_taskq.worker.groups import Groups
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
 from airflow_provider_taskq.worker.listener import ListenerDispatcher, WorkerListener
@@ -46,6 +48,7 @@ class Worker:
         environment, as `queue.connect` does.
     :param handler: a function `task -> Decision | Result | None`, a handler made by `each` or `batch`, or a Composite.
     :param size: tasks in a batch; one transaction commits one batch.
+    :param groups: handles the due tasks of one identifier one after another, each in a batch of its own; see `Groups`.
     :param workers: batches that are handled at a time, each in a thread of its own.
     :param prefetch: tasks that one thread polls ahead for the others; with 0 each thread polls for itself.
     :param pending: what the worker does with prefetched tasks when it stops.
@@ -73,6 +76,7 @@ class Worker:
         size: int = 1,
         order: Order = Order.FIRST_IN_FIRST_OUT,
         condition: Condition = Condition.NONE,
+        groups: Groups | None = None,
         workers: int = 1,
         prefetch: int = 0,
         pending: Pending = Pending.FINISH,
@@ -100,6 +104,7 @@ class Worker:
             size=size,
             order=Order(order),
             condition=Condition(condition),
+            groups=groups,
             workers=workers,
             prefetch=prefetch,
             pending=Pending(pending),
@@ -198,6 +203,13 @@ class Worker:
             if runtime is not None:
                 runtime.stop(None if timeout is None else timeout.total_seconds(), lambda: self._hurried)
             return active
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def hurry(self) -> None:
         """End the wait of `stop` for batches in flight. A signal handler may call this method."""

@@ -26,7 +26,6 @@ from airflow_provider_taskq.queue import (
     sequence_id,
 )
 from airflow_provider_taskq.worker import Worker
-from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, quick
 from tests.queue.conftest import until
 
@@ -54,8 +53,6 @@ def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) 
     made = worker._config
     assert (made.pause, made.lease, made.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
     assert (made.slow_after, made.call_timeout) == (timedelta(seconds=30), None)
-    batches = GroupedWorker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="PT5M", cleanup="PT1M")
-    assert (batches._pause, batches._lease, batches._cleanup) == (6.0, timedelta(minutes=5), timedelta(minutes=1))
     with pytest.raises(InvalidArgument, match="invalid duration 'soon': expected for example 90s, 5m, PT5M"):
         Worker(dsn, "work", lambda _: Result.SUCCESS, lease="soon")
 

@@ -15,7 +15,6 @@ from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, Task, TaskQueue, connect
 from airflow_provider_taskq.spark.staging import commit_with_retry
 from airflow_provider_taskq.worker import Batch, FatalListener
-from airflow_provider_taskq.worker.grouped import GroupedWorker
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker, ends
 from tests.internals import block_verbs, hold_tasks
@@ -88,37 +87,6 @@ def test_a_participant_that_the_server_interrupts_for_a_while_fails_nothing(
     task = queue.task("work", pushed.sequence)
     assert task is not None
     assert (task.attempt, task.error) == (1, None)
-
-
-@pytest.mark.parametrize("takes_queue", [False, True])
-@pytest.mark.parametrize("setting", TIMEOUTS)
-def test_a_grouped_worker_does_not_fail_finished_work_when_the_server_cancels_the_commit(
-    dsn: str,
-    queue: TaskQueue,
-    open_queue: Callable[[], TaskQueue],
-    caplog: pytest.LogCaptureFixture,
-    setting: str,
-    takes_queue: bool,
-) -> None:
-    gate = Gate()
-    queue.conn.execute("CREATE TABLE effect (sequence bigint)")
-
-    def handle_within(task: Task, queue: TaskQueue) -> None:
-        gate(task)
-        queue.conn.execute("INSERT INTO effect VALUES (%s)", (task.sequence,))
-
-    queue.push("work", ["a"])
-    limit_statements(queue, setting)
-
-    with GroupedWorker(dsn, "work", handle_within if takes_queue else gate, pause=SECOND / 10):
-        assert gate.began.wait(20)
-        with completions_blocked(open_queue):
-            gate.open.set()
-            until(lambda: "task not committed, will retry" in caplog.text)
-        until(lambda: ends(queue) == {"a": State.SUCCEEDED})
-    [found] = queue.page("work")
-    assert found.attempt == 1
-    assert queue.conn.execute("SELECT count(*) FROM effect").fetchone() == (int(takes_queue),)
 
 
 def test_a_consumer_continues_after_the_server_cancels_its_progress(
@@ -206,15 +174,14 @@ def test_a_participant_that_is_always_too_slow_fails_only_its_task_with_the_reas
 
 @pytest.mark.promise("a worker stalls and continues")
 @pytest.mark.parametrize(
-    ("runner", "dawdle", "reason"),
+    ("dawdle", "reason"),
     [
-        pytest.param("grouped worker", sleep_long, "no answer within", marks=pytest.mark.faults),
-        pytest.param("consumer", sleep_long, "no answer within", marks=pytest.mark.faults),
-        ("consumer", end_by_idling, "idle-in-transaction"),
+        pytest.param(sleep_long, "no answer within", marks=pytest.mark.faults),
+        (end_by_idling, "idle-in-transaction"),
     ],
 )
 def test_a_transactional_handler_that_is_always_too_slow_fails_with_the_reason(
-    dsn: str, queue: TaskQueue, runner: str, dawdle: Callable[[TaskQueue], None], reason: str
+    dsn: str, queue: TaskQueue, dawdle: Callable[[TaskQueue], None], reason: str
 ) -> None:
     heard, called = Heard(), list[str]()
 
@@ -225,14 +192,8 @@ def test_a_transactional_handler_that_is_always_too_slow_fails_with_the_reason(
 
     queue.push("work", ["a"])
     limits: dict[str, Any] = {"call_timeout": SECOND, "handler_statement_timeout": SECOND / 10}
-    if runner == "grouped worker":
-        with GroupedWorker(dsn, "work", handle, pause=SECOND / 10, **limits):
-            until(lambda: ends(queue) == {"a": State.FAILED})
-        error = queue.page("work")[0].error
-    else:
-        settings = quick(lease=SECOND * 30, transactional=True, retry="none", **limits)
-        with Consumer(dsn, heard.group, "work", settings) as consumer:
-            until(lambda: 0 in consumer.errors)
-        error = str(consumer.errors[0])
-    assert reason in str(error)
+    settings = quick(lease=SECOND * 30, transactional=True, retry="none", **limits)
+    with Consumer(dsn, heard.group, "work", settings) as consumer:
+        until(lambda: 0 in consumer.errors)
+    assert reason in str(consumer.errors[0])
     assert called == ["a"] * 3

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import Condition, NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, TaskResultException, batch, each
-from airflow_provider_taskq.worker.grouped import GroupedWorker, GroupMode
+from airflow_provider_taskq.worker.groups import GroupMode, Groups
 from tests.conftest import SharedDatabase
 from tests.consumer.consumers import Heard, quick, until_at_end
 from tests.faults.poison import POISON, poison
@@ -65,9 +65,9 @@ def drain_in_processes(make_worker: MakeWorker, _dsn: str, _seen: list[str]) -> 
     return int(make_worker(each(check_payload, processes=1), size=23).drain().failed)
 
 
-def group(_make_worker: MakeWorker, dsn: str, _seen: list[str], mode: GroupMode) -> int:
+def group(make_worker: MakeWorker, _dsn: str, _seen: list[str], mode: GroupMode) -> int:
     """Handles tasks by groups."""
-    return GroupedWorker(dsn, "work", check_payload, mode=mode).run_once().failed
+    return int(make_worker(check_payload, groups=Groups(mode=mode)).drain().failed)
 
 
 def check_payload(task: Task) -> None:
@@ -109,7 +109,9 @@ def test_a_result_that_a_handler_raises_is_not_that_of_an_unreadable_task(
     assert only_failure(queue) == bad
 
 
-def test_a_grouped_worker_fails_a_task_whose_sort_key_cannot_be_computed(dsn: str, queue: TaskQueue) -> None:
+def test_a_worker_of_groups_fails_a_task_whose_sort_key_cannot_be_computed(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
     queue.push(
         "work", [NewTask("a", {"place": 2}), NewTask("a", {}), NewTask("a", {"place": 1}), NewTask("b", {"place": 1})]
     )
@@ -119,15 +121,17 @@ def test_a_grouped_worker_fails_a_task_whose_sort_key_cannot_be_computed(dsn: st
         assert isinstance(task.payload, dict)
         return task.payload["place"]
 
-    tally = GroupedWorker(dsn, "work", lambda task: seen.append(task.payload), sorter=place).run_once()
+    tally = make_worker(lambda task: seen.append(task.payload), groups=Groups(sorter=place)).drain()
     assert (tally.succeeded, tally.failed) == (3, 1)
     assert seen == [{"place": 1}, {"place": 2}, {"place": 1}]
     assert [info.identifier for info in everything(queue) if "KeyError: 'place'" in str(info.error)] == ["a"]
 
 
-def test_a_grouped_worker_fails_a_group_whose_sort_keys_do_not_compare(dsn: str, queue: TaskQueue) -> None:
+def test_a_worker_of_groups_fails_a_group_whose_sort_keys_do_not_compare(
+    queue: TaskQueue, make_worker: MakeWorker
+) -> None:
     queue.push("work", [NewTask("a", 1), NewTask("a", "1"), NewTask("b", 1)])
-    tally = GroupedWorker(dsn, "work", lambda _: None, sorter=lambda task: task.payload).run_once()
+    tally = make_worker(lambda _: None, groups=Groups(sorter=lambda task: task.payload)).drain()
     assert (tally.succeeded, tally.failed) == (1, 2)
     assert states(queue) == [("a", State.FAILED), ("a", State.FAILED), ("b", State.SUCCEEDED)]
 

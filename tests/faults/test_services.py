@@ -16,7 +16,6 @@ from airflow_provider_taskq.queue.faults import is_read_only
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
 from airflow_provider_taskq.worker import Worker
-from airflow_provider_taskq.worker.grouped import GroupedWorker
 from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import Heard, heard_all, quick
 from tests.faults.conftest import MakeWorker, read_only_sessions
@@ -48,13 +47,6 @@ def worker(dsn: str, queue: TaskQueue) -> Iterator[GoesOn]:
     started.start()
     yield partial(handled, queue)
     started.stop(timedelta(0))
-
-
-@contextmanager
-def grouped_worker(dsn: str, queue: TaskQueue) -> Iterator[GoesOn]:
-    short = SECOND / 20
-    with GroupedWorker(dsn, "work", lambda _: None, pause=short, lease=SECOND * 6, call_timeout=SECOND):
-        yield partial(handled, queue)
 
 
 @contextmanager
@@ -120,7 +112,7 @@ def refuse_writes(queue: TaskQueue, proxy: TcpProxy) -> None:
 
 
 @pytest.mark.parametrize("fault", [cut, freeze, refuse_writes])
-@pytest.mark.parametrize("service", [worker, grouped_worker, consumer, scheduler, lease_of_a_drain])
+@pytest.mark.parametrize("service", [worker, consumer, scheduler, lease_of_a_drain])
 def test_a_service_goes_on_after_all_of_its_connections_have_failed(
     dsn: str,
     queue: TaskQueue,

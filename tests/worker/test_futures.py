@@ -1,14 +1,16 @@
 """Handlers that return Futures: their batches are open, and hold no thread of the worker."""
 
+import asyncio
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
-from airflow_provider_taskq.worker import Batch, BoundedLimiter
+from airflow_provider_taskq.worker import Batch, BoundedLimiter, Composite, each
 from tests.queue.conftest import everything, until
 from tests.worker.conftest import MakeWorker
 
@@ -79,7 +81,7 @@ def test_a_drain_waits_for_open_batches_and_a_limiter_bounds_them(
 ) -> None:
     handler = Later()
     queue.push("work", ["a", "b", "c"])
-    worker = make_worker(handler, prefetch=prefetch, limiter=BoundedLimiter(2))
+    worker = make_worker(handler, prefetch=prefetch, limiter=BoundedLimiter(2), pause=timedelta(milliseconds=50))
     drained = threading.Thread(target=worker.drain)
     drained.start()
     until(lambda: len(handler.futures) == 2)
@@ -129,3 +131,45 @@ def test_a_stop_releases_open_batches_after_its_timeout_and_a_lost_lease_abandon
     assert handler.futures["a"].cancelled()
     assert [(info.status, info.attempt) for info in everything(queue)] == [("ready", 0)]
     assert queue.owners() == []
+
+
+def meeting(prefetch: int, make_worker: MakeWorker, queue: TaskQueue, handler: Any, **options: Any) -> None:
+    queue.push("work", ["a", "b", "c", "d"])
+    make_worker(handler, prefetch=prefetch, pause=timedelta(milliseconds=50), **options).drain()
+    assert set(statuses(queue).values()) == {"succeeded"}
+
+
+def test_a_composite_has_as_many_batches_in_a_worker_with_one_thread_as_it_allows(
+    queue: TaskQueue, make_worker: MakeWorker, prefetch: int
+) -> None:
+    together = threading.Barrier(4, timeout=30)
+
+    def meet(_: Task) -> None:
+        together.wait()
+
+    meeting(prefetch, make_worker, queue, Composite("four", concurrency=4).with_step(meet))
+
+
+def test_a_slow_coroutine_holds_up_no_later_batch(queue: TaskQueue, make_worker: MakeWorker, prefetch: int) -> None:
+    started = set[str]()
+
+    async def wait(task: Task) -> None:
+        started.add(task.identifier)
+        async with asyncio.timeout(30):
+            while len(started) < 4:  # noqa: ASYNC110 -- an asyncio.Event belongs to one loop
+                await asyncio.sleep(0.01)
+
+    meeting(prefetch, make_worker, queue, each(wait))
+
+
+def test_an_open_future_of_a_function_holds_no_thread(queue: TaskQueue, make_worker: MakeWorker, prefetch: int) -> None:
+    futures: list[Future[Result]] = []
+
+    def later(_: Task) -> Future[Result]:
+        futures.append(Future())
+        if len(futures) == 4:
+            for future in futures:
+                future.set_result(Result.SUCCESS)
+        return futures[-1]
+
+    meeting(prefetch, make_worker, queue, each(later, concurrency=4))

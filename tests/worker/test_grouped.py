@@ -1,7 +1,6 @@
-"""Grouped workers: groups, errors, rules, Futures, leases, schedules, and actions of operators on their tasks."""
+"""Workers of groups: order, errors, rules, Futures, leases, the cluster lock, and actions of operators on tasks."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -12,35 +11,34 @@ import pytest
 from psycopg.errors import UniqueViolation
 
 from airflow_provider_taskq.queue import (
+    Condition,
     Decision,
     InvalidArgument,
     InvalidState,
     InvalidTask,
     NewTask,
     NotHeld,
+    Order,
     Owner,
     Result,
     RetryPolicy,
     State,
     Task,
     TaskQueue,
-    TaskQueueError,
     TopicPolicy,
 )
 from airflow_provider_taskq.queue.reports import Explanation
-from airflow_provider_taskq.worker import TaskResultException
-from airflow_provider_taskq.worker.grouped import GroupedRun, GroupedWorker
+from airflow_provider_taskq.worker import Batch, Groups, TaskResultException, Worker, each
 from tests.consumer.consumers import table
-from tests.internals import stored_rows
 from tests.queue.conftest import identifiers, known, lapse, pass_time, states, until
 from tests.worker.conftest import Gate
 
 pytestmark = [
-    pytest.mark.promise("A grouped worker handles an identifier in order, and stops it at an error"),
+    pytest.mark.promise("A worker of groups handles an identifier in order, and stops it at an error"),
     pytest.mark.promise("A waiting task can be run now, get another priority, or be canceled"),
 ]
 
-SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 retrying = TopicPolicy(retry=RetryPolicy(max_attempts=3, base=MINUTE))
@@ -65,47 +63,40 @@ def push(queue: TaskQueue, *payloads: int, identifier: str = "key", ttl: timedel
     return queue.push("work", [NewTask(identifier, payload, ttl=ttl) for payload in payloads])
 
 
-def batches(dsn: str, handler: Callable[..., Any], **options: object) -> GroupedWorker:
-    """A grouped worker of the topic, which the test runs."""
-    return GroupedWorker(dsn, "work", handler, **options)  # type: ignore[arg-type]
-
-
-def test_a_grouped_worker_runs_and_cleans_up_periodically_until_it_is_stopped(dsn: str, queue: TaskQueue) -> None:
-    [outlived] = push(queue, 1, identifier="old", ttl=HOUR)
-    pass_time(queue, 2 * HOUR)
-    recorder = Recorder(1)
-    run = batches(dsn, recorder, pause=timedelta(milliseconds=20), cleanup=timedelta(milliseconds=1))
-    with run:
-        until(lambda: queue.task("work", outlived.sequence) is None)
-        push(queue, 2)
-        until(lambda: 2 in recorder.handled)
-        with pytest.raises(TaskQueueError, match="runs already"):
-            run.start()
-    assert not run.is_running
-    assert run.stop()
-    [times] = queue.handling_times()
-    assert times.count == 2
+def batches(dsn: str, handler: Any, workers: int = 1, **options: Any) -> Worker:
+    """A worker of groups, which the test runs."""
+    return Worker(dsn, "work", handler, groups=Groups(**options), workers=workers, pause=timedelta(milliseconds=50))
 
 
 def test_a_stop_releases_the_rest_of_the_group(dsn: str, queue: TaskQueue) -> None:
     tasks = push(queue, 1, 2, 3)
     gate = Gate()
-    run = batches(dsn, gate)
-    run.start()
-    assert gate.began.wait(20)
-    assert run.stop(0.01) is False
-    gate.open.set()
-    assert run.stop(20)
+    worker = batches(dsn, gate)
+    with ThreadPoolExecutor() as pool:
+        worker.start()
+        assert gate.began.wait(20)
+        stopped = pool.submit(worker.stop)
+        until(lambda: not worker.is_active)
+        gate.open.set()
+        assert stopped.result(60)
     assert [known(queue, task).status for task in tasks] == ["succeeded", "ready", "ready"]
     assert known(queue, tasks[1]).attempt == 0
 
 
-def test_invalid_options_are_refused(dsn: str) -> None:
-    for options in ({"groups": 0}, {"size": -2}):
-        with pytest.raises(InvalidArgument):
-            batches(dsn, Recorder(), **options)
+def test_combinations_that_make_no_sense_are_refused(dsn: str) -> None:
+    with pytest.raises(InvalidArgument, match="size must be at least 1"):
+        Groups(size=0)
     with pytest.raises(ValueError, match="some"):
-        batches(dsn, Recorder(), mode="some")
+        Groups(mode="some")
+    options: list[dict[str, Any]] = [
+        {"size": 2},
+        {"prefetch": 1},
+        {"order": Order.LAST_IN_FIRST_OUT},
+        {"condition": Condition.SINGULAR_BY_IDENTIFIER},
+    ]
+    for each_option in options:
+        with pytest.raises(ValueError, match="groups have an order and sizes of their own"):
+            Worker(dsn, "work", Recorder(), groups=Groups(), **each_option)
 
 
 def test_any_thread_may_complete_the_future_of_a_task_in_a_group(dsn: str, queue: TaskQueue) -> None:
@@ -117,7 +108,7 @@ def test_any_thread_may_complete_the_future_of_a_task_in_a_group(dsn: str, queue
         started.put(task.payload)
         return futures[task.payload]
 
-    with GroupedWorker(dsn, "work", start):
+    with batches(dsn, start):
         assert started.get(timeout=60) == 1
         assert started.empty(), "the next task of the group waits for the Future of the one before it"
         assert known(queue, tasks[0]).status == "running"
@@ -133,14 +124,14 @@ def test_any_thread_may_complete_the_future_of_a_task_in_a_group(dsn: str, queue
 @pytest.mark.parametrize(
     ("mode", "size", "runs"),
     [
-        ("all", -1, [[1, 2, 3], [2]]),
-        ("all", 1, [[1], [2], [2], [3]]),
-        ("fail_first", -1, [[1, 2], [2, 3]]),
+        ("all", None, [[1, 2, 3], [2]]),
+        ("all", 1, [[1, 2], [2, 3]]),
+        ("fail_first", None, [[1, 2], [2, 3]]),
         ("fail_first", 2, [[1, 2], [2, 3]]),
     ],
 )
 def test_after_an_error_the_tasks_of_its_group_go_on_or_wait_in_their_order(
-    dsn: str, queue: TaskQueue, mode: str, size: int, runs: list[list[int]]
+    dsn: str, queue: TaskQueue, mode: str, size: int | None, runs: list[list[int]]
 ) -> None:
     """Those of another group go on. A group whose error is not due yet is left out."""
     queue.alter_topic("work", retrying)
@@ -150,53 +141,63 @@ def test_after_an_error_the_tasks_of_its_group_go_on_or_wait_in_their_order(
     worker = batches(dsn, recorder, mode=mode, size=size)
     for number, expected in enumerate(runs):
         recorder.handled.clear()
-        worker.run_once()
+        worker.drain()
         assert [payload for payload in recorder.handled if payload != 4] == expected
-        if 2 in expected and recorder.bad:
+        if recorder.bad:
             assert "ValueError: bad" in str(known(queue, tasks[1]).error)
             assert (known(queue, tasks[1]).status, known(queue, tasks[1]).attempt) == ("retrying", 1)
-            assert known(queue, tasks[2]).attempt == (mode == "all" and size < 0)
-            assert worker.run_once() == GroupedRun(), "the group is left out while the error is not due"
+            assert known(queue, tasks[2]).attempt == (mode == "all" and size is None)
+            handled = worker.statistics().handled
+            assert worker.drain().handled == handled, "the group is left out while the error is not due"
             recorder.bad.clear()
             pass_time(queue, 2 * MINUTE)
         assert number or known(queue, other).state is State.SUCCEEDED
     assert {known(queue, task).state for task in tasks} == {State.SUCCEEDED}
 
 
-@pytest.mark.parametrize("size", [-1, 0, 1, 2])
+def test_a_drain_holds_a_group_whose_task_comes_back_at_once(dsn: str, queue: TaskQueue) -> None:
+    tasks = push(queue, 1, 2, ttl=HOUR)
+    recorder = Recorder(1)
+    batches(dsn, recorder, mode="fail_first").drain()
+    assert recorder.handled == [1]
+    assert [known(queue, task).status for task in tasks] == ["ready", "ready"]
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
 @pytest.mark.parametrize("sorts", [False, True], ids=["by push", "by the sorter"])
-def test_a_run_handles_at_most_size_tasks_of_a_group_in_their_order(
-    dsn: str, queue: TaskQueue, size: int, sorts: bool
+def test_a_poll_claims_at_most_size_tasks_of_a_group_in_their_order(
+    dsn: str, queue: TaskQueue, size: int | None, sorts: bool
 ) -> None:
-    high = 5 if size < 0 else 0  # a group that is claimed whole is sorted without a look at priorities
+    high = 5 if size is None else 0  # a group that is claimed whole is sorted without a look at priorities
     queue.push("work", [NewTask("key", 2), NewTask("key", 1, priority=high), NewTask("key", 4), NewTask("key", 3)])
-    rest = [1, 2, 3, 4] if sorts else [2, 1, 4, 3]
     options: dict[str, Any] = {"sorter": lambda task: task.payload} if sorts else {}
+    claimed: list[int] = []
     recorder = Recorder()
-    worker = batches(dsn, recorder, size=size, **options)
-    for _ in range(3):
-        expected, rest = (rest, []) if size < 0 else (rest[:size], rest[size:])
-        assert worker.run_once().succeeded == len(expected)
-        assert recorder.handled == expected
-        recorder.handled.clear()
+
+    def handle(task: Task) -> None:
+        recorder(task)
+        claimed.append(len(queue.held(queue.owners()[0])))
+
+    batches(dsn, handle, size=size, **options).drain()
+    assert recorder.handled == ([1, 2, 3, 4] if sorts else [2, 1, 4, 3])
+    assert claimed == {None: [4, 3, 2, 1], 1: [1, 1, 1, 1], 2: [2, 1, 2, 1]}[size]
 
 
 # What an error, or what raises it, makes of its task, and whether its group goes on.
-SUCCESS_ON: dict[str, Any] = {"rules": {LookupError: Result.FILTER}, "success_on": (Exception,)}
+SUCCESS_ON: dict[str, Any] = {"success_on": (Exception,)}
 ERRORS: dict[str, tuple[Exception, dict[str, Any], str, bool]] = {
     "no rule": (ValueError("x"), {}, "retrying", False),
-    "rule of a base class": (KeyError("x"), {"rules": {LookupError: Result.FILTER}}, "filtered", False),
+    "rule of a base class": (KeyError("x"), {"rules": {LookupError: Result.FILTER}}, "filtered", True),
     "rule with a decision": (
         ConnectionResetError("away"),
         {"rules": {ConnectionError: Decision(Result.SUSPENSION, delay=HOUR)}},
         "scheduled",
-        False,
+        True,
     ),
     "rule of success": (UniqueViolation("done"), {"rules": {UniqueViolation: Result.SUCCESS}}, "succeeded", True),
-    "result exception": (TaskResultException(Result.SUSPENSION), {}, "suspended", False),
+    "result exception": (TaskResultException(Result.SUSPENSION), {}, "suspended", True),
     "success_on": (ValueError("x"), SUCCESS_ON, "succeeded", True),
-    "rule before success_on": (KeyError("x"), SUCCESS_ON, "filtered", False),
-    "result exception before success_on": (TaskResultException(Result.SUSPENSION), SUCCESS_ON, "suspended", False),
+    "result exception before success_on": (TaskResultException(Result.SUSPENSION), SUCCESS_ON, "suspended", True),
 }
 
 
@@ -206,171 +207,76 @@ def test_rules_map_types_of_errors_to_decisions(
 ) -> None:
     queue.alter_topic("work", retrying)
     tasks = push(queue, 1, 2)
-    found = batches(dsn, Recorder(1, error=error), mode="fail_first", **options).run_once()
+    rules, success_on = options.get("rules", {}), options.get("success_on", ())
+    handler = each(Recorder(1, error=error), success_on=success_on)
+    batches(dsn, handler, mode="fail_first", rules=rules).drain()
     assert [known(queue, task).status for task in tasks] == [status, "succeeded" if goes_on else "ready"]
-    assert found == (GroupedRun(groups=1, succeeded=2) if goes_on else GroupedRun(groups=1, failed=1, left=1))
-    assert not goes_on or known(queue, tasks[0]).error is None
+    assert not goes_on or status != "succeeded" or known(queue, tasks[0]).error is None
 
 
-@pytest.mark.parametrize(
-    ("by_future", "success_on"),
-    [(False, ()), (True, ()), (False, UniqueViolation)],
-    ids=["error", "error of a Future", "success_on"],
-)
+@pytest.mark.parametrize("success_on", [(), UniqueViolation], ids=["error", "success_on"])
 def test_each_task_of_a_group_has_a_transaction_and_an_error_undoes_only_its_own_effect(
-    dsn: str, queue: TaskQueue, by_future: bool, success_on: Any
+    dsn: str, queue: TaskQueue, success_on: Any
 ) -> None:
+    """It stops its group as an error of the handler does."""
     table(queue, "paid_once", "number int PRIMARY KEY")
     queue.conn.execute("INSERT INTO paid_once VALUES (2)")
     tasks = push(queue, 1, 2, 3)
 
-    def pay(task: Task, queue: TaskQueue) -> "Future[Result] | None":
-        queue.conn.execute("INSERT INTO paid_once VALUES (%s)", (10 * int(str(task.payload)),))
-        if by_future and task.payload == 2:
-            future: Future[Result] = Future()
-            threading.Thread(target=future.set_exception, args=(LookupError("no mailbox"),)).start()
-            return future
-        queue.conn.execute("INSERT INTO paid_once VALUES (%s)", (task.payload,))
-        return None
+    def pay(task: Task, batch: Batch) -> None:
+        def write(queue: TaskQueue, _: object) -> None:
+            for number in (10 * int(str(task.payload)), task.payload):
+                queue.conn.execute("INSERT INTO paid_once VALUES (%s)", (number,))
 
-    batches(dsn, pay, success_on=success_on).run_once()
-    of_two = "succeeded" if success_on else "exhausted"
-    assert [known(queue, task).status for task in tasks] == ["succeeded", of_two, "succeeded"]
-    assert [row[0] for row in queue.conn.execute("SELECT number FROM paid_once ORDER BY number")] == [1, 2, 3, 10, 30]
+        batch.in_commit(write, success_on=success_on)
+
+    batches(dsn, pay, mode="fail_first").drain()
+    ended = ["succeeded"] * 3 if success_on else ["succeeded", "exhausted", "ready"]
+    assert [known(queue, task).status for task in tasks] == ended
+    paid = [1, 2, 3, 10, 30] if success_on else [1, 2, 10]
+    assert [row[0] for row in queue.conn.execute("SELECT number FROM paid_once ORDER BY number")] == paid
 
 
-# Leases: the tasks of dead programs, and runs that several threads start
+def test_several_threads_handle_different_groups_each_in_order(dsn: str, queue: TaskQueue) -> None:
+    together = threading.Barrier(3, timeout=30)
+    recorder = Recorder()
+
+    def handle(task: Task) -> None:
+        together.wait()
+        recorder(task)
+
+    for identifier in ("a", "b", "c"):
+        push(queue, *(ord(identifier) * 10 + number for number in range(3)), identifier=identifier)
+    batches(dsn, handle, workers=3).drain()
+    for start in (970, 980, 990):
+        assert [each for each in recorder.handled if int(str(each)) // 10 * 10 == start] == [
+            start,
+            start + 1,
+            start + 2,
+        ]
 
 
 @pytest.mark.promise("a worker is killed")
-def test_single_runs_take_back_the_tasks_of_a_dead_program(dsn: str, queue: TaskQueue) -> None:
+def test_a_worker_of_groups_takes_back_the_tasks_of_a_dead_program(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1, 2)
     dead = queue.register("dead")
     queue.poll_batch("work", dead)
     lapse(queue, dead)
     recorder = Recorder()
-    run = batches(dsn, recorder)
-
-    def handles_both() -> bool:
-        run.run_once()
-        return len(recorder.handled) == 2
-
-    until(handles_both, 60)
-    assert states(queue) == [("key", State.SUCCEEDED)] * 2
+    with batches(dsn, recorder):
+        until(lambda: states(queue) == [("key", State.SUCCEEDED)] * 2, 60)
+    assert recorder.handled == [1, 2]
 
 
-def test_a_run_waits_for_the_current_run_of_its_worker(
-    dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
-) -> None:
-    gate = Gate()
-    tasks = push(queue, 1, identifier="a")
-    run = batches(dsn, gate, pause=HOUR)
-    with run, ThreadPoolExecutor() as pool:
-        assert gate.began.wait(60)
-        tasks += push(queue, 2, identifier="b")
-        second = pool.submit(run.run_once)
-        until(second.running)
-        threading.Event().wait(0.3)  # time for a second registration of the owner, if the worker allowed it
-        gate.open.set()
-        assert second.result(60) == GroupedRun(groups=1, succeeded=1)
-    assert [(known(queue, task).status, known(queue, task).attempt) for task in tasks] == [("succeeded", 1)] * 2
-    assert caplog.text == ""
-
-
-def live_rows(queue: TaskQueue) -> set[str]:
-    """The rows of the tasks that have not ended, with their physical places: a claim moves a row."""
-    [rows] = [rows for table, rows in stored_rows(queue.conn).items() if table.endswith(".live")]
-    return set(rows)
-
-
-def test_a_run_with_a_size_claims_no_other_task_of_its_groups(dsn: str, queue: TaskQueue) -> None:
-    push(queue, *range(50), identifier="a")
-    push(queue, *range(50), identifier="b")
-    before = live_rows(queue)
-    recorder = Recorder()
-    assert batches(dsn, recorder, size=1).run_once() == GroupedRun(groups=2, succeeded=2)
-    assert recorder.handled == [0, 0]
-    after = live_rows(queue)
-    assert after < before
-    assert len(after) == 98
-
-
-# Schedules: pauses, initial delays, cleanups and the cluster lock
-
-SHORT = timedelta(milliseconds=20)
-A_CENTURY = timedelta(days=36_500)
-
-
-def expired(queue: TaskQueue, identifier: str) -> Task:
-    """A task that failed for good, past its time to live."""
-    [task] = push(queue, -1, identifier=identifier, ttl=HOUR)
-    pass_time(queue, 2 * HOUR)
-    owner = queue.register("someone")
-    with queue.conn.transaction():  # a cleanup at work removes the task after it, not between
-        queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error="bad")})
-        assert known(queue, task).state is State.FAILED
-    return task
-
-
-def is_removed(queue: TaskQueue, task: Task) -> bool:
-    return queue.task("work", task.sequence) is None
-
-
-def test_with_size_one_the_next_task_of_an_identifier_waits_for_the_pause(dsn: str, queue: TaskQueue) -> None:
-    """Also after a run that took the full number of groups."""
-    for identifier in ("a", "b"):
-        push(queue, 1, 2, 3, identifier=identifier)
-    called: dict[str, list[float]] = {"a": [], "b": []}
-    run = batches(dsn, lambda task: called[task.identifier].append(time.monotonic()), size=1, groups=2, pause=0.5)
-    with run:
-        until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 6)
-    for first, second, third in called.values():
-        assert (second - first >= 0.5, third - second >= 0.5) == (True, True)
-
-
-def test_after_a_run_with_the_full_number_of_groups_the_next_run_starts_at_once(dsn: str, queue: TaskQueue) -> None:
-    for identifier in ("a", "b", "c"):
-        push(queue, 1, 2, identifier=identifier)
-    with batches(dsn, Recorder(), groups=1, pause=HOUR):
-        until(lambda: queue.count_tasks("work", state="SUCCEEDED") == 6)
-
-
-def test_the_first_cleanup_does_not_depend_on_the_uptime_of_the_machine(dsn: str, queue: TaskQueue) -> None:
-    task = expired(queue, "old")
-    with batches(dsn, Recorder(), pause=HOUR, cleanup=A_CENTURY):
-        until(lambda: is_removed(queue, task))
-
-
-def test_the_first_run_waits_for_the_initial_delay_and_the_cleanup_does_not(dsn: str, queue: TaskQueue) -> None:
-    first = expired(queue, "old")
-    recorder = Recorder()
-    with batches(dsn, recorder, pause=SHORT, initial_delay=HOUR, cleanup=SHORT):
-        until(lambda: is_removed(queue, first))
-        second = expired(queue, "older")
-        push(queue, 1)
-        until(lambda: is_removed(queue, second))
-    assert recorder.handled == []
-
-
-def test_the_cleanup_waits_for_its_initial_delay_and_runs_do_not(dsn: str, queue: TaskQueue) -> None:
-    task = expired(queue, "old")
-    recorder = Recorder()
-    with batches(dsn, recorder, pause=SHORT, cleanup=SHORT, cleanup_initial_delay=HOUR):
-        for number in (1, 2, 3):
-            push(queue, number)
-            until(lambda number=number: number in recorder.handled)  # type: ignore[misc]
-    assert not is_removed(queue, task)
-
-
-def test_the_cluster_lock_is_held_during_a_run_and_released_after_it(dsn: str, queue: TaskQueue) -> None:
+def test_one_program_at_a_time_has_the_cluster_lock_until_it_stops(dsn: str, queue: TaskQueue) -> None:
     push(queue, 1)
     push(queue, 2, identifier="other")
     other = batches(dsn, Recorder(), cluster_lock=HOUR)
-    tallies: list[GroupedRun] = []
-    first = batches(dsn, lambda _task: tallies.append(other.run_once()), cluster_lock=HOUR, groups=1)
-    assert first.run_once().succeeded == 1
-    tallies.append(other.run_once())
-    assert tallies == [GroupedRun(), GroupedRun(groups=1, succeeded=1)]
+    handled: list[int] = []
+    batches(dsn, lambda _task: handled.append(other.drain().handled), cluster_lock=HOUR).drain()
+    assert handled == [0, 0]
+    push(queue, 3)
+    assert other.drain().handled == 1
 
 
 # Actions of operators on single tasks of groups, and the release of single tasks
@@ -401,12 +307,12 @@ def test_a_paused_retry_holds_its_group_back_and_is_due_at_once_when_it_is_resum
     push(queue, 2)
     pass_time(queue, HOUR)
     recorder = Recorder()
-    assert batches(dsn, recorder).run_once() == GroupedRun()
+    assert batches(dsn, recorder).drain().handled == 0
     queue.set_due("work", task.sequence, datetime.now(UTC) + HOUR)
     assert known(queue, task).status == "retrying"
     queue.pause_task("work", task.sequence)
     queue.resume_task("work", task.sequence)
-    batches(dsn, recorder).run_once()
+    batches(dsn, recorder).drain()
     assert recorder.handled == [1, 2]
 
 

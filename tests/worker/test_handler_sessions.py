@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
 from airflow_provider_taskq.queue import Task, TaskQueue, connect
-from airflow_provider_taskq.worker import Batch, GroupedWorker, Worker, each
+from airflow_provider_taskq.worker import Batch, Worker, each
 from tests.consumer.consumers import quick, read_all
 from tests.queue.conftest import known
 
@@ -68,17 +68,11 @@ def consumer(transaction_size: int) -> Run:
     return run
 
 
-def grouped_worker(dsn: Source, _: TaskQueue, handle: Handle) -> None:
-    """Runs a handler in the transactions of a grouped worker."""
-    GroupedWorker(dsn, "work", lambda task, queue: handle(task, queue)).run_once()
-
-
 RUNNERS = {
     "hooks of several batches": commit_hooks(1),
     "hooks of one batch": commit_hooks(3),
     "transactions of a consumer": consumer(1),
     "one transaction of a consumer": consumer(3),
-    "grouped worker": grouped_worker,
 }
 
 

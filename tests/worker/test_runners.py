@@ -29,7 +29,7 @@ from airflow_provider_taskq.worker import (
     UNDECIDED,
     BatchContext,
     Composite,
-    GroupedWorker,
+    Groups,
     TaskResultException,
     Worker,
     batch,
@@ -93,9 +93,8 @@ def work_in_threads(place: Place, handler: Handler) -> None:
 
 
 def work_in_groups(place: Place, handler: Handler) -> None:
-    worker = GroupedWorker(place.dsn, "work", handler)
-    with ThreadPoolExecutor(1) as pool:  # as its service does: in the main thread, SystemExit ends the program
-        pool.submit(worker.run_once).result()
+    worker = Worker(place.dsn, "work", handler, groups=Groups(), pause=timedelta(hours=1))
+    worker.drain(max_undecided=place.max_undecided)
 
 
 def consume(place: Place, handler: Handler, *, transactional: bool) -> None:
@@ -148,7 +147,7 @@ RUNNERS: Mapping[str, Runner] = {
         BATCH, lambda place, handler: work(place, Composite("one").with_step(handler)), "coroutine"
     ),
     "batch step": Runner(BATCH, lambda place, handler: work(place, Composite("one").with_batch(handler))),
-    "grouped worker": Runner(QUEUE, work_in_groups),
+    "groups": Runner(BATCH, work_in_groups),
     "consumer": Runner(BATCH, partial(consume, transactional=False)),
     "transactional consumer": Runner(QUEUE, partial(consume, transactional=True)),
     "operator": Runner(BATCH, operate),
@@ -370,7 +369,7 @@ def test_what_a_handler_returns_or_raises_means_the_same_in_every_runner(
 
 
 @pytest.mark.promise("A drain that ends with undecided tasks says so, and fails if max_undecided is exceeded")
-@pytest.mark.parametrize("runner", [each for each in DECIDING if each.id != "grouped worker"])
+@pytest.mark.parametrize("runner", DECIDING)
 def test_a_drain_with_an_undecided_task_fails_unless_max_undecided_allows_it(
     place: Place, queue: TaskQueue, runner: Runner
 ) -> None:
@@ -384,7 +383,7 @@ def test_a_drain_with_an_undecided_task_fails_unless_max_undecided_allows_it(
 
 
 @pytest.mark.promise("A drain tries a task that comes back at once no more than once")
-@pytest.mark.parametrize("runner", [each for each in DECIDING if each.id != "grouped worker"])
+@pytest.mark.parametrize("runner", DECIDING)
 def test_a_drain_tries_a_task_once_that_comes_back_at_once(
     place: Place, queue: TaskQueue, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

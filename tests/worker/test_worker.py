@@ -27,14 +27,13 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.worker import (
     Batch,
     FatalListener,
-    GroupedWorker,
     TaskResultException,
     Worker,
     WorkerListener,
     batch,
     poll_loop,
 )
-from airflow_provider_taskq.worker.runtime import IdleWait
+from airflow_provider_taskq.worker.idle_wait import IdleWait
 from airflow_provider_taskq.worker.statistics import WorkerCounters
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, lapse, states, until
@@ -383,10 +382,7 @@ def test_a_worker_expires_the_leases_of_dead_workers_and_removes_tasks_that_were
 
 
 @pytest.mark.promise("A worker keeps its lease while a handler runs")
-@pytest.mark.parametrize("runner", [Worker, GroupedWorker])
-def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(
-    dsn: str, queue: TaskQueue, runner: type[Worker | GroupedWorker]
-) -> None:
+def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(dsn: str, queue: TaskQueue) -> None:
     gate = Gate()
 
     def has_lapsed(lease: Owner) -> bool:
@@ -395,7 +391,7 @@ def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(
         return found is not None and found[0]
 
     queue.push("work", ["a"])
-    worker = runner(dsn, "work", gate, lease=timedelta(seconds=2))
+    worker = Worker(dsn, "work", gate, lease=timedelta(seconds=2))
     worker.start()
     assert gate.began.wait(60)
     [first] = queue.owners()

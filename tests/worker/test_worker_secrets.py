@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
 from airflow_provider_taskq.queue import NewTask, Result, State, Task, TaskQueue
-from airflow_provider_taskq.worker import Batch, GroupedWorker, MetricsEndpoint, Worker, each
+from airflow_provider_taskq.worker import Batch, Groups, MetricsEndpoint, Worker, each
 from tests.consumer.consumers import quick
 from tests.queue.conftest import everything, states, until
 
@@ -96,8 +96,8 @@ def test_logs_metrics_and_errors_of_a_worker_show_neither_password_nor_payload(
     assert_hidden(telling_dsn, caplog.text, metrics, *errors.values())
 
 
-@pytest.mark.parametrize("runner", ["grouped worker", "consumer"])
-def test_logs_and_errors_of_a_grouped_worker_and_a_consumer_show_neither_password_nor_payload(
+@pytest.mark.parametrize("runner", ["groups", "consumer"])
+def test_logs_and_errors_of_a_worker_of_groups_and_a_consumer_show_neither_password_nor_payload(
     telling_dsn: str, queue: TaskQueue, cut: Callable[[], None], caplog: pytest.LogCaptureFixture, runner: str
 ) -> None:
     push(queue, "fails", "cut", "last")
@@ -120,7 +120,7 @@ def test_logs_and_errors_of_a_grouped_worker_and_a_consumer_show_neither_passwor
         assert "no mailbox" in caplog.text
         assert "connection lost, will retry" in caplog.text
     else:
-        with GroupedWorker(telling_dsn, "work", handle, pause="50ms", lease="2s"):
+        with Worker(telling_dsn, "work", handle, groups=Groups(), pause="50ms", lease="2s"):
             until(lambda: {state for _, state in states(queue)} == {State.FAILED, State.SUCCEEDED})
         assert "no mailbox" in "".join(info.error or "" for info in everything(queue))
     assert "taskq" in caplog.text
