@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Self
 
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.worker.connection import DatabaseSession
-from airflow_provider_taskq.worker.threads import ServiceThread
+from airflow_provider_taskq.worker.services import ServiceThread
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +64,6 @@ class ProgressReporter(ServiceThread):
         self._stage = stage
         self._on_progress = on_progress
         self._began = time.monotonic()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop(PAUSE)

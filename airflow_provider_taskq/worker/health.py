@@ -14,7 +14,7 @@ import psycopg
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueueError, TopicErrors
 from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, connection_factory
-from airflow_provider_taskq.worker.periodic import PeriodicService
+from airflow_provider_taskq.worker.services import PeriodicService
 
 log = logging.getLogger(__name__)
 

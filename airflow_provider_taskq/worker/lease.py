@@ -15,8 +15,7 @@ from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, heartbeat_limit
 from airflow_provider_taskq.worker.limiter import Token
-from airflow_provider_taskq.worker.periodic import PeriodicService
-from airflow_provider_taskq.worker.threads import ServiceThread
+from airflow_provider_taskq.worker.services import PeriodicService, ServiceThread
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.metrics import METRICS, Metric
 from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
-from airflow_provider_taskq.worker.periodic import PeriodicService
+from airflow_provider_taskq.worker.services import PeriodicService
 from airflow_provider_taskq.worker.worker import Worker
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.faults import is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited
-from airflow_provider_taskq.worker.threads import ServiceThread
+from airflow_provider_taskq.worker.services import ServiceThread
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue
 from airflow_provider_taskq.queue.schedules import Schedule
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, connection_factory
-from airflow_provider_taskq.worker.periodic import PeriodicService
+from airflow_provider_taskq.worker.services import PeriodicService
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
-from airflow_provider_taskq.worker.threads import ServiceThread
+from airflow_provider_taskq.worker.services import ServiceThread
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ class Watchdog(ServiceThread):
         on_timeout: Callable[[InFlightBatch], None],
         check: Callable[[], None],
     ) -> None:
-        self._name = config.name
         self._listeners = listeners
         self._slow_after = config.slow_after.total_seconds()
         self._report_every = config.report_every.total_seconds()
@@ -64,15 +63,11 @@ class Watchdog(ServiceThread):
             watched = self._watched.pop(id(batch))
         return time.monotonic() - watched.began
 
-    def _run(self) -> None:
+    def _run_once(self) -> float:
+        self._check_handlers()
+        self._check()
         durations = (self._slow_after, self._report_every, self._limit)
-        interval = min(_LONGEST_INTERVAL, *(each / 4 for each in durations if each))
-        while not self._stopped.wait(interval):
-            try:
-                self._check_handlers()
-                self._check()
-            except Exception:
-                log.exception("watchdog failed, it continues: worker=%s", self._name)
+        return min(_LONGEST_INTERVAL, *(each / 4 for each in durations if each))
 
     def _check_handlers(self) -> None:
         now = time.monotonic()

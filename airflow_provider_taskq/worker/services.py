@@ -1,0 +1,87 @@
+"""Services: work that goes on in a thread of its own, from `start` to `stop`."""
+
+import logging
+import threading
+from typing import Self
+
+from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue.connection import CallLimit
+from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
+
+log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 5.0
+
+
+class ServiceThread:
+    """Base class of services that run in a thread: use `start` and `stop`, or a `with` block.
+
+    A subclass implements `_run_once`, or `_run`.
+
+    :param error_pause: seconds until the next run after an error, which the service logs.
+    """
+
+    def __init__(self, name: str, error_pause: float = 1.0) -> None:
+        self._service_name = name
+        self._error_pause = error_pause
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread. Raises TaskQueueError if it runs already."""
+        if self.is_running:
+            raise TaskQueueError(f"{self._service_name} runs already")
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._run, name=self._service_name, daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float | None = _STOP_SECONDS) -> bool:
+        """Signal the thread to end, and wait for its end. Return False if it takes longer than `timeout` seconds.
+
+        :param timeout: None for no limit.
+        """
+        self._stopped.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        return not self.is_running
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        """Do the work of the thread until `_stopped` is set."""
+        while not self._stopped.is_set():
+            try:
+                pause = self._run_once()
+            except Exception as error:  # must not end the thread
+                pause, kind = self._error_pause, type(error).__name__
+                log.warning("service failed, will retry: service=%s error=%s", self._service_name, kind, exc_info=error)
+            self._stopped.wait(pause)
+
+    def _run_once(self) -> float:
+        """Do what is due, and return the seconds until the next run."""
+        raise NotImplementedError
+
+
+class PeriodicService(ServiceThread):
+    """Base class of services with a session, whose calls wait for an answer up to `limit`; a minute by default."""
+
+    def __init__(self, name: str, connect: Connect, error_pause: float, limit: CallLimit | None = None) -> None:
+        super().__init__(name, error_pause)
+        self._connect = connect
+        self._session = DatabaseSession(connect, limit)  # of the thread
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            self._session.close()
