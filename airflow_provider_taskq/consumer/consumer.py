@@ -4,45 +4,23 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Self
 from uuid import uuid4
 
-import psycopg
-
-from airflow_provider_taskq.consumer.config import (
-    ConsumerConfig,
-    ConsumerOptions,
-    Exclusivity,
-    ProgressStore,
-    merge_options,
-)
-from airflow_provider_taskq.consumer.group import ConsumerGroup
-from airflow_provider_taskq.consumer.partition_lease import (
-    LockedPartitionLeases,
-    PartitionLeases,
-    SharedPartitions,
-    connect_for_leases,
-)
+from airflow_provider_taskq.consumer.config import ConsumerConfig
+from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler
+from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, TrackedPartitionLeases
 from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
-from airflow_provider_taskq.consumer.progress import (
-    DatabaseProgress,
-    MemoryTracker,
-    PartitionProgress,
-    ProgressTracker,
-    TrackedProgress,
-)
+from airflow_provider_taskq.consumer.progress import DatabaseProgress, PartitionProgress, TrackedProgress
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError, verify_for_work
-from airflow_provider_taskq.queue.connection import CallLimit
+from airflow_provider_taskq.queue.durations import to_timedelta
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 
 _BUILT_IN = ConsumerConfig()
-_NO_OPTIONS = ConsumerOptions()
-
-
-class AlreadyRunning(TaskQueueError):
-    """`start` was called on a consumer that runs."""
 
 
 class Consumer:
@@ -70,11 +48,10 @@ class Consumer:
         if not group.handlers:
             raise InvalidArgument(f"group {group.name!r} has no handlers")
         self.group, self.topic, self.config = group, topic, config
-        self._supplied_group()  # raises InvalidArgument
+        self._handlers = self._supplied_handlers()
         self.member_id = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
-        self._connect = connection_factory(dsn, config.lease)
+        self._connect = connection_factory(dsn, to_timedelta(config.lease))
         self._on_failure = on_failure or (lambda _: None)
-        self._memory = MemoryTracker()
         self._runtime: ConsumerRuntime | None = None
         self._hurried = False
         self._starting = threading.Lock()
@@ -97,19 +74,19 @@ class Consumer:
     def start(self) -> None:
         """Join the group and start.
 
-        :raises AlreadyRunning: if the consumer runs already.
+        :raises TaskQueueError: if the consumer runs already.
         :raises SchemaMismatch: if the schema is missing in the database, or older than this package.
         """
         with self._starting:
             if self.is_running:
-                raise AlreadyRunning(f"the consumer of group {self.group.name!r} runs already")
-            conn = connect_for_leases(self._connect, self.config)
+                raise TaskQueueError(f"the consumer of group {self.group.name!r} runs already")
+            kind = PartitionLeases if self.config.progress is None else TrackedPartitionLeases
+            leases = kind(self._connect, self.group.name, self.topic, self.member_id, self.config)
             try:
-                verify_for_work(conn)
-                leases = self._leases(conn)
+                verify_for_work(leases.queue.conn)
                 leases.join()
             except BaseException:
-                conn.close()
+                leases.queue.conn.close()
                 raise
             self._runtime = ConsumerRuntime(leases, self._connect, self._make_loop, self.config)
             self._runtime.start()
@@ -167,85 +144,74 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _leases(self, conn: psycopg.Connection) -> PartitionLeases:
-        kind = PartitionLeases
-        if self.config.progress != ProgressStore.DATABASE:
-            kind = LockedPartitionLeases if self.config.exclusivity == Exclusivity.LEASE else SharedPartitions
-        return kind(conn, self.group.name, self.topic, self.member_id, self.config)
-
-    def _supplied_group(self) -> ConsumerGroup:
-        """Return the group, whose handlers get what this consumer supplies."""
-        fenced, transactional = self.config.progress == ProgressStore.DATABASE, self.config.transactional
-        supplied = [name for name, has in (("batch", fenced), ("queue", transactional)) if has]
+    def _supplied_handlers(self) -> list[EventHandler]:
+        """Return the handlers of the group, which get what this consumer supplies."""
+        supplied = [*["batch"] * (self.config.progress is None), *["queue"] * self.config.transactional]
         try:
-            return self.group.supplied_with(supplied)
+            return self.group.handlers_with(supplied)
         except InvalidArgument as error:
             needs = "batch needs progress in the database, and queue transactional=True"
             raise InvalidArgument(f"{error}; {needs}") from None
 
     def _make_loop(self, lease: PartitionLease) -> PartitionLoop:
-        limit = self.config.call_limit()
-        group = self._supplied_group()
-        return PartitionLoop(
-            lease, group, self.config, self.member_id, lambda: self._progress(lease, limit), self._on_failure
-        )
+        limit, tracker = self.config.call_limit(), self.config.progress
 
-    def _progress(self, lease: PartitionLease, limit: CallLimit) -> PartitionProgress:
-        conn = connect_limited(self._connect, limit)
-        tracker = self._memory if self.config.progress == ProgressStore.MEMORY else self.config.progress
-        if isinstance(tracker, ProgressTracker):
-            return TrackedProgress(conn, lease, tracker)
-        return DatabaseProgress(conn, lease, transactional=self.config.transactional)
+        def connect() -> PartitionProgress:
+            conn = connect_limited(self._connect, limit)
+            if tracker is not None:
+                return TrackedProgress(conn, lease, tracker)
+            return DatabaseProgress(conn, lease, transactional=self.config.transactional)
+
+        return PartitionLoop(lease, self._handlers, self.config, self.member_id, connect, self._on_failure)
 
 
 class Consumers:
     """The consumers of a program, which start and stop together. `consumers` has them by group.
 
-        consumers = Consumers(dsn, standard={"retry_max_attempts": 5}, groups={"books": {"partitions": 2}})
+        standard = ConsumerConfig(transactional=True)
+        consumers = Consumers(dsn, standard, {"books": replace(standard, partitions=2)})
         consumers.add(books, "library")
         consumers.start()
 
-    :param standard: options of all consumers.
-    :param groups: options by group, which win over `standard`.
+    :param standard: the settings of the groups that `groups` does not name.
+    :param groups: all settings of single groups, by name.
     """
 
     def __init__(
         self,
         dsn: str | Connect | None,
-        standard: ConsumerOptions = _NO_OPTIONS,
-        groups: Mapping[str, ConsumerOptions] | None = None,
+        standard: ConsumerConfig = _BUILT_IN,
+        groups: Mapping[str, ConsumerConfig] = MappingProxyType({}),
         on_failure: OnFailure | None = None,
     ) -> None:
         self.consumers: dict[str, Consumer] = {}
         self._dsn = dsn
         self._standard = standard
-        self._groups = dict(groups or {})
+        self._groups = dict(groups)
         self._on_failure = on_failure
 
     def add(self, group: ConsumerGroup, topic: str) -> Consumer:
         """Create a consumer for a group, and return it. Raises InvalidArgument if the group has a consumer already."""
         if group.name in self.consumers:
             raise InvalidArgument(f"group {group.name!r} already has a consumer")
-        config = merge_options(self._groups.get(group.name, _NO_OPTIONS), self._standard)
+        config = self._groups.get(group.name, self._standard)
         consumer = Consumer(self._dsn, group, topic, config, on_failure=self._on_failure)
         self.consumers[group.name] = consumer
         return consumer
 
     def start(self) -> None:
-        """Start the consumers with `auto_start`.
+        """Start the consumers with `auto_start`. If one of them cannot start, stop the others and raise the error.
 
-        If one of them cannot start, stop the others and raise the error.
+        :raises InvalidArgument: if `groups` has settings for a group that was not added.
         """
-        started: list[Consumer] = []
-        try:
+        if unknown := sorted(set(self._groups) - set(self.consumers)):
+            raise InvalidArgument(f"groups has settings for groups that were not added: {', '.join(unknown)}")
+        with ExitStack() as started:
             for consumer in self.consumers.values():
                 if consumer.config.auto_start:
                     consumer.start()
-                    started.append(consumer)
-        except BaseException:
-            for consumer in started:
-                consumer.stop()
-            raise
+                    started.callback(consumer.stop)
+            started.pop_all()
 
     def stop(self, timeout: float | None = None) -> bool:
         """Stop all consumers. Return False if one of them still runs.

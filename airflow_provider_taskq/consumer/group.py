@@ -1,12 +1,10 @@
 """Consumer groups: the handlers of a group, the events that they match, and the exceptions for handlers."""
 
 from collections.abc import Callable, Collection
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from airflow_provider_taskq.queue import Task, TaskQueue
-from airflow_provider_taskq.worker.batches import BatchContext
+from airflow_provider_taskq.queue import Task
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 Predicate = Callable[[Task], object]
@@ -41,10 +39,6 @@ class EventHandler:
     matches: Predicate
     function: HandlerFunction
 
-    def __call__(self, event: Task, batch: BatchContext, queue: TaskQueue | None) -> None:
-        """Call the function with the event, and with the batch and the transaction's queue if it asks for them."""
-        self.function(event, batch=batch, queue=queue)
-
 
 class ConsumerGroup:
     """A named set of handlers. A group has its own progress in each topic.
@@ -64,7 +58,6 @@ class ConsumerGroup:
         self.name = name
         self.kind = kind
         self.handlers: list[EventHandler] = []
-        self._runner = f"the consumer of group {name!r}"
 
     def on(self, *which: str | Predicate) -> Callable[[H], H]:
         """Add a handler, as a decorator, for events of these kinds, or for which one of these predicates is true.
@@ -79,25 +72,19 @@ class ConsumerGroup:
             )
 
         def add_handler(function: H) -> H:
-            self.handlers.append(
-                EventHandler(matches, HandlerFunction.of(function, self._runner, SUPPLIED, "the event"))
-            )
+            self.handlers.append(EventHandler(matches, self._handler_function(function, SUPPLIED)))
             return function
 
         return add_handler
 
-    def supplied_with(self, supplied: Collection[str]) -> "ConsumerGroup":
-        """Return a copy of this group whose handlers get no other values than these, by name.
+    def handlers_with(self, supplied: Collection[str]) -> list[EventHandler]:
+        """Return the handlers for a consumer that supplies no other values than these, by name.
 
         Raises InvalidArgument if a handler has a parameter without a default for another value.
         """
-        group = copy(self)
-        group.handlers = [
-            replace(each, function=HandlerFunction.of(each.function.function, self._runner, supplied, "the event"))
-            for each in self.handlers
+        return [
+            replace(each, function=self._handler_function(each.function.function, supplied)) for each in self.handlers
         ]
-        return group
 
-    def handlers_of(self, event: Task) -> list[EventHandler]:
-        """Return the handlers that match an event."""
-        return [handler for handler in self.handlers if handler.matches(event)]
+    def _handler_function(self, function: Callable[..., Any], supplied: Collection[str]) -> HandlerFunction:
+        return HandlerFunction.of(function, f"the consumer of group {self.name!r}", supplied, "the event")

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from functools import partial
 import psycopg
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
-from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler, Interrupted, NonTransient
+from airflow_provider_taskq.consumer.group import EventHandler, Interrupted, NonTransient
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, PartitionProgress, ProgressMoved
 from airflow_provider_taskq.queue import (
     Cursor,
@@ -27,6 +27,7 @@ from airflow_provider_taskq.queue import (
     partition_of,
 )
 from airflow_provider_taskq.queue.backoff import Backoff, retrying
+from airflow_provider_taskq.queue.durations import to_timedelta
 from airflow_provider_taskq.queue.errors import CallTimeout
 from airflow_provider_taskq.queue.faults import Fault, classify, is_read_only
 from airflow_provider_taskq.queue.handler_statements import handler_statements
@@ -64,30 +65,6 @@ class HandlerTimeout(psycopg.OperationalError):
     """A statement or the transaction of a handler exceeded its time limit, which closes the connection."""
 
 
-class AttemptCounter:
-    """Counts the failures of the current event.
-
-    :param delay: returns, for a number of failures, the delay until the next attempt, or None to skip the event.
-    """
-
-    def __init__(self, delay: Callable[[int], timedelta | None]) -> None:
-        self._delay = delay
-        self.failures = 0
-        self._sequence: int | None = None
-
-    def failed(self, sequence: int) -> timedelta | None:
-        """Count a failure of an event. Return the delay until the next attempt, or None to skip the event."""
-        if sequence != self._sequence:
-            self.reset()
-            self._sequence = sequence
-        self.failures += 1
-        return self._delay(self.failures)
-
-    def reset(self) -> None:
-        """Forget the failures, after a success or a skip."""
-        self.failures = 0
-
-
 class PartitionLoop:
     """Handles the events of one partition under a lease, in a thread of its own.
 
@@ -97,22 +74,23 @@ class PartitionLoop:
     def __init__(
         self,
         lease: PartitionLease,
-        group: ConsumerGroup,
+        handlers: Sequence[EventHandler],
         config: ConsumerConfig,
         member: str,
         connect: Callable[[], PartitionProgress],
         on_failure: OnFailure,
     ) -> None:
         self.lease = lease
-        self.group = group
-        self.config = config
         self.error: BaseException | None = None
         self.interrupted = False
         self.on_end: Callable[[], None] = lambda: None
+        self._handlers = handlers
+        self._config = config
         self._batch = BatchContext(BatchOwner(member, lease.fence))
         self._connect = connect
         self._on_failure = on_failure
-        self._attempts = AttemptCounter(config.retry_delay)
+        self._failures = 0  # of the event `_failed`
+        self._failed: int | None = None
         self._reconnects = Backoff(0.2)
         self._timeouts = 0
         self._stopping = False
@@ -169,7 +147,7 @@ class PartitionLoop:
                 try:
                     if is_read_only(progress.conn):
                         raise psycopg.OperationalError("the server has become read-only")
-                    events = progress.read(self.config.size)
+                    events = progress.read(self._config.size)
                     self._reconnects.reset()
                     self._handle_all(progress, events)
                 except ProgressMoved:
@@ -177,15 +155,15 @@ class PartitionLoop:
                 if events.at_end:
                     return
                 if not events:
-                    self._wait(self.config.pause.total_seconds(), may_wake=True)
+                    self._wait(to_timedelta(self._config.pause).total_seconds(), may_wake=True)
         finally:
             progress.conn.close()
 
     def _handle_all(self, progress: PartitionProgress, events: PartitionBatch) -> None:
         # Events without a handler need no call of their own: the next handled event, or the end, stores their progress.
         after = events.after
-        for begin in range(0, len(events), self.config.transaction_size):
-            some = events[begin : begin + self.config.transaction_size]
+        for begin in range(0, len(events), self._config.transaction_size):
+            some = events[begin : begin + self._config.transaction_size]
             if len(some) > 1 and self._handle_in_one_transaction(progress, some, after):
                 after = some[-1][0]
                 continue
@@ -224,8 +202,7 @@ class PartitionLoop:
                 handlers = self._handlers_of(event)
                 if handlers:
                     progress.proceed(partial(_call_all, [(handlers, event)], self._batch), after, cursor)
-                    self._attempts.reset()
-                    self._timeouts = 0
+                    self._failures = self._timeouts = 0
                 return bool(handlers)
             except HandlerFailed as failed:
                 cause = failed.__cause__ or failed
@@ -234,26 +211,26 @@ class PartitionLoop:
                 delay = self._delay_after(event, cause)
             if delay is None:
                 progress.skip(after, cursor)
-                self._attempts.reset()
+                self._failures = 0
                 return True
             self._wait(delay.total_seconds(), may_wake=False)
 
     def _handlers_of(self, event: Task) -> list[EventHandler]:
         """Return the handlers of an event. Raises HandlerFailed if a predicate fails or the payload is unreadable."""
         try:
-            if not self.config.concerns(event) or not self._is_ours(event):
+            if not self._config.concerns(event) or not self._is_ours(event):
                 return []
             if isinstance(event.payload, UnreadablePayload):
                 raise InvalidTask(event.payload.reason)  # noqa: TRY301 -- fails this event, as a handler does
-            return self.group.handlers_of(event)
+            return [each for each in self._handlers if each.matches(event)]
         except Exception as error:
             raise HandlerFailed from error
 
     def _is_ours(self, event: Task) -> bool:
-        resolver = self.config.resolver
-        if resolver is None or self.lease.level != CALLABLE_LEVEL:
+        level = self._config.level
+        if not callable(level) or self.lease.level != CALLABLE_LEVEL:
             return True  # the database reads the events of this partition only
-        return partition_of(resolver(event), self.lease.partitions) == self.lease.partition
+        return partition_of(level(event), self.lease.partitions) == self.lease.partition
 
     def _delay_after(self, event: Task, error: BaseException) -> timedelta | None:
         """Report a failure. Return the delay until the next attempt, or None to skip the event.
@@ -265,15 +242,16 @@ class PartitionLoop:
         if isinstance(error, NonTransient):
             self._report(event, error, None, stopped=True)
             raise error
-        delay = self._attempts.failed(event.sequence)
-        if isinstance(event.payload, UnreadablePayload):
-            delay = None  # no retry makes the payload readable
+        self._failures = self._failures + 1 if event.sequence == self._failed else 1
+        self._failed = event.sequence
+        # No retry makes a payload readable.
+        delay = None if isinstance(event.payload, UnreadablePayload) else self._config.retry_delay(self._failures)
         self._report(event, error, delay, stopped=False)
         return delay
 
     def _report(self, event: Task, error: BaseException, delay: timedelta | None, *, stopped: bool) -> None:
         outcome = "partition ends" if stopped else "skipped" if delay is None else f"will retry in {delay}"
-        failures = self._attempts.failures + stopped
+        failures = self._failures + stopped
         named = (outcome, self.lease.group, event.topic, event.sequence, failures)
         trace = error if delay is None else None
         log.warning("event failed, %s: group=%s topic=%s sequence=%s failures=%s", *named, exc_info=trace)
@@ -296,7 +274,7 @@ def _call_all(calls: list[tuple[list[EventHandler], Task]], batch: BatchContext,
         for handlers, event in calls:
             with handler_statements(queue.conn) if queue is not None else nullcontext():
                 for handler in handlers:
-                    handler(event, batch, queue)
+                    handler.function(event, batch=batch, queue=queue)
     except Exception as error:
         raise HandlerFailed from error
 

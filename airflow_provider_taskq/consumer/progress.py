@@ -1,7 +1,7 @@
-"""The progress of one partition: in the database under the fence of its lease, in memory, or in a tracker."""
+"""The progress of one partition: in the database under the fence of its lease, or in a tracker."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import psycopg
 
@@ -18,21 +18,6 @@ class ProgressMoved(Exception):
     """Another program has changed the progress. The loop reads again, from the changed progress."""
 
 
-class PartitionProgress(Protocol):
-    """Reads the events of a partition and stores its progress."""
-
-    conn: psycopg.Connection
-
-    def read(self, size: int) -> PartitionBatch:
-        """Read the next events after the progress."""
-
-    def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
-        """Run the call that handles events, then store progress. Store nothing if the call raises."""
-
-    def skip(self, after: Cursor, cursor: Cursor) -> None:
-        """Store progress past events without a call."""
-
-
 class DatabaseProgress:
     """Progress in the database, under a lease. `transactional` stores it in the transaction of the handler."""
 
@@ -47,7 +32,7 @@ class DatabaseProgress:
         return self.queue.read_partition(self.lease, size)
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:
-        """Run the call and store progress, in one transaction if `transactional`."""
+        """Run the call that handles events, then store progress. Store nothing if the call raises."""
         if not self.transactional:
             call(None)
             self.skip(after, cursor)
@@ -60,7 +45,7 @@ class DatabaseProgress:
             raise HandlerFailed from error
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:
-        """Store progress. Raises ProgressMoved if the progress is not at `after` any more."""
+        """Store progress past events without a call. Raises ProgressMoved if it is not at `after` any more."""
         if not self.queue.advance_partition(self.lease, after, cursor):
             raise ProgressMoved
 
@@ -77,29 +62,30 @@ class ProgressTracker(Protocol):
 
 
 class MemoryTracker:
-    """Progress in the memory of this process, by partition."""
+    """Progress in the memory of this process: another process starts with the first event."""
 
     def __init__(self) -> None:
-        self._cursors: dict[int, Cursor] = {}
+        self._cursors: dict[tuple[str, str, int], Cursor] = {}
 
-    def current(self, group: str, topic: str, partition: int) -> Cursor | None:  # noqa: ARG002 -- of one consumer
+    def current(self, group: str, topic: str, partition: int) -> Cursor | None:
         """Return the stored cursor, or None."""
-        return self._cursors.get(partition)
+        return self._cursors.get((group, topic, partition))
 
-    def proceed(self, group: str, topic: str, partition: int, call: Callable[[], None], cursor: Cursor) -> None:  # noqa: ARG002
+    def proceed(self, group: str, topic: str, partition: int, call: Callable[[], None], cursor: Cursor) -> None:
         """Run the call, then store the cursor."""
         call()
-        self._cursors[partition] = cursor
+        self._cursors[group, topic, partition] = cursor
 
 
 class TrackedProgress:
-    """Progress in a tracker. Reads the log from the cursor of the tracker."""
+    """Progress in a tracker, with the methods of DatabaseProgress. Reads the log from the cursor of the tracker."""
 
     def __init__(self, conn: psycopg.Connection, lease: PartitionLease, tracker: ProgressTracker) -> None:
         self.conn = conn
         self.queue = TaskQueue(conn)
         self.lease = lease
         self.tracker = tracker
+        self._key = lease.group, lease.topic, lease.partition
 
     def read(self, size: int) -> PartitionBatch:
         """Read the next events of the partition after the tracker's cursor."""
@@ -116,10 +102,9 @@ class TrackedProgress:
         """Run the call, then store the cursor."""
         self.tracker.proceed(*self._key, lambda: call(None), cursor)
 
-    def skip(self, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
+    def skip(self, after: Cursor, cursor: Cursor) -> None:
         """Store the cursor."""
-        self.tracker.proceed(*self._key, lambda: None, cursor)
+        self.proceed(lambda _: None, after, cursor)
 
-    @property
-    def _key(self) -> tuple[str, str, int]:
-        return self.lease.group, self.lease.topic, self.lease.partition
+
+PartitionProgress: TypeAlias = DatabaseProgress | TrackedProgress

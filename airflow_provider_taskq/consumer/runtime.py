@@ -6,14 +6,9 @@ import time
 from collections.abc import Callable
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
-from airflow_provider_taskq.consumer.partition_lease import (
-    PartitionLeases,
-    connect_for_leases,
-    renewal_interval,
-    stored_length,
-)
+from airflow_provider_taskq.consumer.partition_lease import PartitionLeases
 from airflow_provider_taskq.consumer.partition_loop import PartitionLoop
-from airflow_provider_taskq.queue import PartitionLease, TaskQueue
+from airflow_provider_taskq.queue import PartitionLease
 from airflow_provider_taskq.queue.faults import classify, is_read_only
 from airflow_provider_taskq.worker.connection import Connect
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
@@ -37,7 +32,6 @@ class ConsumerRuntime:
         self.errors: dict[int, BaseException] = {}
         self.thread = threading.Thread(target=self._run, name="consumer", daemon=True)
         self._leases = leases
-        self._connect = connect
         self._make_loop = make_loop
         self._config = config
         self._notifications = NotificationListener(connect, "taskq", self._on_notification, self.wake)
@@ -96,7 +90,7 @@ class ConsumerRuntime:
 
     def _wait(self) -> None:
         """Wait until a loop ends, `stop` is called, or the leases are due."""
-        if self._changed.wait(renewal_interval(self._config.lease)):
+        if self._changed.wait(self._config.renewal_seconds):
             self._changed.clear()
 
     def _stop_loops(self) -> None:
@@ -109,7 +103,7 @@ class ConsumerRuntime:
             if is_read_only(self._leases.queue.conn):
                 self._leases.queue.conn.close()
             if self._leases.queue.conn.closed:
-                self._leases.queue = TaskQueue(connect_for_leases(self._connect, self._config))
+                self._leases.reconnect()
             step()
         except Exception as error:
             if not classify(error).is_temporary:
@@ -117,7 +111,7 @@ class ConsumerRuntime:
             named = (self._leases.group, self._leases.topic, type(error).__name__)
             log.warning("connection lost, will retry: group=%s topic=%s error=%s", *named)
             self._leases.queue.conn.close()
-            if time.monotonic() - self._renewed > stored_length(self._config.lease).total_seconds():
+            if time.monotonic() - self._renewed > self._config.stored_lease.total_seconds():
                 self._stop_loops()
             if self._stopping:
                 self._loops = [loop for loop in self._loops if loop.thread.is_alive()]
@@ -144,7 +138,7 @@ class ConsumerRuntime:
 
     def _not_allowed(self) -> list[int]:
         """Return the partitions that `only_partitions` leaves to other consumers."""
-        chosen = self._config.chosen
+        chosen = self._config.only_partitions
         return [] if chosen is None else [each for each in range(self._config.partitions) if each not in chosen]
 
     def _start_loop(self, lease: PartitionLease) -> None:

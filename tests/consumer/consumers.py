@@ -2,28 +2,36 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from airflow_provider_taskq.consumer import (
     Consumer,
     ConsumerConfig,
     ConsumerGroup,
-    ConsumerOptions,
     EventFailure,
-    merge_options,
 )
-from airflow_provider_taskq.queue import Cursor, NewTask, PartitionState, Task, TaskQueue
+from airflow_provider_taskq.queue import Cursor, NewTask, PartitionState, RetryPolicy, Task, TaskQueue
 from tests.queue.conftest import until
 
 LEASE = timedelta(seconds=1)
 NOW = timedelta(milliseconds=1)
 
-QUICK = ConsumerOptions(lease=LEASE, pause=timedelta(milliseconds=20), retry_initial=NOW, retry_max_interval=NOW)
+NEVER = RetryPolicy()
 
 
-def quick(**said: object) -> ConsumerConfig:
+def at_once(max_attempts: int | None = None) -> RetryPolicy:
+    """This many retries, without delays to wait for."""
+    return RetryPolicy.event_handling(initial=NOW, max_interval=NOW, max_attempts=max_attempts)
+
+
+QUICK = ConsumerConfig(lease=LEASE, pause=timedelta(milliseconds=20), retry=at_once())
+
+
+def quick(**said: Any) -> ConsumerConfig:
     """Settings with short waits, and the given ones."""
-    return merge_options(said, QUICK)  # type: ignore[arg-type]
+    return replace(QUICK, **said)
 
 
 class Heard:

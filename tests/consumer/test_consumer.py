@@ -7,12 +7,23 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupted, NonTransient
-from airflow_provider_taskq.consumer.partition_loop import AttemptCounter
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupted, MemoryTracker, NonTransient
 from airflow_provider_taskq.consumer.progress import DatabaseProgress
 from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
-from airflow_provider_taskq.queue import Cursor, Task, TaskQueue
-from tests.consumer.consumers import Heard, heard_all, place, quick, read_all, state, table, typed, until_at_end
+from airflow_provider_taskq.queue import Cursor, RetryPolicy, Task, TaskQueue
+from tests.consumer.consumers import (
+    NEVER,
+    Heard,
+    at_once,
+    heard_all,
+    place,
+    quick,
+    read_all,
+    state,
+    table,
+    typed,
+    until_at_end,
+)
 from tests.queue.conftest import until
 
 pytestmark = [
@@ -107,13 +118,13 @@ def test_an_operator_may_move_progress_back_while_the_consumer_runs(dsn: str, qu
 def test_progress_in_memory_starts_again_with_each_consumer_and_outlives_a_stop(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a", "b"])
     heard = heard_all()
-    consumer = Consumer(dsn, heard.group, "work", quick(progress="memory", partitions=2))
+    consumer = Consumer(dsn, heard.group, "work", quick(progress=MemoryTracker(), partitions=2))
     with consumer:
         assert sorted(heard.wait(2)) == ["a", "b"]
     queue.push("work", ["c"])
     with consumer:
         assert heard.wait(3)[2] == "c"
-    with Consumer(dsn, heard.group, "work", quick(progress="memory")):
+    with Consumer(dsn, heard.group, "work", quick(progress=MemoryTracker())):
         assert heard.wait(6)[3:] == ["a", "b", "c"]
     assert queue.partition_states() == []
     assert queue.progress("readers", "work") is None
@@ -174,7 +185,7 @@ def test_events_share_a_transaction_unless_one_of_them_fails(dsn: str, queue: Ta
         if event.identifier == "id-5":
             raise ValueError("bad")
 
-    settings = quick(transactional=True, transaction_size=3, retry="none")
+    settings = quick(transactional=True, transaction_size=3, retry=NEVER)
     read_all(queue, Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail))
     transaction_size = "SELECT array_agg(book ORDER BY book) FROM shelf GROUP BY tx ORDER BY 1"
     found = [row[0] for row in queue.conn.execute(transaction_size.encode())]
@@ -191,7 +202,7 @@ def test_a_handler_that_ignores_the_error_of_its_transaction_fails(dsn: str, que
         with pytest.raises(psycopg.errors.UndefinedTable):
             queue.conn.execute("SELECT FROM nothing")
 
-    with Consumer(dsn, heard.group, "work", quick(transactional=True, retry="none"), on_failure=heard.fail):
+    with Consumer(dsn, heard.group, "work", quick(transactional=True, retry=NEVER), on_failure=heard.fail):
         [failure] = heard.wait_failures(1)
         assert "ignored the error" in str(failure.error)
         until_at_end(queue)
@@ -220,8 +231,8 @@ def failing(heard: Heard, identifier: str, times: int, error: BaseException | No
     ("said", "times", "failures", "heard_events"),
     [
         ({}, 3, [(1, False), (2, False), (3, False)], ["a", "a", "a", "a", "b"]),
-        ({"retry_max_attempts": 2}, 1000, [(1, False), (2, False), (3, True)], ["a", "a", "a", "b"]),
-        ({"retry": "none"}, 1000, [(1, True)], ["a", "b"]),
+        ({"retry": at_once(2)}, 1000, [(1, False), (2, False), (3, True)], ["a", "a", "a", "b"]),
+        ({"retry": NEVER}, 1000, [(1, True)], ["a", "b"]),
     ],
     ids=["succeeds", "without attempts left", "without retries"],
 )
@@ -246,7 +257,7 @@ def test_a_predicate_that_raises_fails_its_event(dsn: str, queue: TaskQueue) -> 
     queue.push("work", ["a", "b"])
     heard = Heard()
     heard.group.on(lambda event: 1 // (event.identifier == "b"))(heard.hear)
-    read_all(queue, Consumer(dsn, heard.group, "work", quick(retry_max_attempts=1), on_failure=heard.fail))
+    read_all(queue, Consumer(dsn, heard.group, "work", quick(retry=at_once(1)), on_failure=heard.fail))
     assert [type(each.error) for each in heard.failures] == [ZeroDivisionError] * 2
     assert heard.identifiers == ["b"]
 
@@ -318,7 +329,7 @@ def test_a_stop_during_a_retry_delay_ends_at_once_without_progress(dsn: str, que
     queue.push("work", ["a"])
     heard = Heard()
     failing(heard, "a", 1000)
-    consumer = Consumer(dsn, heard.group, "work", quick(retry_initial=timedelta(hours=1)), on_failure=heard.fail)
+    consumer = Consumer(dsn, heard.group, "work", quick(retry=["1h"]), on_failure=heard.fail)
     consumer.start()
     heard.wait_failures(1)
     assert consumer.stop(10)
@@ -326,26 +337,19 @@ def test_a_stop_during_a_retry_delay_ends_at_once_without_progress(dsn: str, que
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("retry", "expected"),
     [
-        (ConsumerConfig(), [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]),
-        (ConsumerConfig(retry_max_attempts=2), [2, 3, None]),
-        (ConsumerConfig(retry_max_elapsed=timedelta(seconds=9)), [2, 3, 4.5, None]),
-        (ConsumerConfig(retry="fixed", retry_max_attempts=3), [2, 2, 2, None]),
-        (ConsumerConfig(retry="none"), [None]),
+        (ConsumerConfig().retry, [2.0, 3.0, 4.5, 6.75, 10.125, 15.1875, 22.78125, 30.0, 30.0]),
+        (RetryPolicy.event_handling(max_attempts=2), [2, 3, None]),
+        (RetryPolicy.event_handling(max_elapsed=timedelta(seconds=9)), [2, 3, 4.5, None]),
+        (RetryPolicy.event_handling(multiplier=1, max_attempts=3), [2, 2, 2, None]),
+        (NEVER, [None]),
     ],
     ids=["of OpenCQRS", "number", "time", "fixed", "none"],
 )
-def test_the_delays_of_retries_grow_to_their_limit_and_start_again_after_a_success_or_a_skip(
-    config: ConsumerConfig, expected: list[float | None]
-) -> None:
-    attempts = AttemptCounter(config.retry_delay)
-    for event in (1, 2):
-        for _ in range(2):
-            found = [attempts.failed(event) for _ in expected]
-            assert [None if delay is None else delay.total_seconds() for delay in found] == expected
-            attempts.reset()
-        attempts.failed(event)  # and another event starts again
+def test_the_delays_of_retries_grow_to_their_limit(retry: RetryPolicy, expected: list[float | None]) -> None:
+    found = [ConsumerConfig(retry=retry).retry_delay(number) for number in range(1, len(expected) + 1)]
+    assert [None if delay is None else delay.total_seconds() for delay in found] == expected
 
 
 def test_a_consumer_replaces_a_lost_connection_and_handles_each_event_once(dsn: str, queue: TaskQueue) -> None:
@@ -362,7 +366,7 @@ def test_a_consumer_replaces_a_lost_connection_and_handles_each_event_once(dsn: 
     kill = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()
         AND datname = current_database() AND query LIKE ANY
             ('{%taskq.renew_partitions(%,%taskq.acquire_partition(%}')"""
-    settings = quick(transactional=True, retry="none")
+    settings = quick(transactional=True, retry=NEVER)
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         queue.push("work", [f"id-{n}" for n in range(10)])
         heard.wait(2)
@@ -400,7 +404,7 @@ def test_a_suspended_program_loses_its_transaction_and_continues_afterwards(
             until(lambda: not has_session(queue, stood_still[0]))
 
     monkeypatch.setattr(DatabaseProgress, "skip", stand_still)
-    settings = quick(transactional=True, retry="none")
+    settings = quick(transactional=True, retry=NEVER)
     with Consumer(dsn, heard.group, "work", settings, on_failure=heard.fail) as consumer:
         until_at_end(queue)
     assert queue.conn.execute("SELECT book FROM shelf ORDER BY book").fetchall() == [("a",), ("b",)]

@@ -10,16 +10,15 @@ import pytest
 from airflow_provider_taskq.consumer import (
     Consumer,
     ConsumerConfig,
-    ConsumerOptions,
     Consumers,
-    Level,
-    merge_options,
+    MemoryTracker,
 )
 from airflow_provider_taskq.queue import (
     Cursor,
     InvalidArgument,
     NewTask,
     Result,
+    RetryPolicy,
     Task,
     TaskQueue,
     partition_of,
@@ -32,23 +31,11 @@ from tests.queue.conftest import until
 pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
 
 
-def test_options_of_a_group_precede_standard_ones_and_these_the_built_in_defaults() -> None:
-    settings = merge_options({"partitions": 2, "level": None}, {"partitions": 5, "level": 1, "retry_max_attempts": 5})
-    assert (settings.partitions, settings.level, settings.retry_max_attempts) == (2, None, 5)
-    assert settings == ConsumerConfig(partitions=2, retry_max_attempts=5)
-    assert merge_options() == ConsumerConfig()
-
-
-def test_an_unknown_option_raises_with_its_name() -> None:
-    with pytest.raises(InvalidArgument, match="partitons"):
-        merge_options({"partitons": 2})  # type: ignore[typeddict-unknown-key]
-
-
 def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) -> None:
     """A configuration file has durations such as `pollInterval: PT6S`."""
-    settings = merge_options({"pause": "PT6S", "retry_max_elapsed": None}, {"lease": "90s", "retry_initial": 2.5})
-    assert (settings.pause, settings.lease) == (timedelta(seconds=6), timedelta(seconds=90))
-    assert (settings.retry_initial, settings.retry_max_elapsed) == (timedelta(seconds=2.5), None)
+    settings = ConsumerConfig(pause="PT6S", lease="100s", call_timeout=2.5, retry=["1m", 2.5])
+    assert (settings.stored_lease, settings.call_limit().seconds) == (timedelta(seconds=80), 2.5)
+    assert [settings.retry_delay(each) for each in (1, 2, 3)] == [timedelta(minutes=1), timedelta(seconds=2.5), None]
     worker = Worker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="5m", limit="1h", slow_after=30)
     made = worker._config
     assert (made.pause, made.lease, made.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
@@ -59,9 +46,11 @@ def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) 
 
 def test_consumers_start_unless_auto_start_is_off(dsn: str, queue: TaskQueue) -> None:
     books, backup = heard_all("books"), heard_all("backup")
-    groups: dict[str, ConsumerOptions] = {"books": {"partitions": 2}, "backup": {"auto_start": False}}
-    consumers = Consumers(dsn, QUICK, groups)
-    consumer, backup_consumer = consumers.add(books.group, "work"), consumers.add(backup.group, "work")
+    consumers = Consumers(dsn, quick(partitions=2), {"backup": quick(auto_start=False)})
+    consumer = consumers.add(books.group, "work")
+    with pytest.raises(InvalidArgument, match="not added: backup"):
+        consumers.start()
+    backup_consumer = consumers.add(backup.group, "work")
     with pytest.raises(InvalidArgument, match="books"):
         consumers.add(books.group, "work")
     with consumers:
@@ -97,12 +86,12 @@ def key_of(event: Task, level: int | Callable[[Task], str] | None) -> str:
     return level(event) if callable(level) else sequence_id(event.identifier, level, event.sequence)
 
 
-@pytest.mark.parametrize("progress", ["database", "memory"])
+@pytest.mark.parametrize("in_memory", [False, True], ids=["database", "memory"])
 @pytest.mark.parametrize(
     "level", [by_customer, None, 0, 1], ids=["a function", "the identifier", "the sequence", "its first level"]
 )
 def test_each_partition_gets_its_events_in_their_order_and_no_other(
-    dsn: str, queue: TaskQueue, progress: str, level: int | Callable[[Task], str] | None
+    dsn: str, queue: TaskQueue, in_memory: bool, level: int | Callable[[Task], str] | None
 ) -> None:
     orders = [NewTask(f"day-{n % 5}/order-{n}", {"customer": f"customer-{n % 7}"}) for n in range(60)]
     pushed = queue.push("work", orders)
@@ -110,7 +99,8 @@ def test_each_partition_gets_its_events_in_their_order_and_no_other(
     consumers: list[Consumer] = []
     for number in range(3):
         heard.append(heard_all())
-        said = quick(partitions=3, level=level, progress=progress, only_partitions=number)
+        progress = MemoryTracker() if in_memory else None
+        said = quick(partitions=3, level=level, progress=progress, only_partitions=[number])
         consumers.append(Consumer(dsn, heard[-1].group, "work", said))
     try:
         for consumer in consumers:
@@ -124,13 +114,6 @@ def test_each_partition_gets_its_events_in_their_order_and_no_other(
         mine = [task.identifier for task in pushed if partition_of(key_of(task, level), 3) == number]
         assert each.identifiers == mine
     assert max(len(each.events) for each in heard) < len(pushed)
-
-
-@pytest.mark.parametrize(
-    ("name", "level"), [(Level.PER_SUBJECT, None), ("per_second_level_subject", 2), ("no_sequence", 0)]
-)
-def test_each_name_of_a_level_stands_for_its_number(name: str, level: int | None) -> None:
-    assert ConsumerConfig(level=name).database_level == level
 
 
 class FileTracker:
@@ -181,10 +164,10 @@ def test_a_tracker_stores_progress_and_a_later_consumer_continues_from_it(
 def test_a_series_or_a_function_sets_the_delays_between_attempts_and_their_end(
     dsn: str, queue: TaskQueue, retry: object
 ) -> None:
-    queue.push("work", ["bad", "good"])
+    queue.push("work", ["bad", "bad too", "good"])
     heard = Heard()
 
-    @heard.group.on(lambda event: event.identifier == "bad")
+    @heard.group.on(lambda event: event.identifier != "good")
     def refuse(event: Task) -> None:
         raise ValueError(event.identifier)
 
@@ -192,7 +175,7 @@ def test_a_series_or_a_function_sets_the_delays_between_attempts_and_their_end(
     with Consumer(dsn, heard.group, "work", quick(retry=retry), on_failure=heard.fail):
         heard.wait(1)
     delays = [failure.delay for failure in heard.failures]
-    assert delays == [timedelta(milliseconds=1), timedelta(milliseconds=2), timedelta(milliseconds=3), None]
+    assert delays == 2 * [timedelta(milliseconds=1), timedelta(milliseconds=2), timedelta(milliseconds=3), None]
 
 
 def endless() -> Iterator[timedelta]:
@@ -212,16 +195,16 @@ def endless() -> Iterator[timedelta]:
         ({"lease": timedelta(days=99_999_999)}, "at most 3650 days"),
         ({"pause": timedelta(0)}, "pause"),
         ({"progress": "paper"}, "progress"),
-        ({"progress": "memory", "transactional": True}, "transactional"),
-        ({"exclusivity": "none"}, "exclusivity"),
-        ({"retry": endless()}, "retry must not be an iterator, which ends after one event"),
-        ({"retry": 3}, "retry must be a name, a function or a series of durations, not 3"),
-        ({"retry": "sometimes"}, "retry 'sometimes' must be one of exponential, fixed, none"),
-        ({"level": "per_third_level"}, "level 'per_third_level' must be one of per_subject"),
-        ({"level": 1.5}, "level must be a number, a name or a function of an event, not 1.5"),
+        ({"progress": MemoryTracker(), "transactional": True}, "transactional"),
+        ({"exclusive": False}, "exclusive=False needs progress in a tracker"),
+        ({"recursive": False}, "recursive=False needs a subject"),
+        ({"retry": endless()}, "retry must be a RetryPolicy, a function or a list of delays"),
+        ({"retry": "sometimes"}, "retry must be a RetryPolicy, a function or a list of delays, not 'sometimes'"),
+        ({"retry": RetryPolicy(jitter=0.5)}, "retry must have no horizon, jitter or probe"),
+        ({"level": 1.5}, "level must be a number or a function of an event, not 1.5"),
         ({"progress": object()}, "an object with the methods current and proceed"),
         ({"progress": FileTracker(Path()), "transactional": True}, "transactional=True needs progress in the database"),
-        ({"only_partitions": 2, "partitions": 2}, "only_partitions .2. must be numbers of partitions, 0 to 1"),
+        ({"only_partitions": [2], "partitions": 2}, "only_partitions .2. must be numbers of partitions, 0 to 1"),
     ],
 )
 def test_an_invalid_setting_raises(said: dict[str, object], words: str) -> None:

@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_taskq.consumer import AlreadyRunning, Consumer, ConsumerGroup
-from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue, UnknownTopic
+from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
+from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue, TaskQueueError, UnknownTopic
 from tests.consumer.consumers import Heard, heard_all, place, quick, state, until_at_end
 from tests.queue.conftest import until
 
@@ -27,7 +27,7 @@ def test_a_running_consumer_cannot_be_started_and_can_be_stopped_any_number_of_t
     consumer = Consumer(dsn, heard.group, "work", quick())
     assert consumer.stop() is True
     consumer.start()
-    with pytest.raises(AlreadyRunning, match="readers"):
+    with pytest.raises(TaskQueueError, match="'readers' runs already"):
         consumer.start()
     heard.wait(1)
     assert consumer.stop() is True

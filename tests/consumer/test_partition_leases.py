@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain
 
 import pytest
 
-from airflow_provider_taskq.consumer import Consumer
-from airflow_provider_taskq.consumer.partition_lease import renewal_interval, stored_length
+from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, MemoryTracker
 from airflow_provider_taskq.queue import (
     LeaseLost,
     PartitionBatch,
@@ -18,7 +18,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     partition_of,
 )
-from tests.consumer.consumers import LEASE, Heard, heard_all, place, quick, state, table, until_at_end
+from tests.consumer.consumers import QUICK, Heard, heard_all, place, quick, state, table, until_at_end
 from tests.internals import lapse_partitions
 from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, background, session, until
 
@@ -153,7 +153,7 @@ def test_a_standby_consumer_takes_over_at_once_when_a_holder_stops(dsn: str, que
 def test_a_standby_consumer_takes_over_within_the_lease_of_a_dead_holder(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
     queue.join_group("readers", "work")
-    assert queue.acquire_partition("readers", "work", "dead", stored_length(LEASE)) is not None
+    assert queue.acquire_partition("readers", "work", "dead", QUICK.stored_lease) is not None
     lapses = lapses_at(queue)
     heard = heard_all()
     with Consumer(dsn, heard.group, "work", quick()):
@@ -163,8 +163,8 @@ def test_a_standby_consumer_takes_over_within_the_lease_of_a_dead_holder(dsn: st
 
 @pytest.mark.parametrize("seconds", [0.5, 1, 10, 60])
 def test_standby_consumers_look_often_enough_to_take_over_within_the_lease(seconds: float) -> None:
-    lease = timedelta(seconds=seconds)
-    assert stored_length(lease).total_seconds() + renewal_interval(lease) <= seconds
+    config = ConsumerConfig(lease=seconds)
+    assert config.stored_lease.total_seconds() + config.renewal_seconds <= seconds
 
 
 def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str, queue: TaskQueue) -> None:
@@ -184,7 +184,7 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_its_partition(dsn: str
         with Consumer(dsn, standby.group, "work", settings):
             lapses = lapses_at(queue)
             until(
-                lambda: lapses_at(queue) > lapses + stored_length(settings.lease), 30
+                lambda: lapses_at(queue) > lapses + settings.stored_lease, 30
             )  # renewed after the first lease would have lapsed
             go.set()
             slow.wait(1)
@@ -226,16 +226,17 @@ def test_a_program_holds_no_more_partitions_than_its_limit(dsn: str) -> None:
         assert len(first.partitions) == len(second.partitions) == 2
 
 
-def test_partitions_with_progress_in_memory_have_one_holder_unless_exclusivity_is_none(
+def test_partitions_with_progress_in_memory_have_one_holder_unless_exclusive_is_false(
     dsn: str, queue: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b"])
     one, two, three = heard_all(), heard_all(), heard_all()
-    in_memory = quick(progress="memory", partitions=2, lease=HOUR)
-    for_each = quick(progress="memory", partitions=2, exclusivity="none")
-    with Consumer(dsn, one.group, "work", in_memory) as holder:
+    first = quick(progress=MemoryTracker(), partitions=2, lease=HOUR)
+    second = replace(first, progress=MemoryTracker())
+    for_each = replace(first, progress=MemoryTracker(), exclusive=False)
+    with Consumer(dsn, one.group, "work", first) as holder:
         until(lambda: holder.partitions == [0, 1])  # before another consumer can acquire one of them
-        with Consumer(dsn, two.group, "work", in_memory) as standby:
+        with Consumer(dsn, two.group, "work", second) as standby:
             one.wait(2)
             assert (holder.partitions, standby.partitions) == ([0, 1], [])
             with Consumer(dsn, three.group, "work", for_each) as third:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from airflow_provider_taskq.consumer import Consumer
+from airflow_provider_taskq.consumer import Consumer, MemoryTracker
 from airflow_provider_taskq.queue import Condition, NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, TaskResultException, batch, each
 from airflow_provider_taskq.worker.groups import GroupMode, Groups
@@ -140,7 +140,7 @@ CONSUMERS: dict[str, dict[str, object]] = {
     "one by one": {},
     "transactions of five": {"transaction_size": 5, "transactional": True},
     "transactional": {"transactional": True},
-    "progress in memory": {"progress": "memory"},
+    "progress in memory": {"progress": MemoryTracker()},
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
 from airflow_provider_taskq.queue import Task, TaskQueue, connect
 from airflow_provider_taskq.worker import Batch, Worker, each
-from tests.consumer.consumers import quick, read_all
+from tests.consumer.consumers import NEVER, quick, read_all
 from tests.queue.conftest import known
 
 pytestmark = pytest.mark.promise("What a handler changes in its session ends with its call")
@@ -62,7 +62,7 @@ def consumer(transaction_size: int) -> Run:
     def run(dsn: Source, queue: TaskQueue, handle: Handle) -> None:
         group = ConsumerGroup("readers")
         group.on()(lambda event, queue: handle(event, queue))
-        config = quick(transactional=True, transaction_size=transaction_size, retry="none")
+        config = quick(transactional=True, transaction_size=transaction_size, retry=NEVER)
         read_all(queue, Consumer(dsn, group, "work", config))
 
     return run

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
 from airflow_provider_taskq.queue import NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, Groups, MetricsEndpoint, Worker, each
-from tests.consumer.consumers import quick
+from tests.consumer.consumers import at_once, quick
 from tests.queue.conftest import everything, states, until
 
 pytestmark = pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
@@ -114,7 +114,7 @@ def test_logs_and_errors_of_a_worker_of_groups_and_a_consumer_show_neither_passw
 
     caplog.set_level(logging.DEBUG)
     if runner == "consumer":
-        with Consumer(telling_dsn, group, "work", quick(retry_max_attempts=2)):
+        with Consumer(telling_dsn, group, "work", quick(retry=at_once(2))):
             until(lambda: "last" in heard)
         assert "event failed, skipped" in caplog.text
         assert "no mailbox" in caplog.text
