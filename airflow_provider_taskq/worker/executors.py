@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -157,27 +157,14 @@ class EventLoop(CallExecutor):
     async def _run(self, batch: Batch, name: str, call: Callable[[], Any], future: Future[Any]) -> None:
         """Complete a Future with the result of a call, or with its error: also SystemExit, which would end the loop."""
         try:
-            if self._room is None:
-                result = await self._await(batch, name, call)
-            else:
-                async with self._room:
-                    result = await self._await(batch, name, call)
+            async with self._room or nullcontext():
+                with batch.running(f"{name} on the event loop", _stack_of_current()):
+                    result = call()
+                    result = await result if inspect.isawaitable(result) else result
         except BaseException as error:  # noqa: BLE001
             complete(future, partial(_raise, error))
         else:
             complete(future, lambda: result)
-
-    async def _await(self, batch: Batch, name: str, call: Callable[[], Any]) -> Any:
-        task, loop, thread = asyncio.current_task(), asyncio.get_running_loop(), stack_of(threading.get_ident())
-
-        def stack() -> str:
-            if task is None or asyncio.current_task(loop) is task:
-                return thread()  # the task blocks the loop
-            return "".join("".join(traceback.format_stack(frame, 1)) for frame in task.get_stack())
-
-        with batch.running(f"{name} on the event loop", stack):
-            result = call()
-            return await result if inspect.isawaitable(result) else result
 
 
 def in_batch(batch: Batch, name: str, call: Callable[[], T], stack: Callable[[], str] | None = None) -> T:
@@ -186,6 +173,18 @@ def in_batch(batch: Batch, name: str, call: Callable[[], T], stack: Callable[[],
         raise InterruptedError("the batch was abandoned")
     with batch.running(name, stack):
         return call()
+
+
+def _stack_of_current() -> Callable[[], str]:
+    """Return a function that formats the stack of the current task of the loop, or of the thread that it blocks."""
+    task, loop, thread = asyncio.current_task(), asyncio.get_running_loop(), stack_of(threading.get_ident())
+
+    def stack() -> str:
+        if task is None or asyncio.current_task(loop) is task:
+            return thread()
+        return "".join("".join(traceback.format_stack(frame, 1)) for frame in task.get_stack())
+
+    return stack
 
 
 def _cancel_on(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:

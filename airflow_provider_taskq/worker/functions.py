@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from airflow_provider_taskq.queue import Decision, Task
+from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.errors import picklable_error
 from airflow_provider_taskq.worker.batches import Batch, Exceptions
 from airflow_provider_taskq.worker.executors import CallExecutor, EventLoop, OtherExecutor, Threads
-from airflow_provider_taskq.worker.futures import final, then
+from airflow_provider_taskq.worker.futures import attempt, final, then
 from airflow_provider_taskq.worker.handlers import (
     BatchFunction,
     TaskFunction,
@@ -122,19 +122,13 @@ class EachHandler:
                 name = f"{self.name} for task {task.sequence}"
                 started[task] = self._executor.submit(batch, name, self._call_of(task, batch))
             elif not batch.cancelled.is_set():
-                started[task] = self._call(task, batch)
+                started[task] = attempt(partial(self._function, task, batch=batch))
         return then(started.values(), lambda: {task: self._decide(task, started[task], batch) for task in started})
 
     def close(self) -> None:
         """End the threads or processes. Do not wait for a stuck one."""
         if self._executor is not None:
             self._executor.close()
-
-    def _call(self, task: Task, batch: Batch) -> Any:
-        try:
-            return self._function(task, batch=batch)
-        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
-            return decision_on(error, self._success_on)
 
     def _call_of(self, task: Task, batch: Batch) -> Callable[[], Any]:
         return partial(self._function, task, batch=batch)
@@ -157,7 +151,7 @@ class ProcessHandler(EachHandler):
         try:
             decision, handled = final(outcome)
         except CallFailed as error:
-            return decision_on(error.args[0])
+            return Decision(Result.FAILURE, error=error.args[0])
         except BaseException as error:  # noqa: BLE001 -- such as that of an abandoned batch
             return decision_on(error)
         batch.adopt(handled, task)
@@ -167,12 +161,8 @@ class ProcessHandler(EachHandler):
 def _decide_in_process(function: HandlerFunction, success_on: Exceptions, batch: Batch) -> tuple[Decision, Batch]:
     """Handle one task in a child process. Return the decision, and the batch with its follow-ups and hooks."""
     [task] = batch.tasks
-    try:
-        outcome = batch.result_of(function(task, batch=batch), function.name)
-    except BaseException as error:  # noqa: BLE001 -- it fails this task only
-        decision = decision_on(error, success_on)
-    else:
-        decision = decide(outcome, success_on)
+    outcome = attempt(lambda: batch.result_of(function(task, batch=batch), function.name))
+    decision = decide(outcome, success_on)
     return replace(decision, error=picklable_error(decision.error)), batch
 
 
@@ -191,10 +181,7 @@ class BatchFunctionHandler:
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Call the function and return its decisions, or a Future of them."""
-        try:
-            outcome = self._function(batch)
-        except self._success_on as error:
-            outcome = decision_on(error, self._success_on)
+        outcome = attempt(partial(self._function, batch))
         return then([outcome], lambda: self._decisions(outcome, batch))
 
     def close(self) -> None:

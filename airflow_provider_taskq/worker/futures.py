@@ -3,25 +3,34 @@
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 
 def complete(future: Future[T], call: Callable[[], T]) -> None:
     """Complete a Future with what a call returns or raises. Do nothing more if the Future was cancelled meanwhile."""
-    error: BaseException | None = None
-    try:
-        result = call()
-    except BaseException as raised:  # noqa: BLE001 -- Future.result() raises it
-        error = raised
-    try:
-        if error is None:
-            future.set_result(result)
+    outcome = attempt(call)
+    with suppress(InvalidStateError):
+        if isinstance(outcome, _Failed):
+            future.set_exception(outcome.exception())
         else:
-            future.set_exception(error)
-    except InvalidStateError:
-        pass
+            future.set_result(cast("T", outcome))
+
+
+class _Failed(Future[Any]):
+    """A Future of a call that has raised an error."""
+
+
+def attempt(call: Callable[[], T]) -> "T | Future[Any]":
+    """Return what a call returns, or a Future of the error that it raises: also of SystemExit."""
+    try:
+        return call()
+    except BaseException as error:  # noqa: BLE001 -- Future.result() raises it
+        failed = _Failed()
+        failed.set_exception(error)
+        return failed
 
 
 def on_cancel(future: Future[Any], call: Callable[[], object]) -> None:

@@ -8,9 +8,8 @@ import multiprocessing
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -36,6 +35,7 @@ class Processes(CallExecutor):
     def __init__(self, size: int) -> None:
         self._threads = Threads(size, "taskq processes")  # each waits for the process that runs its call
         self._idle: list[_ChildProcess] = []
+        self._busy: dict[object, _ChildProcess] = {}  # by call
         self._lock = threading.Lock()
 
     def open(self, function: object) -> None:
@@ -57,9 +57,9 @@ class Processes(CallExecutor):
 
     def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
         """Run a call in a process; see `CallExecutor`."""
-        kill = _Kill()
-        future = self._threads.submit(batch, name, partial(self._call, batch, name, call, kill))
-        on_cancel(future, kill)
+        key = object()
+        future = self._threads.submit(batch, name, partial(self._call, batch, name, call, key))
+        on_cancel(future, partial(self._kill, key))
         return future
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Processes(CallExecutor):
         for process in idle:
             process.end()
 
-    def _call(self, batch: Batch, name: str, call: Callable[[], Any], kill: "_Kill") -> Any:
+    def _call(self, batch: Batch, name: str, call: Callable[[], Any], key: object) -> Any:
         try:
             sent = ForkingPickler.dumps(call)
         except Exception as error:  # noqa: BLE001 -- whatever pickle raises
@@ -78,43 +78,27 @@ class Processes(CallExecutor):
             idle = self._idle
             process = idle.pop() if idle else None
         process = process or _ChildProcess()
+        with self._lock:
+            self._busy[key] = process
         try:
-            with kill.while_running(process), batch.running(f"{name} in process {process.pid}", process.stack):
+            if batch.cancelled.is_set():  # before `_busy` had the process
+                raise InterruptedError("the batch was abandoned")
+            with batch.running(f"{name} in process {process.pid}", process.stack):
                 return process.call(sent)
         finally:
             with self._lock:
-                is_idle = process.is_alive() and idle is self._idle and not kill.is_killed
+                is_killed = self._busy.pop(key, None) is None
+                is_idle = not is_killed and idle is self._idle and process.is_alive()
                 if is_idle:
                     idle.append(process)
             if not is_idle:
                 process.end()
 
-
-class _Kill:
-    """Kills the process of one call. Does nothing after the end of the call, because it would hit the next call."""
-
-    def __init__(self) -> None:
-        self.is_killed = False
-        self._process: _ChildProcess | None = None
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
+    def _kill(self, key: object) -> None:
+        """Kill the process of a call, but not after the end of the call, because it has the next call then."""
         with self._lock:
-            self.is_killed = True
-            if self._process is not None:
-                self._process.kill()
-
-    @contextmanager
-    def while_running(self, process: "_ChildProcess") -> Iterator[None]:
-        with self._lock:
-            self._process = process
-        try:
-            if self.is_killed:
-                raise InterruptedError("the batch was abandoned")
-            yield
-        finally:
-            with self._lock:
-                self._process = None
+            if (process := self._busy.pop(key, None)) is not None:
+                process.kill()
 
 
 class _ChildProcess:

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task, TaskQueue
-from airflow_provider_taskq.worker import Worker
+from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
 from airflow_provider_taskq.worker.handlers import ForeignDecision, WorkHandler, handle_batch
@@ -360,14 +359,6 @@ def test_close_fails_the_open_batches_with_fail_pending(gate: Gate) -> None:
         future.result(0)
     gate.open.set()
     assert seen.numbers == []
-
-
-def test_a_batch_of_a_worker_does_not_wait_for_a_slow_one(dsn: str, queue: TaskQueue) -> None:
-    """The worker has one thread, and as many open batches as the composite's concurrency."""
-    met = threading.Barrier(3)
-    composite = Composite("met", concurrency=3).with_step(lambda _: [met.wait(SECONDS)].clear(), name="meet")
-    queue.push("work", ["a", "b", "c"])
-    assert Worker(dsn, "work", composite).drain().succeeded == 3
 
 
 def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,40 @@ def test_any_thread_may_complete_the_future_of_a_handler_object(dsn: str, queue:
     queue.push("work", ["c", "d"])
     Worker(dsn, "work", handler, size=2).drain()
     assert [info.error_summary for info in queue.page("work")][2:] == ["LookupError: no mailbox"] * 2
+
+
+MEETING: list[Future[None]] = []
+
+
+def meets(_: Task | Batch) -> "Future[None]":
+    """A Future that is done when three batches have come here."""
+    future: Future[None] = Future()
+    MEETING.append(future)
+    if len(MEETING) == 3:
+        for waiting in MEETING:
+            waiting.set_result(None)
+    return future
+
+
+async def meets_later(task: Task) -> None:
+    await asyncio.wrap_future(meets(task))
+
+
+SLOW: dict[str, Callable[[], WorkHandler]] = {
+    "coroutine": lambda: each(meets_later),
+    "coroutine step": lambda: Composite("met", concurrency=3).with_step(meets_later),
+    "Future": lambda: each(meets),
+    "Future of a batch": lambda: batch(meets, concurrency=3),
+}
+
+
+@pytest.mark.parametrize("make", SLOW.values(), ids=SLOW)
+def test_a_batch_does_not_wait_for_a_slow_one_of_the_same_thread(
+    dsn: str, queue: TaskQueue, make: Callable[[], WorkHandler]
+) -> None:
+    MEETING.clear()
+    queue.push("work", ["a", "b", "c"])
+    assert Worker(dsn, "work", make(), limit=timedelta(seconds=SECONDS)).drain().succeeded == 3
 
 
 # Exceptions that mean success

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Task, TaskQueueError
@@ -138,7 +140,7 @@ class Composite:
         The decisions that it returns, one on each task, are merged with those of the steps. An exception fails all
         tasks. The function may call `batch.in_commit` and `batch.after_commit`.
         """
-        self._replace(self._definition.with_context(function))
+        self._replace(contexts=(*self.contexts, function))
         return function
 
     def around(self, function: Around) -> Around:
@@ -146,12 +148,12 @@ class Composite:
 
         `proceed()` runs the step and returns its decisions. The wrapper that was added first is the outermost.
         """
-        self._replace(self._definition.with_around(function))
+        self._replace(around=(*self._definition.around, function))
         return function
 
     def rewrite(self, function: Rewrite) -> Rewrite:
         """Add a function `(task, new task) -> new task` that changes the tasks that steps push, as a decorator."""
-        self._replace(self._definition.with_rewrite(function))
+        self._replace(rewrites=(*self._definition.rewrites, function))
         return function
 
     def with_step(
@@ -163,23 +165,23 @@ class Composite:
         mode: StepMode = StepMode.PARALLEL,
     ) -> Self:
         """Return a copy with one more step. For the parameters see `step`."""
-        return self._with(self._definition.with_step(function, name, after, mode, whole=False))
+        return self._with(lambda copied: copied.step(name=name, after=after, mode=mode)(function))
 
     def with_batch(self, function: Callable[..., Any], *, name: str | None = None, after: After = ()) -> Self:
         """Return a copy with one more step of all tasks at once. For the parameters see `step`."""
-        return self._with(self._definition.with_step(function, name, after, StepMode.SEQUENTIAL, whole=True))
+        return self._with(lambda copied: copied.batch(name=name, after=after)(function))
 
     def with_context(self, function: Context) -> Self:
         """Return a copy with one more context."""
-        return self._with(self._definition.with_context(function))
+        return self._with(lambda copied: copied.context(function))
 
     def with_around(self, function: Around) -> Self:
         """Return a copy with one more wrapper around each step."""
-        return self._with(self._definition.with_around(function))
+        return self._with(lambda copied: copied.around(function))
 
     def with_rewrite(self, function: Rewrite) -> Self:
         """Return a copy with one more rewrite."""
-        return self._with(self._definition.with_rewrite(function))
+        return self._with(lambda copied: copied.rewrite(function))
 
     def open(self) -> None:
         """Raise InvalidArgument if the composite has no steps, or its executor accepts no calls."""
@@ -220,24 +222,23 @@ class Composite:
     def _add_step(
         self, function: F | None, name: str | None, after: After, mode: StepMode, *, whole: bool
     ) -> F | Callable[[F], F]:
-
         def added(function: F) -> F:
-            self._replace(self._definition.with_step(function, name, after, mode, whole=whole))
+            self._replace(steps=(*self.steps, self._definition.new_step(function, name, after, mode, whole)))
             return function
 
         return added if function is None else added(function)
 
-    def _replace(self, definition: CompositeDefinition) -> None:
+    def _replace(self, **changes: Any) -> None:
         with self._lock:
             if self._threads is not None:
                 raise InvalidArgument(f"composite {self.name!r} has started and cannot be changed")
-            self._definition = definition
+            self._definition = replace(self._definition, **changes)
 
-    def _with(self, definition: CompositeDefinition) -> Self:
-        other = type(self).__new__(type(self))
-        other.__setstate__((definition, self._options))
-        other._executor = self._executor  # noqa: SLF001 -- of the same class
-        return other
+    def _with(self, add: Callable[[Self], object]) -> Self:
+        copied = copy(self)  # by __getstate__ and __setstate__
+        copied._executor = self._executor  # noqa: SLF001 -- of the same class
+        add(copied)
+        return copied
 
     def _started(self) -> CompositeThreads:
         with self._lock:

@@ -21,7 +21,7 @@ from airflow_provider_taskq.worker.composite.steps import (
     StepMode,
 )
 from airflow_provider_taskq.worker.executors import EventLoop, OtherExecutor, Threads, in_batch
-from airflow_provider_taskq.worker.futures import then
+from airflow_provider_taskq.worker.futures import attempt, then
 from airflow_provider_taskq.worker.handlers import (
     complete_decisions,
     decide,
@@ -165,11 +165,9 @@ class StepRun:
         return complete_decisions(name, self.tasks, decided)
 
     def _call_whole(self) -> dict[Task, Decision]:
-        call = partial(self.step.function, self.tasks, batch=self.batch)
+        call: Callable[[], Any] = partial(self.step.function, self.tasks, batch=self.batch)
         if self.threads.executor is not None and not self.step.is_coroutine:
-            return decisions_of(
-                self._result_of(self._wait(self.threads.executor.submit(self.batch, self._name, call))), self.tasks
-            )
+            call = partial(self._wait, self.threads.executor.submit(self.batch, self._name, call))
         return decisions_of(self._result_of(call()), self.tasks)
 
     def _call_each(self) -> dict[Task, Decision]:
@@ -200,10 +198,7 @@ class StepRun:
         return decided
 
     def _decide(self, task: Task) -> Decision:
-        try:
-            return decision_of(self._result_of(self.step.function(task, batch=self.batch)))
-        except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
-            return decision_on(error)
+        return decide(attempt(lambda: self._result_of(self.step.function(task, batch=self.batch))))
 
     @property
     def _name(self) -> str:

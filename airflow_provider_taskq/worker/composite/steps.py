@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -55,10 +55,8 @@ class CompositeDefinition:
     around: tuple[Around, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 
-    def with_step(
-        self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool
-    ) -> "CompositeDefinition":
-        """Return a copy with one more step.
+    def new_step(self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool) -> Step:
+        """Return a new step.
 
         Raises InvalidArgument if the name of the step is taken, a step of `after` is unknown, or the function has a
         parameter without a default that is neither its first one nor `batch`.
@@ -68,19 +66,7 @@ class CompositeDefinition:
         step = Step(name or _name_of(function), called, self._names(after), StepMode(mode), whole)
         if any(each.name == step.name for each in self.steps):
             raise InvalidArgument(f"composite {self.name!r} has a step {step.name!r} already")
-        return replace(self, steps=(*self.steps, step))
-
-    def with_context(self, context: Context) -> "CompositeDefinition":
-        """Return a copy with one more context."""
-        return replace(self, contexts=(*self.contexts, context))
-
-    def with_around(self, around: Around) -> "CompositeDefinition":
-        """Return a copy with one more wrapper around each step."""
-        return replace(self, around=(*self.around, around))
-
-    def with_rewrite(self, rewrite: Rewrite) -> "CompositeDefinition":
-        """Return a copy with one more rewrite."""
-        return replace(self, rewrites=(*self.rewrites, rewrite))
+        return step
 
     def _names(self, after: After) -> tuple[str, ...]:
         given = [after] if isinstance(after, str) or callable(after) else list(after)
