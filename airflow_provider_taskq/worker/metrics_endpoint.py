@@ -1,7 +1,7 @@
 """An HTTP endpoint with the metrics of workers, for Prometheus. Needs the extra `prometheus`."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from math import nan
 from typing import Any
@@ -14,6 +14,8 @@ from airflow_provider_taskq.worker.services import PeriodicService
 from airflow_provider_taskq.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+Sample = tuple[Metric, tuple[str, ...]]  # a metric, and the values of its labels
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 DEPTH_INTERVAL = 15.0  # seconds between two queries for the depth
@@ -71,7 +73,7 @@ class MetricsEndpoint(PeriodicService):
         self._address = (host, port)
         self._server: Any = None
         self._topics = list(dict.fromkeys(worker.topic for worker in workers))
-        self._depths: set[tuple[str, str]] = set()  # the labels that are served
+        self._depths: set[Sample] = set()  # which are served
         self._recorder = PrometheusRecorder()
         for worker in workers:
             self._add(worker)
@@ -122,39 +124,39 @@ class MetricsEndpoint(PeriodicService):
         return super().stop(timeout)
 
     def _run_once(self) -> float:
+        depths: dict[Sample, int] = {}
+        is_up = False
         try:
             with self._session.queue() as queue:
                 may_browse = queue.conn.execute(_MAY_BROWSE).rowcount > 0
-                found = {topic: self._read(queue, topic, may_browse) for topic in self._topics}
-        except Exception:
-            self._record({}, is_up=False)
-            raise
-        self._record(found, is_up=True)
+                for topic in self._topics:
+                    depths |= self._read(queue, topic, may_browse)
+            is_up = True
+        finally:
+            self._serve(depths if is_up else {})
+            self._recorder(metrics.DATABASE_UP, int(is_up))
         return DEPTH_INTERVAL
 
-    def _read(self, queue: TaskQueue, topic: str, may_browse: bool) -> tuple[dict[str, int], int | None]:
+    def _read(self, queue: TaskQueue, topic: str, may_browse: bool) -> dict[Sample, int]:
         """Return the tasks of a topic by status, and how many seconds the oldest due task has been due.
 
         Without access as reader, this is the part that a consumer may see. It is empty if the topic was dropped.
         """
         if may_browse and (summary := queue.browse_topic(topic, DEPTH_LIMIT)):
-            return {
-                state: getattr(summary, field) for state, field in DEPTH_FIELDS.items()
-            }, summary.oldest_seconds or 0
+            states = {state: getattr(summary, field) for state, field in DEPTH_FIELDS.items()}
+            return {**_depths(topic, states), (metrics.OLDEST_READY, (topic,)): summary.oldest_seconds or 0}
         with suppress(UnknownTopic):
             status = queue.topic_status(topic, cap=DEPTH_LIMIT)
-            return {state: getattr(status, state) for state in DEPTH_FIELDS if hasattr(status, state)}, None
-        return {}, None
+            return _depths(topic, {state: getattr(status, state) for state in DEPTH_FIELDS if hasattr(status, state)})
+        return {}
 
-    def _record(self, found: Mapping[str, tuple[dict[str, int], int | None]], *, is_up: bool) -> None:
-        depths = {(topic, state): tasks for topic, (states, _) in found.items() for state, tasks in states.items()}
-        if not depths.keys() >= self._depths:
-            self._recorder.families[metrics.DEPTH].clear()
-            self._recorder.families[metrics.OLDEST_READY].clear()
+    def _serve(self, depths: dict[Sample, int]) -> None:
+        for metric, labels in self._depths - depths.keys():
+            self._recorder.families[metric].remove(*labels)
+        for (metric, labels), number in depths.items():
+            self._recorder.families[metric].labels(*labels).set(number)
         self._depths = set(depths)
-        for (topic, state), tasks in depths.items():
-            self._recorder(metrics.DEPTH, tasks, topic=topic, state=state)
-        for topic, (_, oldest) in found.items():
-            if oldest is not None:
-                self._recorder(metrics.OLDEST_READY, oldest, topic=topic)
-        self._recorder(metrics.DATABASE_UP, int(is_up))
+
+
+def _depths(topic: str, states: dict[str, int]) -> dict[Sample, int]:
+    return {(metrics.DEPTH, (topic, state)): tasks for state, tasks in states.items()}
