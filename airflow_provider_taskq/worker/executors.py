@@ -10,7 +10,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import Context, copy_context
@@ -24,6 +24,7 @@ from airflow_provider_taskq.worker.futures import complete, on_cancel
 T = TypeVar("T")
 
 _LOOP_STOP_SECONDS = 1.0
+_IDLE_SECONDS = 10.0
 
 
 class CallExecutor(ABC):
@@ -44,45 +45,53 @@ class CallExecutor(ABC):
 
 
 class Threads(CallExecutor):
-    """Up to `size` daemon threads. They end when no call waits.
+    """Up to `size` daemon threads. A thread ends when it had no call for some seconds.
 
     A ThreadPoolExecutor would keep the program from ending while a call is stuck, since Python joins its threads at
     exit, and a stuck call would occupy one of its threads for ever.
     """
 
     def __init__(self, size: int, name: str) -> None:
-        self._free = size
+        self._free = size  # threads that may be started
+        self._idle = 0  # threads that wait for a call
         self._name = name
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
 
     def submit(self, batch: Batch, name: str, call: Callable[[], T]) -> Future[T]:
         """Run a call in a thread; see `CallExecutor`."""
         future: Future[T] = Future()
-        with self._lock:
+        with self._changed:
             self._waiting.append((future, partial(copy_context().run, in_batch, batch, name, call)))
-        self._start()
+            self._start()
         return future
 
-    def _start(self, more: int = 0) -> None:
-        """Start a thread if there is a call for it. `more` threads are free."""
-        with self._lock:
-            self._free += more
-            if not self._free or not self._waiting:
-                return
+    def _start(self) -> None:
+        """Let a thread take a call. The caller has the lock."""
+        if len(self._waiting) <= self._idle:
+            self._changed.notify()
+        elif self._free and self._waiting:
             self._free -= 1
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def _replace(self) -> None:
+        with self._changed:
+            self._free += 1
+            self._start()
 
     def _run(self) -> None:
         while True:
-            with self._lock:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._waiting, _IDLE_SECONDS)
+                self._idle -= 1
                 if not self._waiting:
                     self._free += 1
                     return
                 future, call = self._waiting.popleft()
             if future.cancelled():
                 continue
-            on_cancel(future, partial(self._start, 1))
+            on_cancel(future, self._replace)
             complete(future, call)
             if future.cancelled():
                 return  # another thread has taken the place of this one
@@ -121,19 +130,25 @@ class EventLoop(CallExecutor):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._room: asyncio.Semaphore | None = None
+        self._new: list[tuple[Future[Any], Context, Callable[[], Coroutine[Any, Any, None]]]] = []
 
     def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
         """Run a call on the loop; see `CallExecutor`."""
         future: Future[Any] = Future()
         with self._lock:
             loop = self._started()
-            loop.call_soon_threadsafe(self._begin, loop, future, copy_context(), partial(self._run, batch, name, call))
+            self._new.append((future, copy_context(), partial(self._run, batch, name, call, future)))
+            if len(self._new) == 1:  # else the loop is woken already
+                loop.call_soon_threadsafe(self._begin, loop)
         return future
 
     def close(self) -> None:
         """Stop the loop and cancel its tasks. Wait at most a second if a task blocks the loop."""
         with self._lock:
             loop, thread, self._loop = self._loop, self._thread, None
+            new, self._new = self._new, []
+        for future, *_ in new:
+            future.cancel()
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(timeout=_LOOP_STOP_SECONDS)
@@ -146,13 +161,13 @@ class EventLoop(CallExecutor):
             self._thread.start()
         return self._loop
 
-    @staticmethod
-    def _begin(
-        loop: asyncio.AbstractEventLoop, future: Future[Any], context: Context, run: Callable[[Future[Any]], Any]
-    ) -> None:
-        if not future.cancelled():
-            task = loop.create_task(run(future), context=context)
-            on_cancel(future, partial(_cancel_on, loop, task))
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            new, self._new = self._new, []
+        for future, context, run in new:
+            if not future.cancelled():
+                task = loop.create_task(run(), context=context)
+                on_cancel(future, partial(_cancel_on, loop, task))
 
     async def _run(self, batch: Batch, name: str, call: Callable[[], Any], future: Future[Any]) -> None:
         """Complete a Future with the result of a call, or with its error: also SystemExit, which would end the loop."""

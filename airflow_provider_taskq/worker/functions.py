@@ -117,12 +117,13 @@ class EachHandler:
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Return the decision on each task, or a Future of them. Start no task after the batch is abandoned."""
         started: dict[Task, Any] = {}
+        name = self.name
         for task in batch.tasks:
+            call = self._call_of(task, batch)
             if self._executor is not None:
-                name = f"{self.name} for task {task.sequence}"
-                started[task] = self._executor.submit(batch, name, self._call_of(task, batch))
+                started[task] = self._executor.submit(batch, f"{name} for task {task.sequence}", call)
             elif not batch.cancelled.is_set():
-                started[task] = attempt(partial(self._function, task, batch=batch))
+                started[task] = attempt(call)
         return then(started.values(), lambda: {task: self._decide(task, started[task], batch) for task in started})
 
     def close(self) -> None:
