@@ -2,7 +2,7 @@
 
 import re
 from datetime import timedelta
-from typing import overload
+from typing import Any, Generic, TypeVar, overload
 
 from airflow_provider_taskq.queue.errors import InvalidArgument
 
@@ -55,6 +55,35 @@ def to_timedelta(value: DurationLike | None) -> timedelta | None:
         return timedelta(seconds=value)
     except (OverflowError, ValueError):
         raise InvalidArgument(f"invalid duration {value!r}: it is not a number of seconds that can be stored") from None
+
+
+T = TypeVar("T", timedelta, timedelta | None)
+
+
+class Duration(Generic[T]):
+    """An option of a dataclass that is set like `to_timedelta`, and read as a timedelta.
+
+    For example `pause: Duration[timedelta] = Duration("1s")`, or with None as another value
+    `limit: Duration[timedelta | None] = Duration(None)`.
+
+    Raises ValueError for a duration that is not longer than 0.
+    """
+
+    def __init__(self, default: DurationLike | T) -> None:
+        self._default: timedelta | None = to_timedelta(default)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> T:
+        found: Any = self._default if instance is None else instance.__dict__[self._name]
+        return found  # type: ignore[no-any-return]  # T
+
+    def __set__(self, instance: object, value: DurationLike | T) -> None:
+        duration: timedelta | None = to_timedelta(value)
+        if duration is not None and duration <= timedelta(0):
+            raise ValueError(f"{self._name} must be longer than 0, not {duration}")
+        instance.__dict__[self._name] = duration
 
 
 def _parse_parts(text: str) -> timedelta:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, FollowUp, Release, tagged
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
-    from airflow_provider_taskq.worker.config import Pending
+    from airflow_provider_taskq.worker.config import SlowReports, Timeouts
     from airflow_provider_taskq.worker.functions import batch, each
     from airflow_provider_taskq.worker.groups import GroupMode, Groups
     from airflow_provider_taskq.worker.handlers import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "tagged"),
     "composite": ("Composite", "CompositeClosed", "StepMode"),
-    "config": ("Pending",),
+    "config": ("SlowReports", "Timeouts"),
     "functions": ("batch", "each"),
     "handlers": ("UNDECIDED", "ForeignDecision", "HandlerOutcome", "TaskResultException", "WorkHandler"),
     "groups": ("GroupMode", "Groups"),
@@ -76,14 +76,15 @@ __all__ = [
     "Limiter",
     "MetricsEndpoint",
     "NoLimit",
-    "Pending",
     "PersistentWorker",
     "PriorityLimiter",
     "Release",
     "Scheduler",
+    "SlowReports",
     "StepMode",
     "SupplementError",
     "TaskResultException",
+    "Timeouts",
     "WorkHandler",
     "Worker",
     "WorkerListener",

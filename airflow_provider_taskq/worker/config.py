@@ -1,74 +1,87 @@
-"""The settings of a worker."""
+"""The options of a worker."""
 
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
-from enum import StrEnum
 
 from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.queue.connection import CallLimit
+from airflow_provider_taskq.queue.durations import Duration
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.batches import Rewrite
-from airflow_provider_taskq.worker.connection import lease_call_limit
+from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, lease_call_limit
 from airflow_provider_taskq.worker.groups import Groups
-
-
-class Pending(StrEnum):
-    """What a worker does with prefetched tasks when it stops."""
-
-    FINISH = "FINISH"  # handles and commits them
-    FAIL = "FAIL"  # fails them; the policy of their topic may retry them
-    RELEASE = "RELEASE"  # releases them: they become ready again, in their old place
-
+from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
+from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
+from airflow_provider_taskq.worker.listener import WorkerListener
 
 MAX_NAME_LENGTH = 900  # the name of an owner may have 1000: the host, the process and a number follow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """The settings of a worker, which `Worker` documents.
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long a worker waits for an answer of the database before it opens another connection.
 
-    Raises ValueError if a setting is out of range.
+    :param call: for its own calls; by default a third of the lease, at least 5 seconds.
+    :param handler_statement: for the statements of commit hooks.
     """
 
+    call: Duration[timedelta | None] = Duration(None)
+    handler_statement: Duration[timedelta] = Duration(HANDLER_STATEMENT_TIMEOUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowReports:
+    """When a worker reports a slow handler, with its stack: `after` this time, and then once `every` interval."""
+
+    after: Duration[timedelta] = Duration("5m")
+    every: Duration[timedelta] = Duration("1m")
+
+
+@dataclass(eq=False, repr=False)
+class WorkerConfig:
+    """The options of a worker, which `Worker` documents. Raises ValueError if they make no sense."""
+
+    dsn: str | Connect | None
     topic: str
-    name: str
-    size: int
-    order: Order
-    condition: Condition
-    groups: Groups | None
-    workers: int
-    prefetch: int
-    pending: Pending
-    pause: timedelta
-    lease: timedelta
-    slow_after: timedelta
-    report_every: timedelta
-    limit: timedelta | None
-    rewrite: Rewrite | None
-    listen: bool
-    call_timeout: timedelta | None
-    handler_statement_timeout: timedelta
+    handler: WorkHandler | TaskFunction
+    _: KW_ONLY
+    # What to poll:
+    order: Order = Order.FIRST_IN_FIRST_OUT
+    condition: Condition = Condition.NONE
+    groups: Groups | None = None
+    # How much at once:
+    size: int = 1
+    workers: int = 1
+    prefetch: int = 0
+    limiter: Limiter = field(default_factory=NoLimit)
+    # When:
+    lease: Duration[timedelta] = Duration("1m")
+    pause: Duration[timedelta] = Duration("1s")
+    limit: Duration[timedelta | None] = Duration(None)
+    timeouts: Timeouts = Timeouts()
+    listen: bool = True
+    # What others see:
+    name: str = ""
+    listener: WorkerListener | None = None
+    slow_reports: SlowReports = SlowReports()
+    rewrite: Rewrite | None = None
 
     def call_limit(self) -> CallLimit:
         """Return the time limit for the calls of a new session."""
-        return lease_call_limit(self.lease, self.call_timeout, self.handler_statement_timeout)
+        return lease_call_limit(self.lease, self.timeouts.call, self.timeouts.handler_statement)
 
     def __post_init__(self) -> None:
+        self.name = self.name or self.topic
+        self.order, self.condition = Order(self.order), Condition(self.condition)
         if len(self.name) > MAX_NAME_LENGTH or "\x00" in self.name:  # else each registration would fail
             raise ValueError(f"name must have at most {MAX_NAME_LENGTH} characters, and no NUL")
-        if self.groups is not None and (
-            self.size != 1
-            or self.prefetch
-            or self.order is not Order.FIRST_IN_FIRST_OUT
-            or self.condition is not Condition.NONE
-        ):
-            raise ValueError("groups have an order and sizes of their own: no size, prefetch, order or condition")
         for name, least in (("size", 1), ("workers", 1), ("prefetch", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, timedelta) and value <= timedelta(0):
-                raise ValueError(f"{each.name} must be longer than 0, not {value}")
         if self.lease > MAX_STORED_DURATION:
             raise ValueError(f"lease must be at most {MAX_STORED_DURATION.days} days, not {self.lease}")
+        if self.timeouts.call is not None and self.timeouts.call >= self.lease:
+            raise ValueError(f"timeouts.call must be shorter than the lease, not {self.timeouts.call}")
+        polled = (self.size, self.prefetch, self.order, self.condition)
+        if self.groups is not None and polled != (1, 0, Order.FIRST_IN_FIRST_OUT, Condition.NONE):
+            raise ValueError("groups have an order and sizes of their own: no size, prefetch, order or condition")

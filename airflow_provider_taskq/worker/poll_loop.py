@@ -295,3 +295,8 @@ class PollLoop(BasePollLoop):
             self._handled = (batch, decisions)
         else:
             super()._commit(batch, decisions)
+
+
+def polling_loops(runtime: WorkerRuntime) -> list[Loop]:
+    """Make the loops of a worker whose threads poll for themselves."""
+    return [PollLoop(runtime, room) for room in runtime.rooms()]

@@ -2,14 +2,12 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
-from airflow_provider_taskq.worker.config import Pending
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.loop import Loop
 from airflow_provider_taskq.worker.poll_loop import BasePollLoop
-from airflow_provider_taskq.worker.runtime import WorkerRuntime, WorkerStopped
+from airflow_provider_taskq.worker.runtime import WorkerRuntime
 
 
 class PrefetchBuffer:
@@ -18,27 +16,26 @@ class PrefetchBuffer:
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
         self._batches: deque[InFlightBatch] = deque()
-        self._rejected: list[InFlightBatch] = []
-        self._ending = self._rejects = self._closed = False
         self._changed = threading.Condition()
+        self.has_ended = False
 
     def capacity(self) -> int:
         """Wait for room, and return the number of tasks that fit. Return 0 after `end`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ending or self._room() > 0)
-            return 0 if self._ending else self._room()
+            self._changed.wait_for(lambda: self.has_ended or self._room() > 0)
+            return 0 if self.has_ended else self._room()
 
     def put(self, batch: InFlightBatch) -> None:
         """Add a batch."""
         with self._changed:
-            (self._rejected if self._rejects else self._batches).append(batch)
+            self._batches.append(batch)
             self._changed.notify_all()
 
     def take(self, is_woken: Callable[[], bool]) -> InFlightBatch | None:
-        """Wait for the next batch and remove it. Return None if the buffer is closed and empty, or `is_woken()`."""
+        """Wait for the next batch and remove it. Return None after `end`, or if `is_woken()`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._batches or is_woken())
-            batch = self._batches.popleft() if self._batches else None
+            self._changed.wait_for(lambda: self.has_ended or self._batches or is_woken())
+            batch = self._batches.popleft() if self._batches and not self.has_ended else None
             self._changed.notify_all()
             return batch
 
@@ -52,26 +49,10 @@ class PrefetchBuffer:
         with self._changed:
             self._changed.notify_all()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the buffer is closed and empty."""
-        return self._closed and not self._batches
-
-    def end(self, *, reject: bool) -> None:
-        """End the polls. With `reject`, keep all batches for `close`, so that `take` gets none of them."""
-        with self._changed:
-            self._ending, self._rejects = True, reject
-            if reject:
-                self._rejected += self._batches
-                self._batches.clear()
-            self._changed.notify_all()
-
-    def close(self) -> Sequence[InFlightBatch]:
-        """Let `take` return None when the buffer is empty. Return the rejected batches."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            return self._rejected
+    def end(self) -> None:
+        """Hand out no more batches. The worker releases those that are left, with their lease."""
+        self.has_ended = True
+        self.wake()
 
     def _room(self) -> int:
         return self._tasks - sum(len(batch.batch.tasks) for batch in self._batches)
@@ -89,14 +70,6 @@ class Prefetcher(BasePollLoop):
 
     def _dispatch(self, batch: InFlightBatch) -> None:
         self._buffer.put(batch)
-
-    def _finish(self) -> None:
-        reason = WorkerStopped("the worker stopped before this task was handled")
-        for batch in self._buffer.close():
-            if self._runtime.config.pending is Pending.RELEASE:
-                batch.lease.abandon(batch, reason)
-            elif batch.claim():
-                self._run_step(partial(self._committer.fail, batch, reason))
 
 
 class HandleLoop(Loop):
@@ -123,9 +96,8 @@ class HandleLoop(Loop):
             self._buffer.wait_for(self._has_decided)
 
 
-def prefetching_loops(runtime: WorkerRuntime, rooms: Sequence[int]) -> list[Loop]:
-    """Make the loops of a worker that prefetches, with this room for open batches each."""
+def prefetching_loops(runtime: WorkerRuntime) -> list[Loop]:
+    """Make the loops of a worker that prefetches."""
     buffer = PrefetchBuffer(runtime.config.prefetch)
-    reject = runtime.config.pending is not Pending.FINISH
-    runtime.on_stopping.append(lambda: buffer.end(reject=reject))
-    return [Prefetcher(runtime, buffer), *(HandleLoop(runtime, room, buffer) for room in rooms)]
+    runtime.on_stopping.append(buffer.end)
+    return [Prefetcher(runtime, buffer), *(HandleLoop(runtime, room, buffer) for room in runtime.rooms())]

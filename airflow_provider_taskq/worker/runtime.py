@@ -29,7 +29,7 @@ from airflow_provider_taskq.worker.handlers import (
 )
 from airflow_provider_taskq.worker.idle_wait import IdleWait
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread
-from airflow_provider_taskq.worker.limiter import NO_TOKEN, Limiter, NoLimit, Token
+from airflow_provider_taskq.worker.limiter import NO_TOKEN, NoLimit, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.returns import ReturnedTasks
@@ -91,8 +91,6 @@ class WorkerRuntime:
         config: WorkerConfig,
         connect: Connect,
         handler: WorkHandler,
-        limiter: Limiter,
-        listeners: ListenerDispatcher,
         counters: WorkerCounters,
         *,
         drains: bool = False,
@@ -100,12 +98,12 @@ class WorkerRuntime:
         self.config = config
         self.connect = connect
         self.handler = handler
-        self.listeners = listeners
+        self.listeners = ListenerDispatcher(config.listener)
         self.counters = counters
         self.returned = ReturnedTasks() if drains else None
         self.idle_wait = IdleWait(config.pause.total_seconds())
         self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), self._on_lease_lost)
-        self.watchdog = Watchdog(config, listeners, self._handler_timed_out, self.keeper.check_clock)
+        self.watchdog = Watchdog(config, self.listeners, self._handler_timed_out, self.keeper.check_clock)
         self.threads = ThreadRegistry()
         self.has_lease = threading.Event()  # set when a thread holds a lease
         self.idle = threading.Event()  # set when a poll found nothing while no task was in flight
@@ -114,10 +112,9 @@ class WorkerRuntime:
         self.on_stopping: list[Callable[[], None]] = []
         # A batch keeps its token until it is completed, and a poll waits for a token. So with a limiter, a completion
         # must not wait for the next poll.
-        self.completes_with_poll = isinstance(limiter, NoLimit) and config.groups is None
+        self.completes_with_poll = isinstance(config.limiter, NoLimit) and config.groups is None
         self.started: datetime | None = None  # by the database's clock
         self.error: BaseException | None = None  # of the limiter, which ended all polls
-        self._limiter = limiter
         self._upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
         self._notifications = (
             NotificationListener(connect, "taskq", self._on_notification, self.idle_wait.wake)
@@ -207,7 +204,7 @@ class WorkerRuntime:
         An error of the limiter stops all polls.
         """
         try:
-            return self._limiter.request(lambda: self.stopping.is_set() or is_woken())
+            return self.config.limiter.request(lambda: self.stopping.is_set() or is_woken())
         except BaseException as error:  # noqa: BLE001 -- whatever a limiter raises
             self.error = error
             self.listeners.on_fatal(error)

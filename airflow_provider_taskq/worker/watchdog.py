@@ -42,8 +42,8 @@ class Watchdog(ServiceThread):
         check: Callable[[], None],
     ) -> None:
         self._listeners = listeners
-        self._slow_after = config.slow_after.total_seconds()
-        self._report_every = config.report_every.total_seconds()
+        self._slow_after = config.slow_reports.after.total_seconds()
+        self._report_every = config.slow_reports.every.total_seconds()
         self._limit = config.limit.total_seconds() if config.limit else None
         self._on_timeout = on_timeout
         self._check = check

@@ -3,32 +3,23 @@
 import logging
 import threading
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Self
 
 from airflow_provider_taskq.queue import (
-    Condition,
     DrainCounts,
     FailureLimit,
     MaxFailed,
-    Order,
     TaskQueue,
     TooManyUndecided,
 )
-from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.metrics import Recorder
-from airflow_provider_taskq.worker.batches import Rewrite
-from airflow_provider_taskq.worker.config import Pending, WorkerConfig
-from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, connection_factory
+from airflow_provider_taskq.worker.config import WorkerConfig
+from airflow_provider_taskq.worker.connection import Connect, connection_factory
 from airflow_provider_taskq.worker.functions import handler_of
-from airflow_provider_taskq.worker.groups import Groups
-from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
-from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
-from airflow_provider_taskq.worker.listener import ListenerDispatcher, WorkerListener
-from airflow_provider_taskq.worker.loop import Loop
-from airflow_provider_taskq.worker.poll_loop import PollLoop
+from airflow_provider_taskq.worker.poll_loop import polling_loops
 from airflow_provider_taskq.worker.prefetch import prefetching_loops
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
@@ -39,7 +30,8 @@ log = logging.getLogger(__name__)
 GRACE = timedelta(seconds=30)
 
 
-class Worker:
+@dataclass(eq=False, repr=False)
+class Worker(WorkerConfig):
     """Polls a topic, calls a handler with the tasks, and commits the decisions, in threads of its own.
 
     Each duration is a timedelta, a number of seconds, or a text such as `90s`, `5m` or `PT5M`.
@@ -47,100 +39,34 @@ class Worker:
     :param dsn: connection string of the queue's database, a function that connects to it, or None to read the
         environment, as `queue.connect` does.
     :param handler: a function `task -> Decision | Result | None`, a handler made by `each` or `batch`, or a Composite.
-    :param size: tasks in a batch; one transaction commits one batch.
+    :param order: the order of tasks of one priority.
+    :param condition: what keeps an identifier from being handed out.
     :param groups: handles the due tasks of one identifier one after another, each in a batch of its own; see `Groups`.
+    :param size: tasks in a batch; one transaction commits one batch.
     :param workers: batches that are handled at a time, each in a thread of its own.
     :param prefetch: tasks that one thread polls ahead for the others; with 0 each thread polls for itself.
-    :param pending: what the worker does with prefetched tasks when it stops.
     :param limiter: limits the batches in flight; several workers may share a limiter.
-    :param listener: hooks that the worker calls at each event.
-    :param pause: time between polls that find nothing; `resume` or a notification ends it.
     :param lease: time after which another worker may take over the tasks of this process if it dies.
-    :param slow_after: time after which the worker reports a slow handler, with its stack.
-    :param report_every: time between later reports of the same handler.
+    :param pause: time between polls that find nothing; `resume` or a notification ends it.
     :param limit: time after which the batch of a slow handler is FAILED and another thread replaces its thread.
-    :param rewrite: a function, such as `tagged`, that changes follow-ups before they are pushed.
+    :param timeouts: how long the worker waits for answers of the database.
     :param listen: listens for notifications of new tasks, on one more connection.
     :param name: the first part of the names of the worker's owners; the topic by default. At most 900 characters.
-    :param call_timeout: how long a call waits for an answer of the database before the worker opens another connection;
-        by default a third of the lease, at least 5 seconds.
-    :param handler_statement_timeout: the same for the statements of commit hooks.
+    :param listener: hooks that the worker calls at each event.
+    :param slow_reports: when the worker reports a slow handler, with its stack.
+    :param rewrite: a function, such as `tagged`, that changes follow-ups before they are pushed.
+    :raises ValueError: for options that are out of range or make no sense together.
     """
 
-    def __init__(
-        self,
-        dsn: str | Connect | None,
-        topic: str,
-        handler: WorkHandler | TaskFunction,
-        *,
-        size: int = 1,
-        order: Order = Order.FIRST_IN_FIRST_OUT,
-        condition: Condition = Condition.NONE,
-        groups: Groups | None = None,
-        workers: int = 1,
-        prefetch: int = 0,
-        pending: Pending = Pending.FINISH,
-        limiter: Limiter | None = None,
-        listener: WorkerListener | None = None,
-        pause: DurationLike = timedelta(seconds=1),
-        lease: DurationLike = timedelta(minutes=1),
-        slow_after: DurationLike = timedelta(minutes=5),
-        report_every: DurationLike = timedelta(minutes=1),
-        limit: DurationLike | None = None,
-        rewrite: Rewrite | None = None,
-        listen: bool = True,
-        name: str | None = None,
-        call_timeout: DurationLike | None = None,
-        handler_statement_timeout: DurationLike = HANDLER_STATEMENT_TIMEOUT,
-    ) -> None:
-        self._connect = connection_factory(dsn, to_timedelta(lease))
-        self._handler = handler_of(handler)
-        self._limiter = limiter or NoLimit()
-        self._listeners = ListenerDispatcher(listener)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.connect: Connect = connection_factory(self.dsn, self.lease)
+        self._handler = handler_of(self.handler)
         self._counters = WorkerCounters()
-        self._config = WorkerConfig(
-            topic=topic,
-            name=name or topic,
-            size=size,
-            order=Order(order),
-            condition=Condition(condition),
-            groups=groups,
-            workers=workers,
-            prefetch=prefetch,
-            pending=Pending(pending),
-            pause=to_timedelta(pause),
-            lease=to_timedelta(lease),
-            slow_after=to_timedelta(slow_after),
-            report_every=to_timedelta(report_every),
-            limit=to_timedelta(limit),
-            rewrite=rewrite,
-            listen=listen,
-            call_timeout=to_timedelta(call_timeout),
-            handler_statement_timeout=to_timedelta(handler_statement_timeout),
-        )
         self._runtime: WorkerRuntime | None = None
         self._last_runtime: WorkerRuntime | None = None  # kept after a stop, for counts()
         self._hurried = False
         self._lock = threading.RLock()  # a signal handler may stop a worker that starts or stops in the same thread
-
-    @property
-    def topic(self) -> str:
-        """The topic that the worker polls."""
-        return self._config.topic
-
-    @property
-    def name(self) -> str:
-        """The first part of the names of the worker's owners."""
-        return self._config.name
-
-    @property
-    def connect(self) -> Connect:
-        """The function that opens a connection to the queue's database."""
-        return self._connect
-
-    def call_limit(self) -> CallLimit:
-        """Return the time limit for the calls of a new session."""
-        return self._config.call_limit()
 
     @property
     def is_active(self) -> bool:
@@ -168,21 +94,8 @@ class Worker:
             if self._runtime is not None:
                 self._runtime.stop(0)  # an error of the limiter has ended its polls only
             self._hurried = False
-            runtime = WorkerRuntime(
-                self._config,
-                self._connect,
-                self._handler,
-                self._limiter,
-                self._listeners,
-                self._counters,
-                drains=drain,
-            )
-            rooms = runtime.rooms()
-            loops: list[Loop]
-            if self._config.prefetch:
-                loops = prefetching_loops(runtime, rooms)
-            else:
-                loops = [PollLoop(runtime, room) for room in rooms]
+            runtime = WorkerRuntime(self, self.connect, self._handler, self._counters, drains=drain)
+            loops = prefetching_loops(runtime) if self.prefetch else polling_loops(runtime)
             runtime.start(loops, None if timeout is None else timeout.total_seconds())
             self._runtime = self._last_runtime = runtime
             return True
@@ -294,7 +207,7 @@ class Worker:
         runtime = self._last_runtime
         if runtime is None or runtime.started is None:
             return DrainCounts(0, 0)
-        with closing(self._connect()) as conn:
+        with closing(self.connect()) as conn:
             return TaskQueue(conn).drain_counts(self.topic, runtime.owner_prefix, runtime.started)
 
     def run(self, grace: timedelta | None = GRACE, *, drain: bool = False) -> None:

@@ -36,7 +36,7 @@ from airflow_provider_taskq.queue import (
     connect,
 )
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
-from airflow_provider_taskq.worker import Batch, Worker, WorkerListener
+from airflow_provider_taskq.worker import Batch, Timeouts, Worker, WorkerListener
 from tests.chaos.history import Event, Recorder
 
 TOPIC = "work"
@@ -250,7 +250,7 @@ class Working(WorkerListener):
             prefetch=SIZE,
             pause=PAUSE,
             lease=options.lease,
-            handler_statement_timeout=options.lease,  # of the commit hook
+            timeouts=Timeouts(handler_statement=options.lease),  # of the commit hook
             name=program.name,
             listener=self,
         )

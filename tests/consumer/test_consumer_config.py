@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     partition_of,
     sequence_id,
 )
-from airflow_provider_taskq.worker import Worker
+from airflow_provider_taskq.worker import SlowReports, Worker
 from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, quick
 from tests.queue.conftest import until
 
@@ -36,10 +36,10 @@ def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) 
     settings = ConsumerConfig(pause="PT6S", lease="100s", call_timeout=2.5, retry=["1m", 2.5])
     assert (settings.stored_lease, settings.call_limit().seconds) == (timedelta(seconds=80), 2.5)
     assert [settings.retry_delay(each) for each in (1, 2, 3)] == [timedelta(minutes=1), timedelta(seconds=2.5), None]
-    worker = Worker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="5m", limit="1h", slow_after=30)
-    made = worker._config
+    reports = SlowReports(after=30)
+    made = Worker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="5m", limit="1h", slow_reports=reports)
     assert (made.pause, made.lease, made.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
-    assert (made.slow_after, made.call_timeout) == (timedelta(seconds=30), None)
+    assert (made.slow_reports.after, made.timeouts.call) == (timedelta(seconds=30), None)
     with pytest.raises(InvalidArgument, match="invalid duration 'soon': expected for example 90s, 5m, PT5M"):
         Worker(dsn, "work", lambda _: Result.SUCCESS, lease="soon")
 

@@ -14,7 +14,7 @@ from psycopg import sql
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, Task, TaskQueue, connect
 from airflow_provider_taskq.spark.staging import commit_with_retry
-from airflow_provider_taskq.worker import Batch, FatalListener
+from airflow_provider_taskq.worker import Batch, FatalListener, Timeouts
 from tests.consumer.consumers import Heard, quick
 from tests.faults.conftest import MakeWorker, ends
 from tests.internals import block_verbs, hold_tasks
@@ -165,7 +165,7 @@ def test_a_participant_that_is_always_too_slow_fails_only_its_task_with_the_reas
         batch.in_commit(write, task)
 
     queue.push("work", ["slow", "quick"])
-    run_worker(dsn, handle, size=2, lease=SECOND, handler_statement_timeout=SECOND * 0.3)
+    run_worker(dsn, handle, size=2, lease=SECOND, timeouts=Timeouts(handler_statement=SECOND * 0.3))
     until(lambda: ends(queue) == {"slow": State.FAILED, "quick": State.SUCCEEDED})
     [slow] = queue.page("work", state=State.FAILED)
     assert reason in str(slow.error)

@@ -15,7 +15,7 @@ from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.faults import is_read_only
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.lease import DrainLease
-from airflow_provider_taskq.worker import Worker
+from airflow_provider_taskq.worker import Timeouts, Worker
 from airflow_provider_taskq.worker.scheduler import Scheduler
 from tests.consumer.consumers import Heard, heard_all, quick
 from tests.faults.conftest import MakeWorker, read_only_sessions
@@ -43,7 +43,8 @@ def handled(queue: TaskQueue) -> None:
 @contextmanager
 def worker(dsn: str, queue: TaskQueue) -> Iterator[GoesOn]:
     short = SECOND / 20
-    started = Worker(dsn, "work", lambda _: None, workers=2, pause=short, lease=SECOND * 6, call_timeout=SECOND)
+    timeouts = Timeouts(call=SECOND)
+    started = Worker(dsn, "work", lambda _: None, workers=2, pause=short, lease=SECOND * 6, timeouts=timeouts)
     started.start()
     yield partial(handled, queue)
     started.stop(timedelta(0))

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_taskq.queue import NewTask, State, Task, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import CallTimeout
-from airflow_provider_taskq.worker import Batch, notification_listener
+from airflow_provider_taskq.worker import Batch, Timeouts, notification_listener
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.persistent_worker import CHANNEL
 from tests.faults.conftest import MakeWorker, Named, ends
@@ -127,7 +127,7 @@ def test_a_participant_may_take_longer_than_a_call_of_the_queue(
         batch.in_commit(write)
 
     queue.push("work", ["a"])
-    run_worker(dsn, handle, call_timeout=SECOND * 0.5)
+    run_worker(dsn, handle, timeouts=Timeouts(call=SECOND * 0.5))
     until(lambda: all_succeeded(queue))
     assert called == [1]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import State, Task, TaskQueue
-from airflow_provider_taskq.worker import Batch, WorkerListener, batch, each
+from airflow_provider_taskq.worker import Batch, SlowReports, WorkerListener, batch, each
 from airflow_provider_taskq.worker.runtime import WorkerThread
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
@@ -39,7 +39,7 @@ def test_a_slow_handler_is_reported_with_its_stack_once_per_interval(
     every = timedelta(seconds=0.2)
     handler = each(waits_for_event, threads=2)
     with caplog.at_level(logging.WARNING):
-        make_worker(handler, size=2, slow_after=every, report_every=every, listener=Listener()).start()
+        make_worker(handler, size=2, slow_reports=SlowReports(after=every, every=every), listener=Listener()).start()
         until(lambda: len(reports) >= 3 and names_all(reports[-1][1]))
         assert [state for _, state in states(queue)] == [State.ACTIVE] * 2
     go_on.set()

@@ -28,6 +28,7 @@ from airflow_provider_taskq.worker import (
     Batch,
     FatalListener,
     TaskResultException,
+    Timeouts,
     Worker,
     WorkerListener,
     batch,
@@ -57,8 +58,9 @@ def test_start_stop_and_resume_return_whether_they_changed_anything(queue: TaskQ
     assert worker.stop()
     assert not _works(worker)
     assert not worker.stop()
-    assert worker.start(), "a worker that stopped starts again"
-    assert queue.owners()
+    with worker:
+        assert queue.owners(), "a worker that stopped starts again"
+    assert not _works(worker)
 
 
 def _works(worker: Worker) -> bool:
@@ -76,6 +78,10 @@ def test_a_start_that_cannot_work_raises_the_reason(dsn: str) -> None:
     for name in ("a" * 901, "a\x00"):
         with pytest.raises(ValueError, match="name must have at most 900 characters"):
             Worker(dsn, "work", lambda _: None, name=name)
+    with pytest.raises(ValueError, match="call must be shorter than the lease"):
+        Worker(dsn, "work", lambda _: None, lease=5, timeouts=Timeouts(call=5))
+    with pytest.raises(ValueError, match="pause must be longer than 0"):
+        Worker(dsn, "work", lambda _: None, pause=0)
     with pytest.raises(ValueError, match="lease must be at most 3650 days"):
         Worker(dsn, "work", lambda _: None, lease=timedelta(days=99_999_999))
 
