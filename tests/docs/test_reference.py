@@ -47,7 +47,7 @@ def test_every_command_metric_error_and_option_is_in_the_reference(parts: dict[s
     assert [verb for verb in VERBS if f"#### taskq {verb} {{" not in commands] == []
     named = {name for metric in METRICS for name in (metric.airflow, metric.prometheus) if name}
     shown = parts["metrics"]() + "\n" + parts["worker-metrics"]()
-    assert set(re.findall(r"^\| `(taskq[._]\w+)`", shown, re.MULTILINE)) == named
+    assert set(re.findall(r"^\| `(taskq[._][a-z_]+)`", shown, re.MULTILINE)) == named
     assert {kind.__name__ for kind in errors.SQLSTATES.values()} <= set(
         re.findall(r"^## (\w+)$", parts["errors"](), re.MULTILINE)
     )
