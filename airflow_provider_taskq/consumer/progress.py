@@ -6,6 +6,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import psycopg
 
 from airflow_provider_taskq.queue import Cursor, PartitionBatch, PartitionLease, TaskQueue
+from airflow_provider_taskq.queue.faults import Fault, classify
 from airflow_provider_taskq.worker.handlers import HandlerFailed
 
 ProgressCall = Callable[[TaskQueue | None], None]
@@ -41,7 +42,9 @@ class DatabaseProgress:
             with self.conn.transaction():
                 call(self.queue)
                 self.skip(after, cursor)
-        except psycopg.IntegrityError as error:  # of a deferred constraint, at the commit
+        except psycopg.Error as error:
+            if classify(error) is not Fault.INVALID:  # as of a deferred constraint, at the commit
+                raise
             raise HandlerFailed from error
 
     def skip(self, after: Cursor, cursor: Cursor) -> None:

@@ -38,11 +38,7 @@ from airflow_provider_taskq.spark.transforms import DECISION_ARROW_SCHEMA, decis
 from airflow_provider_taskq.spark.writers import CompleteWriter, complete_stage, stage_check
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, Release, name_of
 from airflow_provider_taskq.worker.commit import (
-    MAX_HOOK_SECONDS,
-    NO_ABANDONED_HOOKS,
-    AbandonedHooks,
     CommitHookInterrupted,
-    HookInterruptions,
     push_follow_ups,
     run_commit_hook,
 )
@@ -129,16 +125,13 @@ def commit_on_driver(writer: CompleteWriter, attempts: Sequence[StagedAttempt], 
     of the hook fail. If the answer of a commit is lost, the next attempt reads from the stage whether it succeeded.
     """
     commit = DriverCommit([cloudpickle.loads(each) for each in pickled])
-    interruptions = HookInterruptions(MAX_HOOK_SECONDS)
 
     def may_retry(error: Exception) -> bool:
         if isinstance(error, CommitHookInterrupted):
-            interruptions.note(error)
+            error.note()
         return isinstance(error, CommitHookInterrupted)
 
-    retrying(
-        lambda: commit_with_retry(lambda: _commit_once(writer, attempts, commit, interruptions)), may_retry, time.sleep
-    )
+    retrying(lambda: commit_with_retry(lambda: _commit_once(writer, attempts, commit)), may_retry, time.sleep)
     commit.after_commit(writer)
 
 
@@ -150,12 +143,10 @@ class DriverCommit:
         self._decisions: list[Mapping[Task, Decision]] = []  # as the hooks left them
         self._topics: dict[str, None] = {}
 
-    def run_hooks(
-        self, conn: psycopg.Connection[Any], abandoned: AbandonedHooks = NO_ABANDONED_HOOKS
-    ) -> list[tuple[Task, Decision]]:
+    def run_hooks(self, conn: psycopg.Connection[Any]) -> list[tuple[Task, Decision]]:
         """Call the commit hooks before the stage is completed, and return the decisions that they changed.
 
-        Abandoned hooks are not called: their tasks fail. Raises CommitHookInterrupted as `run_commit_hook` does.
+        Raises CommitHookInterrupted as `run_commit_hook` does.
         """
         queue = TaskQueue(conn)
         changed: list[tuple[Task, Decision]] = []
@@ -163,7 +154,7 @@ class DriverCommit:
         for actions in self._actions:
             decisions = dict(actions.decisions)
             for hook in actions.commit_hooks:
-                run_commit_hook(queue, hook, decisions, abandoned)
+                run_commit_hook(queue, hook, decisions)
             changed += [(task, made) for task, made in decisions.items() if made is not actions.decisions[task]]
             self._decisions.append(decisions)
         return changed
@@ -189,12 +180,10 @@ class DriverCommit:
                         TaskQueue(conn).notify(topic)
 
 
-def _commit_once(
-    writer: CompleteWriter, attempts: Sequence[StagedAttempt], commit: DriverCommit, interruptions: HookInterruptions
-) -> None:
+def _commit_once(writer: CompleteWriter, attempts: Sequence[StagedAttempt], commit: DriverCommit) -> None:
     with writer.connection_info.connect() as conn:
         if not _is_committed(conn, writer):
-            changed = _stage_changes(conn, writer, commit.run_hooks(conn, interruptions.abandoned))
+            changed = _stage_changes(conn, writer, commit.run_hooks(conn))
             complete_stage(conn, writer.options, writer.stage, [*attempts, changed])
             commit.push_follow_ups(conn, writer.stage)
 

@@ -43,13 +43,20 @@ class Release:
     junction: Junction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class CommitHook:
-    """A function that runs in the committing transaction. `tasks` are its tasks, or None for the whole batch."""
+    """A function that runs in the committing transaction. `tasks` are its tasks, or None for the whole batch.
+
+    `interruptions` counts the transient errors since the first one, at `interrupted_at`. After too many, the tasks of
+    the hook fail with `failed_with`, and it is not called any more.
+    """
 
     call: CommitFunction
     tasks: frozenset[Task] | None = None
     success_on: Exceptions = ()
+    interruptions: int = 0
+    interrupted_at: float = 0.0
+    failed_with: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)

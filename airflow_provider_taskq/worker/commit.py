@@ -33,9 +33,6 @@ MAX_HOOK_ATTEMPTS = 5  # interruptions after which a commit hook is abandoned
 MAX_HOOK_SECONDS = 60.0  # since its first interruption, during which it is not abandoned
 _MAX_QUIET_ATTEMPTS = 5  # failed commits after which further transient errors go to `on_fatal`
 
-AbandonedHooks = Mapping[int, BaseException]
-NO_ABANDONED_HOOKS: AbandonedHooks = {}
-
 
 class CommitHookInterrupted(Exception):
     """A commit hook failed with a transient error, `cause`, such as a deadlock or a statement_timeout."""
@@ -45,41 +42,25 @@ class CommitHookInterrupted(Exception):
         self.hook = hook
         self.cause = cause
 
+    def note(self, seconds: float = MAX_HOOK_SECONDS) -> None:
+        """Count and log the interruption. After too many, the hook fails its tasks, but not within `seconds`.
 
-class HookInterruptions:
-    """Counts the interruptions of each commit hook of a batch, and abandons a hook after too many of them.
-
-    A hook is abandoned after `MAX_HOOK_ATTEMPTS`, but not within `seconds` after its first interruption, because a
-    server may be slow for a while. A shortage of the server, such as a full disk, does not count, because no hook is at
-    fault. `abandoned` maps the id() of each abandoned hook to its last error.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.abandoned: dict[int, BaseException] = {}
-        self._seconds = min(seconds, MAX_HOOK_SECONDS)
-        self._counts: dict[int, int] = {}
-        self._first: dict[int, float] = {}
-
-    def note(self, interrupted: CommitHookInterrupted) -> None:
-        """Count and log an interruption. Abandon the hook after too many interruptions."""
-        if classify(interrupted.cause) is Fault.SHORTAGE:
-            log.warning("commit hook interrupted by a shortage of the server, will retry: hook=%s", interrupted)
+        A server may be slow for a while. A shortage of the server, such as a full disk, is no fault of a hook.
+        """
+        hook, now = self.hook, time.monotonic()
+        if classify(self.cause) is Fault.SHORTAGE:
+            log.warning("commit hook interrupted by a shortage of the server, will retry: hook=%s", self)
             return
-        key = id(interrupted.hook)
-        first = self._first.setdefault(key, time.monotonic())
-        self._counts[key] = self._counts.get(key, 0) + 1
-        if self._counts[key] >= MAX_HOOK_ATTEMPTS and time.monotonic() - first >= self._seconds:
-            self.abandoned[key] = interrupted.cause
-        outcome = "interrupted, its tasks fail" if key in self.abandoned else "interrupted, will retry"
-        log.warning("commit hook %s: attempt=%d hook=%s", outcome, self._counts[key], interrupted)
+        hook.interruptions += 1
+        hook.interrupted_at = hook.interrupted_at or now
+        if hook.interruptions >= MAX_HOOK_ATTEMPTS and now - hook.interrupted_at >= min(seconds, MAX_HOOK_SECONDS):
+            hook.failed_with = self.cause
+        outcome = "will retry" if hook.failed_with is None else "its tasks fail"
+        log.warning("commit hook interrupted, %s: attempt=%d hook=%s", outcome, hook.interruptions, self)
 
 
 def commit_batch(
-    queue: TaskQueue,
-    owner: Owner,
-    batch: Batch,
-    decisions: Mapping[Task, Decision],
-    abandoned: AbandonedHooks = NO_ABANDONED_HOOKS,
+    queue: TaskQueue, owner: Owner, batch: Batch, decisions: Mapping[Task, Decision]
 ) -> Mapping[Task, Decision]:
     """Commit a batch in one transaction, and return the decisions as the commit hooks have left them.
 
@@ -89,33 +70,30 @@ def commit_batch(
 
     The function raises the errors of `complete`, `push` and `junction`, and CommitHookInterrupted for a transient error
     of a commit hook, such as a deadlock. An error undoes the whole transaction.
-
-    :param abandoned: errors by the id() of their hooks. Instead of a call of the hook, its tasks fail with this error.
     """
     with queue.conn.transaction():
         final = dict(decisions)
         for hook in batch.commit_hooks:
-            run_commit_hook(queue, hook, final, abandoned)
+            run_commit_hook(queue, hook, final)
         queue.complete(owner, cast("Mapping[Task | int, Decision | Result]", final))
         topics = push_follow_ups(queue, batch, final)
     run_after_commit(queue, batch, topics)
     return final
 
 
-def run_commit_hook(
-    queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision], abandoned: AbandonedHooks
-) -> None:
+def run_commit_hook(queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision]) -> None:
     """Call a hook and merge its decisions into `decisions`. An error undoes its writes and fails its tasks.
 
     What the hook changes in the session ends with the call.
 
-    Do not call a hook that is in `abandoned`. Raises CommitHookInterrupted for a transient error.
+    Do not call a hook that was interrupted too often. Raises CommitHookInterrupted for a transient error.
     """
     concerned = {task: decision for task, decision in decisions.items() if hook.tasks is None or task in hook.tasks}
     if not concerned:
         return
-    if (reason := abandoned.get(id(hook))) is not None:
-        returned: Mapping[Task, Decision] | None = dict.fromkeys(concerned, Decision(Result.FAILURE, error=reason))
+    if hook.failed_with is not None:
+        failure = Decision(Result.FAILURE, error=hook.failed_with)
+        returned: Mapping[Task, Decision] | None = dict.fromkeys(concerned, failure)
     else:
         returned = _call_hook(queue, hook, concerned)
     for task, decision in (returned or {}).items():
@@ -239,7 +217,6 @@ class BatchCommitter:
         Retry as long as the lease lasts, unless the error is known to be the fault of the tasks: finished work must not
         fail because of the server.
         """
-        interruptions = HookInterruptions(self._runtime.config.lease.total_seconds())
         attempts = count(1)
 
         def commit() -> Mapping[Task, Decision]:
@@ -248,13 +225,13 @@ class BatchCommitter:
                 if left is None:
                     run_after_commit(queue, batch, {each.topic: None for each in batch.follow_ups})
                     return decisions
-                return commit_batch(queue, in_flight.lease.owner, batch, left, interruptions.abandoned)
+                return commit_batch(queue, in_flight.lease.owner, batch, left)
 
         def may_retry(error: Exception) -> bool:
             interrupted = error.__cause__ if isinstance(error, Disconnected) else error
             if isinstance(interrupted, CommitHookInterrupted):
                 calls.failed(error if isinstance(error, Disconnected) else interrupted.cause)
-                interruptions.note(interrupted)
+                interrupted.note(self._runtime.config.lease.total_seconds())
                 return True
             calls.failed(error)
             return self._may_retry(error, next(attempts))

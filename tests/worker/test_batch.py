@@ -35,7 +35,6 @@ from airflow_provider_taskq.worker.batches import CommitHook, name_of
 from airflow_provider_taskq.worker.commit import (
     MAX_HOOK_ATTEMPTS,
     CommitHookInterrupted,
-    HookInterruptions,
     commit_batch,
 )
 from tests.consumer.consumers import quick, state
@@ -308,12 +307,11 @@ def test_workers_of_topics_that_got_follow_ups_are_woken(queue: TaskQueue, make_
 
 def test_a_shortage_of_the_server_abandons_no_commit_hook() -> None:
     """A full disk is not the fault of a hook. A statement that is cancelled again and again is."""
-    hook = CommitHook(lambda *_: None)
-    for error, is_abandoned in ((psycopg.errors.DiskFull("full"), False), (psycopg.errors.QueryCanceled("late"), True)):
-        interruptions = HookInterruptions(0)
+    for error, is_at_fault in ((psycopg.errors.DiskFull("full"), False), (psycopg.errors.QueryCanceled("late"), True)):
+        hook = CommitHook(lambda *_: None)
         for _ in range(MAX_HOOK_ATTEMPTS):
-            interruptions.note(CommitHookInterrupted(hook, error))
-        assert (id(hook) in interruptions.abandoned) == is_abandoned
+            CommitHookInterrupted(hook, error).note(seconds=0)
+        assert (hook.failed_with is error) == is_at_fault
 
 
 def test_an_interrupted_commit_hook_is_logged_without_the_parameters_of_its_statement(
@@ -330,6 +328,6 @@ def test_an_interrupted_commit_hook_is_logged_without_the_parameters_of_its_stat
     with pytest.raises(CommitHookInterrupted) as interrupted:
         commit_batch(queue, owner, batch, dict.fromkeys(batch.tasks, SUCCESS))
     assert "markedpayload0815" in str(interrupted.value.cause)
-    HookInterruptions(0).note(interrupted.value)
+    interrupted.value.note()
     assert "commit hook interrupted, will retry" in caplog.text
     assert "markedpayload0815" not in caplog.text
