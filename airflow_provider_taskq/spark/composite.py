@@ -39,7 +39,6 @@ from airflow_provider_taskq.spark.transforms import (
 from airflow_provider_taskq.spark.writers import CompleteWriter
 from airflow_provider_taskq.worker.batches import Batch, BatchContext, FollowUp, Release
 from airflow_provider_taskq.worker.composite import Composite
-from airflow_provider_taskq.worker.filters import readable
 from airflow_provider_taskq.worker.handlers import UNDECIDED, decision_on, handle_batch
 
 BATCH_SIZE = 1_000
@@ -154,9 +153,8 @@ class CompositeTransform:
 
     def _decide_batch(self, tasks: Sequence[Task], send: SendToDriver) -> list[dict[str, Any]]:
         batch = Batch(tasks, owner=self.batch.known_owner)
-        handler = readable(self.composite, batch)
         try:
-            decisions = handle_batch(handler, batch)
+            decisions = handle_batch(self.composite, batch)
         except Exception as error:  # noqa: BLE001 -- any error is the failure of this batch only
             batch, decisions = Batch(tasks), dict.fromkeys(tasks, decision_on(error))
         actions = DriverActions.of(self.composite.name, batch, decisions, self.condition)

@@ -1,13 +1,11 @@
-"""Batch steps of composites for some tasks of a batch, and the failure of tasks whose payload cannot be decoded."""
+"""Batch steps of composites that get, or continue, only some tasks of a batch."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 
-from airflow_provider_taskq.queue import Decision, InvalidTask, Result, Task, UnreadablePayload
-from airflow_provider_taskq.worker.batches import Batch, name_of
-from airflow_provider_taskq.worker.futures import final, then
-from airflow_provider_taskq.worker.handlers import HandlerOutcome, WorkHandler, complete_decisions
+from airflow_provider_taskq.queue import Decision, Result, Task
+from airflow_provider_taskq.worker.batches import Batch
+from airflow_provider_taskq.worker.handlers import HandlerOutcome
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 
@@ -57,39 +55,3 @@ def repeated(tasks: Iterable[Task]) -> dict[Task, Decision]:
         else Decision(Result.FAILURE, error=f"one of {counts[task.identifier]} tasks of its identifier in one batch")
         for task in given
     }
-
-
-def readable(handler: WorkHandler, batch: Batch) -> WorkHandler:
-    """Return the handler itself if all payloads of the batch can be decoded.
-
-    Otherwise return a handler that fails the tasks whose payload cannot be decoded, and passes on the others.
-    """
-    if not any(isinstance(task.payload, UnreadablePayload) for task in batch.tasks):
-        return handler
-    return _ReadableHandler(handler)
-
-
-def failures_of_unreadable(tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """Return FAILURE, with the reason, for each task whose payload cannot be decoded."""
-    return {
-        task: Decision(Result.FAILURE, error=InvalidTask(task.payload.reason))
-        for task in tasks
-        if isinstance(task.payload, UnreadablePayload)
-    }
-
-
-class _ReadableHandler:
-    def __init__(self, handler: WorkHandler) -> None:
-        self._handler = handler
-        self.name = name_of(handler)
-
-    def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
-        failed = failures_of_unreadable(batch.tasks)
-        if len(failed) == len(batch.tasks):
-            return failed
-        part = batch.part(task for task in batch.tasks if task not in failed)
-        decided = self._handler.handle(part)
-        return then([decided], lambda: {**failed, **complete_decisions(self.name, part.tasks, final(decided))})
-
-    def close(self) -> None:
-        self._handler.close()

@@ -1,7 +1,7 @@
 """`each` and `batch`: handlers that call a function for each task, or for each batch."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from airflow_provider_taskq.worker.executors import CallExecutor, EventLoop, Oth
 from airflow_provider_taskq.worker.futures import attempt, final, then
 from airflow_provider_taskq.worker.handlers import (
     BatchFunction,
+    Decisions,
     TaskFunction,
     WorkHandler,
     decide,
@@ -22,8 +23,6 @@ from airflow_provider_taskq.worker.handlers import (
 )
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 from airflow_provider_taskq.worker.processes import CallFailed, Processes
-
-Decisions = Mapping[Task, Decision]
 
 
 def each(

@@ -5,12 +5,13 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from airflow_provider_taskq.queue import Decision, Json, Result, Task
+from airflow_provider_taskq.queue import Decision, InvalidTask, Json, Result, Task, UnreadablePayload
 from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
-from airflow_provider_taskq.worker.futures import final
+from airflow_provider_taskq.worker.futures import final, then
 
 HandlerOutcome: TypeAlias = Decision | Result | str | None  # a text is the name of a result
+Decisions: TypeAlias = Mapping[Task, Decision]
 TaskFunction: TypeAlias = (
     Callable[[Task], HandlerOutcome | Future[Any]]
     | Callable[[Task, Batch], HandlerOutcome | Future[Any]]
@@ -29,7 +30,7 @@ class WorkHandler(Protocol):
     their Futures run; by default one for each thread of the worker.
     """
 
-    def handle(self, batch: Batch) -> Mapping[Task, Decision] | Future[Mapping[Task, Decision]]:
+    def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Return a decision on each task of the batch, or a Future of these. An exception fails all tasks.
 
         Any thread may complete the Future. The worker cancels the Future if it abandons the batch.
@@ -137,7 +138,28 @@ def handle_batch(handler: WorkHandler, batch: Batch) -> dict[Task, Decision]:
     Raises the exceptions of the handler, and ForeignDecision for a decision on a task of another batch.
     """
     name = name_of(handler)
-    return complete_decisions(name, batch.tasks, batch.result_of(handler.handle(batch), name))
+    return complete_decisions(name, batch.tasks, batch.result_of(start_batch(handler, batch), name))
+
+
+def start_batch(handler: WorkHandler, batch: Batch) -> Decisions | Future[Decisions]:
+    """Call a handler with the tasks whose payload can be decoded, and fail the other ones."""
+    failed = failures_of_unreadable(batch.tasks)
+    if not failed:
+        return handler.handle(batch)
+    if len(failed) == len(batch.tasks):
+        return failed
+    part = batch.part(task for task in batch.tasks if task not in failed)
+    decided = handler.handle(part)
+    return then([decided], lambda: {**failed, **complete_decisions(name_of(handler), part.tasks, final(decided))})
+
+
+def failures_of_unreadable(tasks: Iterable[Task]) -> dict[Task, Decision]:
+    """Return FAILURE, with the reason, for each task whose payload cannot be decoded."""
+    return {
+        task: Decision(Result.FAILURE, error=InvalidTask(task.payload.reason))
+        for task in tasks
+        if isinstance(task.payload, UnreadablePayload)
+    }
 
 
 def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, Decision]) -> dict[Task, Decision]:

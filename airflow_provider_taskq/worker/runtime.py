@@ -18,14 +18,15 @@ from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_
 from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
-from airflow_provider_taskq.worker.filters import failures_of_unreadable, readable
 from airflow_provider_taskq.worker.groups import Groups, chain_batches
 from airflow_provider_taskq.worker.handlers import (
     TaskResultException,
     WorkHandler,
     complete_decisions,
     decision_on,
+    failures_of_unreadable,
     is_undecided,
+    start_batch,
 )
 from airflow_provider_taskq.worker.idle_wait import IdleWait
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread
@@ -241,11 +242,10 @@ class WorkerRuntime:
         batch = in_flight.batch
         self.listeners.on_dispatched(in_flight.trace)
         self.watchdog.add(in_flight)
-        handler = readable(self.handler, batch)
         returned: Any
         try:
-            with batch.running(name_of(handler)):
-                returned = handler.handle(batch)
+            with batch.running(name_of(self.handler)):
+                returned = start_batch(self.handler, batch)
         except BaseException as error:  # noqa: BLE001 -- also SystemExit: it ends the batch, not the worker
             returned = error
         if not isinstance(returned, Future):

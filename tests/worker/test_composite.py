@@ -85,7 +85,8 @@ def test_a_step_has_the_name_of_its_function_and_comes_after_named_steps() -> No
 
 def test_with_step_returns_another_composite_and_leaves_the_first_as_it_was() -> None:
     one = Composite("orders").with_step(even(FILTER), name="first")
-    two = one.with_batch(len, name="second", after="first").with_around(lambda _, __, proceed: proceed())
+    two = one.with_batch(len, name="second", after="first")
+    two.around(lambda _, __, proceed: proceed())
     assert [[step.name for step in each.steps] for each in (one, two)] == [["first"], ["first", "second"]]
     assert results(one) == [FILTER, SUCCESS, FILTER, SUCCESS]
     assert results(one.with_step(even(FAILURE), name="third")) == [FAILURE, SUCCESS, FAILURE, SUCCESS]
@@ -252,11 +253,13 @@ def test_contexts_get_the_merged_decisions_and_add_theirs_by_priority() -> None:
     composite.context(lambda _, made: {task: SUSPENSION if made[task].result is FILTER else SUCCESS for task in made})
     composite.context(lambda batch, _: batch.after_commit(lambda: None))
     assert results(composite) == [SUSPENSION, SUCCESS, SUSPENSION, SUCCESS]
-    with_failure = composite.with_context(lambda _, made: dict.fromkeys(list(made)[:1], FAILURE))
+    with_failure = composite.with_step(even(None), name="last")
+    with_failure.context(lambda _, made: dict.fromkeys(list(made)[:1], FAILURE))
     failed, *others = decisions(with_failure, 2)
     assert (failed.result, others[0].result) == (FAILURE, FAILURE)
     assert str(others[0].error).endswith("made no decision on this task")
-    assert results(composite.with_context(lambda *_: next(iter(()))), 2) == [FAILURE] * 2
+    composite.context(lambda *_: next(iter(())))
+    assert results(composite, 2) == [FAILURE] * 2
 
 
 def test_follow_ups_are_in_the_order_of_the_tasks_whichever_thread_was_faster() -> None:

@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueu
 from airflow_provider_taskq.worker import Batch, Composite, TaskResultException, Worker, WorkHandler, batch, each
 from airflow_provider_taskq.worker.batches import tagged
 from airflow_provider_taskq.worker.commit import commit_batch
-from airflow_provider_taskq.worker.filters import matching, outdated, readable, repeated
+from airflow_provider_taskq.worker.filters import matching, outdated, repeated
 from airflow_provider_taskq.worker.handlers import ForeignDecision, handle_batch
 from tests.queue.conftest import until
 
@@ -449,14 +449,14 @@ def test_a_handler_gets_the_tasks_of_a_batch_whose_payload_can_be_decoded(
         part.in_commit(suspend)
         return completed_elsewhere(Result.SUCCESS) if later else Result.SUCCESS
 
-    decided = handle_batch(readable(batch(handle), given), given)
+    decided = handle_batch(batch(handle), given)
     stands = commit_batch(TaskQueue(conn), owner, given, decided)
     assert [stands[task].result for task in given.tasks] == [SUSPENSION, SUSPENSION, FAILURE]
     assert asked == polled[:2]
     assert given.require(str) == "kept"
     assert [new.reference for follow_up in given.follow_ups for new in follow_up.tasks] == [str(polled[0].sequence)]
     with pytest.raises(ForeignDecision):
-        handle_batch(readable(batch(lambda _: dict.fromkeys(given.tasks)), given), given)
+        handle_batch(batch(lambda _: dict.fromkeys(given.tasks)), given)
 
 
 def test_a_step_of_a_composite_may_get_matching_tasks_only() -> None:

@@ -2,21 +2,21 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
-from airflow_provider_taskq.queue import Decision, InvalidArgument, Task, TaskQueueError
+from airflow_provider_taskq.queue import InvalidArgument, TaskQueueError
 from airflow_provider_taskq.worker.batches import Batch, Rewrite
 from airflow_provider_taskq.worker.composite.engine import CompositeRun, CompositeThreads
 from airflow_provider_taskq.worker.composite.steps import After, Around, CompositeDefinition, Context, Step, StepMode
 from airflow_provider_taskq.worker.executors import OtherExecutor
+from airflow_provider_taskq.worker.handlers import Decisions
 
 F = TypeVar("F", bound=Callable[..., Any])
-Decisions = Mapping[Task, Decision]
 
 
 class CompositeClosed(TaskQueueError):
@@ -170,18 +170,6 @@ class Composite:
     def with_batch(self, function: Callable[..., Any], *, name: str | None = None, after: After = ()) -> Self:
         """Return a copy with one more step of all tasks at once. For the parameters see `step`."""
         return self._with(lambda copied: copied.batch(name=name, after=after)(function))
-
-    def with_context(self, function: Context) -> Self:
-        """Return a copy with one more context."""
-        return self._with(lambda copied: copied.context(function))
-
-    def with_around(self, function: Around) -> Self:
-        """Return a copy with one more wrapper around each step."""
-        return self._with(lambda copied: copied.around(function))
-
-    def with_rewrite(self, function: Rewrite) -> Self:
-        """Return a copy with one more rewrite."""
-        return self._with(lambda copied: copied.rewrite(function))
 
     def open(self) -> None:
         """Raise InvalidArgument if the composite has no steps, or its executor accepts no calls."""

@@ -16,13 +16,13 @@ from airflow_provider_taskq.worker.composite.steps import (
     Around,
     CompositeDefinition,
     Context,
-    Decisions,
     Step,
     StepMode,
 )
 from airflow_provider_taskq.worker.executors import EventLoop, OtherExecutor, Threads, in_batch
 from airflow_provider_taskq.worker.futures import attempt, then
 from airflow_provider_taskq.worker.handlers import (
+    Decisions,
     complete_decisions,
     decide,
     decision_of,

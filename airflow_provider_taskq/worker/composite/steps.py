@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
 from airflow_provider_taskq.worker.batches import Batch, Rewrite
+from airflow_provider_taskq.worker.handlers import Decisions
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 StepFunction: TypeAlias = Callable[..., Any]
 After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
-Decisions: TypeAlias = Mapping[Task, Decision]
 # Called as (step, tasks, proceed) instead of a step. `proceed()` runs the step and returns its decisions.
 Around: TypeAlias = Callable[[str, Sequence[Task], Callable[[], Decisions]], Decisions]
 # Called after the last step. Its decisions are merged with those of the steps.
