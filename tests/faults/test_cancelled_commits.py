@@ -15,7 +15,7 @@ from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, Task, TaskQueue, connect
 from airflow_provider_taskq.spark.staging import commit_with_retry
 from airflow_provider_taskq.worker import Batch, FatalListener, Timeouts
-from tests.consumer.consumers import Heard, quick
+from tests.consumer.consumers import NEVER, Heard, quick
 from tests.faults.conftest import MakeWorker, ends
 from tests.internals import block_verbs, hold_tasks
 from tests.queue.conftest import until
@@ -192,7 +192,7 @@ def test_a_transactional_handler_that_is_always_too_slow_fails_with_the_reason(
 
     queue.push("work", ["a"])
     limits: dict[str, Any] = {"call_timeout": SECOND, "handler_statement_timeout": SECOND / 10}
-    settings = quick(lease=SECOND * 30, transactional=True, retry="none", **limits)
+    settings = quick(lease=SECOND * 30, transactional=True, retry=NEVER, **limits)
     with Consumer(dsn, heard.group, "work", settings) as consumer:
         until(lambda: 0 in consumer.errors)
     assert reason in str(consumer.errors[0])
