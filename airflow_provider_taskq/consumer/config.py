@@ -137,3 +137,6 @@ class ConsumerConfig:
         if self.subject is None or event.identifier == self.subject:
             return True
         return self.recursive and event.identifier.startswith(self.subject.rstrip("/") + "/")
+
+
+BUILT_IN = ConsumerConfig()

@@ -1,34 +1,37 @@
 """A consumer handles the events of a topic for one group, in the partitions that it holds."""
 
+import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
-from types import MappingProxyType
-from typing import Self
+import time
+from collections.abc import Callable
+from functools import partial
 from uuid import uuid4
 
-from airflow_provider_taskq.consumer.config import ConsumerConfig
+from airflow_provider_taskq.consumer.config import BUILT_IN, ConsumerConfig
 from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler
 from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, TrackedPartitionLeases
 from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
 from airflow_provider_taskq.consumer.progress import DatabaseProgress, PartitionProgress, TrackedProgress
-from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError, verify_for_work
 from airflow_provider_taskq.queue.durations import to_timedelta
+from airflow_provider_taskq.queue.faults import classify, is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
+from airflow_provider_taskq.worker.services import ServiceThread
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
 
-_BUILT_IN = ConsumerConfig()
+log = logging.getLogger(__name__)
 
 
-class Consumer:
+class Consumer(ServiceThread):
     """Handles a topic's events with the handlers of a group, in all partitions that it can acquire.
 
         with Consumer(dsn, books, "library", ConsumerConfig(partitions=2)): ...
 
     Any number of programs may run consumers of one group. One of them at a time holds a partition, the others stand by.
+    `errors` has the errors that ended partitions here, by partition, and under -1 the error that ended the consumer.
 
     :param dsn: connection string of the queue's database, a function that connects to it, or None to read the
         environment, as `queue.connect` does.
@@ -36,40 +39,36 @@ class Consumer:
     :raises InvalidArgument: if the group has no handlers, or a handler needs the queue without `transactional=True`.
     """
 
+    _leases: PartitionLeases  # of the last start
+    _notifications: NotificationListener
+
     def __init__(
         self,
         dsn: str | Connect | None,
         group: ConsumerGroup,
         topic: str,
-        config: ConsumerConfig = _BUILT_IN,
+        config: ConsumerConfig = BUILT_IN,
         *,
         on_failure: OnFailure | None = None,
     ) -> None:
+        super().__init__(f"the consumer of group {group.name!r}")
         if not group.handlers:
             raise InvalidArgument(f"group {group.name!r} has no handlers")
         self.group, self.topic, self.config = group, topic, config
-        self._handlers = self._supplied_handlers()
         self.member_id = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
+        self.errors: dict[int, BaseException] = {}
+        self._handlers = self._supplied_handlers()
         self._connect = connection_factory(dsn, to_timedelta(config.lease))
         self._on_failure = on_failure or (lambda _: None)
-        self._runtime: ConsumerRuntime | None = None
+        self._loops: list[PartitionLoop] = []
         self._hurried = False
+        self._changed = threading.Event()
         self._starting = threading.Lock()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the consumer was started, and has not ended by `stop` or by an error in every partition."""
-        return self._runtime is not None and self._runtime.thread.is_alive()
 
     @property
     def partitions(self) -> list[int]:
         """The partitions that the consumer holds now."""
-        return self._runtime.partitions if self._runtime is not None else []
-
-    @property
-    def errors(self) -> dict[int, BaseException]:
-        """The errors that ended partitions here, by partition, and under -1 the error that ended the consumer."""
-        return dict(self._runtime.errors) if self._runtime is not None else {}
+        return sorted(loop.lease.partition for loop in list(self._loops))
 
     def start(self) -> None:
         """Join the group and start.
@@ -79,7 +78,7 @@ class Consumer:
         """
         with self._starting:
             if self.is_running:
-                raise TaskQueueError(f"the consumer of group {self.group.name!r} runs already")
+                raise TaskQueueError(f"{self._service_name} runs already")
             kind = PartitionLeases if self.config.progress is None else TrackedPartitionLeases
             leases = kind(self._connect, self.group.name, self.topic, self.member_id, self.config)
             try:
@@ -88,8 +87,13 @@ class Consumer:
             except BaseException:
                 leases.queue.conn.close()
                 raise
-            self._runtime = ConsumerRuntime(leases, self._connect, self._make_loop, self.config)
-            self._runtime.start()
+            self._leases, self._renewed = leases, time.monotonic()
+            self.errors, self._loops = {}, []
+            self._ended: set[int] = set()  # partitions that this consumer does not acquire again
+            self._generation = self._partitions = 0
+            self._notifications = NotificationListener(self._connect, "taskq", self._on_notification, self._wake_loops)
+            self._notifications.start()
+            super().start()
 
     def stop(self, timeout: float | None = None) -> bool:
         """Stop after the current events, and release the partitions. Do not wait if a handler makes the call.
@@ -97,23 +101,21 @@ class Consumer:
         :param timeout: in seconds; None for no limit.
         :return: False if the consumer still runs.
         """
-        if self._runtime is None:
-            return True
-        self._runtime.stop()
-        if not self._runtime.is_loop_thread():
-            self._runtime.thread.join(timeout)
-        return not self.is_running
+        self._stopped.set()
+        self._stop_loops()
+        self._changed.set()
+        is_handler = threading.current_thread() in [loop.thread for loop in list(self._loops)]
+        return super().stop(0 if is_handler else timeout)
 
     def resume(self) -> bool:
         """Let the consumer read now instead of after its pause. Return False if the consumer does not run."""
-        if self._runtime is not None:
-            self._runtime.wake()
+        self._wake_loops()
         return self.is_running
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer ends, and raise the error that ended it. Return False after `timeout` seconds."""
-        if self._runtime is not None:
-            self._runtime.thread.join(timeout)
+        if self._thread is not None:
+            self._thread.join(timeout)
         if self.is_running:
             return False
         for error in self.errors.values():
@@ -130,19 +132,12 @@ class Consumer:
         with StopSignals(self.hurry) as signals:
             self.start()
             while not self.wait(CHECK_SECONDS):
-                if signals.received and self._runtime is not None:
-                    self._runtime.stop(at_once=self._hurried)
+                if signals.received:
+                    self.stop(0)
 
     def hurry(self) -> None:
         """End the wait of `run` for the current events. A signal handler may call this method."""
         self._hurried = True
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _supplied_handlers(self) -> list[EventHandler]:
         """Return the handlers of the group, which get what this consumer supplies."""
@@ -164,67 +159,111 @@ class Consumer:
 
         return PartitionLoop(lease, self._handlers, self.config, self.member_id, connect, self._on_failure)
 
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set() and not self._is_over():
+                self._with_connection(self._renew_and_acquire)
+                self._wait()
+            self._stop_loops()
+            while self._loops and not self._hurried:
+                self._with_connection(self._renew)
+                self._wait()
+            for loop in list(self._loops):
+                self._with_connection(partial(self._release, loop))
+        except BaseException as error:
+            self.errors[-1] = error
+            log.warning("consumer failed: group=%s topic=%s", self.group.name, self.topic, exc_info=error)
+        finally:
+            self._stop_loops()
+            self._notifications.stop()
+            self._leases.queue.conn.close()
 
-class Consumers:
-    """The consumers of a program, which start and stop together. `consumers` has them by group.
+    def _wait(self) -> None:
+        """Wait until a loop ends, `stop` is called, or the leases are due."""
+        if self._changed.wait(self.config.renewal_seconds):
+            self._changed.clear()
 
-        standard = ConsumerConfig(transactional=True)
-        consumers = Consumers(dsn, standard, {"books": replace(standard, partitions=2)})
-        consumers.add(books, "library")
-        consumers.start()
+    def _stop_loops(self) -> None:
+        for loop in list(self._loops):
+            loop.stop()
 
-    :param standard: the settings of the groups that `groups` does not name.
-    :param groups: all settings of single groups, by name.
-    """
+    def _with_connection(self, step: Callable[[], None]) -> None:
+        """Run a step, over a new connection if the last one was lost. Stop the loops if their leases have lapsed."""
+        try:
+            if is_read_only(self._leases.queue.conn):
+                self._leases.queue.conn.close()
+            if self._leases.queue.conn.closed:
+                self._leases.reconnect()
+            step()
+        except Exception as error:
+            if not classify(error).is_temporary:
+                raise
+            named = (self.group.name, self.topic, type(error).__name__)
+            log.warning("connection lost, will retry: group=%s topic=%s error=%s", *named)
+            self._leases.queue.conn.close()
+            if time.monotonic() - self._renewed > self.config.stored_lease.total_seconds():
+                self._stop_loops()
+            if self._stopped.is_set():
+                self._loops = [loop for loop in self._loops if loop.thread.is_alive()]
 
-    def __init__(
-        self,
-        dsn: str | Connect | None,
-        standard: ConsumerConfig = _BUILT_IN,
-        groups: Mapping[str, ConsumerConfig] = MappingProxyType({}),
-        on_failure: OnFailure | None = None,
-    ) -> None:
-        self.consumers: dict[str, Consumer] = {}
-        self._dsn = dsn
-        self._standard = standard
-        self._groups = dict(groups)
-        self._on_failure = on_failure
+    def _renew(self) -> None:
+        """Renew the leases, stop loops without a lease, and release the partitions of loops that have ended."""
+        began = time.monotonic()
+        held = self._leases.renew()
+        self._renewed = began
+        for loop in list(self._loops):
+            if loop.lease.fence not in held:
+                loop.stop()
+            if not loop.thread.is_alive():
+                self._release(loop)
 
-    def add(self, group: ConsumerGroup, topic: str) -> Consumer:
-        """Create a consumer for a group, and return it. Raises InvalidArgument if the group has a consumer already."""
-        if group.name in self.consumers:
-            raise InvalidArgument(f"group {group.name!r} already has a consumer")
-        config = self._groups.get(group.name, self._standard)
-        consumer = Consumer(self._dsn, group, topic, config, on_failure=self._on_failure)
-        self.consumers[group.name] = consumer
-        return consumer
+    def _renew_and_acquire(self) -> None:
+        self._renew()
+        limit = self.config.max_partitions
+        while not self._stopped.is_set() and (limit is None or len(self._loops) < limit):
+            lease = self._leases.acquire([*self._ended, *self.partitions, *self._not_allowed()])
+            if lease is None:
+                return
+            self._start_loop(lease)
 
-    def start(self) -> None:
-        """Start the consumers with `auto_start`. If one of them cannot start, stop the others and raise the error.
+    def _not_allowed(self) -> list[int]:
+        """Return the partitions that `only_partitions` leaves to other consumers."""
+        chosen = self.config.only_partitions
+        return [] if chosen is None else [each for each in range(self.config.partitions) if each not in chosen]
 
-        :raises InvalidArgument: if `groups` has settings for a group that was not added.
-        """
-        if unknown := sorted(set(self._groups) - set(self.consumers)):
-            raise InvalidArgument(f"groups has settings for groups that were not added: {', '.join(unknown)}")
-        with ExitStack() as started:
-            for consumer in self.consumers.values():
-                if consumer.config.auto_start:
-                    consumer.start()
-                    started.callback(consumer.stop)
-            started.pop_all()
+    def _start_loop(self, lease: PartitionLease) -> None:
+        if lease.generation != self._generation:
+            # Another generation maps events to partitions in another way, so the errors no longer apply.
+            self._generation, self.errors, self._ended = lease.generation, {}, set()
+        self._partitions = lease.partitions
+        named = (lease.group, lease.topic, lease.partition, lease.partitions)
+        log.info("partition acquired: group=%s topic=%s partition=%s partitions=%s", *named)
+        loop = self._make_loop(lease)
+        loop.on_end = self._changed.set
+        self._loops.append(loop)
+        loop.thread.start()
+        if self._stopped.is_set():
+            loop.stop()
 
-    def stop(self, timeout: float | None = None) -> bool:
-        """Stop all consumers. Return False if one of them still runs.
+    def _release(self, loop: PartitionLoop) -> None:
+        self._leases.release(loop.lease, loop.error)
+        self._loops.remove(loop)
+        if loop.lease.generation == self._generation and (loop.error is not None or loop.interrupted):
+            self._ended.add(loop.lease.partition)
+            if loop.error is not None:
+                self.errors[loop.lease.partition] = loop.error
+                named = (self.group.name, self.topic, loop.lease.partition)
+                log.error("partition failed: group=%s topic=%s partition=%s", *named, exc_info=loop.error)
 
-        :param timeout: the seconds to wait for each consumer; None for no limit.
-        """
-        for consumer in self.consumers.values():
-            consumer.stop(0)  # lets all of them end at the same time
-        return min((consumer.stop(timeout) for consumer in self.consumers.values()), default=True)
+    def _is_over(self) -> bool:
+        """Return whether every partition that this consumer may hold has ended, by an error or an interruption."""
+        ended = len(self._ended) + len(self._not_allowed())
+        return not self._loops and 0 < self._partitions <= ended
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
+    def _on_notification(self, topic: str) -> None:
+        if topic == self.topic:
+            self._wake_loops()
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def _wake_loops(self) -> None:
+        for loop in list(self._loops):
+            loop.wake()

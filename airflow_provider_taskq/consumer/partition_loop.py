@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -61,10 +61,6 @@ class LoopEnded(Exception):
     """Ends the loop without an error and without progress."""
 
 
-class HandlerTimeout(psycopg.OperationalError):
-    """A statement or the transaction of a handler exceeded its time limit, which closes the connection."""
-
-
 class PartitionLoop:
     """Handles the events of one partition under a lease, in a thread of its own.
 
@@ -99,10 +95,7 @@ class PartitionLoop:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def stop(self) -> None:
-        """Let the loop end after the current event, or at once if it pauses.
-
-        This method does not wait for the end.
-        """
+        """Let the loop end after the current event, or at once if it pauses. Do not wait for the end."""
         self._stopping = True
         self._wake.set()
 
@@ -124,21 +117,13 @@ class PartitionLoop:
             self.on_end()
 
     def _may_reconnect(self, error: Exception) -> bool:
-        if not classify(error).is_temporary or self._times_out_always(error):
+        # A timeout in a handler, or one of the server. A handled event in between ends the row.
+        self._timeouts += classify(error.__cause__ or error) is Fault.TIMEOUT and not isinstance(error, CallTimeout)
+        if not classify(error).is_temporary or self._timeouts >= _MAX_TIMEOUTS:
             return False
         named = (self.lease.group, self.lease.topic, self.lease.partition, type(error).__name__)
         log.warning("connection lost, will retry: group=%s topic=%s partition=%s error=%s", *named)
         return True
-
-    def _times_out_always(self, error: Exception) -> bool:
-        """Return whether the server has ended several transactions in a row with a timeout.
-
-        A handled event in between ends the row.
-        """
-        self._timeouts += isinstance(error, HandlerTimeout) or (
-            classify(error) is Fault.TIMEOUT and not isinstance(error, CallTimeout)
-        )
-        return self._timeouts >= _MAX_TIMEOUTS
 
     def _run_connected(self) -> None:
         progress = self._connect()
@@ -164,56 +149,45 @@ class PartitionLoop:
         after = events.after
         for begin in range(0, len(events), self._config.transaction_size):
             some = events[begin : begin + self._config.transaction_size]
-            if len(some) > 1 and self._handle_in_one_transaction(progress, some, after):
-                after = some[-1][0]
-                continue
-            for cursor, event in some:
-                if self._stopping:
-                    raise LoopEnded
-                if self._handle(progress, event, after, cursor):
-                    after = cursor
+            if len(some) > 1:
+                with suppress(HandlerFailed):  # then one by one, to find the event that fails
+                    if self._proceed(progress, some, after):
+                        after = some[-1][0]
+                    continue
+            for each in some:
+                if self._handle(progress, each, after):
+                    after = each[0]
         if after < events.cursor:
             progress.skip(after, events.cursor)
 
-    def _handle_in_one_transaction(
-        self, progress: PartitionProgress, some: list[tuple[Cursor, Task]], after: Cursor
-    ) -> bool:
-        """Handle events in one transaction. Return False, with no effect, if one fails or none has a handler.
-
-        The caller then handles them one by one, to find the event that fails.
-        """
-        if self._stopping:
-            raise LoopEnded
-        try:
-            calls = [(handlers, event) for _, event in some if (handlers := self._handlers_of(event))]
-            if calls:
-                progress.proceed(partial(_call_all, calls, self._batch), after, some[-1][0])
-                self._timeouts = 0
-        except HandlerFailed as failed:
-            if progress.conn.closed:
-                raise _connection_error(failed.__cause__ or failed) from failed.__cause__
-            return False
-        return bool(calls)
-
-    def _handle(self, progress: PartitionProgress, event: Task, after: Cursor, cursor: Cursor) -> bool:
+    def _handle(self, progress: PartitionProgress, at: tuple[Cursor, Task], after: Cursor) -> bool:
         """Handle one event until it succeeds or is skipped. Return False if the event has no handler."""
         while True:
             try:
-                handlers = self._handlers_of(event)
-                if handlers:
-                    progress.proceed(partial(_call_all, [(handlers, event)], self._batch), after, cursor)
-                    self._failures = self._timeouts = 0
-                return bool(handlers)
+                return self._proceed(progress, [at], after)
             except HandlerFailed as failed:
-                cause = failed.__cause__ or failed
-                if progress.conn.closed:
-                    raise _connection_error(cause) from cause
-                delay = self._delay_after(event, cause)
+                delay = self._delay_after(at[1], failed.__cause__ or failed)
             if delay is None:
-                progress.skip(after, cursor)
+                progress.skip(after, at[0])
                 self._failures = 0
                 return True
             self._wait(delay.total_seconds(), may_wake=False)
+
+    def _proceed(self, progress: PartitionProgress, events: Sequence[tuple[Cursor, Task]], after: Cursor) -> bool:
+        """Handle events and store progress, both or nothing. Return False, with no effect, if none has a handler."""
+        if self._stopping:
+            raise LoopEnded
+        try:
+            calls = [(handlers, event) for _, event in events if (handlers := self._handlers_of(event))]
+            if calls:
+                progress.proceed(partial(_call_all, calls, self._batch), after, events[-1][0])
+                self._failures = self._timeouts = 0
+            return bool(calls)
+        except HandlerFailed as failed:
+            if not progress.conn.closed:
+                raise
+            cause = failed.__cause__ or failed
+            raise psycopg.OperationalError(f"the connection was lost in a handler: {type(cause).__name__}") from cause
 
     def _handlers_of(self, event: Task) -> list[EventHandler]:
         """Return the handlers of an event. Raises HandlerFailed if a predicate fails or the payload is unreadable."""
@@ -233,10 +207,7 @@ class PartitionLoop:
         return partition_of(level(event), self.lease.partitions) == self.lease.partition
 
     def _delay_after(self, event: Task, error: BaseException) -> timedelta | None:
-        """Report a failure. Return the delay until the next attempt, or None to skip the event.
-
-        Raises an error to end the loop.
-        """
+        """Report a failure. Return the delay until the next attempt, None to skip the event, or raise to end here."""
         if isinstance(error, Interrupted | CancelledError) or _is_executor_shutdown(error):
             raise Interrupted from error
         if isinstance(error, NonTransient):
@@ -282,10 +253,3 @@ def _call_all(calls: list[tuple[list[EventHandler], Task]], batch: BatchContext,
 def _is_executor_shutdown(error: BaseException) -> bool:
     # concurrent.futures raises a plain RuntimeError if the executor of a handler is shut down.
     return isinstance(error, RuntimeError) and "cannot schedule new futures after" in str(error)
-
-
-def _connection_error(cause: BaseException) -> psycopg.OperationalError:
-    """Return the error of a connection that was closed while a handler used it."""
-    if classify(cause) is Fault.TIMEOUT:
-        return HandlerTimeout(f"{type(cause).__name__} in a handler: {cause}")
-    return psycopg.OperationalError("the connection was lost in a handler")

@@ -9,7 +9,6 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupted, MemoryTracker, NonTransient
 from airflow_provider_taskq.consumer.progress import DatabaseProgress
-from airflow_provider_taskq.consumer.runtime import ConsumerRuntime
 from airflow_provider_taskq.queue import Cursor, RetryPolicy, Task, TaskQueue
 from tests.consumer.consumers import (
     NEVER,
@@ -416,16 +415,16 @@ def test_a_consumer_that_loses_its_connection_at_its_start_opens_another(
 ) -> None:
     queue.push("work", ["a"])
     heard = heard_all()
-    lost: list[ConsumerRuntime] = []
-    renew = ConsumerRuntime._renew
+    lost: list[Consumer] = []
+    renew = Consumer._renew
 
-    def lose(runtime: ConsumerRuntime) -> None:
+    def lose(consumer: Consumer) -> None:
         if not lost:
-            lost.append(runtime)
-            end_session(queue, runtime._leases.queue.conn)
-        renew(runtime)
+            lost.append(consumer)
+            end_session(queue, consumer._leases.queue.conn)
+        renew(consumer)
 
-    monkeypatch.setattr(ConsumerRuntime, "_renew", lose)
+    monkeypatch.setattr(Consumer, "_renew", lose)
     with Consumer(dsn, heard.group, "work", quick()) as consumer:
         assert heard.wait(1) == ["a"]
         assert len(lost) == 1
