@@ -93,7 +93,7 @@ class HealthMonitor(PeriodicService):
         self._patience = patience
         self._grace = grace.total_seconds()
         self._started_at = time.monotonic()
-        super().__init__("health", connection_factory(dsn), self._every)
+        super().__init__("health", connection_factory(dsn))
 
     @property
     def is_healthy(self) -> bool:

@@ -1,6 +1,7 @@
 """Leases of owners, the batches that are held under them, and threads that extend and expire leases."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, heartbeat_limit
 from airflow_provider_taskq.worker.limiter import Token
-from airflow_provider_taskq.worker.services import PeriodicService, ServiceThread
+from airflow_provider_taskq.worker.services import PeriodicService
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class Lease:
         )
 
 
-class LeaseKeeper(ServiceThread):
+class LeaseKeeper(PeriodicService):
     """Extends leases every third of their length, in a thread with a connection of its own.
 
     A lease is lost when a heartbeat raises LeaseLost, or when `check_clock` finds it overdue. The keeper then removes
@@ -167,7 +168,6 @@ class LeaseKeeper(ServiceThread):
     def __init__(
         self, connect: Connect, length: float, on_loss: Callable[[LeaseLost], None], limit: CallLimit | None = None
     ) -> None:
-        self._session = DatabaseSession(connect, limit or heartbeat_limit(length))
         self._interval = length / 3
         self._on_loss = on_loss
         self._leases: dict[int, Lease] = {}
@@ -175,7 +175,9 @@ class LeaseKeeper(ServiceThread):
         # them itself.
         self._unreachable: dict[int, Lease] = {}
         self._lock = threading.Lock()
-        super().__init__("taskq lease")
+        longest = max(0.1, min(self._interval / 10, _LONGEST_RETRY_PAUSE))
+        backoff = Backoff(min(0.1, self._interval), longest)
+        super().__init__("taskq lease", connect, backoff, limit or heartbeat_limit(length))
 
     @property
     def leases(self) -> list[Lease]:
@@ -229,22 +231,12 @@ class LeaseKeeper(ServiceThread):
             return not isinstance(error, Disconnected)
         return True
 
-    def _run(self) -> None:
-        longest = max(0.1, min(self._interval / 10, _LONGEST_RETRY_PAUSE))
-        backoff = Backoff(min(0.1, self._interval), longest)
-        # A lease that was registered a while ago needs its first heartbeat earlier.
-        oldest = min((lease.extended_at for lease in self.leases), default=time.monotonic())
-        pause = max(0.0, oldest + self._interval - time.monotonic())
-        while not self._stopped.wait(pause):
-            try:
-                self._extend_all()
-            except Exception as error:  # noqa: BLE001 -- the leases must be kept, whatever the error is
-                log.info("heartbeat failed, will retry: error=%s", error)
-                pause = backoff.next()
-            else:
-                backoff.reset()
-                pause = self._interval
-        self._session.close()
+    def _run_once(self) -> float:
+        oldest = min((lease.extended_at for lease in self.leases), default=math.inf)
+        if not self._unreachable and (pause := oldest + self._interval - time.monotonic()) > 0:
+            return min(pause, self._interval)
+        self._extend_all()
+        return self._interval
 
     def _extend_all(self) -> None:
         with self._lock:
@@ -293,7 +285,7 @@ class UpkeepThread(PeriodicService):
     ) -> None:
         self._own_names = own_names
         self._interval = min(length.total_seconds() / 3, _LONGEST_UPKEEP_INTERVAL)
-        super().__init__("taskq upkeep", connect, self._interval, limit)
+        super().__init__("taskq upkeep", connect, Backoff(self._interval, self._interval), limit)
 
     def _run_once(self) -> float:
         began = time.monotonic()

@@ -69,7 +69,7 @@ class MetricsEndpoint(PeriodicService):
     def __init__(self, *workers: Worker, port: int, host: str = "127.0.0.1") -> None:
         if not workers or len({(worker.topic, worker.name) for worker in workers}) < len(workers):
             raise ValueError("the endpoint needs workers, each with another topic or name")
-        super().__init__("metrics", workers[0].connect, DEPTH_INTERVAL, CallLimit(_QUERY_SECONDS))
+        super().__init__("metrics", workers[0].connect, None, CallLimit(_QUERY_SECONDS))
         self._address = (host, port)
         self._server: Any = None
         self._topics = list(dict.fromkeys(worker.topic for worker in workers))

@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.faults import is_read_only
@@ -43,7 +42,7 @@ class NotificationListener(ServiceThread):
         self._on_missed = on_missed
         self._every = every
         self._sockets: tuple[socket.socket, socket.socket] | None = None  # closing one wakes the thread from select()
-        super().__init__(f"taskq listens to {channel}")
+        super().__init__(f"taskq listens to {channel}", Backoff(0.5))
 
     def start(self) -> None:
         """Start the thread."""
@@ -61,24 +60,23 @@ class NotificationListener(ServiceThread):
         return super().stop(timeout)
 
     def _run(self) -> None:
-        _, hung_up = self._sockets or socket.socketpair()
-        backoff = Backoff(0.5)
-        while not self._stopped.is_set():
-            try:
-                with connect_limited(self._connect, CallLimit(_ANSWER_SECONDS, grows=False)) as conn:
-                    conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-                    backoff.reset()
-                    self._on_missed()
-                    self._listen(conn, hung_up)
-            except (psycopg.Error, TaskQueueError, OSError) as error:
-                if not self._stopped.is_set():
-                    log.info("LISTEN failed, will retry: channel=%s error=%s", self._channel, error)
-            self._stopped.wait(backoff.next())
-        hung_up.close()
+        self._hung_up = (self._sockets or socket.socketpair())[1]
+        with self._hung_up:
+            super()._run()
 
-    def _listen(self, conn: psycopg.Connection[Any], hung_up: socket.socket) -> None:
+    def _run_once(self) -> float:
+        with connect_limited(self._connect, CallLimit(_ANSWER_SECONDS, grows=False)) as conn:
+            conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+            self._backoff.reset()
+            self._on_missed()
+            self._listen(conn)
+        return 0.0
+
+    def _listen(self, conn: psycopg.Connection[Any]) -> None:
         while not self._stopped.is_set():
-            readable, _, _ = select.select([conn.fileno(), hung_up.fileno()], [], [], self._every or _SILENCE_SECONDS)
+            readable, _, _ = select.select(
+                [conn.fileno(), self._hung_up.fileno()], [], [], self._every or _SILENCE_SECONDS
+            )
             if not readable:
                 # A dead connection may show no error, and a standby never notifies.
                 conn.execute("SELECT")

@@ -64,7 +64,7 @@ class Scheduler(PeriodicService):
 
     def __init__(self, dsn: str | Connect | None = None) -> None:
         self.schedules: list[TickSchedule] = []
-        super().__init__("scheduler", connection_factory(dsn), 1.0)
+        super().__init__("scheduler", connection_factory(dsn))
 
     def add(self, topic: str, prefix: str, hash_: str, interval: timedelta, make: MakeTicks) -> None:
         """Add a schedule whose ticks `make(now)` returns. `interval` is the time between installations.

@@ -5,7 +5,10 @@ import threading
 from typing import Self
 
 from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
+from airflow_provider_taskq.queue.errors import first_line
+from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession
 
 log = logging.getLogger(__name__)
@@ -18,12 +21,12 @@ class ServiceThread:
 
     A subclass implements `_run_once`, or `_run`.
 
-    :param error_pause: seconds until the next run after an error, which the service logs.
+    :param backoff: computes the pause after a run that failed, which the service logs; by default up to 5 seconds.
     """
 
-    def __init__(self, name: str, error_pause: float = 1.0) -> None:
+    def __init__(self, name: str, backoff: Backoff | None = None) -> None:
         self._service_name = name
-        self._error_pause = error_pause
+        self._backoff = backoff or Backoff()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -62,9 +65,11 @@ class ServiceThread:
         while not self._stopped.is_set():
             try:
                 pause = self._run_once()
+                self._backoff.reset()
             except Exception as error:  # must not end the thread
-                pause, kind = self._error_pause, type(error).__name__
-                log.warning("service failed, will retry: service=%s error=%s", self._service_name, kind, exc_info=error)
+                pause, trace = self._backoff.next(), None if classify(error).is_temporary else error
+                named = (self._service_name, type(error).__name__, first_line(error))
+                log.warning("service failed, will retry: service=%s error=%s: %s", *named, exc_info=trace)
             self._stopped.wait(pause)
 
     def _run_once(self) -> float:
@@ -75,8 +80,10 @@ class ServiceThread:
 class PeriodicService(ServiceThread):
     """Base class of services with a session, whose calls wait for an answer up to `limit`; a minute by default."""
 
-    def __init__(self, name: str, connect: Connect, error_pause: float, limit: CallLimit | None = None) -> None:
-        super().__init__(name, error_pause)
+    def __init__(
+        self, name: str, connect: Connect, backoff: Backoff | None = None, limit: CallLimit | None = None
+    ) -> None:
+        super().__init__(name, backoff)
         self._connect = connect
         self._session = DatabaseSession(connect, limit)  # of the thread
 
