@@ -286,12 +286,17 @@ class WorkerRuntime:
         """Count the committed decisions of a batch, and the other ones of its tasks as abandoned."""
         if self.returned is not None:
             self.returned.note(committed)
+        self._count_end(tasks, committed)
+
+    def _count_end(self, tasks: int, committed: Mapping[Task, Decision]) -> None:
         self.counters.ended(tasks, committed.values())
+        if self.returned is not None and not self.counters.in_flight:
+            self.idle_wait.wake()  # the thread that prefetches polls again, and ends the drain
 
     def on_abandoned(self, batch: InFlightBatch) -> None:
         """Count, log and report a batch that was taken away from its handler. Its tasks are polled again later."""
         batch.token.release()
-        self.counters.ended(len(batch.batch.tasks), ())
+        self._count_end(len(batch.batch.tasks), {})
         log.warning("batch abandoned: %s reason=%s", batch.describe(), batch.abandoned_for)
         if batch.abandoned_for is not None:
             self.listeners.on_error(batch.trace, batch.abandoned_for)

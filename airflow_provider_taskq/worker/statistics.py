@@ -77,6 +77,11 @@ class WorkerCounters:
             _record(recorder, {name: self._counts[name] for name in _RECORDED})
             self._recorders += (recorder,)
 
+    @property
+    def in_flight(self) -> int:
+        """Tasks that are handled or prefetched now."""
+        return self._counts["in_flight"]
+
     def polled(self, tasks: Sequence[Task]) -> None:
         """Count a polled batch."""
         for record in self._add({"in_flight": len(tasks), "started": 1}):

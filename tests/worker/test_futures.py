@@ -81,7 +81,7 @@ def test_a_drain_waits_for_open_batches_and_a_limiter_bounds_them(
 ) -> None:
     handler = Later()
     queue.push("work", ["a", "b", "c"])
-    worker = make_worker(handler, prefetch=prefetch, limiter=BoundedLimiter(2), pause=timedelta(milliseconds=50))
+    worker = make_worker(handler, prefetch=prefetch, limiter=BoundedLimiter(2))
     drained = threading.Thread(target=worker.drain)
     drained.start()
     until(lambda: len(handler.futures) == 2)
@@ -93,6 +93,7 @@ def test_a_drain_waits_for_open_batches_and_a_limiter_bounds_them(
     assert drained.is_alive()
     handler.end("a")
     drained.join(60)
+    assert not drained.is_alive()
     assert worker.statistics().succeeded == 3
 
 
@@ -135,7 +136,7 @@ def test_a_stop_releases_open_batches_after_its_timeout_and_a_lost_lease_abandon
 
 def meeting(prefetch: int, make_worker: MakeWorker, queue: TaskQueue, handler: Any, **options: Any) -> None:
     queue.push("work", ["a", "b", "c", "d"])
-    make_worker(handler, prefetch=prefetch, pause=timedelta(milliseconds=50), **options).drain()
+    make_worker(handler, prefetch=prefetch, **options).drain()
     assert set(statuses(queue).values()) == {"succeeded"}
 
 
