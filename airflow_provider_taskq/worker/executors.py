@@ -60,9 +60,13 @@ class Threads(CallExecutor):
 
     def submit(self, batch: Batch, name: str, call: Callable[[], T]) -> Future[T]:
         """Run a call in a thread; see `CallExecutor`."""
+        return self.run(partial(in_batch, batch, name, call))
+
+    def run(self, call: Callable[[], T]) -> Future[T]:
+        """Run a call that reports its activity itself, or has none."""
         future: Future[T] = Future()
         with self._changed:
-            self._waiting.append((future, partial(copy_context().run, in_batch, batch, name, call)))
+            self._waiting.append((future, partial(copy_context().run, call)))
             self._start()
         return future
 

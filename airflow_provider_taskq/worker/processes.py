@@ -58,7 +58,7 @@ class Processes(CallExecutor):
     def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
         """Run a call in a process; see `CallExecutor`."""
         key = object()
-        future = self._threads.submit(batch, name, partial(self._call, batch, name, call, key))
+        future = self._threads.run(partial(self._call, batch, name, call, key))
         on_cancel(future, partial(self._kill, key))
         return future
 

@@ -124,7 +124,7 @@ def _tells_where_a_process_stands(handler: WorkHandler) -> None:
     batch = Batch([task(6, "slow")])
     future = handler.handle(batch)
     assert isinstance(future, Future)
-    until(lambda: any("time.sleep(60)" in each.stack() for each in batch.activities()), 200)
+    until(lambda: (places := batch.activities()) and "time.sleep(60)" in places[0].stack(), 200)
     assert future.cancel()
     until(lambda: not batch.activities())
 
@@ -278,46 +278,6 @@ def test_the_wait_for_a_future_or_a_coroutine_ends_when_the_batch_is_abandoned(
     if when == "while" and make in (ABANDONED["batch"], ABANDONED["step"]):
         until(future.cancelled)
     handler.close()
-
-
-def test_the_wait_for_a_running_future_ends_when_the_batch_is_abandoned() -> None:
-    future: Future[Result] = Future()
-    future.set_running_or_notify_cancel()  # as an executor does: now it cannot be cancelled
-    batch = Batch([task(1)])
-    abandon_when_running(batch, 1)
-    with pytest.raises(CancelledError):
-        handle_batch(each(lambda _: future), batch)
-
-
-class ByFuture:
-    """A handler of batches that returns a Future of its decisions."""
-
-    def __init__(self) -> None:
-        self.started = threading.Event()
-        self.future: Future[Mapping[Task, Decision]] = Future()
-
-    def handle(self, batch: Batch) -> "Future[Mapping[Task, Decision]]":
-        self.tasks = batch.tasks
-        self.started.set()
-        return self.future
-
-    def close(self) -> None: ...
-
-
-def test_any_thread_may_complete_the_future_of_a_handler_object(dsn: str, queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    handler = ByFuture()
-    worker = Worker(dsn, "work", handler, size=2)
-    worker.start()
-    assert handler.started.wait(SECONDS)
-    assert queue.count_tasks("work", state="ACTIVE") == 2
-    handler.future.set_result(dict.fromkeys(handler.tasks, Decision(Result.FILTER)))
-    until(lambda: queue.count_tasks("work", state="FILTERED") == 2)
-    worker.stop()
-    handler.future = completed_elsewhere(LookupError("no mailbox"))
-    queue.push("work", ["c", "d"])
-    Worker(dsn, "work", handler, size=2).drain()
-    assert [info.error_summary for info in queue.page("work")][2:] == ["LookupError: no mailbox"] * 2
 
 
 MEETING: list[Future[None]] = []

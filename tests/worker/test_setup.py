@@ -1,6 +1,5 @@
 """Handlers that cannot be set up: the worker refuses them at its start, and touches no task."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,15 +104,9 @@ def test_the_operator_and_the_command_line_refuse_it_in_the_same_words(
         "from airflow_provider_taskq.worker import each\nhandler = each(lambda _: None, processes=2)\n"
     )
     arguments = ["worker", "-t", "work", "handlers:handler", "--drain"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "airflow_provider_taskq.cli", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "TASKQ_DSN": dsn},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    command = [sys.executable, "-m", "airflow_provider_taskq.cli", *arguments]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert ended.returncode == 2
     assert "Error: cannot send <lambda> to a process" in ended.stderr
     assert "Traceback" not in ended.stderr
