@@ -287,9 +287,9 @@ class FunctionCaller:
 
     def _fetch(self, factory: BaseRowFactory[T], call: LiteralString, arguments: Sequence[object] = ()) -> list[T]:
         # With a row factory of its own: the connection belongs to the caller, and may have any.
-        with translate_errors(), self.conn.cursor(row_factory=factory) as cursor:
-            register_loaders(cursor)
-            if (before := deferred_statements.pop(self.conn, None)) is None:
+        if (before := deferred_statements.pop(self.conn, None)) is None:
+            with translate_errors(), self.conn.cursor(row_factory=factory) as cursor:
+                register_loaders(cursor)
                 return cursor.execute(call, arguments).fetchall()
         with translate_errors(), psycopg.ClientCursor(self.conn, row_factory=factory) as cursor:
             register_loaders(cursor)
