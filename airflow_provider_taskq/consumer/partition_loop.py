@@ -28,7 +28,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.backoff import Backoff, retrying
 from airflow_provider_taskq.queue.durations import to_timedelta
-from airflow_provider_taskq.queue.errors import CallTimeout
+from airflow_provider_taskq.queue.errors import CallTimeout, first_line
 from airflow_provider_taskq.queue.faults import Fault, classify, is_read_only
 from airflow_provider_taskq.queue.handler_statements import handler_statements
 from airflow_provider_taskq.worker.batches import BatchContext, BatchOwner
@@ -187,7 +187,9 @@ class PartitionLoop:
             if not progress.conn.closed:
                 raise
             cause = failed.__cause__ or failed
-            raise psycopg.OperationalError(f"the connection was lost in a handler: {type(cause).__name__}") from cause
+            # The text of other errors may have a payload.
+            reason = first_line(cause) if classify(cause) is Fault.TIMEOUT else type(cause).__name__
+            raise psycopg.OperationalError(f"the connection was lost in a handler: {reason}") from cause
 
     def _handlers_of(self, event: Task) -> list[EventHandler]:
         """Return the handlers of an event. Raises HandlerFailed if a predicate fails or the payload is unreadable."""
