@@ -45,8 +45,8 @@ def each(
     :param threads: tasks that run at once in threads, for all batches together; with 1, one after another.
     :param processes: tasks that run at once in child processes, which import the function by its name. The follow-ups
         and hooks that the function adds to `batch` must pickle.
-    :param concurrency: tasks that a coroutine function handles at once, on one event loop. Also the batches that a
-        worker may have open while their coroutines or Futures run.
+    :param concurrency: tasks that a coroutine function handles at once, on one event loop. While coroutines or Futures
+        run, a worker has batches of this many tasks open, and at least one batch.
     :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the function. The caller shuts it
         down.
     :param success_on: exceptions that mean SUCCESS, such as `psycopg.errors.UniqueViolation` of a write that an earlier
@@ -98,7 +98,7 @@ class EachHandler:
         executor: CallExecutor | None,
         concurrency: int | None = None,
     ) -> None:
-        self.concurrency = concurrency
+        self._concurrency = concurrency
         self._function = HandlerFunction.of(function, "a worker", ("batch",))
         self._success_on = success_on
         self._executor = executor
@@ -112,6 +112,10 @@ class EachHandler:
         """Raise InvalidArgument if the executor cannot run the function."""
         if self._executor is not None:
             self._executor.open(self._function)
+
+    def open_batches(self, size: int) -> int | None:
+        """Return how many batches of this size a worker may have open; None for one in each of its threads."""
+        return self._concurrency and max(1, self._concurrency // size)
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Return the decision on each task, or a Future of them. Start no task after the batch is abandoned."""
@@ -170,7 +174,7 @@ class BatchFunctionHandler:
     """The handler that `batch` returns."""
 
     def __init__(self, function: BatchFunction, success_on: Exceptions, concurrency: int | None) -> None:
-        self.concurrency = concurrency
+        self._concurrency = concurrency
         self._function = HandlerFunction.of(function, "a worker", (), "the batch")
         self._success_on = success_on
 
@@ -183,6 +187,10 @@ class BatchFunctionHandler:
         """Call the function and return its decisions, or a Future of them."""
         outcome = attempt(partial(self._function, batch))
         return then([outcome], lambda: self._decisions(outcome, batch))
+
+    def open_batches(self, size: int) -> int | None:  # noqa: ARG002 -- the size makes no difference
+        """Return how many batches a worker may have open; None for one in each of its threads."""
+        return self._concurrency
 
     def close(self) -> None:
         """Do nothing: the handler has no threads."""

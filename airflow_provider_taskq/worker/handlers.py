@@ -26,8 +26,8 @@ class WorkHandler(Protocol):
     """Decides on batches of tasks. A worker calls it from all its threads.
 
     A handler may have a method `open()`, which the worker calls at its start, before it polls. It raises an error if
-    the handler cannot be set up. A handler may have an attribute `concurrency`: how many batches may be open while
-    their Futures run; by default one for each thread of the worker.
+    the handler cannot be set up. A handler may have a method `open_batches(size)`, which returns how many batches of
+    this size may be open while their Futures run; by default one for each thread of the worker.
     """
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:

@@ -184,10 +184,10 @@ class WorkerRuntime:
     def rooms(self) -> list[int]:
         """Return for each loop that handles batches how many of them may be open at once.
 
-        The sum is the attribute `concurrency` of the handler, by default one for each loop.
+        The sum is what `open_batches` of the handler returns, by default one for each loop.
         """
-        workers = self.config.workers
-        total = getattr(self.handler, "concurrency", None) or workers
+        workers, open_batches = self.config.workers, getattr(self.handler, "open_batches", None)
+        total = (open_batches(self.config.size) if open_batches else None) or workers
         return [max(1, total // workers + (number < total % workers)) for number in range(workers)]
 
     def session(self) -> DatabaseSession:

@@ -27,7 +27,7 @@ class Later:
     """A handler whose Futures the test completes, by identifier. Some tasks are done at once."""
 
     def __init__(self, concurrency: int = 4, at_once: str = "done") -> None:
-        self.concurrency = concurrency
+        self._concurrency = concurrency
         self.open_at: list[bool] = []
         self.batches: dict[str, Batch] = {}
         self.futures: dict[str, Future[Decisions]] = {}
@@ -35,6 +35,10 @@ class Later:
 
     def open(self) -> None:
         self.open_at.append(not self.batches)
+
+    def open_batches(self, size: int) -> int:
+        assert size == 1
+        return self._concurrency
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         [task] = batch.tasks

@@ -25,6 +25,7 @@ from airflow_provider_taskq.worker import Batch, Composite, TaskResultException,
 from airflow_provider_taskq.worker.batches import tagged
 from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.filters import matching, outdated, repeated
+from airflow_provider_taskq.worker.functions import EachHandler
 from airflow_provider_taskq.worker.handlers import ForeignDecision, handle_batch
 from tests.queue.conftest import until
 
@@ -463,3 +464,9 @@ def test_outdated_keeps_the_last_task_of_an_identifier_and_repeated_fails_all(
     decided = handle_batch(composite.with_batch(lambda _: SUSPENSION, name="rest", after=judge.__name__), given)
     assert [decided[task].result for task in given.tasks] == expected
     assert reason in (decided[given.tasks[1]].message, decided[given.tasks[1]].error)
+
+
+def test_a_worker_opens_as_many_batches_as_its_handler_has_room_for_their_tasks() -> None:
+    handler, steps = EachHandler(lambda _: None, (), None, 100), Composite("four", concurrency=4)
+    assert [handler.open_batches(size) for size in (1, 30, 1000)] == [100, 3, 1]
+    assert [steps.open_batches(size) for size in (1, 1000)] == [4, 4]

@@ -72,9 +72,8 @@ class Composite:
         """The name of the composite."""
         return self._definition.name
 
-    @property
-    def concurrency(self) -> int | None:
-        """How many batches a worker may have open; None for one in each of its threads."""
+    def open_batches(self, size: int) -> int | None:  # noqa: ARG002 -- the size makes no difference
+        """Return how many batches a worker may have open; None for one in each of its threads."""
         return self._options[1] or None
 
     @property
@@ -182,7 +181,7 @@ class Composite:
         """Run a batch through the steps. Return the decision on each task, or with `concurrency` a Future of them."""
         threads = self._started()
         run = CompositeRun(self._definition, batch, threads)
-        if self.concurrency is None:
+        if not self._options[1]:
             return run.decisions()
         future = threads.batches.submit(batch, f"composite {self.name}", run.decisions)
         self._open[future] = batch
