@@ -106,16 +106,16 @@ def _translated_errors(conn_id: str) -> Iterator[None]:
         yield
     except HTTPException:
         raise
-    except TaskQueueError as error:
-        status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 409)
-        raise HTTPException(status, str(error)) from None
-    except AirflowNotFoundException:
-        raise HTTPException(503, f"[taskq] conn_ids lists {conn_id}, but Airflow has no such connection.") from None
     except TaskQConnectionError as error:
         _log.warning("TaskQ page: no connection: conn_id=%s error=%s", conn_id, error)
         raise HTTPException(
             503, f"The page cannot connect to the database of {conn_id}; the log of the API server has the reason."
         ) from None
+    except TaskQueueError as error:
+        status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 409)
+        raise HTTPException(status, str(error)) from None
+    except AirflowNotFoundException:
+        raise HTTPException(503, f"[taskq] conn_ids lists {conn_id}, but Airflow has no such connection.") from None
     except psycopg.errors.QueryCanceled:
         raise HTTPException(503, "The query took too long and was canceled; narrow the filter, or try again.") from None
     except psycopg.errors.InsufficientPrivilege:
