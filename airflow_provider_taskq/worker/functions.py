@@ -18,6 +18,7 @@ from airflow_provider_taskq.worker.handlers import (
     TaskFunction,
     WorkHandler,
     decide,
+    decision_of,
     decision_on,
     decisions_of,
 )
@@ -119,20 +120,40 @@ class EachHandler:
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Return the decision on each task, or a Future of them. Start no task after the batch is abandoned."""
-        started: dict[Task, Any] = {}
-        name = self.name
-        for task in batch.tasks:
-            call = self._call_of(task, batch)
-            if self._executor is not None:
-                started[task] = self._executor.submit(batch, f"{name} for task {task.sequence}", call)
-            elif not batch.cancelled.is_set():
-                started[task] = attempt(call)
+        if self._executor is None:
+            return self._handle_here(batch)
+        executor, name = self._executor, self.name
+        started = {
+            task: executor.submit(batch, f"{name} for task {task.sequence}", self._call_of(task, batch))
+            for task in batch.tasks
+        }
         return then(started.values(), lambda: {task: self._decide(task, started[task], batch) for task in started})
 
     def close(self) -> None:
         """End the threads or processes. Do not wait for a stuck one."""
         if self._executor is not None:
             self._executor.close()
+
+    def _handle_here(self, batch: Batch) -> Decisions | Future[Decisions]:
+        """Call the function for one task after another in this thread."""
+        decided: dict[Task, Decision] = {}
+        waiting: dict[Task, Future[Any]] = {}
+        for task in batch.tasks:
+            if batch.cancelled.is_set():
+                break
+            try:
+                outcome = self._function(task, batch=batch)
+                if isinstance(outcome, Future):
+                    waiting[task] = outcome
+                else:
+                    decided[task] = decision_of(outcome)
+            except BaseException as error:  # noqa: BLE001 -- also SystemExit: it fails this task only
+                decided[task] = decision_on(error, self._success_on)
+        if not waiting:
+            return decided
+        return then(
+            waiting.values(), lambda: decided | {task: self._decide(task, waiting[task], batch) for task in waiting}
+        )
 
     def _call_of(self, task: Task, batch: Batch) -> Callable[[], Any]:
         return partial(self._function, task, batch=batch)

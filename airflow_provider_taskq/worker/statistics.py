@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean, quantiles
 from typing import Any
@@ -97,11 +97,15 @@ class WorkerCounters:
         """Count a lease that was lost."""
         self._add({"leases_lost": 1})
 
-    def ended(self, tasks: int, committed: Iterable[Decision]) -> None:
+    def ended(self, tasks: int, committed: Collection[Decision]) -> None:
         """Count the end of a batch: the results of committed decisions, and the other tasks as abandoned."""
-        counted = Counter("undecided" if is_undecided(each) else _FIELDS[each.result] for each in committed)
-        handled, abandoned = counted.total() - counted["undecided"], tasks - counted.total()
-        self._add({**counted, "handled": handled, "abandoned": abandoned, "in_flight": -tasks})
+        results = Counter([each.result for each in committed])
+        numbers = {_FIELDS[result]: number for result, number in results.items()}
+        if suspended := numbers.get("suspended", 0):
+            numbers["undecided"] = sum(map(is_undecided, committed))
+            numbers["suspended"] = suspended - numbers["undecided"]
+        handled = len(committed) - numbers.get("undecided", 0)
+        self._add({**numbers, "handled": handled, "abandoned": tasks - len(committed), "in_flight": -tasks})
 
     def poll_started(self, completing: int, *, retried: bool) -> int | None:
         """Count the start of a poll. Return a mark for `is_quiet` and `poll_ended`, or None if tasks are in flight.
