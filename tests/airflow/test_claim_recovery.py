@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from airflow_provider_taskq.queue import LeaseLost, Result, TaskQueue
+from airflow_provider_taskq.queue import LeaseLost, Result, State, TaskQueue
 from demo.airflow_api import until
 from tests.airflow.chaos_run import SECONDS, Run, Work
 from tests.airflow.chaos_site import Installation
@@ -119,8 +119,11 @@ def test_tasks_of_a_failed_run_go_to_others_after_its_lease_expired_or_was_relea
     heir = f"heir-{way}"
     airflow.site.trigger("claims", heir, {**run.conf, "first_try": "succeeds"})
     assert airflow.site.wait_run("claims", heir, {"success"}, SECONDS) == "success"
-    assert run.tasks() == [("a", "SUCCEEDED", 1, crashes), ("b", "SUCCEEDED", 1, crashes), ("c", "READY", 0, 0)]
-    assert {task.owner for task in queue.page(run.id)[:2]} == {f"claims/{heir}/gate/-1"}
+    done = [("a", "SUCCEEDED", 1, crashes), ("b", "SUCCEEDED", 1, crashes), ("c", "READY", 0, 0)]
+    if way == "lapsed":
+        done[1] = ("b", "READY", 0, 1)  # the claim takes a alone: of two tasks that were held in a crash, one caused it
+    assert run.tasks() == done
+    assert {task.owner for task in queue.page(run.id) if task.state is State.SUCCEEDED} == {f"claims/{heir}/gate/-1"}
 
 
 def test_a_gate_that_claims_outlives_its_triggerer_and_claims_once(airflow: Installation, queue: TaskQueue) -> None:
