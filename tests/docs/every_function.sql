@@ -36,6 +36,7 @@ SELECT * FROM taskq.poll('orders', 'worker-1', (SELECT fence FROM taskq.owner('w
     'LAST_IN_FIRST_OUT', 'SINGULAR_BY_IDENTIFIER_SUSPEND_UNTIL_SUCCESS');
 SELECT taskq.claim('orders', 'worker-1', (SELECT fence FROM taskq.owner('worker-1')), 1, 'FIRST_IN_FIRST_OUT', 'NONE');
 SELECT * FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders');
+SELECT taskq.max_claim('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
 SELECT taskq.release_tasks('worker-1', (SELECT fence FROM taskq.owner('worker-1')), ARRAY(
     SELECT sequence FROM taskq.held('worker-1', (SELECT fence FROM taskq.owner('worker-1')), 'orders') LIMIT 1));
 SELECT taskq.complete('worker-1', (SELECT fence FROM taskq.owner('worker-1')), ARRAY(
