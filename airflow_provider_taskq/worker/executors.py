@@ -10,9 +10,9 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -122,18 +122,13 @@ class OtherExecutor(CallExecutor):
 
 
 class EventLoop(CallExecutor):
-    """An event loop in a daemon thread, which the first call starts. It awaits what a call returns.
+    """An event loop in a daemon thread, which the first call starts. It awaits what a call returns."""
 
-    :param size: calls that run at once; None for no limit.
-    """
-
-    def __init__(self, size: int | None, name: str) -> None:
-        self._size = size
+    def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._room: asyncio.Semaphore | None = None
         self._new: list[tuple[Future[Any], Context, Callable[[], Coroutine[Any, Any, None]]]] = []
 
     def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
@@ -160,7 +155,6 @@ class EventLoop(CallExecutor):
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._room = asyncio.Semaphore(self._size) if self._size else None
             self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name=self._name, daemon=True)
             self._thread.start()
         return self._loop
@@ -176,10 +170,9 @@ class EventLoop(CallExecutor):
     async def _run(self, batch: Batch, name: str, call: Callable[[], Any], future: Future[Any]) -> None:
         """Complete a Future with the result of a call, or with its error: also SystemExit, which would end the loop."""
         try:
-            async with self._room or nullcontext():
-                with batch.running(f"{name} on the event loop", _stack_of_current()):
-                    result = call()
-                    result = await result if inspect.isawaitable(result) else result
+            with batch.running(f"{name} on the event loop", stack_of_tasks([asyncio.current_task()])):
+                result = call()
+                result = await result if inspect.isawaitable(result) else result
         except BaseException as error:  # noqa: BLE001
             complete(future, partial(_raise, error))
         else:
@@ -194,14 +187,15 @@ def in_batch(batch: Batch, name: str, call: Callable[[], T], stack: Callable[[],
         return call()
 
 
-def _stack_of_current() -> Callable[[], str]:
-    """Return a function that formats the stack of the current task of the loop, or of the thread that it blocks."""
-    task, loop, thread = asyncio.current_task(), asyncio.get_running_loop(), stack_of(threading.get_ident())
+def stack_of_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> Callable[[], str]:
+    """Return a function that formats the stacks of tasks of this loop, or of its thread if one of them blocks it."""
+    loop, thread = asyncio.get_running_loop(), stack_of(threading.get_ident())
 
     def stack() -> str:
-        if task is None or asyncio.current_task(loop) is task:
+        if asyncio.current_task(loop) in tasks:
             return thread()
-        return "".join("".join(traceback.format_stack(frame, 1)) for frame in task.get_stack())
+        frames = [frame for task in tasks if task for frame in task.get_stack()]
+        return "".join("".join(traceback.format_stack(frame, 1)) for frame in frames)
 
     return stack
 

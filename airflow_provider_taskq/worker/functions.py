@@ -1,5 +1,6 @@
 """`each` and `batch`: handlers that call a function for each task, or for each batch."""
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -10,7 +11,7 @@ from typing import Any
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.errors import picklable_error
 from airflow_provider_taskq.worker.batches import Batch, Exceptions
-from airflow_provider_taskq.worker.executors import CallExecutor, EventLoop, OtherExecutor, Threads
+from airflow_provider_taskq.worker.executors import CallExecutor, EventLoop, OtherExecutor, Threads, stack_of_tasks
 from airflow_provider_taskq.worker.futures import attempt, final, then
 from airflow_provider_taskq.worker.handlers import (
     BatchFunction,
@@ -61,7 +62,7 @@ def each(
     if executor is not None and (threads != 1 or processes or is_coroutine):
         raise ValueError("executor cannot be combined with threads, processes or a coroutine function")
     if is_coroutine:
-        return EachHandler(function, success_on, EventLoop(concurrency, "taskq event loop"), concurrency)
+        return CoroutineHandler(function, success_on, concurrency)
     if processes:
         return ProcessHandler(function, success_on, Processes(processes))
     if executor is not None:
@@ -160,6 +161,38 @@ class EachHandler:
 
     def _decide(self, task: Task, outcome: Any, batch: Batch) -> Decision:  # noqa: ARG002 -- for processes
         return decide(outcome, self._success_on)
+
+
+class CoroutineHandler(EachHandler):
+    """Awaits a coroutine function for each task, on one event loop for all batches."""
+
+    def __init__(self, function: Callable[..., Any], success_on: Exceptions, concurrency: int) -> None:
+        self._loop = EventLoop("taskq event loop")
+        super().__init__(function, success_on, self._loop, concurrency)
+        self._new_room = partial(asyncio.Semaphore, concurrency)
+        self._room = self._new_room()
+
+    def handle(self, batch: Batch) -> Future[Decisions]:
+        """Return a Future of the decision on each task."""
+        return self._loop.submit(batch, self.name, partial(self._decide_all, batch))
+
+    def close(self) -> None:
+        """Cancel the coroutines that still run, and end the loop."""
+        self._loop.close()
+        self._room = self._new_room()  # the old one belongs to the ended loop
+
+    async def _decide_all(self, batch: Batch) -> Decisions:
+        """Decide on all tasks in one call of the loop, since a call for each task costs several times as much."""
+        started = [asyncio.create_task(self._decide_later(task, batch)) for task in batch.tasks]
+        with batch.running(f"the tasks of {self.name}", stack_of_tasks(started)):
+            return dict(zip(batch.tasks, await asyncio.gather(*started), strict=True))
+
+    async def _decide_later(self, task: Task, batch: Batch) -> Decision:
+        try:
+            async with self._room:
+                return decision_of(await self._function(task, batch=batch))
+        except BaseException as error:  # noqa: BLE001 -- also SystemExit, which would end the loop
+            return decision_on(error, self._success_on)
 
 
 class ProcessHandler(EachHandler):

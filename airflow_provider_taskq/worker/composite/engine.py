@@ -47,7 +47,7 @@ class CompositeThreads:
         self.batches = Threads(max(1, concurrency), f"taskq {name} batch")
         self.steps = Threads(_STEP_THREADS, f"taskq {name} step")
         self.calls = executor or Threads(size or 1, f"taskq {name} task")
-        self.loop = EventLoop(None, f"taskq {name} loop")
+        self.loop = EventLoop(f"taskq {name} loop")
 
 
 @dataclass(slots=True)
