@@ -133,7 +133,9 @@ def test_a_drain_killed_in_the_middle_is_finished_by_its_retry_and_nothing_is_do
     assert counts(demo.dsn) == expected(SLICE)
     with connect(demo.dsn) as conn:
         tasks = TaskQueue(conn).page(TOPIC, size=SLICE)
-    assert {(task.attempt, task.crashes) for task in tasks} == {(1, 1)}, "the retry took over the same claim, after a crash"
+    assert {(task.attempt, task.crashes) for task in tasks} == {(1, 1)}, (
+        "the retry took over the same claim, after a crash"
+    )
 
 
 def test_a_topic_with_other_tasks_is_not_emptied_by_the_demo(dsn: str) -> None:
