@@ -9,16 +9,16 @@ from typing import TypeAlias
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, ProgressTracker
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
 from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
+from airflow_provider_taskq.queue.durations import Duration, DurationLike, to_timedelta
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
-from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, lease_call_limit
+from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Timeouts
 
 SequenceResolver: TypeAlias = Callable[[Task], str]
 RetryDelay: TypeAlias = Callable[[int], DurationLike | None]
 _RETRY = RetryPolicy.event_handling()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
     """All settings of a consumer. Raises InvalidArgument if one is out of range, or if two contradict each other.
 
@@ -42,9 +42,7 @@ class ConsumerConfig:
     :param retry: the delays after failures of an event: a policy, a series of delays, or a function of the number of
         failures that returns a delay or None. At the end of the policy or the series, and after None, the consumer
         skips the event.
-    :param call_timeout: how long the consumer waits for an answer of the database before it opens another connection;
-        by default a third of the lease, at least 5 seconds.
-    :param handler_statement_timeout: the same for the statements of transactional handlers.
+    :param timeouts: how long the consumer waits for answers of the database.
     """
 
     subject: str | None = None
@@ -56,24 +54,20 @@ class ConsumerConfig:
     transactional: bool = False
     transaction_size: int = 1
     exclusive: bool = True
-    lease: DurationLike = timedelta(seconds=10)
+    lease: Duration[timedelta] = Duration("10s")
     max_partitions: int | None = None
     only_partitions: Collection[int] | None = None
     size: int = 100
-    pause: DurationLike = timedelta(milliseconds=500)
+    pause: Duration[timedelta] = Duration("0.5s")
     retry: RetryPolicy | RetryDelay | Collection[DurationLike] = _RETRY
-    call_timeout: DurationLike | None = None
-    handler_statement_timeout: DurationLike = HANDLER_STATEMENT_TIMEOUT
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
 
     def __post_init__(self) -> None:
         for name in ("partitions", "size", "transaction_size", "max_partitions"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise InvalidArgument(f"{name} must be at least 1, not {number}")
-        for name in ("lease", "pause", "call_timeout", "handler_statement_timeout"):
-            duration = to_timedelta(getattr(self, name))
-            if duration is not None and not timedelta(0) < duration <= MAX_STORED_DURATION:
-                limits = f"longer than 0 and at most {MAX_STORED_DURATION.days} days"
-                raise InvalidArgument(f"{name} must be {limits}, not {duration}")
+        if self.lease > MAX_STORED_DURATION:
+            raise InvalidArgument(f"lease must be at most {MAX_STORED_DURATION.days} days, not {self.lease}")
         last = self.partitions - 1
         if outside := [each for each in self.only_partitions or () if not 0 <= each <= last]:
             raise InvalidArgument(f"only_partitions {outside} must be numbers of partitions, 0 to {last}")
@@ -112,12 +106,12 @@ class ConsumerConfig:
 
         Because other consumers try to acquire every tenth of it, one of them takes over within the configured length.
         """
-        return to_timedelta(self.lease) * 0.8
+        return self.lease * 0.8
 
     @property
     def renewal_seconds(self) -> float:
         """The seconds between two attempts to renew and acquire leases: a tenth of the lease, at most 1."""
-        return min(to_timedelta(self.lease).total_seconds() / 10, 1.0)
+        return min(self.lease.total_seconds() / 10, 1.0)
 
     def retry_delay(self, failures: int) -> timedelta | None:
         """Return the delay after a number of failures of an event until the next attempt, or None to skip the event."""
@@ -129,8 +123,7 @@ class ConsumerConfig:
 
     def call_limit(self) -> CallLimit:
         """Return the time limit for the calls of one partition."""
-        statements = to_timedelta(self.handler_statement_timeout)
-        return lease_call_limit(to_timedelta(self.lease), to_timedelta(self.call_timeout), statements)
+        return self.timeouts.call_limit(self.lease)
 
     def concerns(self, event: Task) -> bool:
         """Return whether the subject includes an event."""

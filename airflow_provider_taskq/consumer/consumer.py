@@ -15,7 +15,6 @@ from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, Tra
 from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
 from airflow_provider_taskq.consumer.progress import DatabaseProgress, PartitionProgress, TrackedProgress
 from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError, verify_for_work
-from airflow_provider_taskq.queue.durations import to_timedelta
 from airflow_provider_taskq.queue.faults import classify, is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
@@ -58,7 +57,7 @@ class Consumer(ServiceThread):
         self.member_id = f"{socket.gethostname()} {os.getpid()} {uuid4().hex[:8]}"
         self.errors: dict[int, BaseException] = {}
         self._handlers = self._supplied_handlers()
-        self._connect = connection_factory(dsn, to_timedelta(config.lease))
+        self._connect = connection_factory(dsn, config.lease)
         self._on_failure = on_failure or (lambda _: None)
         self._loops: list[PartitionLoop] = []
         self._hurried = False

@@ -27,7 +27,6 @@ from airflow_provider_taskq.queue import (
     partition_of,
 )
 from airflow_provider_taskq.queue.backoff import Backoff, retrying
-from airflow_provider_taskq.queue.durations import to_timedelta
 from airflow_provider_taskq.queue.errors import CallTimeout, first_line
 from airflow_provider_taskq.queue.faults import Fault, classify, is_read_only
 from airflow_provider_taskq.queue.handler_statements import handler_statements
@@ -140,7 +139,7 @@ class PartitionLoop:
                 if events.at_end:
                     return
                 if not events:
-                    self._wait(to_timedelta(self._config.pause).total_seconds(), may_wake=True)
+                    self._wait(self._config.pause.total_seconds(), may_wake=True)
         finally:
             progress.conn.close()
 

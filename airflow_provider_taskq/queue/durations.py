@@ -66,7 +66,7 @@ class Duration(Generic[T]):
     For example `pause: Duration[timedelta] = Duration("1s")`, or with None as another value
     `limit: Duration[timedelta | None] = Duration(None)`.
 
-    Raises ValueError for a duration that is not longer than 0.
+    Raises InvalidArgument for a duration that is not longer than 0.
     """
 
     def __init__(self, default: DurationLike | T) -> None:
@@ -82,7 +82,7 @@ class Duration(Generic[T]):
     def __set__(self, instance: object, value: DurationLike | T) -> None:
         duration: timedelta | None = to_timedelta(value)
         if duration is not None and duration <= timedelta(0):
-            raise ValueError(f"{self._name} must be longer than 0, not {duration}")
+            raise InvalidArgument(f"{self._name} must be longer than 0, not {duration}")
         instance.__dict__[self._name] = duration
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, FollowUp, Release, tagged
     from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
-    from airflow_provider_taskq.worker.config import SlowReports, Timeouts
+    from airflow_provider_taskq.worker.config import SlowReports
+    from airflow_provider_taskq.worker.connection import Timeouts
     from airflow_provider_taskq.worker.functions import batch, each
     from airflow_provider_taskq.worker.groups import GroupMode, Groups
     from airflow_provider_taskq.worker.handlers import (
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "tagged"),
     "composite": ("Composite", "CompositeClosed", "StepMode"),
-    "config": ("SlowReports", "Timeouts"),
+    "config": ("SlowReports",),
+    "connection": ("Timeouts",),
     "functions": ("batch", "each"),
     "handlers": ("UNDECIDED", "ForeignDecision", "HandlerOutcome", "TaskResultException", "WorkHandler"),
     "groups": ("GroupMode", "Groups"),

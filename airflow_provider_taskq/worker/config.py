@@ -8,25 +8,13 @@ from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.durations import Duration
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.batches import Rewrite
-from airflow_provider_taskq.worker.connection import HANDLER_STATEMENT_TIMEOUT, Connect, lease_call_limit
+from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Connect, Timeouts
 from airflow_provider_taskq.worker.groups import Groups
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
 from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
 from airflow_provider_taskq.worker.listener import WorkerListener
 
 MAX_NAME_LENGTH = 900  # the name of an owner may have 1000: the host, the process and a number follow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """How long a worker waits for an answer of the database before it opens another connection.
-
-    :param call: for its own calls; by default a third of the lease, at least 5 seconds.
-    :param handler_statement: for the statements of commit hooks.
-    """
-
-    call: Duration[timedelta | None] = Duration(None)
-    handler_statement: Duration[timedelta] = Duration(HANDLER_STATEMENT_TIMEOUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +46,7 @@ class WorkerConfig:
     lease: Duration[timedelta] = Duration("1m")
     pause: Duration[timedelta] = Duration("1s")
     limit: Duration[timedelta | None] = Duration(None)
-    timeouts: Timeouts = Timeouts()
+    timeouts: Timeouts = DEFAULT_TIMEOUTS
     listen: bool = True
     # What others see:
     name: str = ""
@@ -68,7 +56,7 @@ class WorkerConfig:
 
     def call_limit(self) -> CallLimit:
         """Return the time limit for the calls of a new session."""
-        return lease_call_limit(self.lease, self.timeouts.call, self.timeouts.handler_statement)
+        return self.timeouts.call_limit(self.lease)
 
     def __post_init__(self) -> None:
         self.name = self.name or self.topic

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -9,16 +10,37 @@ import psycopg
 
 from airflow_provider_taskq.queue import TaskQueue, connect
 from airflow_provider_taskq.queue.connection import CallLimit, connection_defaults, limit_calls, resolve_dsn
+from airflow_provider_taskq.queue.durations import Duration
 from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
 from airflow_provider_taskq.queue.faults import classify, is_read_only
 
 Connect: TypeAlias = Callable[[], psycopg.Connection[Any]]
 
-HANDLER_STATEMENT_TIMEOUT = timedelta(minutes=5)
 _CALL_SECONDS = 60.0  # limit of sessions without a lease
 _LEAST_CALL_SECONDS = 5.0  # a healthy server may be busy for this long
 _LEAST_HEARTBEAT_SECONDS = 1.0
 _LEAST_CONNECT_SECONDS = 2  # libpq rounds a shorter connect_timeout up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long a worker or consumer waits for an answer of the database before it opens another connection.
+
+    :param call: for its own calls; by default a third of the lease, at least 5 seconds.
+    :param handler_statement: for the statements of commit hooks and transactional handlers.
+    """
+
+    call: Duration[timedelta | None] = Duration(None)
+    handler_statement: Duration[timedelta] = Duration("5m")
+
+    def call_limit(self, lease: timedelta) -> CallLimit:
+        """Return the limit of calls under a lease of this length."""
+        default = max(_LEAST_CALL_SECONDS, lease.total_seconds() / 3)
+        seconds = default if self.call is None else self.call.total_seconds()
+        return CallLimit(seconds, self.handler_statement.total_seconds())
+
+
+DEFAULT_TIMEOUTS = Timeouts()
 
 
 class Disconnected(ConnectionFailed):
@@ -75,12 +97,6 @@ def connect_limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[An
         conn.close()
         raise
     return conn
-
-
-def lease_call_limit(lease: timedelta, timeout: timedelta | None, handler_statements: timedelta) -> CallLimit:
-    """Return the limit of calls under a lease: `timeout`, by default a third of the lease, at least 5 seconds."""
-    seconds = max(_LEAST_CALL_SECONDS, lease.total_seconds() / 3) if timeout is None else timeout.total_seconds()
-    return CallLimit(seconds, handler_statements.total_seconds())
 
 
 def heartbeat_limit(lease: float) -> CallLimit:

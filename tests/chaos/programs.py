@@ -307,9 +307,8 @@ class Reading:
         while not self._program.stopping.is_set():
             try:
                 lease = timedelta(seconds=self._program.options.lease)
-                config = ConsumerConfig(
-                    lease=lease, transactional=True, partitions=self._partitions, handler_statement_timeout=lease
-                )
+                timeouts = Timeouts(handler_statement=lease)
+                config = ConsumerConfig(lease=lease, transactional=True, partitions=self._partitions, timeouts=timeouts)
                 with Consumer(self._program.dsn, group, TOPIC, config):
                     self._program.stopping.wait()
             except FAULTS as error:

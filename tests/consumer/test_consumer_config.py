@@ -24,7 +24,7 @@ from airflow_provider_taskq.queue import (
     partition_of,
     sequence_id,
 )
-from airflow_provider_taskq.worker import SlowReports, Worker
+from airflow_provider_taskq.worker import SlowReports, Timeouts, Worker
 from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, quick
 from tests.queue.conftest import until
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.promise("One consumer of a group at a time handles a pa
 
 def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) -> None:
     """A configuration file has durations such as `pollInterval: PT6S`."""
-    settings = ConsumerConfig(pause="PT6S", lease="100s", call_timeout=2.5, retry=["1m", 2.5])
+    settings = ConsumerConfig(pause="PT6S", lease="100s", timeouts=Timeouts(call=2.5), retry=["1m", 2.5])
     assert (settings.stored_lease, settings.call_limit().seconds) == (timedelta(seconds=80), 2.5)
     assert [settings.retry_delay(each) for each in (1, 2, 3)] == [timedelta(minutes=1), timedelta(seconds=2.5), None]
     reports = SlowReports(after=30)

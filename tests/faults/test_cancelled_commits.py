@@ -191,8 +191,8 @@ def test_a_transactional_handler_that_is_always_too_slow_fails_with_the_reason(
         dawdle(queue)
 
     queue.push("work", ["a"])
-    limits: dict[str, Any] = {"call_timeout": SECOND, "handler_statement_timeout": SECOND / 10}
-    settings = quick(lease=SECOND * 30, transactional=True, retry=NEVER, **limits)
+    timeouts = Timeouts(call=SECOND, handler_statement=SECOND / 10)
+    settings = quick(lease=SECOND * 30, transactional=True, retry=NEVER, timeouts=timeouts)
     with Consumer(dsn, heard.group, "work", settings) as consumer:
         until(lambda: 0 in consumer.errors)
     assert reason in str(consumer.errors[0])

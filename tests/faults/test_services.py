@@ -53,7 +53,7 @@ def worker(dsn: str, queue: TaskQueue) -> Iterator[GoesOn]:
 @contextmanager
 def consumer(dsn: str, queue: TaskQueue) -> Iterator[GoesOn]:
     heard = heard_all()
-    with Consumer(dsn, heard.group, "work", quick(lease=SECOND * 3, call_timeout=SECOND)) as started:
+    with Consumer(dsn, heard.group, "work", quick(lease=SECOND * 3, timeouts=Timeouts(call=SECOND))) as started:
 
         def reads_and_renews() -> None:
             [pushed] = queue.push("work", ["a"])
