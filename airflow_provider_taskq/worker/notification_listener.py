@@ -13,7 +13,7 @@ from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.faults import is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited
-from airflow_provider_taskq.worker.services import ServiceThread
+from airflow_provider_taskq.worker.services import RepeatedService
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _ANSWER_SECONDS = 10.0  # time limit of a call
 _SILENCE_SECONDS = 30.0  # without a notification, after which the connection is tested
 
 
-class NotificationListener(ServiceThread):
+class NotificationListener(RepeatedService):
     """Listens on a channel and calls `on_notification` with each payload. Reconnects after errors, also of the calls.
 
     Calls `on_missed` after each connect, because notifications may have been lost before; and after `every` seconds

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from typing import Self
 
 from airflow_provider_taskq.queue import TaskQueueError
@@ -16,17 +17,11 @@ log = logging.getLogger(__name__)
 _STOP_SECONDS = 5.0
 
 
-class ServiceThread:
-    """Base class of services that run in a thread: use `start` and `stop`, or a `with` block.
+class ServiceThread(ABC):
+    """Base class of services that run in a thread: use `start` and `stop`, or a `with` block."""
 
-    A subclass implements `_run_once`, or `_run`.
-
-    :param backoff: computes the pause after a run that failed, which the service logs; by default up to 5 seconds.
-    """
-
-    def __init__(self, name: str, backoff: Backoff | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self._service_name = name
-        self._backoff = backoff or Backoff()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -60,8 +55,22 @@ class ServiceThread:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @abstractmethod
     def _run(self) -> None:
         """Do the work of the thread until `_stopped` is set."""
+
+
+class RepeatedService(ServiceThread):
+    """Base class of services that do the same again and again.
+
+    :param backoff: computes the pause after a run that failed, which the service logs; by default up to 5 seconds.
+    """
+
+    def __init__(self, name: str, backoff: Backoff | None = None) -> None:
+        super().__init__(name)
+        self._backoff = backoff or Backoff()
+
+    def _run(self) -> None:
         while not self._stopped.is_set():
             try:
                 pause = self._run_once()
@@ -72,12 +81,12 @@ class ServiceThread:
                 log.warning("service failed, will retry: service=%s error=%s: %s", *named, exc_info=trace)
             self._stopped.wait(pause)
 
+    @abstractmethod
     def _run_once(self) -> float:
         """Do what is due, and return the seconds until the next run."""
-        raise NotImplementedError
 
 
-class PeriodicService(ServiceThread):
+class PeriodicService(RepeatedService):
     """Base class of services with a session, whose calls wait for an answer up to `limit`; a minute by default."""
 
     def __init__(

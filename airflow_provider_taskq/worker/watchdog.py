@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
-from airflow_provider_taskq.worker.services import ServiceThread
+from airflow_provider_taskq.worker.services import RepeatedService
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class _Watched:
     timed_out: bool = False
 
 
-class Watchdog(ServiceThread):
+class Watchdog(RepeatedService):
     """Watches the batches that handlers work on, in a thread that makes no network call.
 
     Calls `on_timeout` once for each batch whose handler exceeds the limit, and `check` at least once a second.
