@@ -291,7 +291,7 @@ def process_with_cause(size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.promise("a task kills its process")
-@pytest.mark.parametrize("size", [1, 20])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.faults), 20])
 def test_a_task_that_kills_the_process_is_failed_before_the_fifth_try(queue: TaskQueue, size: int) -> None:
     queue.push("work", [f"item-{number}" for number in range(100)])
     codes: list[int | None] = []

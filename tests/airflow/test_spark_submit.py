@@ -179,6 +179,7 @@ def test_a_claim_is_drained_by_its_fence_and_its_report_arrives_although_the_out
 
 
 @pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.own_database
 @pytest.mark.usefixtures("spark_submit")
 @pytest.mark.promise("A drain that ends with undecided tasks says so, and fails if max_undecided is exceeded")

@@ -58,6 +58,21 @@ def test_finding_the_command_imports_neither_the_queue_nor_click() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+# Prepares the metadata in the process that asks for an unknown connection, because Airflow's imports take seconds.
+PROGRAM = """
+import sys
+from airflow.__main__ import main
+from airflow.models import Connection
+from airflow.utils.db import initdb
+from airflow.utils.session import create_session
+initdb()
+with create_session() as session:
+    session.add(Connection.from_json(sys.argv[1], conn_id="stored"))
+sys.argv = ["airflow", "taskq", "topics", "--conn-id", "unknown"]
+main()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(RELEASE < (3, 2), reason="Airflow adds commands of providers from 3.2 on")
 def test_airflow_taskq_finds_a_connection_of_the_metadata_database(queue: TaskQueue, dsn: str, tmp_path: Path) -> None:
@@ -66,16 +81,14 @@ def test_airflow_taskq_finds_a_connection_of_the_metadata_database(queue: TaskQu
     env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     env = {**env, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
 
-    def airflow(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("airflow")), *words]
+    def executed(*command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
-    airflow("db", "migrate")
-    airflow("connections", "add", "stored", "--conn-json", connection_json(dsn))
-    listed = airflow("taskq", "ls", "work", "--conn-id", "stored", "--json")
-    assert [task["identifier"] for task in json.loads(listed.stdout)["tasks"]] == ["b", "a"]
-    unknown = airflow("taskq", "topics", "--conn-id", "unknown", code=1)
+    unknown = executed(sys.executable, "-c", PROGRAM, connection_json(dsn), code=1)
     assert "there is no Airflow connection 'unknown'" in unknown.stderr
     assert "airflow connections add unknown --conn-type taskq" in unknown.stderr
+    airflow = str(Path(sys.executable).with_name("airflow"))
+    listed = executed(airflow, "taskq", "ls", "work", "--conn-id", "stored", "--json")
+    assert [task["identifier"] for task in json.loads(listed.stdout)["tasks"]] == ["b", "a"]

@@ -33,8 +33,11 @@ def drained_until_it_ends(drained: Drained, most: int, **options: Any) -> tuple[
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"rounds": None, "size": 20}, {"condition": Condition.SINGULAR_BY_IDENTIFIER}],
-    ids=["one round", "rounds of 20", "under a condition"],
+    [
+        pytest.param({}, marks=pytest.mark.faults, id="one round"),
+        pytest.param({"rounds": None, "size": 20}, id="rounds of 20"),
+        pytest.param({"condition": Condition.SINGULAR_BY_IDENTIFIER}, marks=pytest.mark.faults, id="under a condition"),
+    ],
 )
 def test_the_fourth_drain_ends_with_every_task_decided_but_the_cause(
     drained: Drained, queue: TaskQueue, push: Push, options: Mapping[str, Any]
