@@ -50,6 +50,36 @@ def test_a_task_is_handed_out_once_its_dependency_has_succeeded_also_by_a_reassi
     assert known(queue, second).status == "succeeded"
 
 
+def test_a_purge_spares_the_task_for_which_another_waits(queue: TaskQueue, owner: Owner) -> None:
+    older, failed, waiting = queue.push("work", ["a", "a", dependent("a")])
+    assert finish(queue, owner, Result.FAILURE) == ["a", "a"]
+    assert queue.purge("work") == 1
+    assert queue.task("work", older.sequence) is None
+    assert queue.purge_sequences("work", [failed.sequence], [State.FAILED]) == 0
+    assert (finish(queue, owner), known(queue, waiting).status) == ([], "blocked")
+    queue.reassign("work", Result.SUCCESS, sequences=[failed.sequence])
+    assert finish(queue, owner) == ["b"]
+    assert queue.purge("work") == 2, "nothing waits any more"
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_task_whose_dependency_was_removed_unfinished_waits_and_says_for_what(
+    queue: TaskQueue, owner: Owner, drop: bool
+) -> None:
+    queue.create_topic("other")
+    queue.push("other", ["a"])
+    [waiting] = queue.push("work", [NewTask("b", depends_on=[("other", "a")])])
+    queue.drop_topic("other") if drop else queue.purge_all("other")
+    pass_time(queue, timedelta(minutes=1))
+    assert (queue.ready("work"), finish(queue, owner)) == (0, [])
+    place = "a topic that was dropped" if drop else "topic other"
+    assert f"a of {place}, whose tasks were removed" in str(queue.explain("work", waiting.sequence))
+    if not drop:
+        queue.push("other", ["a"])
+        queue.complete(owner, dict.fromkeys(queue.poll("other", owner), Result.SUCCESS))
+        assert finish(queue, owner) == ["b"]
+
+
 @pytest.mark.parametrize(
     ("depends_on", "reason"),
     [

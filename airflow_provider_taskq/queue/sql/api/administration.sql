@@ -158,13 +158,14 @@ BEGIN
         WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
           AND e.state::int = :FAILED AND e.error IS NOT NULL AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
         ORDER BY e.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF e SKIP LOCKED);
+    v_found := taskq_internal.without_dependents(v_topic.topic_id, v_found);
     PERFORM taskq_internal.delete_tasks(v_topic.topic_id, v_found);
     RETURN cardinality(v_found);
 END $$;
 COMMENT ON FUNCTION taskq.purge_past_ttl IS
 'Removes tasks with an error that are past their ttl: FAILED tasks, and READY tasks that are also past the retry horizon
 of the topic. It removes the p_size lowest sequences of each state. If the topic has no horizon, a READY task stays
-until it is FAILED. A task without a ttl stays. Returns how many tasks it removed. Never waits: a task that another
+until it is FAILED. A task without a ttl stays, and one on which a waiting task depends. Returns how many tasks it removed. Never waits: a task that another
 transaction holds stays. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.release_tasks(p_owner text, p_fence bigint, p_sequences bigint[]) RETURNS bigint
@@ -202,13 +203,13 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ000', format('state %s is none of 0 ACTIVE to 8 REDUNDANT', p_state));
     END IF;
     RETURN taskq_internal.purge_by_state(
-        v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), p_from, p_to, p_size);
+        v_topic_id, coalesce(p_state, :FAILED), coalesce(p_state, :REDUNDANT), true, p_from, p_to, p_size);
 END $$;
 COMMENT ON FUNCTION taskq.purge IS
 'Removes the p_size lowest tasks between the sequences p_from and p_to, both included. A bound of NULL is open. With
 p_state it removes only tasks in this state. With p_state NULL it removes tasks in the states FAILED to REDUNDANT, and
-keeps ACTIVE, READY and EXPIRED tasks. Returns how many tasks it removed. Never waits: a task that another transaction
-holds stays. Raises TQ001 for an unknown topic, and TQ000 for an unknown state.';
+keeps ACTIVE, READY and EXPIRED tasks. The latest task of an identifier on which a waiting task depends stays. Returns
+how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic, and TQ000 for an unknown state.';
 
 CREATE FUNCTION taskq.purge_all(p_topic text, p_alone boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -221,8 +222,8 @@ BEGIN
     IF v_count IS NOT NULL THEN
         RETURN v_count;
     END IF;
-    RETURN taskq_internal.purge_by_state(v_topic_id, :ACTIVE, :READY, NULL, NULL, NULL)
-         + taskq_internal.purge_by_state(v_topic_id, :EXPIRED, :REDUNDANT, NULL, NULL, NULL);
+    RETURN taskq_internal.purge_by_state(v_topic_id, :ACTIVE, :READY, false, NULL, NULL, NULL)
+         + taskq_internal.purge_by_state(v_topic_id, :EXPIRED, :REDUNDANT, false, NULL, NULL, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.purge_all IS
 'Removes every task of a topic, including held tasks. Returns how many tasks it removed. Never waits: a task that
@@ -321,13 +322,14 @@ DECLARE
                                  WHERE e.topic_id = v_topic_id AND e.sequence = ANY (p_sequences)
                                      AND e.state = ANY (p_states)
                                  FOR UPDATE SKIP LOCKED);
+    v_gone     bigint[] := taskq_internal.without_dependents(v_topic_id, v_live || v_ended);
 BEGIN
-    PERFORM taskq_internal.delete_tasks(v_topic_id, v_live || v_ended);
-    RETURN cardinality(v_live || v_ended);
+    PERFORM taskq_internal.delete_tasks(v_topic_id, v_gone);
+    RETURN cardinality(v_gone);
 END $$;
 COMMENT ON FUNCTION taskq.purge_sequences IS
-'Removes those of the given tasks that are in one of the given states and that no owner holds. Returns how many tasks it
-removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic.';
+'Removes those of the given tasks that are in one of the given states, that no owner holds, and on which no waiting task
+depends. Returns how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.count_lapsed(p_grace interval, OUT owners bigint, OUT tasks bigint)
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -436,14 +438,15 @@ LANGUAGE sql AS $$
 $$;
 
 -- Removes tasks in the states p_low to p_high, in batches that limit the server's memory. The states are either ACTIVE
--- and READY, or among the others.
+-- and READY, or among the others. With p_spare it keeps the tasks on which waiting tasks depend.
 CREATE FUNCTION taskq_internal.purge_by_state(
-    p_topic_id int, p_low int, p_high int, p_from bigint, p_to bigint, p_size bigint
+    p_topic_id int, p_low int, p_high int, p_spare boolean, p_from bigint, p_to bigint, p_size bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_batch bigint;
     v_next  bigint := p_from;
     v_found bigint[];
+    v_gone  bigint[];
     v_count bigint := 0;
 BEGIN
     LOOP
@@ -452,12 +455,29 @@ BEGIN
         v_found := CASE WHEN p_high <= :READY
             THEN taskq_internal.lock_live_tasks(p_topic_id, p_low, p_high, v_next, p_to, v_batch)
                         ELSE taskq_internal.lock_ended(p_topic_id, p_low, p_high, v_next, p_to, v_batch) END;
-        PERFORM taskq_internal.delete_tasks(p_topic_id, v_found);
-        v_count := v_count + cardinality(v_found);
+        v_gone := CASE WHEN p_spare THEN taskq_internal.without_dependents(p_topic_id, v_found) ELSE v_found END;
+        PERFORM taskq_internal.delete_tasks(p_topic_id, v_gone);
+        v_count := v_count + cardinality(v_gone);
         EXIT WHEN cardinality(v_found) < v_batch;
         v_next := v_found[v_batch] + 1;
     END LOOP;
     RETURN v_count;
+END $$;
+
+-- Returns the tasks among p_sequences on which no waiting task depends: a task depends on the latest of an identifier.
+CREATE FUNCTION taskq_internal.without_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    IF NOT taskq_internal.has_dependents(p_topic_id) THEN
+        RETURN p_sequences;
+    END IF;
+    RETURN ARRAY(
+        SELECT t.sequence FROM taskq_internal.task t
+        WHERE t.topic_id = p_topic_id AND t.sequence = ANY (p_sequences) AND NOT (
+            EXISTS (SELECT FROM taskq_internal.dependency d
+                    WHERE d.on_topic_id = p_topic_id AND d.on_identifier = t.identifier AND d.waiting OFFSET 0)
+            AND NOT EXISTS (SELECT FROM taskq_internal.task n WHERE n.identifier = t.identifier
+                            AND n.topic_id = p_topic_id AND n.sequence > t.sequence OFFSET 0)));
 END $$;
 
 -- Locks the p_size lowest ACTIVE or READY tasks in a range of sequences and in the states p_low to p_high. Returns

@@ -42,13 +42,16 @@ DECLARE
 BEGIN
     SELECT p.name, d.on_identifier, n.sequence, coalesce(e.state, :READY) AS state INTO v_first
     FROM taskq_internal.dependency d
-    CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
-                        AND t.topic_id = d.on_topic_id
-                        ORDER BY t.sequence DESC LIMIT 1) n
+    LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
+                       AND t.topic_id = d.on_topic_id
+                       ORDER BY t.sequence DESC LIMIT 1) n ON true
     LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
     LEFT JOIN taskq_internal.topic p ON p.topic_id = d.on_topic_id
-    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM :SUCCEEDED LIMIT 1;
+    WHERE d.topic_id = p_topic_id AND d.sequence = p_sequence AND e.state IS DISTINCT FROM :SUCCEEDED
+      AND (n.sequence IS NOT NULL OR d.waiting) LIMIT 1;
     RETURN CASE WHEN NOT FOUND THEN 'its dependencies are fulfilled: the next poll checks them again'
+                WHEN v_first.sequence IS NULL THEN format('waits for %s of %s, whose tasks were removed',
+                    v_first.on_identifier, coalesce('topic ' || v_first.name, 'a topic that was dropped'))
                 ELSE format('waits for %s of topic %s (sequence %s, %s)', v_first.on_identifier, v_first.name,
                             v_first.sequence,
                             CASE WHEN v_first.state = :READY THEN 'not ended'

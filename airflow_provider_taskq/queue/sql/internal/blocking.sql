@@ -6,7 +6,7 @@
 -- also check the task from time to time: after a tenth of its age, between a second and a minute.
 
 -- Returns the tasks among p_sequences whose dependencies are all fulfilled. A dependency is fulfilled if the latest
--- task of its identifier has SUCCEEDED, or if no such task is left.
+-- task of its identifier has SUCCEEDED. If no task of the identifier is left, it is what the last check found.
 CREATE FUNCTION taskq_internal.fulfilled_dependents(p_topic_id int, p_sequences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -16,10 +16,10 @@ BEGIN
         SELECT u.sequence FROM unnest(p_sequences) AS u (sequence)
         WHERE NOT EXISTS (
             SELECT FROM taskq_internal.dependency d
-            CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
-                                WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
-                                ORDER BY t.sequence DESC LIMIT 1) latest
-            WHERE d.topic_id = p_topic_id AND d.sequence = u.sequence
+            LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t
+                               WHERE t.identifier = d.on_identifier AND t.topic_id = d.on_topic_id
+                               ORDER BY t.sequence DESC LIMIT 1) latest ON true
+            WHERE d.topic_id = p_topic_id AND d.sequence = u.sequence AND (latest.sequence IS NOT NULL OR d.waiting)
               AND (SELECT e.state FROM taskq_internal.ended e
                    WHERE e.topic_id = d.on_topic_id AND e.sequence = latest.sequence) IS DISTINCT FROM :SUCCEEDED
             OFFSET 0));
@@ -77,7 +77,10 @@ BEGIN
             FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
         WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_rest);
         UPDATE taskq_internal.dependency d SET waiting = true
-        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_rest) AND NOT d.waiting;
+        WHERE d.topic_id = p_topic_id AND d.sequence = ANY (v_rest) AND NOT d.waiting
+          -- A dependency whose tasks were removed after their success stays fulfilled.
+          AND EXISTS (SELECT FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
+                      AND t.topic_id = d.on_topic_id OFFSET 0);
     END IF;
     RETURN v_fulfilled;
 END $$;
