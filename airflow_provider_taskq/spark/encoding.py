@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pyarrow.types as kinds
 
 from airflow_provider_taskq.queue import InvalidTask, Result
 from airflow_provider_taskq.spark.binary_copy import binary_rows
+from airflow_provider_taskq.spark.columns import json_of
 
 COPY_DECISIONS = (
     "COPY taskq.staged (stage, part, attempt, sequence, result, output, error, delay) FROM STDIN (FORMAT binary)"
@@ -244,7 +244,7 @@ class _TaskEncoder:
         payloads = _optional(self.batch, "payload")
         if kinds.is_string(payloads.type) or kinds.is_null(payloads.type):
             return self.texts("payload")
-        return self._encoded(payloads, lambda value: _JSON.encode(_json_value(value, payloads.type)), "payload")
+        return self._encoded(payloads, lambda value: json_of(value, payloads.type), "payload")
 
     def durations(self, name: str) -> pa.Array:
         """Return durations, which the DataFrame has as intervals or in seconds."""
@@ -292,20 +292,6 @@ class _TaskEncoder:
         identifier = self.batch.column("identifier")[place].as_py()
         shown = "null" if identifier is None else repr(identifier[:100])
         raise InvalidTask(f"row {self.first + place} of partition {self.part} (identifier {shown}): {reason}")
-
-
-def _json_value(value: Any, kind: pa.DataType) -> Any:
-    """Convert structs and maps to objects, and dates and times to ISO 8601."""
-    if value is None:
-        return None
-    if kinds.is_struct(kind):
-        return {field.name: _json_value(value[field.name], field.type) for field in kind}
-    if kinds.is_map(kind):
-        names = [key if isinstance(key, str) else json.dumps(_json_value(key, pa.null())) for key, _ in value]
-        return {name: _json_value(item, kind.item_type) for name, (_, item) in zip(names, value, strict=True)}
-    if kinds.is_list(kind) or kinds.is_large_list(kind):
-        return [_json_value(item, kind.value_type) for item in value]
-    return value.isoformat() if isinstance(value, date) else value
 
 
 def pairs_text(value: Any) -> str:

@@ -17,6 +17,7 @@ from airflow_provider_taskq.queue.backoff import retrying
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
+from airflow_provider_taskq.spark.columns import plain_batch
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 
 COMMIT_SECONDS = 60.0  # for how long a commit is retried while the server is away
@@ -77,7 +78,7 @@ def stage_rows(
 
     `encode` gets a batch and the number of rows before it. If there are no rows, no connection is opened.
     """
-    nonempty = (batch for batch in batches if batch.num_rows)
+    nonempty = (plain_batch(batch) for batch in batches if batch.num_rows)
     first = next(nonempty, None)
     if first is None:
         return 0

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.spark.columns import column_types
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.encoding import check_decision_columns, check_task_columns
 from airflow_provider_taskq.spark.options import (
@@ -40,7 +41,6 @@ from airflow_provider_taskq.spark.staging import (
 from airflow_provider_taskq.spark.writers import (
     abandon_push,
     abandon_stage,
-    column_types,
     complete_stage,
     push_stage,
     stage_decisions,

@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,6 +35,7 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
+from airflow_provider_taskq.spark.columns import json_of
 from airflow_provider_taskq.spark.encoding import RESULT_NAMES, require_columns
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
@@ -323,17 +323,12 @@ def _decision_column(batch: pa.RecordBatch, target: pa.Field) -> pa.Array:
     if target.name == "delay" and kinds.is_duration(column.type):
         return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
     if kinds.is_nested(column.type):
-        texts = [None if value is None else json.dumps(value, default=_json_default) for value in column.to_pylist()]
+        try:
+            texts = [None if value is None else json_of(value, column.type) for value in column.to_pylist()]
+        except (TypeError, ValueError) as error:
+            raise InvalidTask(f"column {target.name} of the decisions is not JSON: {error}") from None
         return pa.array(texts, pa.string())
     try:
         return column.cast(target.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InvalidTask(f"column {target.name} of the decisions is {column.type}, not {target.type}") from None
-
-
-def _json_default(value: object) -> object:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    raise InvalidTask(f"a follow-up holds a {type(value).__name__}, which is not JSON")

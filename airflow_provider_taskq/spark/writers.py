@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.spark.columns import column_types
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.encoding import (
     COPY_DECISIONS,
@@ -120,11 +121,6 @@ class CompleteWriter(DataSourceArrowWriter):
             complete_stage(conn, self.options, self.stage, attempts)
             if self.options.stage is None:  # a drain reads the results of its stage first, and abandons it then
                 abandon_stage(conn, self.stage)
-
-
-def column_types(schema: StructType) -> dict[str, str]:
-    """Return the Spark type of each column of a DataFrame."""
-    return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
 def stage_tasks(

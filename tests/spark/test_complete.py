@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from airflow_provider_taskq.queue import (
     Decision,
@@ -316,15 +317,21 @@ def check_refusals(stage: Stage, pushed: list[Task], count: int) -> None:
 # Jobs of Spark, in mode=complete
 
 
-def test_a_job_ends_its_tasks(tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue, conn: Connection) -> None:
+def test_a_job_ends_its_tasks(
+    spark: SparkSession, tasks: Tasks, held: Held, complete: Complete, queue: TaskQueue, conn: Connection
+) -> None:
     options = held(40)
     decisions = tasks(options).selectExpr(
         "sequence",
         f"elt({NUMBER} % 4 + 1, 'FAILURE', 'SUSPENSION', 'FILTER', 'SUCCESS') AS result",
         f"to_json(named_struct('seen', {NUMBER})) AS message",
-        f"if({NUMBER} % 4 = 0, concat('no luck with ', identifier), null) AS error",
+        f"if({NUMBER} % 4 = 0, concat('no luck with ', identifier), null) COLLATE UNICODE AS error",
     )
-    complete(decisions, options)
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        complete(decisions, options)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
     assert states(queue) == {"FAILED": 10, "SUSPENDED": 10, "FILTERED": 10, "SUCCEEDED": 10}
     failed = queue.latest("work", ["item-8"])["item-8"]
     assert (failed.output, failed.error) == ({"seen": 8}, "no luck with item-8")

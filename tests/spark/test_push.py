@@ -114,10 +114,18 @@ def test_structs_maps_and_arrays_become_json(spark: SparkSession, write: Write, 
     payload = (
         "struct('ü \"q\"' AS text, array(1, null) AS list, map('k', 1.5D) AS map, date'2026-01-02' AS day,"
         " timestamp_ntz'2026-01-02 03:04:05' AS at, map('a', array(map('b', 1))) AS nested,"
-        " array(struct(1 AS n, null AS none)) AS structs)"
+        " array(struct(1 AS n, null AS none)) AS structs, map(date'2026-01-02', 1) AS days,"
+        " map(timestamp_ntz'2026-01-02 03:04:05', 1) AS moments, map(7, true) AS numbers, map(true, 1) AS flags)"
     )
-    write(spark.range(1).selectExpr("'a' AS identifier", f"{payload} AS payload"))
-    assert everything(queue)[0].payload == {
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        columns = ("'a' COLLATE UTF8_LCASE AS identifier", f"{payload} AS payload", "'b' COLLATE UNICODE AS reference")
+        write(spark.range(1).selectExpr(*columns))
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+    (task,) = everything(queue)
+    assert (task.identifier, task.reference) == ("a", "b")
+    assert task.payload == {
         "text": 'ü "q"',
         "list": [1, None],
         "map": {"k": 1.5},
@@ -125,7 +133,20 @@ def test_structs_maps_and_arrays_become_json(spark: SparkSession, write: Write, 
         "at": "2026-01-02T03:04:05",
         "nested": {"a": [{"b": 1}]},
         "structs": [{"n": 1, "none": None}],
+        "days": {"2026-01-02": 1},
+        "moments": {"2026-01-02T03:04:05": 1},
+        "numbers": {"7": True},
+        "flags": {"true": 1},
     }
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_a_text_may_have_any_type_of_arrow(push_rows: PushRows, queue: TaskQueue, kind: pa.DataType) -> None:
+    columns = {name: pa.array([name, "1"]).cast(kind) for name in ("identifier", "reference")}
+    lists = pa.array([["ü"], None], pa.large_list(pa.string_view()))
+    push_rows(pa.record_batch({**columns, "payload": lists}))
+    found = [(task.identifier, task.reference, task.payload) for task in everything(queue)]
+    assert found == [("identifier", "reference", ["ü"]), ("1", "1", None)]
 
 
 @pytest.mark.promise("An older task changes as the table of insertions says")

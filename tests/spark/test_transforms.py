@@ -80,7 +80,7 @@ def test_decisions_are_converted_to_one_schema() -> None:
             "sequence": 1,
             "result": "SUSPENSION",
             "delay": 2.0,
-            "push": '[{"at": "2026-01-01T00:00:00+00:00"}]',
+            "push": '[{"at":"2026-01-01T00:00:00+00:00"}]',
         }
     ]
 
