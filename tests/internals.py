@@ -428,7 +428,6 @@ def interrupted(
 Change = Literal[
     "decisions ignore fences",
     "health judges young transactions",
-    "health judges young pushes",
     "polls stop before their first read of tasks",
     "polls by identifier stop between their two checks",
     "readers of the log stop after their check for open pushes",
@@ -437,8 +436,7 @@ _STOP = "pg_advisory_xact_lock(nullif(current_setting('tests.stop', true), '')::
 _HORIZON = "least(v_next, (SELECT min(o.floor) FROM taskq_internal.open_pushes(p_topic_id) o))"
 _CHANGES: dict[Change, tuple[str, str, str]] = {
     "decisions ignore fences": ("require_lease", " AND fence = p_fence", ""),
-    "health judges young transactions": ("health_of_horizon", "60, 600, 3600", "-1, -1, 3600"),
-    "health judges young pushes": ("health_of_logs", "interval '1 minute'", "interval '-1 minute'"),
+    "health judges young transactions": ("health_of_transactions", "60, 600, 3600", "-1, -1, 3600"),
     "polls stop before their first read of tasks": ("require_running_lease", "BEGIN\n", f"BEGIN PERFORM {_STOP};\n"),
     "polls by identifier stop between their two checks": (
         "claim_identifiers",

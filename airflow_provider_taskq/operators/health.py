@@ -12,7 +12,7 @@ from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.parameters import DurationValue, enum_name, parse_duration, parse_enum
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue
-from airflow_provider_taskq.queue.metrics import ACTIVE, DEAD_TUPLES, DEPTH, HEALTH, OLDEST_READY
+from airflow_provider_taskq.queue.metrics import ACTIVE, DEPTH, HEALTH, OLDEST_READY
 from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class TaskQHealthOperator(TaskQBaseOperator):
     The operator claims no tasks and takes no locks. If Airflow sends metrics, it sets these gauges:
 
     - `taskq.health`: the severity of each subject;
-    - `taskq.dead_tuples`: the number of dead rows that wait for vacuum;
     - `taskq.depth`: the number of tasks of each topic by state, up to 100,000;
     - `taskq.active`: the number of held tasks of each topic;
     - `taskq.oldest_ready_seconds`: how long the oldest task of each topic has been due.
@@ -81,8 +80,6 @@ class TaskQHealthOperator(TaskQBaseOperator):
             worst[finding.subject] = max(worst.get(finding.subject, 0), finding.severity)
         for subject, severity in worst.items():
             metrics.record(HEALTH, severity, subject=subject.replace(" ", "_"))
-        dead = max((finding.value or 0 for finding in findings if finding.subject == "dead rows"), default=0)
-        metrics.record(DEAD_TUPLES, dead)
 
     def _gauge_topics(self, queue: TaskQueue) -> None:
         """Set the gauges of each topic. Topics with the tag `other` share one gauge: the sum, or the greatest age."""

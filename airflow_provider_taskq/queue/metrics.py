@@ -69,8 +69,6 @@ ACTIVE = Metric("gauge", "taskq.active", "", _TOPIC, "Held tasks. `TaskQHealthOp
 OLDEST_READY = Metric("gauge", "taskq.oldest_ready_seconds", "taskq_oldest_ready_seconds", _TOPIC,
     "How long the oldest due task has been due. A worker needs access as reader.")
 HEALTH = Metric("gauge", "taskq.health", "", ("subject",), "0 FINE, 1 NOTICE, 2 WARNING, 3 CRITICAL.")
-DEAD_TUPLES = Metric("gauge", "taskq.dead_tuples", "", (),
-    "Dead rows of the table that has most of them relative to its limit.")
 # fmt: on
 
 METRICS = tuple(metric for metric in vars().copy().values() if isinstance(metric, Metric))

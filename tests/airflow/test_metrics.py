@@ -137,7 +137,6 @@ class TestOperators:
         assert "taskq.oldest_ready_seconds" in {name for name, _, tags in receiver.sent if tags == {"topic": "work"}}
         assert ("taskq.depth", 0, {"topic": "other", "state": "ready"}) in receiver.sent
         assert ("taskq.health", 0, {"subject": "waiting_tasks"}) in receiver.sent
-        assert "taskq.dead_tuples" in {name for name, _, _ in receiver.sent}
 
 
 @pytest.mark.usefixtures("airflow_connection", "queue")

@@ -18,8 +18,8 @@ from airflow_provider_taskq.cli._distributions import CORE, FULL
 from airflow_provider_taskq.cli._installation import check_packages
 from airflow_provider_taskq.queue import Owner, Result, TaskQueue, connect, install, uninstall
 from tests.cli.conftest import Run
-from tests.internals import Release, block_verbs, make_upkeep_due, pretend_release, stop_autovacuum
-from tests.queue.conftest import flush_statistics, lapse, pass_time
+from tests.internals import Release, block_verbs, make_upkeep_due, pretend_release
+from tests.queue.conftest import lapse, pass_time
 from tests.roles import logged_in
 
 pytestmark = pytest.mark.promise("`taskq doctor` names each problem with a remedy that mends it")
@@ -86,7 +86,7 @@ class TestInstallation:
     ) -> None:
         found = doctor(on=own_dsn)
         assert {finding["severity"] for finding in found.values()} == {"FINE"}
-        assert {"packages", "connection", "clock", "schema", "grants", "dead rows", "connections"} <= set(found)
+        assert {"packages", "connection", "clock", "schema", "grants", "upkeep", "notifications"} <= set(found)
         assert __version__ in found["packages"]["detail"]
         assert "psycopg 3." in found["packages"]["detail"]
         assert found["connection"]["detail"].startswith("PostgreSQL ")
@@ -120,7 +120,7 @@ class TestInstallation:
         found = findings["schema"]
         assert (found["severity"], found["remedy"]) == (severity, remedy or found["remedy"])
         assert detail in found["detail"]
-        assert ("dead rows" in findings) == (severity == "NOTICE")
+        assert ("upkeep" in findings) == (severity == "NOTICE")
         carry_out(found)
         assert doctor()["schema"]["severity"] == "FINE"
 
@@ -250,7 +250,7 @@ class TestGrants:
         findings = doctor(*words, on=role, code=0 if severity == "NOTICE" else 1)
         assert findings["grants"]["severity"] == severity
         assert detail in findings["grants"]["detail"]
-        assert ("dead rows" in findings) == ("reader" in kinds), "only a reader may check the database"
+        assert ("upkeep" in findings) == ("reader" in kinds), "only a reader may check the database"
         monkeypatch.setenv("TASKQ_DSN", own_dsn)
         carry_out(findings["grants"])
         after = doctor(*words, on=role)["grants"]
@@ -351,18 +351,3 @@ class TestDatabase:
         pass_time(queue, timedelta(minutes=6))
         assert doctor(code=1)["waiting tasks"]["severity"] == "WARNING"
         assert doctor("--patience", "1h")["waiting tasks"]["severity"] == "FINE"
-
-    def test_a_table_without_autovacuum_is_critical_and_its_remedy_mends_it(self, doctor: Doctor, own_dsn: str) -> None:
-        with connect(own_dsn, autocommit=True) as conn:
-            stop_autovacuum(conn)
-            queue = TaskQueue(conn)
-            queue.create_topic("work")
-            queue.push("work", [str(number) for number in range(1100)])
-            queue.claim("work", queue.register("owner"), 1100)
-            flush_statistics(conn)
-            found = doctor(on=own_dsn, code=1)["dead rows"]
-            assert found["severity"] == "CRITICAL"
-            for statement in found["remedy"].split("; "):
-                conn.execute(statement.encode())
-            flush_statistics(conn)
-            assert doctor(on=own_dsn)["dead rows"]["severity"] == "FINE"

@@ -294,7 +294,7 @@ def test_locks_consumer_groups_ticks_and_health_are_listed(client: Client) -> No
         assert (tick["topic"], tick["prefix"], tick["waiting"]) == ("nightly", "reports/daily", 12)
         assert tick["next"] < tick["last"]
     findings = get_view(client, "health")["findings"]
-    assert {"lapsed leases", "dead rows"} <= {each["subject"] for each in findings}
+    assert {"lapsed leases", "open transactions"} <= {each["subject"] for each in findings}
     assert all(each["remedy"] for each in findings if each["severity"] != "fine")
     assert {each["severity"] for each in findings} <= {"critical", "warning", "notice", "fine"}
 

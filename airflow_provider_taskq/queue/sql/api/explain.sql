@@ -90,6 +90,51 @@ COMMENT ON FUNCTION taskq.explain_ended IS
 'Explains why an ended task is in its state. Returns NULL if the task ended without a failure. The view taskq.tasks
 calls this function.';
 
+CREATE FUNCTION taskq.explain_turn(p_topic_id int, p_sequence bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_identifier text := (SELECT l.identifier FROM taskq_internal.live l WHERE l.topic_id = p_topic_id
+                          AND l.sequence = p_sequence);
+    v_other      record;
+BEGIN
+    SELECT l.sequence, o.name, o.lease_until INTO v_other FROM taskq_internal.live l LEFT JOIN taskq_internal.owner o
+        ON o.owner_id = l.holder
+    WHERE l.topic_id = p_topic_id AND l.sequence <> p_sequence AND l.sequence = (
+        SELECT t.sequence
+        FROM (SELECT) one
+        LEFT JOIN LATERAL taskq_internal.newest_identifier_front(p_topic_id, v_identifier, true) i ON true
+        CROSS JOIN LATERAL taskq_internal.turn_of_identifier(p_topic_id, v_identifier, i.claimed_at) t);
+    IF FOUND THEN
+        RETURN format('one at a time per identifier, it comes after sequence %s, %s', v_other.sequence,
+            CASE WHEN v_other.name IS NULL THEN 'which is to be tried again'
+                 WHEN v_other.lease_until < clock_timestamp()
+                     THEN format('held by %L, whose lease has lapsed', v_other.name)
+                 ELSE format('held by %L', v_other.name) END);
+    END IF;
+    SELECT e.sequence, taskq.state_name(e.state) AS state INTO v_other FROM taskq_internal.ended e
+    WHERE e.identifier = v_identifier AND e.topic_id = p_topic_id AND e.state IN (:EXPIRED, :FAILED, :SUSPENDED)
+        ORDER BY e.state, e.sequence LIMIT 1;
+    IF FOUND THEN
+        RETURN format('under the conditions that suspend an identifier, sequence %s of its identifier blocks it,'
+                      ' which is %s', v_other.sequence, v_other.state);
+    END IF;
+    RETURN NULL;
+END $$;
+COMMENT ON FUNCTION taskq.explain_turn IS
+'Explains in a sentence why a poll that takes one task per identifier at a time does not return a READY task. Returns
+NULL if no other task of the identifier blocks the task.';
+
+CREATE FUNCTION taskq.format_duration(p_duration interval) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT CASE WHEN s < 120 THEN s || ' s'
+                WHEN s < 7200 THEN s / 60 || ' min'
+                WHEN s < 172800 THEN s / 3600 || ' h' || CASE WHEN s % 3600 >= 60 THEN ' ' || s % 3600 / 60 || ' min'
+                    ELSE '' END
+                ELSE s / 86400 || ' days' END
+    FROM (SELECT floor(greatest(0, extract(epoch FROM p_duration)))::bigint AS s) n
+$$;
+COMMENT ON FUNCTION taskq.format_duration IS
+'Returns a duration as text with at most two units, for example 3 h 20 min.';
+
 -- Returns a sentence with the holder of a task and the end of its lease.
 CREATE FUNCTION taskq_internal.explain_held(p_holder bigint) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN o.lease_until < statement_timestamp()

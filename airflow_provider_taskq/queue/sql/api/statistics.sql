@@ -116,6 +116,61 @@ COMMENT ON FUNCTION taskq.topic_errors IS
 p_topic it returns only this topic. Each row has the number of FAILED tasks and of tasks that wait for a retry, each
 counted up to 1,000.';
 
+CREATE FUNCTION taskq.oldest_due(p_topic_id int, OUT sequence bigint, OUT since timestamptz)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+    v_first record;
+BEGIN
+    FOR v_first IN
+        SELECT d.* FROM taskq_internal.newest_fronts(p_topic_id) f
+        CROSS JOIN LATERAL taskq_internal.first_ready(f) d WHERE d.sequence IS NOT NULL
+    LOOP
+        IF v_first.available_at <= clock_timestamp() AND (since IS NULL OR v_first.available_at < since) THEN
+            since := taskq_internal.clamp_moment(v_first.available_at);
+            sequence := v_first.sequence;
+        END IF;
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION taskq.oldest_due IS
+'Returns the task of a topic that has been due the longest, of any priority, and the time since when it is due. Returns
+NULLs if no task is due.';
+
+-- Returns for each topic the task that has been due the longest, of any priority, unless it is due after p_until. Reads
+-- two index entries of each front, and one of each priority with late tasks.
+CREATE FUNCTION taskq_internal.oldest_due_of_topics(p_until timestamptz)
+RETURNS TABLE (topic_id int, sequence bigint, since timestamptz) LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_sort = off AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE front AS (
+        (SELECT f.* FROM taskq_internal.front f ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM front v CROSS JOIN LATERAL (
+            SELECT f.* FROM taskq_internal.front f WHERE (f.topic_id, f.priority) < (v.topic_id, v.priority)
+            ORDER BY f.topic_id DESC, f.priority DESC, f.number DESC LIMIT 1) n),
+    late AS (
+        (SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
+         WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+         ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM late v CROSS JOIN LATERAL (
+            SELECT l.topic_id, l.priority + 0 AS priority, l.available_at, l.sequence FROM taskq_internal.live l
+            WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
+              AND (l.topic_id, l.priority + 0) > (v.topic_id, v.priority)
+            ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1) n)
+    SELECT DISTINCT ON (d.topic_id) d.topic_id, d.sequence, taskq_internal.clamp_moment(d.available_at)
+    FROM (SELECT f.topic_id, l.sequence, l.available_at FROM front f CROSS JOIN LATERAL (
+              SELECT l.sequence, l.available_at FROM taskq_internal.live l
+              WHERE l.topic_id = f.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                AND l.priority = f.priority AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
+              ORDER BY l.available_at, l.sequence LIMIT 1) l
+          UNION ALL
+          SELECT l.topic_id, l.sequence, l.available_at FROM late l) d
+    WHERE d.available_at <= p_until ORDER BY d.topic_id, d.available_at, d.sequence;
+END $$;
+
 CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
 RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
     SELECT o.name, o.fence, clock_timestamp() - taskq_internal.clamp_moment(o.lease_until), o.seen, h.count
