@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.queue.arguments import to_timedelta
 from airflow_provider_taskq.queue.claims import parse_rendered
-from airflow_provider_taskq.queue.durations import to_timedelta
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
 DurationValue = timedelta | float | str

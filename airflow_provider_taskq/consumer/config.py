@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, ProgressTracker
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
+from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_timedelta
 from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.queue.durations import Duration, DurationLike, to_timedelta
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Timeouts
 

@@ -5,8 +5,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.connection import FunctionCaller, all_or_nothing
-from airflow_provider_taskq.queue.encoding import interval_text, model_row, state_number, to_int4
+from airflow_provider_taskq.queue.encoding import model_row, state_number
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.models import Json, Junction, NewTask, Owner, Result, Revival, State, Task
 from airflow_provider_taskq.queue.reports import AuditEntry
@@ -47,7 +48,7 @@ class AdminMixin(FunctionCaller):
         rows = self._rows(
             "SELECT old, new FROM taskq.revive(%s::text, %s::text, %b::bigint[], %s::int, %s::bigint, %s::bigint,"
             " %s::bigint)",
-            (topic, Revival.of(revival), _as_list(sequences), state_number(state), from_, to, size),
+            (topic, Revival.of(revival), sequences, state_number(state), from_, to, size),
         )
         return dict(rows)
 
@@ -69,7 +70,7 @@ class AdminMixin(FunctionCaller):
         """
         return self._number(
             "SELECT taskq.reassign(%s::text, %s::int, %b::bigint[], %s::int, %s::bigint, %s::bigint)",
-            (topic, int(Result.of(result)), _as_list(sequences), state_number(state), from_, to),
+            (topic, int(Result.of(result)), sequences, state_number(state), from_, to),
         )
 
     def lock_tasks(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> list[int]:
@@ -78,7 +79,7 @@ class AdminMixin(FunctionCaller):
         Tasks that another transaction holds are left out.
         """
         locked: list[int] = self._value(
-            "SELECT taskq.lock_tasks(%s::text, %b::bigint[], %b::int[])", (topic, list(sequences), _numbers(states))
+            "SELECT taskq.lock_tasks(%s::text, %b::bigint[], %b::int[])", (topic, sequences, _numbers(states))
         )
         return locked
 
@@ -119,7 +120,7 @@ class AdminMixin(FunctionCaller):
         """Remove the tasks that are in one of `states` and not held. Return the number of tasks."""
         return self._number(
             "SELECT taskq.purge_sequences(%s::text, %b::bigint[], %b::int[])",
-            (topic, list(sequences), _numbers(states)),
+            (topic, sequences, _numbers(states)),
         )
 
     def purge_past_ttl(self, topic: str, size: int = _ALL) -> int:
@@ -131,9 +132,9 @@ class AdminMixin(FunctionCaller):
 
         :param size: the most tasks of each state.
         """
-        return self._number("SELECT taskq.purge_past_ttl(%s::text, %s::int)", (topic, to_int4(size)))
+        return self._number("SELECT taskq.purge_past_ttl(%s::text, %s::int)", (topic, size))
 
-    def purge_owners(self, older_than: timedelta) -> int:
+    def purge_owners(self, older_than: DurationLike) -> int:
         """Remove owners that have no valid lease and were inactive for `older_than`. Return the number of owners.
 
         A registration, a heartbeat and a release count as activity. Owners that hold tasks stay, and owners that were
@@ -141,7 +142,7 @@ class AdminMixin(FunctionCaller):
 
         :param older_than: time since the last activity of the owner.
         """
-        return self._number("SELECT taskq.purge_owners(%s::interval)", (interval_text(older_than),))
+        return self._number("SELECT taskq.purge_owners(%s::interval)", (older_than,))
 
     # Waiting tasks
 
@@ -185,7 +186,7 @@ class AdminMixin(FunctionCaller):
 
         :raises InvalidState: if one of the tasks is not READY.
         """
-        return self._number("SELECT taskq.run_now(%s::text, %b::bigint[])", (topic, list(sequences)))
+        return self._number("SELECT taskq.run_now(%s::text, %b::bigint[])", (topic, sequences))
 
     def set_priority(self, topic: str, sequences: Iterable[int], priority: int) -> int:
         """Set the priority of READY tasks, all or none. Return the number of changed tasks.
@@ -194,7 +195,7 @@ class AdminMixin(FunctionCaller):
         :raises InvalidState: if one of the tasks is not READY.
         """
         call = "SELECT taskq.set_priority(%s::text, %b::bigint[], %s::int)"
-        return self._number(call, (topic, list(sequences), priority))
+        return self._number(call, (topic, sequences, priority))
 
     def cancel(self, topic: str, sequences: Iterable[int]) -> int:
         """End READY tasks as FILTERED without running them, all or none. Return the number of tasks.
@@ -203,7 +204,7 @@ class AdminMixin(FunctionCaller):
 
         :raises InvalidState: if one of the tasks is not READY.
         """
-        return self._number("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, list(sequences)))
+        return self._number("SELECT taskq.cancel(%s::text, %b::bigint[])", (topic, sequences))
 
     def release_tasks(self, owner: Owner, tasks: Iterable[Task | int]) -> int:
         """Release some of an owner's tasks, all or none. Return the number of tasks.
@@ -249,16 +250,16 @@ class AdminMixin(FunctionCaller):
             )
         )
 
-    def purge_group_releases(self, older_than: timedelta) -> int:
+    def purge_group_releases(self, older_than: DurationLike) -> int:
         """Forget the groups that `release_groups_once` released longer ago than this. Return the number of groups.
 
         A caller that still repeats `release_groups_once` then waits for these groups again.
         """
-        return self._number("SELECT taskq.purge_group_releases(%s::text::interval)", (interval_text(older_than),))
+        return self._number("SELECT taskq.purge_group_releases(%s::interval)", (older_than,))
 
     # Locks
 
-    def lock(self, name: str, by: str, at_most: timedelta, at_least: timedelta = _ZERO) -> bool:
+    def lock(self, name: str, by: str, at_most: DurationLike, at_least: DurationLike = _ZERO) -> bool:
         """Take a lock by name for `by`, or extend it. Return False, without waiting, if another holder has the lock.
 
         Other transactions see the lock as soon as the call returns, before the commit and also if a rollback follows.
@@ -268,7 +269,7 @@ class AdminMixin(FunctionCaller):
         """
         return self._flag(
             "SELECT taskq.lock(%s::text, %s::text, %s::interval, %s::interval)",
-            (name, by, interval_text(at_most), interval_text(at_least)),
+            (name, by, at_most, at_least),
         )
 
     def unlock(self, name: str, by: str) -> bool:
@@ -378,12 +379,8 @@ class AdminMixin(FunctionCaller):
         return self._fetch(
             model_row(AuditEntry),
             "SELECT * FROM taskq.audit_trail(%s::text, %s::bigint, %s::int)",
-            (topic, after, to_int4(size)),
+            (topic, after, size),
         )
-
-
-def _as_list(sequences: Sequence[int] | None) -> list[int] | None:
-    return None if sequences is None else list(sequences)
 
 
 def _numbers(states: Iterable[State | str]) -> list[int]:

@@ -9,8 +9,9 @@ from typing import Any, LiteralString, Unpack
 from psycopg.rows import dict_row
 
 from airflow_provider_taskq.queue.admin import AdminMixin
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.drains import DrainMixin
-from airflow_provider_taskq.queue.encoding import interval_text, json_text, model_row, polled_row, task_row, to_int4
+from airflow_provider_taskq.queue.encoding import interval_text, json_text, model_row, polled_row, task_row
 from airflow_provider_taskq.queue.errors import (
     InvalidArgument,
     InvalidTask,
@@ -77,7 +78,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
             "SELECT taskq.create_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
             " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval, %s::boolean,"
             " %s::interval, %s::interval)",
-            (topic, *map(_sql_value, policy_fields(apply_changes(policy, changes)).values())),
+            (topic, *policy_fields(apply_changes(policy, changes)).values()),
         )
 
     def alter_topic(self, topic: str, policy: TopicPolicy | None = None, **changes: Unpack[PolicyChanges]) -> None:
@@ -108,7 +109,9 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
             " FROM taskq.policy(%s::text)",
             (topic,),
         )
-        return apply_changes(TopicPolicy(), rows[0])
+        # Another program may have stored a negative duration, which no policy has.
+        stored = {name: max(value, _ZERO) if isinstance(value, timedelta) else value for name, value in rows[0].items()}
+        return apply_changes(TopicPolicy(), stored)
 
     def drop_topic(self, topic: str) -> bool:
         """Remove a topic with all its tasks, including held ones. Return False if there is no such topic.
@@ -132,7 +135,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
 
     # Owners and leases
 
-    def register(self, owner: str, lease: timedelta = _FIVE_MINUTES, *, resume: bool = True) -> Owner:
+    def register(self, owner: str, lease: DurationLike = _FIVE_MINUTES, *, resume: bool = True) -> Owner:
         """Register a name under a new, greater fence, which locks out the previous registration of the name.
 
         Tasks that the name still holds are taken over (`resumed`): they stay ACTIVE under the new fence.
@@ -145,10 +148,10 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         return self._fetch(
             _OWNER,
             "SELECT * FROM taskq.register(%s::text, %s::interval, %s::boolean)",
-            (owner, interval_text(lease), resume),
+            (owner, lease, resume),
         )[0]
 
-    def take_over(self, owner: str, claim: int, lease: timedelta = _FIVE_MINUTES) -> Owner:
+    def take_over(self, owner: str, claim: int, lease: DurationLike = _FIVE_MINUTES) -> Owner:
         """Register a name under a new, greater fence to continue a claim that another program made under the name.
 
         `claim` stays the key to the tasks: a retry takes them over by the same number, which locks out the attempt
@@ -161,7 +164,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         return self._fetch(
             _OWNER,
             "SELECT * FROM taskq.take_over(%s::text, %s::bigint, %s::interval)",
-            (owner, claim, interval_text(lease)),
+            (owner, claim, lease),
         )[0]
 
     def heartbeat(self, owner: Owner) -> Owner:
@@ -192,12 +195,12 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         found = self._fetch(_OWNER, "SELECT * FROM taskq.owner(%s::text, %s::bigint)", (name, claim))
         return found[0] if found else None
 
-    def owners(self, within: timedelta | None = None) -> list[Owner]:
+    def owners(self, within: DurationLike | None = None) -> list[Owner]:
         """Return the owners whose lease has not lapsed.
 
         :param within: only those whose last sign of life is no older than this.
         """
-        return self._fetch(_OWNER, "SELECT * FROM taskq.owners(%s::interval)", (interval_text(within),))
+        return self._fetch(_OWNER, "SELECT * FROM taskq.owners(%s::interval)", (within,))
 
     def release(self, owner: Owner, *, crashed: bool = False) -> int:
         """Give back an owner's unfinished tasks and end its lease. Return the number of tasks; 0 if the lease is gone.
@@ -218,7 +221,9 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         most: int | None = self._value("SELECT taskq.max_claim(%s::text, %s::bigint)", (owner.name, owner.fence))
         return most
 
-    def expire(self, grace: timedelta = _ZERO, *, except_owners: Collection[str] = (), topic: str | None = None) -> int:
+    def expire(
+        self, grace: DurationLike = _ZERO, *, except_owners: Collection[str] = (), topic: str | None = None
+    ) -> int:
         """End the leases that have lapsed. Return how many tasks their owners held.
 
         :param grace: only leases that lapsed longer ago than this.
@@ -227,7 +232,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         """
         return self._number(
             "SELECT taskq.expire(%s::interval, %s::text[], %s::text)",
-            (interval_text(grace), list(except_owners), topic),
+            (grace, list(except_owners), topic),
         )
 
     def maintain(self, *, except_owners: Collection[str] = ()) -> MaintenanceResult:
@@ -276,7 +281,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
             owner,
             "SELECT (SELECT taskq.draw_fence(%s::text, %s::bigint)), t.*"
             " FROM taskq.poll(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text) t",
-            (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
+            (topic, owner.name, owner.fence, size, Order(order), Condition(condition)),
         )
 
     def poll_batch(self, topic: str, owner: Owner, identifiers: int = 1, size: int = -1) -> dict[str, list[Task]]:
@@ -293,7 +298,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         for task in self._fetch(
             task_row(topic),
             "SELECT * FROM taskq.poll_batch(%s::text, %s::text, %s::bigint, %s::int, %s::int)",
-            (topic, owner.name, owner.fence, to_int4(identifiers), to_int4(size)),
+            (topic, owner.name, owner.fence, identifiers, size),
         ):
             groups.setdefault(task.identifier, []).append(task)
         return groups
@@ -314,7 +319,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         """
         return self._number(
             "SELECT taskq.claim(%s::text, %s::text, %s::bigint, %s::int, %s::text, %s::text)",
-            (topic, owner.name, owner.fence, to_int4(size), Order(order), Condition(condition)),
+            (topic, owner.name, owner.fence, size, Order(order), Condition(condition)),
         )
 
     def ready(self, topic: str, limit: int = 1, condition: Condition | str = Condition.NONE) -> int:
@@ -323,9 +328,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         The count leaves out what a poll would skip at this moment: tasks and, under a condition, identifiers that an
         open transaction holds. The count is 0 for a paused topic.
         """
-        return self._number(
-            "SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, to_int4(limit), Condition(condition))
-        )
+        return self._number("SELECT taskq.ready(%s::text, %s::int, %s::text)", (topic, limit, Condition(condition)))
 
     def has_unclaimed(self, topic: str, condition: Condition | str = Condition.NONE) -> bool:
         """Return whether a poll could claim a task now, or could if no other poll were examining the task's identifier.
@@ -340,7 +343,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         self, topic: str, condition: Condition | str = Condition.NONE, cap: int = MAX_COUNT
     ) -> TopicStatus:
         """Count a topic's unfinished tasks by what keeps them from being polled, each status up to `cap`."""
-        rows = self._rows(TOPIC_STATUS_QUERY, ([topic], [Condition.of(condition)], to_int4(cap)))
+        rows = self._rows(TOPIC_STATUS_QUERY, ([topic], [Condition.of(condition)], cap))
         if not rows:
             raise UnknownTopic(f"topic {topic!r} does not exist; create it with create_topic")
         return TopicStatus(topic, *rows[0][1:])
@@ -387,7 +390,7 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
             " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text, %b::int[]) t",
             (
                 *(owner.name, owner.fence, *_decision_columns(decisions)),
-                *(topic, to_int4(size), Order(order), Condition(condition), _attempts(decisions)),
+                *(topic, size, Order(order), Condition(condition), _attempts(decisions)),
             ),
         )
 
@@ -401,13 +404,11 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         return polled
 
 
-def _sql_value(value: Any) -> Any:
-    return interval_text(value) if isinstance(value, timedelta) else value
-
-
 def _json_value(value: Any) -> str | bool | None:
     # Numbers travel as text: JSON has no infinite ones.
-    return value if value is None or isinstance(value, bool) else str(_sql_value(value))
+    if value is None or isinstance(value, bool):
+        return value
+    return interval_text(value) if isinstance(value, timedelta) else str(value)
 
 
 def _decision_columns(decisions: Mapping[Task | int, Decision | Result | str]) -> tuple[list[Any] | None, ...]:

@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import BaseRowFactory, TupleRow, tuple_row
 
-from airflow_provider_taskq.queue.encoding import register_loaders
+from airflow_provider_taskq.queue.encoding import register_loaders, sql_arguments
 from airflow_provider_taskq.queue.errors import (
     CallTimeout,
     ConnectionFailed,
@@ -290,10 +290,10 @@ class FunctionCaller:
         if (before := deferred_statements.pop(self.conn, None)) is None:
             with translate_errors(), self.conn.cursor(row_factory=factory) as cursor:
                 register_loaders(cursor)
-                return cursor.execute(call, arguments).fetchall()
+                return cursor.execute(call, sql_arguments(call, arguments)).fetchall()
         with translate_errors(), psycopg.ClientCursor(self.conn, row_factory=factory) as cursor:
             register_loaders(cursor)
-            cursor.execute(f"{before.replace('%', '%%')}; {call}", arguments)
+            cursor.execute(f"{before.replace('%', '%%')}; {call}", sql_arguments(call, arguments))
             while cursor.nextset():
                 pass
             return cursor.fetchall()

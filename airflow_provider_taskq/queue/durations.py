@@ -2,12 +2,10 @@
 
 import re
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, overload
 
 from airflow_provider_taskq.queue.errors import InvalidArgument
 
 LONGEST_DURATION = timedelta(days=365_000)
-DurationLike = timedelta | float | str  # what to_timedelta() reads
 _UNITS = {
     "ms": timedelta(milliseconds=1),
     "s": timedelta(seconds=1),
@@ -36,54 +34,6 @@ def parse_duration(text: str, longest: timedelta = LONGEST_DURATION) -> timedelt
     if total > longest:
         raise InvalidArgument(f"duration {text!r:.50} is too long: at most {longest.days} days are possible")
     return total
-
-
-@overload
-def to_timedelta(value: DurationLike) -> timedelta: ...
-@overload
-def to_timedelta(value: DurationLike | None) -> timedelta | None: ...
-def to_timedelta(value: DurationLike | None) -> timedelta | None:
-    """Convert a timedelta, a number of seconds or a text as `parse_duration` reads it. Return None for None.
-
-    :raises InvalidArgument: for a text that is not a duration, or a number of seconds that no timedelta holds.
-    """
-    if value is None or isinstance(value, timedelta):
-        return value
-    if isinstance(value, str):
-        return parse_duration(value)
-    try:
-        return timedelta(seconds=value)
-    except (OverflowError, ValueError):
-        raise InvalidArgument(f"invalid duration {value!r}: it is not a number of seconds that can be stored") from None
-
-
-T = TypeVar("T", timedelta, timedelta | None)
-
-
-class Duration(Generic[T]):
-    """An option of a dataclass that is set like `to_timedelta`, and read as a timedelta.
-
-    For example `pause: Duration[timedelta] = Duration("1s")`, or with None as another value
-    `limit: Duration[timedelta | None] = Duration(None)`.
-
-    Raises InvalidArgument for a duration that is not longer than 0.
-    """
-
-    def __init__(self, default: DurationLike | T) -> None:
-        self._default: timedelta | None = to_timedelta(default)
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type) -> T:
-        found: Any = self._default if instance is None else instance.__dict__[self._name]
-        return found  # type: ignore[no-any-return]  # T
-
-    def __set__(self, instance: object, value: DurationLike | T) -> None:
-        duration: timedelta | None = to_timedelta(value)
-        if duration is not None and duration <= timedelta(0):
-            raise InvalidArgument(f"{self._name} must be longer than 0, not {duration}")
-        instance.__dict__[self._name] = duration
 
 
 def _parse_parts(text: str) -> timedelta:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from psycopg.pq import Format
 from psycopg.rows import BaseRowFactory, RowMaker
 from psycopg.types.datetime import IntervalLoader
 
+from airflow_provider_taskq.queue.arguments import to_integer, to_timedelta
 from airflow_provider_taskq.queue.models import Json, Polled, State, Task, UnreadablePayload
 
 T = TypeVar("T")
@@ -144,7 +146,7 @@ class JsonLoader(Loader):
             return _NOT_JSON
 
 
-# Timestamps, durations, integers
+# Timestamps, durations
 
 # As in taskq_internal.clamp_moment. The SQL functions store no moment outside these; a superuser's UPDATE may.
 FIRST_MOMENT = datetime(1, 1, 1, tzinfo=UTC)
@@ -152,7 +154,6 @@ LAST_MOMENT = datetime(9999, 12, 31, tzinfo=UTC)
 MAX_TIMEDELTA = timedelta(days=999_999_999)
 MAX_STORED_DURATION = timedelta(days=3650)  # as in taskq_internal.is_duration
 _MAX_INTERVAL = timedelta(days=80_000_000)  # PostgreSQL 14 reads no more hours, and adds them to no moment
-_MAX_INT4 = 2**31 - 1
 _FIRST_AND_LAST_DAY = {b"0001-01-01", b"9999-12-31"}
 
 
@@ -168,11 +169,6 @@ def interval_text(duration: timedelta | None) -> str | None:
     hours, rest = divmod(length, timedelta(hours=1))
     minutes, seconds = divmod(rest.seconds, 60)
     return f"{'-' if duration < timedelta(0) else ''}{hours}:{minutes:02}:{seconds:02}.{rest.microseconds:06}"
-
-
-def to_int4(size: int) -> int:
-    """Clamp a number of rows or tasks to an SQL int. No table has more rows than the greatest int."""
-    return max(-_MAX_INT4, min(size, _MAX_INT4))
 
 
 class MomentLoader(Loader):
@@ -228,6 +224,47 @@ def register_loaders(cursor: AdaptContext) -> None:
     """
     for name, loader in _LOADERS:
         cursor.adapters.register_loader(postgres.types[name].oid, loader)
+
+
+# Arguments of calls. A size, or the end of a range of sequences, may exceed each integer of SQL: no table has more rows
+# than the greatest int, and no sequence is above the greatest bigint.
+
+_MAX_INT4, _MAX_INT8 = 2**31 - 1, 2**63 - 1
+
+
+def _int4(value: Any) -> int:
+    return max(-_MAX_INT4, min(to_integer(value), _MAX_INT4))
+
+
+def _int8(value: Any) -> int:
+    return max(-_MAX_INT8, min(to_integer(value), _MAX_INT8))
+
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "int": _int4,
+    "bigint": _int8,
+    "bigint[]": lambda values: [_int8(value) for value in values],
+    "interval": lambda value: interval_text(to_timedelta(value)),
+}
+_PLACEHOLDER = re.compile(r"%[sb](?:::(\w+(?:\[\])?))?")
+
+
+@cache
+def _conversions(call: str) -> list[tuple[int, Callable[[Any], Any]]]:
+    kinds = [found[1] for found in _PLACEHOLDER.finditer(call)]
+    return [(place, _CONVERTERS[kind]) for place, kind in enumerate(kinds) if kind in _CONVERTERS]
+
+
+def sql_arguments(call: str, arguments: Sequence[object]) -> Sequence[object]:
+    """Convert the arguments of a call whose placeholders have the types of integers and durations, as `%s::interval`.
+
+    :raises InvalidArgument: for an argument that is not of its type.
+    """
+    converted = list(arguments)
+    for place, convert in _conversions(call):
+        if converted[place] is not None:
+            converted[place] = convert(converted[place])
+    return converted
 
 
 # Rows

@@ -6,8 +6,9 @@ from typing import Any, LiteralString
 
 from psycopg.rows import dict_row
 
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.connection import FunctionCaller
-from airflow_provider_taskq.queue.encoding import interval_text, model_row, state_number, to_int4
+from airflow_provider_taskq.queue.encoding import model_row, state_number
 from airflow_provider_taskq.queue.errors import InvalidTask
 from airflow_provider_taskq.queue.models import Count, Result, State, TaskInfo
 from airflow_provider_taskq.queue.reports import (
@@ -99,7 +100,7 @@ class InspectMixin(FunctionCaller):
             _TASK_INFO,
             f"{_SELECT_TASK_INFO} FROM taskq.page(%s::text, %s::bigint, %s::bigint, %s::int, %s::int, %s::text,"
             " %s::text, %s::bigint, %s::bigint)",
-            (topic, after, before, to_int4(size), state_number(state), identifier, reference, from_, to),
+            (topic, after, before, size, state_number(state), identifier, reference, from_, to),
         )
 
     def count(
@@ -210,7 +211,7 @@ class InspectMixin(FunctionCaller):
         return self._fetch(
             model_row(TopicSummary),
             "SELECT * FROM taskq.browse_topics(%s::text, %s::boolean, %s::text, %s::int, %s::int)",
-            (search, exact, after, to_int4(size), to_int4(cap)),
+            (search, exact, after, size, cap),
         )
 
     def browse_tasks(self, topic: str, sequences: Sequence[int], error_length: int = 0) -> list[TaskSummary]:
@@ -221,7 +222,7 @@ class InspectMixin(FunctionCaller):
         found = self._fetch(
             model_row(TaskSummary),
             "SELECT * FROM taskq.browse_tasks(%s::text, %b::bigint[], %s::int)",
-            (topic, list(sequences), to_int4(error_length)),
+            (topic, sequences, error_length),
         )
         by_sequence = {task.sequence: task for task in found}
         return [by_sequence[sequence] for sequence in sequences if sequence in by_sequence]
@@ -247,20 +248,20 @@ class InspectMixin(FunctionCaller):
             " %s::timestamptz, %s::timestamptz, %s::text, %s::text, %s::bigint, %s::boolean, %s::int, %s::int)",
             (
                 *(topic, given.state, given.status, given.identifier, given.reference, given.since, given.until),
-                *(given.error, given.error_group, after, newest, to_int4(size), to_int4(budget)),
+                *(given.error, given.error_group, after, newest, size, budget),
             ),
         )
         return SearchPage(*rows[0])
 
     def search_tasks(self, text: str, size: int = 50) -> list[TaskSummary]:
         """Return tasks of all topics whose sequence, identifier or reference equals a text, the newest first."""
-        rows = self._rows("SELECT topic, sequence FROM taskq.search_tasks(%s::text, %s::int)", (text, to_int4(size)))
+        rows = self._rows("SELECT topic, sequence FROM taskq.search_tasks(%s::text, %s::int)", (text, size))
         return sorted(self._browse_found(rows), key=lambda task: task.sequence, reverse=True)
 
     def find_pushed(self, topic: str, first: int, last: int, size: int = 50) -> list[int]:
         """Return the tasks of one push, by its first and last sequence, without those of other transactions."""
         found: list[int] = self._value(
-            "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)", (topic, first, last, to_int4(size))
+            "SELECT taskq.find_pushed(%s::text, %s::bigint, %s::bigint, %s::int)", (topic, first, last, size)
         )
         return found
 
@@ -273,7 +274,7 @@ class InspectMixin(FunctionCaller):
         """
         rows = self._rows(
             "SELECT sequence, state FROM taskq.find_claimed(%s::text, %s::text, %s::timestamptz, %s::int)",
-            (topic, owner, since, to_int4(budget)),
+            (topic, owner, since, budget),
         )
         return [(sequence, State(state)) for sequence, state in rows]
 
@@ -293,7 +294,7 @@ class InspectMixin(FunctionCaller):
         found = self._fetch(
             model_row(TaskTexts),
             "SELECT * FROM taskq.task_texts(%s::text, %s::bigint, %s::int)",
-            (topic, sequence, to_int4(length)),
+            (topic, sequence, length),
         )
         return found[0] if found else None
 
@@ -323,7 +324,7 @@ class InspectMixin(FunctionCaller):
         return self._fetch(
             model_row(OwnerSummary),
             "SELECT * FROM taskq.browse_owners(%s::text, %s::boolean, %s::bigint, %s::int, %s::int)",
-            (search, exact, after, to_int4(size), to_int4(budget)),
+            (search, exact, after, size, budget),
         )
 
     def browse_held(
@@ -336,7 +337,7 @@ class InspectMixin(FunctionCaller):
         """
         rows = self._rows(
             "SELECT topic, sequence FROM taskq.browse_held(%s::text, %s::boolean, %s::bigint, %s::int)",
-            (owner, workers, after, to_int4(size)),
+            (owner, workers, after, size),
         )
         return sorted(self._browse_found(rows), key=lambda task: task.sequence)
 
@@ -350,7 +351,7 @@ class InspectMixin(FunctionCaller):
         :param after: the last name of the page before.
         """
         call = "SELECT * FROM taskq.browse_locks(%s::text, %s::int)"
-        return self._fetch(model_row(LockSummary), call, (after, to_int4(size)))
+        return self._fetch(model_row(LockSummary), call, (after, size))
 
     def browse_groups(self, size: int = 100, cap: int = 1000) -> list[ConsumerLag]:
         """Return the progress of consumer groups in each partition.
@@ -361,7 +362,7 @@ class InspectMixin(FunctionCaller):
             model_row(ConsumerLag),
             'SELECT group_name AS "group", topic, part AS partition, place, advanced, behind'
             " FROM taskq.browse_groups(%s::int, %s::int)",
-            (to_int4(size), to_int4(cap)),
+            (size, cap),
         )
 
     def log_blockers(self, topic: str) -> list[LogBlocker]:
@@ -380,7 +381,7 @@ class InspectMixin(FunctionCaller):
             dict_row,
             "SELECT prefix, config_hash, waiting, next, last, capped, moments"
             " FROM taskq.browse_ticks(%s::text, %s::int)",
-            (topic, to_int4(steps)),
+            (topic, steps),
         )
         ticks = []
         more = False
@@ -415,26 +416,24 @@ class InspectMixin(FunctionCaller):
 
     # Statistics
 
-    def throughput(self, span: timedelta, spans: int, topic: str | None = None) -> list[Throughput]:
+    def throughput(self, span: DurationLike, spans: int, topic: str | None = None) -> list[Throughput]:
         """Count the tasks that ended in each state in each of the last `spans` spans of time, by topic.
 
         The result leaves out spans in which no task ended. The cost does not depend on the length of the history.
         """
         return self._fetch(
             model_row(Throughput),
-            "SELECT * FROM taskq.throughput(%s::text::interval, %s::int, %s::text)",
-            (interval_text(span), spans, topic),
+            "SELECT * FROM taskq.throughput(%s::interval, %s::int, %s::text)",
+            (span, spans, topic),
         )
 
-    def statistics(self, within: timedelta = _HOUR, topic: str | None = None) -> list[TopicStatistics]:
+    def statistics(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[TopicStatistics]:
         """Return counts, retries and durations of the tasks that ended lately, of each topic that has any."""
         call = (
             "SELECT topic, ended, succeeded, failed, retried, retries, shortest, mean, longest, p50, p90, p95, p99"
             " FROM taskq.statistics(%s::interval, %s::text)"
         )
-        return [
-            _with_durations(TopicStatistics, row) for row in self._fetch(dict_row, call, (interval_text(within), topic))
-        ]
+        return [_with_durations(TopicStatistics, row) for row in self._fetch(dict_row, call, (within, topic))]
 
     def record_handling_times(self, topic: str, seconds: Sequence[float]) -> None:
         """Add handling times of tasks, in seconds, to the statistics.
@@ -447,7 +446,7 @@ class InspectMixin(FunctionCaller):
             "SELECT taskq.record_handling_times(%s::text, %b::float8[])", (topic, [float(each) for each in seconds])
         )
 
-    def handling_times(self, within: timedelta = _HOUR, topic: str | None = None) -> list[HandlingTimes]:
+    def handling_times(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[HandlingTimes]:
         """Return the recorded handling times of each topic that has any. The percentiles are exact to 5 %.
 
         :param within: how far to look back; the clock hour in which this time begins counts as a whole.
@@ -456,9 +455,7 @@ class InspectMixin(FunctionCaller):
             "SELECT topic, count, shortest, mean, longest, p50, p90, p95, p99"
             " FROM taskq.handling_times(%s::interval, %s::text)"
         )
-        return [
-            _with_durations(HandlingTimes, row) for row in self._fetch(dict_row, call, (interval_text(within), topic))
-        ]
+        return [_with_durations(HandlingTimes, row) for row in self._fetch(dict_row, call, (within, topic))]
 
     def topic_errors(self, topic: str | None = None) -> list[TopicErrors]:
         """Return the topics with tasks that failed and have not succeeded since, the oldest failed task first."""
@@ -475,23 +472,23 @@ class InspectMixin(FunctionCaller):
             model_row(ErrorGroup),
             "SELECT error_group AS error, failed, retrying, messages, example, newest, last_failed, looked_at"
             " FROM taskq.error_groups(%s::text, %s::int, %s::int)",
-            (topic, to_int4(size), to_int4(budget)),
+            (topic, size, budget),
         )
 
-    def stuck_owners(self, patience: timedelta = _ZERO) -> list[StuckOwner]:
+    def stuck_owners(self, patience: DurationLike = _ZERO) -> list[StuckOwner]:
         """Return owners that hold tasks under a lease that lapsed longer ago than `patience`, the longest first."""
         call = "SELECT * FROM taskq.stuck_owners(%s::interval)"
-        return self._fetch(model_row(StuckOwner), call, (interval_text(patience),))
+        return self._fetch(model_row(StuckOwner), call, (patience,))
 
-    def count_lapsed(self, grace: timedelta) -> tuple[int, int]:
+    def count_lapsed(self, grace: DurationLike) -> tuple[int, int]:
         """Count the leases that `expire(grace)` would end, and the tasks under them, both up to a thousand."""
         call = "SELECT owners, tasks FROM taskq.count_lapsed(%s::interval)"
-        owners, tasks = self._rows(call, (interval_text(grace),))[0]
+        owners, tasks = self._rows(call, (grace,))[0]
         return owners, tasks
 
     # Health
 
-    def health(self, patience: timedelta = _FIVE_MINUTES) -> list[HealthFinding]:
+    def health(self, patience: DurationLike = _FIVE_MINUTES) -> list[HealthFinding]:
         """Return findings about what slows or threatens the queue, the worst first, and one for each healthy subject.
 
         The cost is milliseconds, whatever the number of tasks.
@@ -500,8 +497,8 @@ class InspectMixin(FunctionCaller):
         """
         return self._fetch(
             model_row(HealthFinding, severity=Severity.of),
-            "SELECT * FROM taskq.health(%s::text::interval)",
-            (interval_text(patience),),
+            "SELECT * FROM taskq.health(%s::interval)",
+            (patience,),
         )
 
 

@@ -3,11 +3,12 @@
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Self
 
+from airflow_provider_taskq.queue.arguments import DurationLike, to_integer
 from airflow_provider_taskq.queue.connection import FunctionCaller
-from airflow_provider_taskq.queue.encoding import interval_text, model_row, to_int4
+from airflow_provider_taskq.queue.encoding import model_row
 from airflow_provider_taskq.queue.errors import InvalidArgument, trace_text
 from airflow_provider_taskq.queue.models import Task
 
@@ -136,7 +137,7 @@ def sequence_id(identifier: str, level: int | None = None, sequence: int | None 
     """
     if level is None:
         return identifier
-    if level < 0 or (level == 0 and sequence is None):
+    if to_integer(level, "level") < 0 or (level == 0 and sequence is None):
         raise InvalidArgument(
             f"invalid level {level} with sequence {sequence}: 0 is the task's own sequence, n its first n levels"
         )
@@ -151,8 +152,7 @@ def partition_of(identifier: str, partitions: int, level: int | None = None, seq
 
     :raises InvalidArgument: for less than one partition, a negative level, or level 0 without a sequence.
     """
-    if partitions < 1:
-        raise InvalidArgument(f"invalid number of partitions {partitions}: expected at least one")
+    to_integer(partitions, "number of partitions", 1)
     return zlib.crc32(sequence_id(identifier, level, sequence).encode()) % partitions
 
 
@@ -184,7 +184,7 @@ class LogMixin(FunctionCaller):
         begin = after or Cursor(0)
         rows = self._rows(
             "SELECT * FROM taskq.events(%s::text, %s::bigint, %s::int, %s::int, %s::int, %s::int)",
-            (topic, begin.place, to_int4(size), partition, partitions, level),
+            (topic, begin.place, size, partition, partitions, level),
         )
         return Events(_events(topic, rows), Cursor(rows[-1][0]) if rows else begin)
 
@@ -214,7 +214,7 @@ class LogMixin(FunctionCaller):
         return self._fetch(model_row(Partitioning), call, (group, topic, partitions, level))[0]
 
     def acquire_partition(
-        self, group: str, topic: str, member: str, lease: timedelta, except_: Sequence[int] = ()
+        self, group: str, topic: str, member: str, lease: DurationLike, except_: Sequence[int] = ()
     ) -> PartitionLease | None:
         """Lease a partition that has no consumer, or whose consumer's lease has lapsed. Never wait.
 
@@ -228,7 +228,7 @@ class LogMixin(FunctionCaller):
             model_row(PartitionLease),
             'SELECT %s::text AS "group", %s::text AS topic, generation, partitions, level, partition, fence, taken_over'
             " FROM taskq.acquire_partition(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
-            (group, topic, group, topic, member, interval_text(lease), list(except_)),
+            (group, topic, group, topic, member, lease, list(except_)),
         )
         return found[0] if found else None
 
@@ -248,7 +248,7 @@ class LogMixin(FunctionCaller):
         rows = self._rows(
             "SELECT place, identifier, payload, reference, after, at_end"
             " FROM taskq.read_partition(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
-            (lease.group, lease.topic, lease.partition, lease.fence, to_int4(size)),
+            (lease.group, lease.topic, lease.partition, lease.fence, size),
         )
         place, _, _, _, after, at_end = rows[-1]
         return PartitionBatch(_events(lease.topic, rows), Cursor(place), Cursor(after), at_end=at_end)

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from enum import Enum, IntEnum, StrEnum
 from typing import NoReturn, Self, TypeAlias, Union
 
+from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_timedelta
 from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask, trace_text
 
 # An UnreadablePayload is only ever read, in the place of a whole value, and never stored.
@@ -174,8 +175,9 @@ class NewTask:
     :param reference: a text that pages and counts can be filtered by.
     :param suspended: stores the task as SUSPENDED, so that a junction or `revive` releases it.
     :param available_at: when the task is due, in the years 1 to 9999; at most one of this and `delay`.
-    :param delay: how long after the push the task is due, at most 3650 days.
-    :param ttl: while the task is younger than this, at most 3650 days, its failures are not counted.
+    :param delay: how long after the push the task is due, at most 3650 days: a timedelta, a number of seconds, or a
+        text such as `90s`.
+    :param ttl: while the task is younger than this, at most 3650 days, its failures are not counted. Given as `delay`.
     :param priority: -100 to 100; higher first.
     :param depends_on: pairs of topic and identifier. The task waits until the latest task of each has SUCCEEDED.
     """
@@ -185,8 +187,8 @@ class NewTask:
     reference: str | None = None
     suspended: bool = False
     available_at: datetime | None = None
-    delay: timedelta | None = None
-    ttl: timedelta | None = None
+    delay: DurationLike | None = None
+    ttl: DurationLike | None = None
     priority: int = 0
     depends_on: Sequence[tuple[str, str]] = ()
 
@@ -242,7 +244,10 @@ class TaskInfo(Task):
     polled: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
+UNDECIDED_DELAY = timedelta.min  # of a SUSPENSION that decides nothing
+
+
+@dataclass(frozen=True)
 class Decision:
     """The outcome of a task.
 
@@ -252,21 +257,24 @@ class Decision:
     :param continued: whether later steps of a composite get the task. With None they get it after a SUCCESS only.
     :param delay: turns a SUSPENSION into a snooze: the task is READY again, due after this time, and the attempt is not
         counted. A delay beyond the year 9999 ends there. A negative delay makes a FAILURE final: it is not retried.
-    :raises InvalidArgument: for an unknown result.
-    :raises ValueError: for a delay with another result.
+        Numbers are seconds; text such as `90s` is a delay too.
+    :raises InvalidArgument: for an unknown result, or a delay that does not go with the result.
     """
 
     result: Result
     message: Json = field(default=None, repr=False)
     error: BaseException | str | None = None
     continued: bool | None = None
-    delay: timedelta | None = None
+    delay: Duration[timedelta | None] = Duration(None, timedelta.min)
 
     def __post_init__(self) -> None:
         if self.result.__class__ is not Result:
             object.__setattr__(self, "result", Result(self.result))
-        if self.delay is not None and self.result is not Result.SUSPENSION and not self._is_final:
-            raise ValueError(f"a delay goes with SUSPENSION only, not with {self.result.name}")
+        if self.delay is not None and not self._is_final:
+            if self.result is not Result.SUSPENSION:
+                raise InvalidArgument(f"a delay goes with SUSPENSION only, not with {self.result.name}")
+            if self.delay != UNDECIDED_DELAY:
+                to_timedelta(self.delay, "delay of a SUSPENSION")
         if self.continued is None:
             object.__setattr__(self, "continued", self.result is Result.SUCCESS)
 

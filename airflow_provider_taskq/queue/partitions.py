@@ -7,23 +7,23 @@ from typing import LiteralString
 
 import psycopg
 
+from airflow_provider_taskq.queue.arguments import DurationLike, to_timedelta
 from airflow_provider_taskq.queue.connection import FunctionCaller
-from airflow_provider_taskq.queue.encoding import interval_text
 from airflow_provider_taskq.queue.errors import TaskQueueError
 
 _ONE_MINUTE = timedelta(minutes=1)
 _MAX_MOVED_BACK = 1_000
 
-_MAKE_TABLES = "SELECT taskq.create_own_tables(%s::text, %s::bigint, %s::text::interval)"
-_CLOSE_SHARED = "SELECT taskq.close_shared_tables(%s::text, %s::bigint, %s::text::interval)"
-_MOVE_ROWS = "SELECT taskq.move_to_own_tables(%s::text, %s::bigint, %s::text::interval)"
-_UNDO = "SELECT taskq.undo_partition_move(%s::text, %s::bigint, %s::text::interval)"
+_MAKE_TABLES = "SELECT taskq.create_own_tables(%s::text, %s::bigint, %s::interval)"
+_CLOSE_SHARED = "SELECT taskq.close_shared_tables(%s::text, %s::bigint, %s::interval)"
+_MOVE_ROWS = "SELECT taskq.move_to_own_tables(%s::text, %s::bigint, %s::interval)"
+_UNDO = "SELECT taskq.undo_partition_move(%s::text, %s::bigint, %s::interval)"
 
 
 class PartitionMixin(FunctionCaller):
     """Verbs that move a topic's tasks between the shared tables and tables of its own."""
 
-    def own_partition(self, topic: str, patience: timedelta = _ONE_MINUTE) -> bool:
+    def own_partition(self, topic: str, patience: DurationLike = _ONE_MINUTE) -> bool:
         """Give a topic tables of its own, and move all its tasks there. Return False if the topic has them already.
 
         The call pauses the topic, waits until none of its tasks is held, moves the tasks, and resumes the topic if it
@@ -36,10 +36,9 @@ class PartitionMixin(FunctionCaller):
         :param patience: how long each wait may take.
         :raises TaskQueueError: if another session moves the topic, or a wait takes longer; the move is undone.
         """
+        patience = to_timedelta(patience, "patience")
         self._require_own_session()
-        token = self._value(
-            "SELECT taskq.begin_partition_move(%s::text, %s::text::interval)", (topic, interval_text(patience))
-        )
+        token = self._value("SELECT taskq.begin_partition_move(%s::text, %s::interval)", (topic, patience))
         if token is None:
             return False
         try:
@@ -52,7 +51,7 @@ class PartitionMixin(FunctionCaller):
                 self._value("SELECT taskq.end_move_session(%s::bigint)", (token,))
         return True
 
-    def shared_partition(self, topic: str, most: int = _MAX_MOVED_BACK, patience: timedelta = _ONE_MINUTE) -> bool:
+    def shared_partition(self, topic: str, most: int = _MAX_MOVED_BACK, patience: DurationLike = _ONE_MINUTE) -> bool:
         """Move a topic's tasks back to the shared tables. Return False if they are in the shared tables already.
 
         The connection must be in autocommit. If an `own_partition` of the topic was killed, this call undoes its move,
@@ -65,11 +64,11 @@ class PartitionMixin(FunctionCaller):
         """
         self._require_autocommit()
         return self._flag(
-            "SELECT taskq.move_to_shared_tables(%s::text, %s::bigint, %s::text::interval)",
-            (topic, most, interval_text(patience)),
+            "SELECT taskq.move_to_shared_tables(%s::text, %s::bigint, %s::interval)",
+            (topic, most, patience),
         )
 
-    def drop_vacant_partitions(self, patience: timedelta = _ONE_MINUTE) -> int:
+    def drop_vacant_partitions(self, patience: DurationLike = _ONE_MINUTE) -> int:
         """Drop the tables of dropped topics. Return the number of these topics.
 
         The connection must be in autocommit.
@@ -77,7 +76,7 @@ class PartitionMixin(FunctionCaller):
         :param patience: how long each wait may take.
         """
         self._require_autocommit()
-        return self._number("SELECT taskq.drop_vacant_tables(%s::text::interval)", (interval_text(patience),))
+        return self._number("SELECT taskq.drop_vacant_tables(%s::interval)", (patience,))
 
     def _move(self, topic: str, token: int, patience: timedelta) -> None:
         """Move a paused topic as soon as none of its tasks is held and no push to it is open."""
@@ -97,7 +96,7 @@ class PartitionMixin(FunctionCaller):
 
         Return False if a task is held. Pushes then continue until the next try.
         """
-        number = self._value("SELECT taskq.lock_pushes(%s::text, %s::text::interval)", (topic, interval_text(patience)))
+        number = self._value("SELECT taskq.lock_pushes(%s::text, %s::interval)", (topic, patience))
         try:
             # A poll that started before the pause may have claimed a task since the wait.
             return self._step(_CLOSE_SHARED, topic, token, patience) and self._step(_MOVE_ROWS, topic, token, patience)
@@ -110,7 +109,7 @@ class PartitionMixin(FunctionCaller):
                 self._value("SELECT taskq.unlock_pushes(%s::int)", (number,))
 
     def _step(self, step: LiteralString, topic: str, token: int, patience: timedelta) -> bool:
-        return self._flag(step, (topic, token, interval_text(patience)))
+        return self._flag(step, (topic, token, patience))
 
     def _undo(self, topic: str, token: int, patience: timedelta, error: BaseException) -> None:
         try:

@@ -4,16 +4,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from numbers import Real
 from typing import Any, Self, TypedDict
 
-from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
+from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer
 from airflow_provider_taskq.queue.errors import InvalidArgument
 
 UNLIMITED = 2**31 - 1
 _ZERO = timedelta(0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RetryPolicy:
     """How failed tasks are retried. One attempt is the default: the first failure is final.
 
@@ -31,18 +32,19 @@ class RetryPolicy:
     """
 
     max_attempts: int = 1
-    base: timedelta = timedelta(minutes=1)
+    base: Duration[timedelta] = Duration("1m", _ZERO)
     factor: float = 2.0
-    max_delay: timedelta = timedelta(minutes=180)
-    horizon: timedelta | None = None
-    max_elapsed: timedelta | None = None
+    max_delay: Duration[timedelta] = Duration("180m", _ZERO)
+    horizon: Duration[timedelta | None] = Duration(None, _ZERO)
+    max_elapsed: Duration[timedelta | None] = Duration(None, _ZERO)
     jitter: float = 0.0
     probe: bool = False
 
+    def __post_init__(self) -> None:
+        _check_types(self)
+
     @classmethod
-    def correlation(
-        cls, *, base: float = 2.0, max_backoff: timedelta = timedelta(minutes=180), max_retries: int = 100
-    ) -> Self:
+    def correlation(cls, *, base: float = 2.0, max_backoff: DurationLike = "180m", max_retries: int = 100) -> Self:
         """Return a policy with delays of `base ** n` minutes, at most until `max_backoff` after the task's creation.
 
         The policy reproduces the worked example in the guide of camunda-bpm-correlate, "Scheduled Processing", to the
@@ -56,11 +58,11 @@ class RetryPolicy:
     def event_handling(
         cls,
         *,
-        initial: timedelta = timedelta(seconds=2),
+        initial: DurationLike = "2s",
         multiplier: float = 1.5,
-        max_interval: timedelta = timedelta(seconds=30),
+        max_interval: DurationLike = "30s",
         max_attempts: int | None = None,
-        max_elapsed: timedelta | None = None,
+        max_elapsed: DurationLike | None = None,
     ) -> Self:
         """Return a policy with delays that grow from `initial` by `multiplier` to `max_interval`.
 
@@ -68,7 +70,7 @@ class RetryPolicy:
 
         :param max_attempts: the number of retries after the first run; None for no limit.
         """
-        attempts = UNLIMITED if max_attempts is None else max_attempts + 1
+        attempts = UNLIMITED if max_attempts is None else to_integer(max_attempts, "max_attempts", 0) + 1
         return cls(attempts, initial, multiplier, max_interval, max_elapsed=max_elapsed)
 
     def delay(self, attempts: int) -> timedelta | None:
@@ -76,12 +78,9 @@ class RetryPolicy:
 
         :raises InvalidArgument: for less than one failure, and for a policy that no topic may have.
         """
-        if attempts < 1:
-            raise InvalidArgument(f"invalid attempts {attempts}: a delay follows at least 1 failure")
-        if not 0 < self.factor < math.inf or self.base < _ZERO or self.max_delay < _ZERO:
-            raise InvalidArgument(
-                f"invalid retry policy: factor {self.factor} is not a number above 0, or a delay is negative"
-            )
+        to_integer(attempts, "attempts", 1)
+        if not 0 < self.factor < math.inf:
+            raise InvalidArgument(f"invalid factor {self.factor} of a retry policy: expected a number above 0")
         if attempts >= self.max_attempts:
             return None
         if self.max_elapsed is not None and self._elapsed_before(attempts) >= _microseconds(self.max_elapsed):
@@ -127,7 +126,7 @@ def _sum_of_powers(factor: float, count: int) -> float:
     return total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TopicPolicy:
     """How a topic treats its tasks. One attempt is the default: the first failure is final.
 
@@ -150,10 +149,13 @@ class TopicPolicy:
     on_expiry: str = "redeliver"
     max_crashes: int = 3
     max_payload_bytes: int = 262_144
-    ttl: timedelta | None = None
+    ttl: Duration[timedelta | None] = Duration(None, _ZERO)
     notify: bool = False
-    keep_succeeded: timedelta | None = None
-    keep_failed: timedelta | None = None
+    keep_succeeded: Duration[timedelta | None] = Duration(None, _ZERO)
+    keep_failed: Duration[timedelta | None] = Duration(None, _ZERO)
+
+    def __post_init__(self) -> None:
+        _check_types(self)
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -182,18 +184,15 @@ class PolicyChanges(TypedDict, total=False):
 
 _RETRY_FIELDS = tuple(each.name for each in fields(RetryPolicy))
 _TOPIC_FIELDS = tuple(each.name for each in fields(TopicPolicy) if each.name != "retry")
-_OPTIONAL = {"horizon", "max_elapsed", "ttl", "keep_succeeded", "keep_failed"}
-_DURATIONS = {"base", "max_delay", *_OPTIONAL}
 _TYPES: Mapping[str, tuple[type[Any], str]] = {
-    "max_attempts": (int, "an integer"),
-    "factor": (int | float, "a number"),  # type: ignore[dict-item]  # isinstance() accepts it
-    "jitter": (int | float, "a number"),  # type: ignore[dict-item]
+    "retry": (RetryPolicy, "a RetryPolicy"),
+    "factor": (Real, "a number"),
+    "jitter": (Real, "a number"),
     "probe": (bool, "True or False"),
     "on_expiry": (str, "a text"),
-    "max_crashes": (int, "an integer"),
-    "max_payload_bytes": (int, "an integer"),
     "notify": (bool, "True or False"),
 }
+_INTEGERS = ("max_attempts", "max_crashes", "max_payload_bytes")
 
 
 def policy_fields(policy: TopicPolicy) -> dict[str, Any]:
@@ -211,13 +210,14 @@ def parse_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     named = dict(changes)
     retry = named.pop("retry", None)
-    if retry is not None and not isinstance(retry, RetryPolicy):
-        raise InvalidArgument(f"retry is a {type(retry).__name__}, not a RetryPolicy")
     if unknown := sorted(named.keys() - {*_RETRY_FIELDS, *_TOPIC_FIELDS}):
         known = ", ".join(("retry", *_RETRY_FIELDS, *_TOPIC_FIELDS))
         raise InvalidArgument(f"unknown field {', '.join(map(repr, unknown))} of a policy: expected one of {known}")
-    of_retry = {} if retry is None else {name: getattr(retry, name) for name in _RETRY_FIELDS}
-    return {**of_retry, **{name: _parse_field(name, value) for name, value in named.items()}}
+    of_retry = {name: value for name, value in named.items() if name in _RETRY_FIELDS}
+    given = TopicPolicy(RetryPolicy(**of_retry), **{name: named[name] for name in named.keys() - of_retry.keys()})
+    whole = {} if retry is None else policy_fields(TopicPolicy(retry))
+    values = policy_fields(given)
+    return {**{name: whole[name] for name in _RETRY_FIELDS if whole}, **{name: values[name] for name in named}}
 
 
 def apply_changes(policy: TopicPolicy, changes: Mapping[str, Any]) -> TopicPolicy:
@@ -231,12 +231,12 @@ def apply_changes(policy: TopicPolicy, changes: Mapping[str, Any]) -> TopicPolic
     )
 
 
-def _parse_field(name: str, value: Any) -> Any:
-    if value is None and name in _OPTIONAL:
-        return None
-    if name in _DURATIONS and isinstance(value, timedelta | int | float | str) and not isinstance(value, bool):
-        return to_timedelta(value)
-    kind, expected = _TYPES.get(name, (timedelta, "a duration"))
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise InvalidArgument(f"{name} is a {type(value).__name__}, not {expected}")
-    return value
+def _check_types(policy: RetryPolicy | TopicPolicy) -> None:
+    # Durations check themselves.
+    for name in (each.name for each in fields(policy)):
+        value = getattr(policy, name)
+        if name in _INTEGERS:
+            object.__setattr__(policy, name, to_integer(value, name))
+        kind, expected = _TYPES.get(name, (object, ""))
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is Real):
+            raise InvalidArgument(f"{name} is a {type(value).__name__}, not {expected}")

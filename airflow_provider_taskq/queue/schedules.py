@@ -16,32 +16,31 @@ from itertools import pairwise
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
+from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.errors import InvalidArgument
 from airflow_provider_taskq.queue.models import Json
 
 ONE_DAY = timedelta(days=1)
 ONE_MINUTE = timedelta(minutes=1)
-_ZERO = timedelta(0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HASH_LENGTH = 32  # hexadecimal digits: 128 bits
 MAX_TICKS = 100_000  # of one call: those of eleven hourly years, which take some ten seconds to install
 
 
-def ticks_every(period: timedelta, now: datetime, ahead: int = 1) -> list[datetime]:
+def ticks_every(period: DurationLike, now: datetime, ahead: int = 1) -> list[datetime]:
     """Return the next `ahead` multiples of a period since the epoch, in UTC, strictly after `now`.
 
     :raises InvalidArgument: for a period or an `ahead` that is not positive, more than 100,000 ticks, and times outside
         the years 1 to 9999.
     """
-    if period <= _ZERO or ahead < 1:
-        raise InvalidArgument(f"invalid period {period} or number of ticks {ahead}: both have to be greater than 0")
-    _check_number(ahead)
+    length = to_timedelta(period, "period", timedelta.resolution)
+    _check_number(to_integer(ahead, "number of ticks", 1))
     with _within_the_calendar():
-        past = (_moment(now) - EPOCH) // period
-        return [EPOCH + period * (past + nth) for nth in range(1, ahead + 1)]
+        past = (_moment(now) - EPOCH) // length
+        return [EPOCH + length * (past + nth) for nth in range(1, ahead + 1)]
 
 
-def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
+def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: DurationLike = ONE_DAY) -> list[datetime]:
     """Return times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one.
 
     The function needs pendulum, as Airflow does.
@@ -72,7 +71,7 @@ def _ascending(hours: Iterable[time]) -> list[time]:
     return sorted(given)
 
 
-def ticks_cron(expression: str, zone: str, now: datetime, ahead: timedelta = ONE_DAY) -> list[datetime]:
+def ticks_cron(expression: str, zone: str, now: datetime, ahead: DurationLike = ONE_DAY) -> list[datetime]:
     """Return the times of a cron expression in a time zone, within the bounds of `ticks_daily`.
 
     An expression has five fields (minute, hour, day of month, month, day of week), or is one of @hourly, @daily,
@@ -104,11 +103,11 @@ class Schedule(NamedTuple):
     times: Callable[[datetime, timedelta], list[datetime]]  # after a moment, within a duration, and at least the next
 
     @classmethod
-    def every(cls, period: timedelta) -> "Schedule":
+    def every(cls, period: DurationLike) -> "Schedule":
         """Return the multiples of a period: see `ticks_every`."""
+        length = to_timedelta(period, "period", timedelta.resolution)
         return cls(
-            ("every", period.total_seconds()),
-            lambda now, ahead: ticks_every(period, now, max(1, ahead // period) if period else 1),
+            ("every", length.total_seconds()), lambda now, ahead: ticks_every(length, now, max(1, ahead // length))
         )
 
     @classmethod
@@ -159,19 +158,18 @@ def _cron(expression: str, begin: datetime) -> Iterator[datetime]:
         raise InvalidArgument(f"the cron expression {expression!r} gives no times: {error}") from None
 
 
-def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: timedelta) -> list[datetime]:
+def _within(walls: Iterator[datetime], zone: ZoneInfo, now: datetime, ahead: DurationLike) -> list[datetime]:
     """Return the moments of ascending clock times, after `now` and at most `ahead` after it; at least the next one."""
-    if ahead < _ZERO:
-        raise InvalidArgument(f"invalid ahead {ahead}: expected a duration of at least 0")
+    span = to_timedelta(ahead, "ahead")
     found: list[datetime] = []
     for wall in walls:
         moment = _first_moment(wall, zone)
         if moment is None or moment <= now:
             continue
-        if moment - now <= ahead or not found:
+        if moment - now <= span or not found:
             found.append(moment)
             _check_number(len(found))
-        if moment - now > ahead:
+        if moment - now > span:
             break
     if not found:
         raise InvalidArgument("there are no ticks before the year 1 or after the year 9999")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
-from airflow_provider_taskq.queue.durations import to_timedelta
+from airflow_provider_taskq.queue.arguments import to_integer, to_timedelta
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION, interval_text, json_text
 from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask
 from airflow_provider_taskq.queue.models import NewTask
@@ -25,17 +25,11 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "reference": (str,),
     "suspended": (bool,),
     "available_at": (datetime,),
-    "delay": (timedelta,),
-    "ttl": (timedelta,),
-    "priority": (int,),
     "depends_on": (list, tuple),
 }
 _EXPECTED = {
     "suspended": "true or false",
     "available_at": "a datetime or a text in ISO 8601",
-    "delay": "a timedelta, a number of seconds or a text such as 90s",
-    "ttl": "a timedelta, a number of seconds or a text such as 90s",
-    "priority": "an integer",
     "depends_on": "a list of pairs of a topic and an identifier",
 }
 
@@ -73,7 +67,7 @@ def to_new_task(given: object) -> NewTask:
     """Convert an identifier, a dict or a NewTask to a NewTask.
 
     A dict has the fields of NewTask; a field that is None or missing has its default. `available_at` may be a text in
-    ISO 8601, `delay` and `ttl` a number of seconds or a text such as 90s, 5m, PT5M.
+    ISO 8601.
 
     :raises TypeError: for another type.
     :raises ValueError: for a dict with a wrong field. The message never holds the payload.
@@ -98,10 +92,8 @@ def _convert_field(name: str, value: Any) -> Any:
             converted = datetime.fromisoformat(value)
         except ValueError:
             raise ValueError(f"its available_at {value[:50]!r} is not a moment in ISO 8601") from None
-    elif name in ("delay", "ttl") and isinstance(value, int | float | str) and not isinstance(value, bool):
-        converted = to_timedelta(value)
     expected = _TYPES.get(name)
-    if expected and (not isinstance(converted, expected) or (name == "priority" and isinstance(converted, bool))):
+    if expected and not isinstance(converted, expected):
         raise ValueError(f"its {name} is a {type(value).__name__}, not {_EXPECTED.get(name, 'a text')}")
     return converted
 
@@ -129,9 +121,9 @@ class TaskChunk:
             _none_if_empty([task.reference for task in self.tasks]),
             _none_if_empty([task.suspended or None for task in self.tasks]),
             _none_if_empty([task.available_at for task in self.tasks]),
-            _none_if_empty([interval_text(task.delay) for task in self.tasks]),
-            _none_if_empty([interval_text(task.ttl) for task in self.tasks]),
-            _none_if_empty([task.priority or None for task in self.tasks]),
+            _none_if_empty([interval_text(to_timedelta(task.delay)) for task in self.tasks]),
+            _none_if_empty([interval_text(to_timedelta(task.ttl)) for task in self.tasks]),
+            _none_if_empty([int(task.priority) if task.priority else None for task in self.tasks]),
         )
 
     def identifiers(self) -> list[str]:
@@ -186,16 +178,20 @@ class TaskChunk:
         for place, task in enumerate(self.tasks):
             try:
                 self._check_task(place, task)
+            except InvalidArgument as error:
+                self._refuse(place, str(error))
             except (AttributeError, TypeError):
                 self._refuse(place, _wrong_type(task))
 
     def _check_task(self, place: int, task: NewTask) -> None:
         if task.available_at is not None and task.available_at.tzinfo is None:
             self._refuse(place, "its available_at has no time zone")
-        if task.priority and abs(task.priority) > 100:
+        if task.priority != 0 and abs(to_integer(task.priority, "priority")) > 100:
             self._refuse(place, f"its priority {task.priority} is outside -100..100")
-        if max(task.delay or _ZERO, task.ttl or _ZERO) > MAX_STORED_DURATION:
-            self._refuse(place, "its delay or ttl is longer than 3650 days")
+        if task.delay is not None or task.ttl is not None:
+            longest = max(to_timedelta(task.delay, "delay") or _ZERO, to_timedelta(task.ttl, "ttl") or _ZERO)
+            if longest > MAX_STORED_DURATION:
+                self._refuse(place, "its delay or ttl is longer than 3650 days")
         if task.depends_on:
             self._check_dependencies(place, task.depends_on)
 
@@ -236,8 +232,7 @@ def _wrong_type(task: NewTask) -> str:
     for name, kinds in _TYPES.items():
         value = getattr(task, name)
         if value is not None and not isinstance(value, kinds):
-            wanted = "a timedelta" if name in ("delay", "ttl") else _EXPECTED.get(name, "a text")
-            return f"its {name} is a {type(value).__name__}, not {wanted}"
+            return f"its {name} is a {type(value).__name__}, not {_EXPECTED.get(name, 'a text')}"
     return "one of its fields has a value of another type"
 
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -21,8 +21,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from airflow_provider_taskq.queue import InvalidTask, Junction, Result
+from airflow_provider_taskq.queue.arguments import to_seconds, to_timedelta
 from airflow_provider_taskq.queue.encoding import interval_text
-from airflow_provider_taskq.queue.errors import translate_errors
+from airflow_provider_taskq.queue.errors import InvalidArgument, translate_errors
 from airflow_provider_taskq.queue.task_input import TaskInput, split_into_chunks, to_new_tasks
 from airflow_provider_taskq.spark.encoding import pairs_text
 from airflow_provider_taskq.spark.staging import Check, StagedAttempt, task_context
@@ -54,8 +55,8 @@ def follow_up(topic: str, task: TaskInput) -> dict[str, Any]:
         "reference": new.reference,
         "suspended": new.suspended,
         "available_at": None if new.available_at is None else new.available_at.isoformat(),
-        "delay": None if new.delay is None else new.delay.total_seconds(),
-        "ttl": None if new.ttl is None else new.ttl.total_seconds(),
+        "delay": to_seconds(new.delay, "delay"),
+        "ttl": to_seconds(new.ttl, "ttl"),
         "priority": new.priority,
         "depends_on": [list(pair) for pair in new.depends_on] or None,
     }
@@ -215,16 +216,12 @@ def _moment(value: object) -> datetime | None:
     return value
 
 
-def _interval(value: object, name: str) -> str | None:
-    """Return a duration, or a number of seconds, as text of an interval of PostgreSQL."""
-    if value is None or isinstance(value, timedelta):
-        return interval_text(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidTask(f"its {name} is not a duration")
+def _interval(value: Any, name: str) -> str | None:
+    """Return a duration as text of an interval of PostgreSQL."""
     try:
-        return interval_text(timedelta(seconds=value))
-    except (OverflowError, ValueError):
-        raise InvalidTask(f"its {name} is not a duration") from None
+        return interval_text(to_timedelta(value, name))
+    except InvalidArgument as error:
+        raise InvalidTask(str(error)) from None
 
 
 def _dependencies(value: object) -> str | None:

@@ -4,8 +4,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue.arguments import Duration
 from airflow_provider_taskq.queue.connection import CallLimit
-from airflow_provider_taskq.queue.durations import Duration
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Connect, Timeouts

@@ -16,7 +16,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     UnreadablePayload,
 )
-from airflow_provider_taskq.queue.durations import DurationLike, to_timedelta
+from airflow_provider_taskq.queue.arguments import DurationLike, to_timedelta
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.handlers import decision_of
 from airflow_provider_taskq.worker.lease import InFlightBatch

@@ -6,7 +6,9 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, Json, Result, Task, UnreadablePayload
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.encoding import json_text
+from airflow_provider_taskq.queue.models import UNDECIDED_DELAY
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 from airflow_provider_taskq.worker.futures import final, then
 
@@ -51,7 +53,7 @@ class TaskResultException(Exception):
         result: Result | str = Result.FAILURE,
         continued: bool | None = None,
         message: Json = None,
-        delay: timedelta | None = None,
+        delay: DurationLike | None = None,
     ) -> None:
         made = Result.of(result)
         super().__init__(made.name if message is None else f"{made.name}: {message}")
@@ -178,6 +180,6 @@ def complete_decisions(name: str, tasks: Sequence[Task], decided: Mapping[Task, 
 
 _SUCCESS = Decision(Result.SUCCESS)
 _NO_RETRY = timedelta(seconds=-1)
-UNDECIDED = Decision(Result.SUSPENSION, delay=timedelta.min)
+UNDECIDED = Decision(Result.SUSPENSION, delay=UNDECIDED_DELAY)
 """A handler returns this value if it made no decision: the task is READY again in its old place, and the attempt is not
 counted. A drain tries the task no second time."""

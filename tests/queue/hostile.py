@@ -39,6 +39,9 @@ WRONG_INTEGERS = ("-1", "1e999", "9" * 5000, "1.5", "nan", "\x00", str(2**80))
 WRONG_MOMENTS = ("1e999", "nan", "9" * 400, "10000-01-01T00:00:00Z", "0000-01-01T00:00:00Z", "soon", "\x00")
 WRONG_NUMBERS = ("nan", "inf", "-inf", "1e999", "-1", "", "\x00")
 
+# Values that are no duration, and no integer, wherever Python takes one.
+NO_DURATIONS: tuple[Any, ...] = (-1, -0.5, timedelta(microseconds=-1), True, math.nan, 1e300, "soon", [1], object())
+NO_INTEGERS: tuple[Any, ...] = (1.5, 1.0, True, math.nan, "1", [1], timedelta(1))
 TOO_LONG: tuple[timedelta, ...] = (timedelta(days=99_999_999), timedelta.max, TEN_YEARS + INSTANT)
 # Months and days that cancel each other out in a comparison do not cancel each other out on a calendar.
 INTERVALS_TOO_LONG = ("178000000 years", "122 months", "71582788 months -2147483640 days", "11 years -365 days")
@@ -163,7 +166,10 @@ REFUSED_TASKS: dict[str, tuple[Any, str]] = {
     ),
     "identifier of a number": ({"identifier": 7}, "its identifier is a int, not a text"),
     "suspended of a text": ({"identifier": "a", "suspended": "no"}, "its suspended is a str, not true or false"),
-    "priority of a truth": ({"identifier": "a", "priority": True}, "its priority is a bool, not an integer"),
+    "priority of a truth": (
+        {"identifier": "a", "priority": True},
+        r"invalid priority True \(a bool\): expected an integer",
+    ),
     "no moment": ({"identifier": "a", "available_at": "noon"}, "its available_at 'noon' is not a moment in ISO 8601"),
     "moment of a number": (
         {"identifier": "a", "available_at": 5},
@@ -171,10 +177,10 @@ REFUSED_TASKS: dict[str, tuple[Any, str]] = {
     ),
     "local moment": ({"identifier": "a", "available_at": "2030-01-01T00:00"}, "its available_at has no time zone"),
     "no duration": ({"identifier": "a", "delay": "later"}, "invalid duration 'later': expected for example 90s"),
-    "endless duration": ({"identifier": "a", "ttl": math.inf}, "invalid duration inf: it is not a number of seconds"),
+    "endless duration": ({"identifier": "a", "ttl": math.inf}, "invalid ttl inf: no such number of seconds"),
     "duration of a list": (
         {"identifier": "a", "ttl": [90]},
-        "its ttl is a list, not a timedelta, a number of seconds or a text",
+        r"invalid ttl \[90\] \(a list\): expected a timedelta, a number of seconds, or a text",
     ),
     "dependency of a text": ({"identifier": "a", "depends_on": "b"}, "its depends_on is a str, not a list of pairs"),
     "dependency without a topic": (

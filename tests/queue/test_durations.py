@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.queue.arguments import to_timedelta
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.queue.durations import parse_duration, to_timedelta
+from airflow_provider_taskq.queue.durations import parse_duration
 
 pytestmark = pytest.mark.promise("A duration or a moment is stored as written, or refused")
 

@@ -106,7 +106,7 @@ WAYS_BACK: dict[str, Way] = {
     "failed": ended(DOWN),
     "failed within its ttl": after(altered(TopicPolicy(ttl=HOUR)), ended(DOWN)),
     "failed before a probe": after(altered(PROBES), ended(DOWN)),
-    "snoozed": ended(Decision(Result.SUSPENSION, delay=-HOUR)),
+    "snoozed": ended(Decision(Result.SUSPENSION, delay=0)),
     "reset": after(ended(Result.SUCCESS), revived(Revival.RESET)),
     "recreated": after(ended(Result.SUCCESS), revived(Revival.APPEND)),
     "joined": after(ended(Result.SUSPENSION), lambda queue, _owner, task: queue.junction("work", [[task.identifier]])),

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from datetime import time, timedelta
+from typing import Any, cast
 from uuid import UUID, uuid4
 
+import numpy as np
 import psycopg
 import pytest
 
@@ -20,10 +21,15 @@ from airflow_provider_taskq.queue import (
     NewTask,
     Owner,
     Result,
+    RetryPolicy,
     State,
     TaskQueue,
     TaskQueueError,
     TopicPolicy,
+    partition_of,
+    ticks_cron,
+    ticks_daily,
+    ticks_every,
 )
 from airflow_provider_taskq.queue.encoding import FIRST_MOMENT, LAST_MOMENT, MAX_TIMEDELTA
 from airflow_provider_taskq.queue.reports import TaskFilter
@@ -33,9 +39,12 @@ from tests.queue.hostile import (
     ACCEPTED_JSON,
     ACCEPTED_TASKS,
     ACCEPTED_VALUES,
+    HOUR,
     INTERVALS_TOO_LONG,
     MOMENTS_OUT_OF_RANGE,
     NEW_YEAR,
+    NO_DURATIONS,
+    NO_INTEGERS,
     REFUSED_JSON,
     REFUSED_TASKS,
     REFUSED_VALUES,
@@ -331,7 +340,7 @@ def test_a_name_that_is_blank_or_that_postgresql_cannot_store_is_refused_in_one_
 
 FIELDS = ("base", "max_delay", "horizon", "max_elapsed", "ttl", "keep_succeeded", "keep_failed")
 # Verbs that store a duration.
-STORING: dict[str, Callable[[World, timedelta], object]] = {
+STORING: dict[str, Callable[[World, Any], object]] = {
     "register": lambda w, d: w.queue.register("evil", d),
     "register again": lambda w, d: w.queue.register("owner", d),
     "lock at_most": lambda w, d: w.queue.lock("evil", "me", d),
@@ -356,14 +365,16 @@ STORING: dict[str, Callable[[World, timedelta], object]] = {
 
 @pytest.mark.promise("A duration or a moment is stored as written, or refused")
 @pytest.mark.parametrize("verb", STORING)
-def test_a_duration_of_ten_years_is_stored_and_a_longer_one_refused(queue: TaskQueue, verb: str) -> None:
+def test_ten_years_are_stored_and_a_longer_or_negative_duration_or_another_value_is_refused(
+    queue: TaskQueue, verb: str
+) -> None:
     world = make_world(queue)
     before = stored_rows(queue.conn)
-    for duration in TOO_LONG:
-        with pytest.raises((InvalidArgument, InvalidTask), match="3650 days"):
+    for duration in (*TOO_LONG, *NO_DURATIONS):
+        with pytest.raises((InvalidArgument, InvalidTask), match="3650 days" if duration in TOO_LONG else "invalid"):
             STORING[verb](world, duration)
     assert stored_rows(queue.conn) == before
-    STORING[verb](world, TEN_YEARS)
+    STORING[verb](world, TEN_YEARS.total_seconds())  # of numbers, seconds are meant
     assert beyond(queue) == []
     look(queue)
 
@@ -416,12 +427,89 @@ def test_a_moment_of_sql_outside_of_the_years_1_to_9999_is_refused(queue: TaskQu
     assert stored_rows(queue.conn) == before
 
 
+# Verbs that compare a duration with an age, or wait.
+COMPARING: dict[str, Callable[[World, Any], object]] = {
+    "owners": lambda w, d: w.queue.owners(d),
+    "purge_owners": lambda w, d: w.queue.purge_owners(d),
+    "purge_group_releases": lambda w, d: w.queue.purge_group_releases(d),
+    "expire": lambda w, d: w.queue.expire(d),
+    "count_lapsed": lambda w, d: w.queue.count_lapsed(d),
+    "stuck_owners": lambda w, d: w.queue.stuck_owners(d),
+    "statistics": lambda w, d: w.queue.statistics(d),
+    "handling_times": lambda w, d: w.queue.handling_times(d),
+    "throughput": lambda w, d: w.queue.throughput(d, 1),
+    "health": lambda w, d: w.queue.health(d),
+    "ticks_every": lambda _, d: ticks_every(d, NEW_YEAR),
+    "ticks_daily": lambda _, d: ticks_daily([time(8)], "UTC", NEW_YEAR, d),
+    "ticks_cron": lambda _, d: ticks_cron("@daily", "UTC", NEW_YEAR, d),
+    "correlation": lambda _, d: RetryPolicy.correlation(max_backoff=d),
+    "event_handling": lambda _, d: RetryPolicy.event_handling(initial=d, max_elapsed=d),
+    "snooze": lambda _, d: Decision(Result.SUSPENSION, delay=d),
+}
+# Verbs with an integer.
+COUNTING: dict[str, Callable[[World, Any], object]] = {
+    "poll": lambda w, n: w.queue.poll("work", w.owner, n),
+    "claim": lambda w, n: w.queue.claim("work", w.owner, n),
+    "poll_batch": lambda w, n: w.queue.poll_batch("work", w.owner, n),
+    "poll_batch size": lambda w, n: w.queue.poll_batch("work", w.owner, 1, n),
+    "ready": lambda w, n: w.queue.ready("work", n),
+    "topic_status": lambda w, n: w.queue.topic_status("work", cap=n),
+    "page": lambda w, n: w.queue.page("work", size=n),
+    "page after": lambda w, n: w.queue.page("work", after=n),
+    "task": lambda w, n: w.queue.task("work", n),
+    "events": lambda w, n: w.queue.events("work", None, n),
+    "events partitions": lambda w, n: w.queue.events("work", None, partitions=n),
+    "progress": lambda w, n: w.queue.progress("group", "work", n),
+    "join_group": lambda w, n: w.queue.join_group("group", "work", n),
+    "read_partition": lambda w, n: w.queue.read_partition(w.partition, n),
+    "revive": lambda w, n: w.queue.revive("work", State.FAILED, from_=n),
+    "revive sequences": lambda w, n: w.queue.revive("retries", sequences=[n]),
+    "reassign": lambda w, n: w.queue.reassign("retries", Result.FILTER, sequences=[n]),
+    "complete": lambda w, n: w.queue.complete(w.owner, cast("Any", {str(n) if isinstance(n, list) else n: "SUCCESS"})),
+    "purge": lambda w, n: w.queue.purge("work", to=n),
+    "purge_past_ttl": lambda w, n: w.queue.purge_past_ttl("work", n),
+    "cancel": lambda w, n: w.queue.cancel("work", [n]),
+    "set_priority": lambda w, n: w.queue.set_priority("work", [w.waiting], n),
+    "set_attempts": lambda w, n: w.queue.set_attempts("work", w.waiting, n),
+    "push": lambda w, n: w.queue.push("work", [NewTask("evil", priority=n)]),
+    "offer": lambda w, n: w.queue.offer("work", "evil", priority=n),
+    "alter_topic": lambda w, n: w.queue.alter_topic("work", max_attempts=n),
+    "TopicPolicy": lambda _, n: TopicPolicy(max_crashes=n),
+    "RetryPolicy.delay": lambda _, n: RetryPolicy().delay(n),
+    "partition_of": lambda _, n: partition_of("a", n),
+    "partition_of level": lambda _, n: partition_of("a", 2, n),
+    "ticks_every": lambda _, n: ticks_every(HOUR, NEW_YEAR, n),
+}
+
+
+@pytest.mark.promise("A duration or a moment is stored as written, or refused")
+def test_each_verb_takes_seconds_for_a_duration_and_refuses_a_negative_one_and_another_value(queue: TaskQueue) -> None:
+    world = make_world(queue)
+    for name, verb in COMPARING.items():
+        for duration in (3600, 3600.5, "1h", HOUR, np.int64(3600)):
+            verb(world, duration)
+        for wrong in NO_DURATIONS:
+            with pytest.raises(InvalidArgument, match="invalid"):
+                pytest.fail(f"{name} took {wrong!r}: {verb(world, wrong)}")
+
+
+def test_each_verb_refuses_a_fraction_a_truth_and_a_text_for_an_integer(queue: TaskQueue) -> None:
+    world = make_world(queue)
+    before = stored_rows(queue.conn)
+    for name, verb in COUNTING.items():
+        for wrong in NO_INTEGERS:
+            with pytest.raises((InvalidArgument, InvalidTask), match="invalid"):
+                pytest.fail(f"{name} took {wrong!r}: {verb(world, wrong)}")
+    assert stored_rows(queue.conn) == before
+    COUNTING["poll"](world, np.int64(1))
+
+
 @pytest.mark.parametrize(
     "delay",
     [
         timedelta.max,
         TEN_YEARS,
-        timedelta.min,
+        timedelta.min,  # of UNDECIDED
         "4000000 months -120000000 days",  # which cancel each other out in a comparison
         "-4000000 months 120000000 days",
     ],
@@ -447,7 +535,7 @@ def test_an_age_beyond_the_range_of_time_counts_as_all_time(queue: TaskQueue) ->
     assert queue.expire(timedelta.max) == 0
     assert queue.purge_owners(timedelta.max) == 0
     assert known(queue, world.held, "retries").state is State.ACTIVE
-    assert queue.expire(timedelta.min) == 1
+    assert queue.expire() == 1
 
 
 def test_any_patience_is_enough_to_move_a_topic(queue: TaskQueue) -> None:
@@ -546,7 +634,7 @@ def test_a_row_with_a_duration_out_of_range_hides_no_other_row(own_queue: TaskQu
         look(own_queue)
         assert [line.lease for line in own_queue.browse_owners()[0]] == [shown]
         assert [owner.lease for owner in own_queue.owners()] == [shown]
-        assert own_queue.policy("retries").retry.base == shown
+        assert own_queue.policy("retries").retry.base == max(shown, timedelta(0))
 
 
 @pytest.mark.promise("A duration or a moment is stored as written, or refused")

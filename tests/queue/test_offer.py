@@ -101,8 +101,8 @@ INVALID: dict[str, tuple[NewTask | dict[str, Any], str]] = {
     "suspended": (NewTask("x", suspended=True), "suspended"),
     "depends": (NewTask("x", depends_on=[("work", "a")]), "depends"),
     "both": (NewTask("x", available_at=datetime.now(UTC), delay=HOUR), "both"),
-    "a list for a delay": ({"delay": [30]}, "its delay is a list, not a timedelta, a number of seconds or a text"),
-    "a text for a priority": ({"priority": "high"}, "its priority is a str, not an integer"),
+    "a list for a delay": ({"delay": [30]}, "invalid delay .* expected a timedelta, a number of seconds, or a text"),
+    "a text for a priority": ({"priority": "high"}, "invalid priority 'high' .*: expected an integer"),
     "a number for a time": ({"available_at": 30}, "its available_at is a int, not a datetime or a text in ISO 8601"),
     "a number for a reference": ({"reference": 7}, "its reference is a int, not a text"),
 }
@@ -162,6 +162,6 @@ def test_an_option_that_does_not_exist_is_refused_with_those_that_do(queue: Task
     for push in (queue.push, queue.push_stream):
         with pytest.raises(InvalidArgument, match=r"has no option 'delay': it has insertion; a task is a dict or a Ne"):
             push("work", ["a"], **wrong)
-    with pytest.raises(InvalidTask, match="position 0: its delay is a int, not a timedelta"):
-        queue.push("work", [NewTask("a", delay=wrong and 30)])  # type: ignore[arg-type]
+    with pytest.raises(InvalidTask, match=r"position 0: invalid delay \[30\] \(a list\): expected a timedelta"):
+        queue.push("work", [NewTask("a", delay=[30])])  # type: ignore[arg-type]
     assert everything(queue) == []

@@ -74,7 +74,7 @@ GUARDS: dict[str, Guard] = {
     # PostgreSQL 17 makes a bitmap of these, also of the entries that earlier holds have left until the next vacuum.
     "held": Guard(lambda queue, owner, _held: queue.held(owner), 50 * SIZE),
     "release": Guard(lambda queue, owner, _held: queue.release(owner), 50 * SIZE),
-    "expire": Guard(lambda queue, _owner, _held: queue.expire(timedelta(days=-1))),
+    "expire": Guard(lambda queue, _owner, _held: queue.expire()),
     "maintain": Guard(
         lambda queue, _owner, _held: remove_succeeded(queue),
         25_000,  # to remove 500; before PostgreSQL 17 it reads a topic whole whose statistics say that it is small

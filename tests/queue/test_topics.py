@@ -93,10 +93,10 @@ def test_fields_that_are_altered_concurrently_are_all_kept(
         ({}, "either a policy, or the fields to change"),
         ({"policy": RICH, "max_attempts": 5}, "either a policy, or the fields to change"),
         ({"max_atempts": 5}, "unknown field 'max_atempts' of a policy: expected one of retry, max_attempts, base"),
-        ({"max_attempts": "5"}, "max_attempts is a str, not an integer"),
-        ({"max_attempts": True}, "max_attempts is a bool, not an integer"),
+        ({"max_attempts": "5"}, "max_attempts '5' .*: expected an integer"),
+        ({"max_attempts": True}, "max_attempts True .*: expected an integer"),
         ({"max_attempts": 10**12}, "out of range"),
-        ({"base": None}, "base is a NoneType, not a duration"),
+        ({"base": None}, "invalid base None: expected a duration"),
         ({"base": "later"}, "invalid duration 'later'"),
         ({"retry": {"max_attempts": 5}}, "retry is a dict, not a RetryPolicy"),
     ],
@@ -125,7 +125,9 @@ def test_an_invalid_field_of_a_policy_is_refused_by_its_name(
     queue: TaskQueue, verb: Callable[..., object], field: str, value: object
 ) -> None:
     topic = "work" if verb is TaskQueue.alter_topic else "orders"
-    with pytest.raises(TaskQueueError, match=rf"{field}.*(out of its range|has to be 0 or more)") as refusal:
+    with pytest.raises(
+        TaskQueueError, match=rf"{field}.*(out of its range|expected at least 0|has to be 0 or more)"
+    ) as refusal:
         verb(queue, topic, **{field: value})
     assert "relation" not in str(refusal.value), "this speaks of our table, not of the caller's mistake"
     assert (queue.topics(), queue.policy("work")) == (["work"], TopicPolicy())

@@ -99,7 +99,7 @@ def test_a_task_ahead_takes_the_turn_between_the_two_checks_of_a_poll(
         first = failed
         queue.revive("work", State.FAILED)
     else:
-        [first] = queue.push("work", [NewTask("a", priority=1, delay=timedelta(hours=-1))])
+        [first] = queue.push("work", [NewTask("a", priority=1, available_at=queue.now() - timedelta(hours=1))])
     assert later not in one.take()
     one.queue.conn.rollback()
     assert queue.poll("work", owner, condition=SINGULAR) == [first]

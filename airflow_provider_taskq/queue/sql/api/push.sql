@@ -32,7 +32,7 @@ BEGIN
         AND taskq_internal.needs_json_check(payload) IS NOT TRUE
             AND coalesce(priority BETWEEN -100 AND 100, true)) IS NOT TRUE
        OR insertion IS DISTINCT FROM 'APPEND' OR suspended OR available_at IS NOT NULL
-       OR NOT taskq_internal.is_duration(delay, interval '-3650 days')
+       OR NOT taskq_internal.is_duration(delay, interval '0')
            OR NOT taskq_internal.is_duration(ttl, interval '0') THEN
         RETURN (taskq.push(topic, insertion, ARRAY[identifier], ARRAY[payload], ARRAY[reference], ARRAY[suspended],
                            ARRAY[available_at], ARRAY[delay], ARRAY[ttl], ARRAY[priority]))[1];
@@ -309,7 +309,7 @@ BEGIN
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
             WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
             WHEN NOT taskq_internal.is_moment(available_at) THEN 'its available_at is outside the years 1 to 9999'
-            WHEN NOT taskq_internal.is_duration(delay, interval '-3650 days') THEN 'its delay is longer than 3650 days'
+            WHEN NOT taskq_internal.is_duration(delay, interval '0') THEN 'its delay is negative, or longer than 3650 days'
             WHEN NOT taskq_internal.is_duration(ttl, interval '0') THEN 'its ttl is negative, or longer than 3650 days'
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
                 format('its payload has %s bytes, more than the %s that topic %L takes',
