@@ -54,4 +54,5 @@ def make_scheduler(config: pytest.Config, log: Any) -> object:
         def _split_scope(self, nodeid: str) -> str:
             return group(nodeid)
 
+    config.option.loadscopereorder = False  # not in pyproject.toml: the older releases run without pytest-xdist
     return GroupScheduling(config, log)

@@ -240,15 +240,6 @@ def sizes_of(queue: TaskQueue, number: int) -> list[int]:
     return [size for (size,) in filter(None, sizes)]
 
 
-def test_dependents_of_the_tasks_of_a_dropped_topic_may_run(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("other")
-    queue.push("other", ["x"])
-    queue.push("work", [NewTask("a", depends_on=[("other", "x")])])
-    assert queue.poll("work", owner) == []
-    queue.drop_topic("other")
-    assert identifiers(queue.poll("work", owner)) == ["a"]
-
-
 @pytest.mark.promise("A dropped topic leaves nothing behind")
 @pytest.mark.parametrize("own", [True, False], ids=["own tables", "shared tables"])
 def test_a_dropped_topic_leaves_nothing_behind(queue: TaskQueue, owner: Owner, own: bool) -> None:
