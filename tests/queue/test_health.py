@@ -188,10 +188,19 @@ def test_a_dependency_that_ended_without_success_is_reported(queue: TaskQueue, o
     queue.complete(owner, {first: Result.FAILURE})
     reported = found(queue, "dependencies")
     assert reported.severity is Severity.WARNING
-    expected = f"sequence {second.sequence} of topic 'work' waits for sequence {first.sequence} of topic 'work'"
-    assert f"{expected}, which is FAILED" in reported.detail
+    expected = (
+        f"sequence {second.sequence} of topic 'work' waits for a of topic work (sequence {first.sequence}, FAILED)"
+    )
+    assert expected in reported.detail
     queue.reassign("work", Result.SUCCESS, sequences=[first.sequence])
     assert found(queue, "dependencies").severity is Severity.FINE
+    queue.create_topic("other")
+    queue.push("other", ["c"])
+    [third] = queue.push("work", [NewTask("d", depends_on=[("other", "c")])])
+    queue.drop_topic("other")
+    removed = found(queue, "dependencies")
+    assert "waits for c of a topic that was dropped" in removed.detail
+    assert removed.remedy == f"taskq cancel work {third.sequence}"
 
 
 def test_a_push_that_stays_open_is_reported_with_its_topic_and_pid(queue: TaskQueue, session: TaskQueue) -> None:

@@ -203,28 +203,31 @@ BEGIN
     WHERE f.count > 0 ORDER BY f.count DESC, t.id LIMIT 10;
 END $$;
 
--- Reports tasks that depend on a task that has ended without success. They wait until an operator acts. Reads the first
--- two thousand waiting dependencies.
+-- Reports tasks that depend on a task that has ended without success, or was removed before. They wait until an operator
+-- acts. Reads the first two thousand waiting dependencies.
 CREATE FUNCTION taskq_internal.health_of_dependencies() RETURNS SETOF taskq_internal.finding
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN QUERY
     SELECT f.*
-    FROM (SELECT d.topic_id, d.sequence, d.on_topic_id, e.sequence AS on_sequence, e.state, count(*) OVER () AS count
+    FROM (SELECT d.topic_id, d.sequence, d.on_topic_id, n.sequence AS on_sequence, count(*) OVER () AS count
           FROM (SELECT * FROM taskq_internal.dependency n WHERE n.waiting LIMIT 2000) d
-          CROSS JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
-                              AND t.topic_id = d.on_topic_id ORDER BY t.sequence DESC LIMIT 1) n
-          JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
-              AND e.state <> :SUCCEEDED
+          LEFT JOIN LATERAL (SELECT t.sequence FROM taskq_internal.task t WHERE t.identifier = d.on_identifier
+                             AND t.topic_id = d.on_topic_id ORDER BY t.sequence DESC LIMIT 1) n ON true
+          LEFT JOIN taskq_internal.ended e ON e.topic_id = d.on_topic_id AND e.sequence = n.sequence
+          WHERE n.sequence IS NULL OR e.state <> :SUCCEEDED
           LIMIT 1) d
     JOIN taskq_internal.topic a ON a.topic_id = d.topic_id
-    JOIN taskq_internal.topic b ON b.topic_id = d.on_topic_id
+    LEFT JOIN taskq_internal.topic b ON b.topic_id = d.on_topic_id
     CROSS JOIN LATERAL taskq_internal.finding(
         'warning',
-        format('%s dependencies can''t be fulfilled until an operator revives, reassigns or replaces the tasks that'
-               ' have ended: sequence %s of topic %L waits for sequence %s of topic %L, which is %s',
-               d.count, d.sequence, a.name, d.on_sequence, b.name, taskq.state_name(d.state)),
-        d.count, format('taskq retry %s %s', taskq_internal.shell_word(b.name), d.on_sequence), a.name, d.sequence) f;
+        format('%s dependencies can''t be fulfilled until an operator revives, reassigns, replaces or cancels a task:'
+               ' sequence %s of topic %L %s',
+               d.count, d.sequence, a.name, taskq.explain_dependency(d.topic_id, d.sequence)),
+        d.count,
+        CASE WHEN d.on_sequence IS NULL THEN format('taskq cancel %s %s', taskq_internal.shell_word(a.name), d.sequence)
+             ELSE format('taskq retry %s %s', taskq_internal.shell_word(b.name), d.on_sequence) END,
+        a.name, d.sequence) f;
 END $$;
 
 -- Reports partitions of consumer groups that an error ended and that have made no progress since. Their consumers do
