@@ -81,7 +81,7 @@ def _topic(rig: Rig, stored: int, *, analyzed: bool) -> Iterator[str]:
     with rig.database() as dsn:
         with connect(dsn, autocommit=True) as conn:
             for table in TABLES:
-                conn.execute(f"ALTER TABLE taskq_internal.{table}_default SET (autovacuum_enabled = off)".encode())
+                conn.execute(f"ALTER TABLE taskq_internal.{table}_shared SET (autovacuum_enabled = off)".encode())
             queue = TaskQueue(conn)
             queue.create_topic("bench")
             queue.create_topic("warm")

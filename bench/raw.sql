@@ -2,8 +2,8 @@
 
 -- Push: the queue's own tables and indexes, filled without a function.
 CREATE SCHEMA raw;
-CREATE TABLE raw.task (LIKE taskq_internal.task_default INCLUDING ALL);
-CREATE TABLE raw.live (LIKE taskq_internal.live_default INCLUDING ALL);
+CREATE TABLE raw.task (LIKE taskq_internal.task_shared INCLUDING ALL);
+CREATE TABLE raw.live (LIKE taskq_internal.live_shared INCLUDING ALL);
 
 -- Drain: one table of the same width, updated in place, with the indexes that its claim and its finish use.
 CREATE TABLE raw.wide (

@@ -1,4 +1,4 @@
-"""Topics: the time and the locks of an operation, by the number of topics and of their own partitions."""
+"""Topics: the time and the locks of an operation, by the number of topics and of those with own tables."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from airflow_provider_taskq.queue import Owner, Result, Task, TaskQueue, connect
 from bench.rig import Rig, seconds
 
 VERBS = ("push", "poll", "complete")
-# Numbers of topics, and of those among them that have partitions of their own.
+# Numbers of topics, and of those among them that have tables of their own.
 SHAPES = ((1, 0), (100, 0), (5_000, 0), (100, 1), (100, 10), (100, 100), (5_000, 10))
 ROUNDS = 20
 REPETITIONS = 50
@@ -50,7 +50,7 @@ class Place:
 
 
 def run(rig: Rig) -> None:
-    """Measures single operations, in turn, at 1 to 5,000 topics, of which up to 100 have their own partitions."""
+    """Measures single operations, in turn, at 1 to 5,000 topics, of which up to 100 have their own tables."""
     print(
         f"\nTopics: median ms of an operation on one task, and the relations it locks; flat is <= {MOST}x the first row"
     )
@@ -73,17 +73,15 @@ def run(rig: Rig) -> None:
 
 
 def _places(rig: Rig, stack: ExitStack, topics: int, apart: int) -> Iterator[Place]:
-    """A database with topics of ten tasks each: one in the shared tables, and one in partitions of its own."""
+    """A database with topics of ten tasks each: one in the shared tables, and one in tables of its own."""
     conn = stack.enter_context(connect(stack.enter_context(rig.database()), autocommit=True))
     conn.execute("SET synchronous_commit = off")
     queue = TaskQueue(conn)
     names = ["shared", *(f"apart {number}" for number in range(apart))]
     with conn.transaction():
         for name in [*names, *(f"topic {number}" for number in range(topics - len(names)))]:
-            queue.create_topic(name)
+            queue.create_topic(name, own_tables=name.startswith("apart"))
             queue.push(name, [f"task {number}" for number in range(10)])
-    for name in names[1:]:
-        queue.own_partition(name)
     conn.execute("VACUUM ANALYZE")
     for kept, topic in {"shared": "shared", "one of them": "apart 0"}.items():
         if topic in names:

@@ -19,10 +19,10 @@ SIZE = 100
 BACKLOG = 2_000
 KEPT = 200_000
 
-SIZES = """SELECT s.n_dead_tup, pg_relation_size('taskq_internal.live_default'),
-    pg_indexes_size('taskq_internal.live_default'),
-    pg_total_relation_size('taskq_internal.task_default') + pg_total_relation_size('taskq_internal.ended_default')
-    FROM pg_stat_user_tables s WHERE s.relid = 'taskq_internal.live_default'::regclass"""
+SIZES = """SELECT s.n_dead_tup, pg_relation_size('taskq_internal.live_shared'),
+    pg_indexes_size('taskq_internal.live_shared'),
+    pg_total_relation_size('taskq_internal.task_shared') + pg_total_relation_size('taskq_internal.ended_shared')
+    FROM pg_stat_user_tables s WHERE s.relid = 'taskq_internal.live_shared'::regclass"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ def _chunks(conn: psycopg.Connection, one: Callable[[list[int], list[str], list[
 def _queue(conn: psycopg.Connection, part: Part | None) -> Subject:
     """The queue without a part, or as a whole."""
     for table in TABLES:
-        conn.execute(f"ALTER TABLE taskq_internal.{table}_default SET (autovacuum_enabled = off)".encode())
+        conn.execute(f"ALTER TABLE taskq_internal.{table}_shared SET (autovacuum_enabled = off)".encode())
     queue = TaskQueue(conn)
     queue.create_topic("bench")
     queue.push("bench", ["a"])  # stores the front

@@ -76,7 +76,7 @@ def stored_rows(conn: psycopg.Connection) -> dict[str, list[str]]:
 
 def stop_autovacuum(conn: psycopg.Connection) -> None:
     """Keeps autovacuum from the tables that tests fill. For a database of the test's own."""
-    for table in ("task_default", "live_default", "ended_default", "dependency", "history"):
+    for table in ("task_shared", "live_shared", "ended_shared", "dependency", "history"):
         conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
 
 
@@ -428,7 +428,6 @@ def interrupted(
 Change = Literal[
     "decisions ignore fences",
     "health judges young transactions",
-    "polls stop before their first read of tasks",
     "polls by identifier stop between their two checks",
     "readers of the log stop after their check for open pushes",
 ]
@@ -437,7 +436,6 @@ _HORIZON = "least(v_next, (SELECT min(o.floor) FROM taskq_internal.open_pushes(p
 _CHANGES: dict[Change, tuple[str, str, str]] = {
     "decisions ignore fences": ("require_lease", " AND fence = p_fence", ""),
     "health judges young transactions": ("health_of_transactions", "60, 600, 3600", "-1, -1, 3600"),
-    "polls stop before their first read of tasks": ("require_running_lease", "BEGIN\n", f"BEGIN PERFORM {_STOP};\n"),
     "polls by identifier stop between their two checks": (
         "claim_identifiers",
         "DECLARE\n",
@@ -591,10 +589,10 @@ def scans_and_files(conn: psycopg.Connection) -> dict[str, tuple[int, int]]:
     """How often each table with a row for each task was scanned, and its file, which a rewrite changes."""
     rows = conn.execute(
         "SELECT relname::text, seq_scan, pg_relation_filenode(relid) FROM pg_stat_user_tables"
-        " WHERE relid IN ('taskq_internal.task_default'::regclass, 'taskq_internal.live_default'::regclass,"
-        " 'taskq_internal.ended_default'::regclass)"
+        " WHERE relid IN ('taskq_internal.task_shared'::regclass, 'taskq_internal.live_shared'::regclass,"
+        " 'taskq_internal.ended_shared'::regclass)"
     ).fetchall()
-    return {name.removesuffix("_default"): (scanned, file) for name, scanned, file in rows}
+    return {name.removesuffix("_shared"): (scanned, file) for name, scanned, file in rows}
 
 
 def build_index_ahead(conn: psycopg.Connection) -> None:

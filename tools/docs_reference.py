@@ -33,7 +33,7 @@ PLACE = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 # The files of functions in the order of the page.
 SUBJECTS = (
     *("topics", "push", "poll", "leases", "upkeep", "complete", "read", "tasks", "watch", "history", "explain"),
-    *("revive", "administration", "statistics", "health", "ticks", "log", "consumer_groups", "partitions", "access"),
+    *("revive", "administration", "statistics", "health", "ticks", "log", "consumer_groups", "access"),
     *("browse", "staged_decisions", "staged_pushes"),
 )
 KINDS = ("producer", "consumer", "reader", "operator")

@@ -313,9 +313,7 @@ def _purge_range(session: Session, topic: str, state: State | None, from_: int, 
 
 
 def _purge_all(session: Session, topic: str) -> int:
-    """Purge every task, instantly if the topic has tables of its own."""
-    with session.autocommit() as queue:
-        removed = queue.purge_all(topic)
     with session.transaction() as queue:
+        removed = queue.purge_all(topic)
         queue.record_action("purge", topic, "every task", removed)
     return removed

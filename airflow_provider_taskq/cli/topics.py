@@ -1,4 +1,4 @@
-"""taskq topics, pause, resume: topics, their policies and their partitions."""
+"""taskq topics, pause, resume: topics and their policies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -148,11 +148,12 @@ def topics(ctx: click.Context, search: str | None) -> None:
     "stays as it is."
 )
 @topic_argument
+@click.option("--own-tables", is_flag=True, help="Keep the tasks of TOPIC in tables of its own.")
 @_policy_options
 @click.pass_obj
-def create(session: Session, /, topic: str, **given: Any) -> None:
+def create(session: Session, /, topic: str, own_tables: bool, **given: Any) -> None:
     with session.transaction() as queue:
-        new = queue.create_topic(topic, **_policy_changes(given))
+        new = queue.create_topic(topic, own_tables=own_tables, **_policy_changes(given))
         if new:
             audited(queue).record("create", topic, "the topic", 1)
     sentence = f"Created topic {topic}." if new else f"Topic {topic} exists; its policy is unchanged."
@@ -209,89 +210,12 @@ def drop(session: Session, topic: str, dry_run: bool, yes: bool) -> None:
     what = f"topic {topic} with {plural(count, 'task')}"
     if not dry_run:
         ask(f"This removes {what} for good.", yes=yes)
-        with session.autocommit() as queue:  # in autocommit a topic with tables of its own goes at once
+        with session.transaction() as queue:
             if not queue.drop_topic(topic):
                 raise UnknownTopic(f"topic {topic!r} does not exist any more")
-        with session.transaction() as queue:
             audited(queue).record("drop", topic, "the topic with its tasks", count)
     sentence = f"{'Would remove' if dry_run else 'Removed'} {what}."
     session.answer({"topic": topic, "dropped": not dry_run, "tasks": count, "dry_run": dry_run}, sentence)
-
-
-_patience_option = click.option(
-    "--patience", type=DURATION, default="1m", help="How long to wait for sessions that use the tables."
-)
-
-
-@topics.group(cls=CommandGroup, help="Give a busy topic tables of its own, or move it back to the shared ones.")
-def partition() -> None:
-    pass
-
-
-@partition.command(
-    help="Move TOPIC to tables of its own. The topic is paused during the move. Repeat the command to finish an "
-    "interrupted move."
-)
-@topic_argument
-@_patience_option
-@dry_run_option
-@click.pass_obj
-def own(session: Session, topic: str, patience: timedelta, dry_run: bool) -> None:
-    if dry_run:
-        _preview_move(session, topic, "its own tables")
-        return
-    with session.autocommit() as queue:
-        moved = queue.own_partition(topic, patience)
-    sentence = f"Topic {topic} has its own tables{' now' if moved else ' already'}."
-    _answer_move(session, topic, "own", moved, sentence)
-
-
-@partition.command(
-    help="Move TOPIC back to the shared tables. All topics wait during the move. The command also undoes an "
-    "interrupted move."
-)
-@topic_argument
-@click.option("--most", type=click.IntRange(min=0), default=1000, help="Refuse a topic with more tasks than this.")
-@_patience_option
-@dry_run_option
-@click.pass_obj
-def shared(session: Session, topic: str, most: int, patience: timedelta, dry_run: bool) -> None:
-    if dry_run:
-        _preview_move(session, topic, "the shared tables")
-        return
-    with session.autocommit() as queue:
-        moved = queue.shared_partition(topic, most, patience)
-    sentence = f"Topic {topic} is in the shared tables{' again' if moved else ' already'}."
-    _answer_move(session, topic, "shared", moved, sentence)
-
-
-@partition.command(help="Drop the empty tables of dropped topics.")
-@_patience_option
-@dry_run_option
-@click.pass_obj
-def clean(session: Session, patience: timedelta, dry_run: bool) -> None:
-    if dry_run:
-        session.answer({"cleaned": None, "dry_run": True}, "Would drop the empty tables of dropped topics.")
-        return
-    with session.autocommit() as queue:
-        count = queue.drop_vacant_partitions(patience)
-    sentence = f"Dropped the empty tables of {plural(count, 'dropped topic')}."
-    session.answer({"cleaned": count, "dry_run": False}, sentence)
-
-
-def _preview_move(session: Session, topic: str, target: str) -> None:
-    with session.read_only() as queue:
-        queue.policy(topic)  # raises for an unknown topic
-        count = queue.count_tasks(topic)
-    sentence = f"Would move topic {topic} with {plural(count, 'task')} to {target}."
-    session.answer({"topic": topic, "moved": False, "tasks": count, "dry_run": True}, sentence)
-
-
-def _answer_move(session: Session, topic: str, target: str, moved: bool, sentence: str) -> None:
-    if moved:
-        with session.transaction() as queue:
-            audited(queue).record("partition", topic, f"to {target} tables", queue.count_tasks(topic))
-    session.answer({"topic": topic, "moved": moved, "dry_run": False}, sentence)
 
 
 _topic_arguments = click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="TOPIC...")

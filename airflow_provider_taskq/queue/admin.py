@@ -111,10 +111,9 @@ class AdminMixin(FunctionCaller):
     def purge_all(self, topic: str) -> int:
         """Remove every task of a topic, also ACTIVE ones. Return the number of tasks.
 
-        A task that another transaction is polling or completing at this moment stays. A topic with tables of its own
-        is emptied at once, on a connection in autocommit.
+        A task that another transaction is polling or completing at this moment stays.
         """
-        return self._number("SELECT taskq.purge_all(%s::text, %s::boolean)", (topic, self._commits_each_call))
+        return self._number("SELECT taskq.purge_all(%s::text)", (topic,))
 
     def purge_sequences(self, topic: str, sequences: Sequence[int], states: Iterable[State | str]) -> int:
         """Remove the tasks that are in one of `states` and not held. Return the number of tasks."""

@@ -31,7 +31,6 @@ from airflow_provider_taskq.queue.models import (
     Result,
     Task,
 )
-from airflow_provider_taskq.queue.partitions import PartitionMixin
 from airflow_provider_taskq.queue.policies import (
     PolicyChanges,
     TopicPolicy,
@@ -47,7 +46,7 @@ _ZERO = timedelta(0)
 _OWNER = model_row(Owner)
 
 
-class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin, LogMixin):
+class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
     """The queue in the database that a `psycopg.Connection` reaches.
 
     Every verb runs in the caller's transaction and never commits: push inside the transaction that writes your
@@ -67,18 +66,20 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
         self,
         topic: str,
         policy: TopicPolicy = TopicPolicy(),  # noqa: B008 - frozen
+        own_tables: bool = False,
         **changes: Unpack[PolicyChanges],
     ) -> bool:
         """Create a topic. Return False, and leave the topic as it is, if it exists.
 
+        :param own_tables: keep the topic's tasks in tables of its own, from its creation to its drop.
         :param changes: fields that differ from `policy`, as in `create_topic("orders", max_attempts=5)`.
         :raises InvalidArgument: for an unknown field or a value out of range.
         """
         return self._flag(
             "SELECT taskq.create_topic(%s::text, %s::int, %s::interval, %s::float8, %s::interval, %s::interval,"
             " %s::interval, %s::float8, %s::boolean, %s::text, %s::int, %s::int, %s::interval, %s::boolean,"
-            " %s::interval, %s::interval)",
-            (topic, *policy_fields(apply_changes(policy, changes)).values()),
+            " %s::interval, %s::interval, %s::boolean)",
+            (topic, *policy_fields(apply_changes(policy, changes)).values(), own_tables),
         )
 
     def alter_topic(self, topic: str, policy: TopicPolicy | None = None, **changes: Unpack[PolicyChanges]) -> None:
@@ -118,12 +119,15 @@ class TaskQueue(PushMixin, AdminMixin, PartitionMixin, DrainMixin, InspectMixin,
 
         The call waits up to a minute, and no longer than the session's `lock_timeout`, for transactions that push to
         the topic, hold its tasks or store the progress of its consumer groups. A transaction of several verbs that
-        waits for the drop goes first, so none ends in a deadlock. A topic with tables of its own is dropped at once, on
-        a connection in autocommit.
+        waits for the drop goes first, so none ends in a deadlock.
+
+        The tables of a topic with tables of its own are dropped, which takes as long for a million tasks as for one.
+        The call waits for all transactions that use tasks of any topic, and keeps all others out until its transaction
+        ends: commit it at once.
 
         :raises TaskQueueError: if these transactions do not end in time. The message names a session in the way.
         """
-        return self._flag("SELECT taskq.drop_topic(%s::text, %s::boolean)", (topic, self._commits_each_call))
+        return self._flag("SELECT taskq.drop_topic(%s::text)", (topic,))
 
     def pause_topic(self, topic: str) -> bool:
         """Pause a topic: it takes pushes and completions, but hands out no tasks. Return False if it was paused."""

@@ -281,10 +281,6 @@ class FunctionCaller:
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self.conn = require_connection(conn)
 
-    @property
-    def _commits_each_call(self) -> bool:
-        return self.conn.autocommit and self.conn.info.transaction_status == TransactionStatus.IDLE
-
     def _fetch(self, factory: BaseRowFactory[T], call: LiteralString, arguments: Sequence[object] = ()) -> list[T]:
         # With a row factory of its own: the connection belongs to the caller, and may have any.
         if (before := deferred_statements.pop(self.conn, None)) is None:

@@ -148,11 +148,6 @@ def to_queue_error(error: psycopg.Error) -> TaskQueueError | None:
         return Deadlock(_deadlock_message(error))
     if code in _SCHEMA_CODES and "taskq" in message:
         return SchemaMismatch(f"the schema taskq in this database {_SCHEMA_CODES[code]}: run {INSTALL}")
-    if code == "23514" and (error.diag.constraint_name or "").startswith("topic_moves_"):
-        return TaskQueueError(
-            "this topic is being moved to its own tables: repeat this when the move has ended. If its session was"
-            " killed, own_partition finishes the move, and shared_partition undoes it"
-        )
     if code == "23503" and (error.diag.constraint_name or "").endswith("_topic_id_fkey"):
         return UnknownTopic("the topic was dropped at this moment: repeat this if it has been created again")
     if code == "23514" and error.diag.constraint_name:

@@ -75,8 +75,6 @@ def classify(error: BaseException) -> Fault:
         # with the end of the session.
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
         return Fault.RECONNECT if lost else Fault.BUG
-    if (error.diag.constraint_name or "").startswith("topic_moves_"):
-        return Fault.RETRY  # refuses writes while a topic moves to tables of its own
     return _FAULTS.get(code) or _FAULTS.get(code[:2], Fault.RETRY)
 
 

@@ -41,6 +41,7 @@ _CONSTANTS = {
     **{f"WAITS_{waits.name}": waits.value for waits in Waits},
     **{f"HISTORY_{kind.name}": kind.value for kind in HistoryKind},
     **{f"MUTEX_{kind.name}": kind.value for kind in MutexKind},
+    "FIRST_OWN_TOPIC": 1_000_000_000,  # the least number of a topic with its own tables
     "NOT_STORED": 0,  # in the place of a state: a task that a push with DELETE does not store
 }
 

@@ -56,8 +56,8 @@ TASKQ = Spec(
         "woken by NOTIFY": {"size": 1, "interval": 1.0, "notify": True},
     },
     keeps="state, times, attempts, output",
-    pending="taskq_internal.live_default",
-    finished="taskq_internal.ended_default",
+    pending="taskq_internal.live_shared",
+    finished="taskq_internal.ended_shared",
     singles=2_000,
     key="sequence",
 )

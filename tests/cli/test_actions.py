@@ -1,7 +1,6 @@
 """Commands that change something. A dry run of each changes nothing."""
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.cli import _session
-from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, Severity, State, Task, TaskQueue, TopicPolicy
+from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, Task, TaskQueue, TopicPolicy
 from tests.cli.conftest import Ask, Run
 from tests.internals import block_verbs
 from tests.queue.conftest import everything, image, known, lapse, states
@@ -235,7 +234,11 @@ def test_purge_commits_in_batches(
 
 
 def test_topics_creates_alters_and_drops_a_topic(ask: Ask, run: Run, queue: TaskQueue) -> None:
-    assert ask("topics", "create", "orders", "--max-attempts", "5", "--base", "90s", "--horizon", "1d")["created"]
+    created = ask(
+        "topics", "create", "orders", "--own-tables", "--max-attempts", "5", "--base", "90s", "--horizon", "1d"
+    )
+    assert created == {"topic": "orders", "created": True}
+    assert queue.conn.execute("SELECT FROM taskq.topic_summaries WHERE topic = 'orders' AND own_tables").rowcount == 1
     assert run("topics", "create", "orders").stdout == "Topic orders exists; its policy is unchanged.\n"
     policy = queue.policy("orders")
     assert (policy.retry.max_attempts, policy.retry.base, policy.retry.horizon) == (
@@ -264,51 +267,6 @@ def test_topics_creates_alters_and_drops_a_topic(ask: Ask, run: Run, queue: Task
     }
     assert queue.topics() == ["work"]
     assert [action for action, _, _ in trail(queue)] == ["create", "alter", "pause", "drop"]
-
-
-def test_topics_partition_moves_a_topic_to_its_own_tables_and_back(run: Run, ask: Ask, queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    before = image(queue)
-    partition = ("topics", "partition")
-    would = "Would move topic work with 2 tasks to its own tables.\n"
-    assert run(*partition, "own", "work", "--dry-run").stdout == would
-    assert ask(*partition, "own", "work") == {"topic": "work", "moved": True, "dry_run": False}
-    assert run(*partition, "own", "work").stdout == "Topic work has its own tables already.\n"
-    assert image(queue) == before
-    assert "has more than 1 tasks" in run(*partition, "shared", "work", "--most", "1", code=1).stderr
-    assert run(*partition, "shared", "work", "--dry-run").stdout.endswith("to the shared tables.\n")
-    assert run(*partition, "shared", "work").stdout == "Topic work is in the shared tables again.\n"
-    assert ask(*partition, "shared", "work") == {"topic": "work", "moved": False, "dry_run": False}
-    assert image(queue) == before
-    assert trail(queue) == [("partition", "work", 2)] * 2
-    assert "'missing'" in run(*partition, "own", "missing", code=1).stderr
-
-
-def test_topics_partition_clean_drops_the_tables_of_dropped_topics(run: Run, ask: Ask, queue: TaskQueue) -> None:
-    run("topics", "partition", "own", "work")
-    queue.drop_topic("work")
-    assert "dry_run" in ask("topics", "partition", "clean", "--dry-run")
-    output = run("topics", "partition", "clean").stdout
-    assert output == "Dropped the empty tables of 1 dropped topic.\n"
-    assert ask("topics", "partition", "clean") == {"cleaned": 0, "dry_run": False}
-
-
-def test_the_command_that_health_names_finishes_a_move_whose_session_has_ended(
-    run: Run, ask: Ask, queue: TaskQueue, open_queue: Callable[[], TaskQueue]
-) -> None:
-    queue.push("work", ["a"])
-    session = open_queue()
-    session.conn.execute("SELECT taskq.begin_partition_move('work', '1 second')")
-    session.conn.commit()
-    pid = session.conn.info.backend_pid
-    queue.conn.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
-    [finding] = [each for each in ask("health", code=1)["findings"] if each["subject"] == "unfinished moves"]
-    command = finding["detail"].partition('"taskq ')[2].partition('"')[0]
-    assert finding["severity"] == "CRITICAL"
-    assert run(*command.split()).stdout == "Topic work has its own tables now.\n"
-    # Not by `taskq health`: its exit code is that of the worst finding, such as dead rows that other tests have left.
-    assert [each.severity for each in queue.health() if each.subject == "unfinished moves"] == [Severity.FINE]
-    run("topics", "partition", "shared", "work")
 
 
 def test_every_field_of_a_policy_has_an_option(ask: Ask, queue: TaskQueue) -> None:

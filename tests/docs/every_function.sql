@@ -55,7 +55,6 @@ SELECT * FROM taskq.count_ended_by('orders', 'worker-1', now() - interval '1 hou
 SELECT * FROM taskq.held_bounds('worker-1', (SELECT fence FROM taskq.owner('worker-1')), NULL, 2);
 SELECT * FROM taskq.held_slice('worker-1', (SELECT fence FROM taskq.owner('worker-1')), NULL, 1, 100);
 SELECT taskq.defer_held_tasks('worker-1', (SELECT fence FROM taskq.owner('worker-1')));
-SELECT taskq.has_held_tasks('orders');
 SELECT * FROM taskq.browse_held('worker-1', true, 0, 100);
 SELECT * FROM taskq.browse_holders('orders');
 SELECT * FROM taskq.take_over('worker-1', (SELECT fence FROM taskq.owner('worker-1')), '5 minutes');
@@ -194,21 +193,6 @@ SELECT taskq.forget_worker('worker-1');
 CREATE ROLE producer_of_orders;
 SELECT taskq.grant_access('producer_of_orders', 'producer', ARRAY['orders'], false);
 SELECT taskq.revoke_access('producer_of_orders', 'producer', ARRAY['orders']);
-
--- Own tables for a topic
-CREATE TEMP TABLE move AS SELECT taskq.begin_partition_move('moved', '1 s') AS token;
-SELECT taskq.create_own_tables('moved', (SELECT token FROM move), '1 s');
-SELECT taskq.undo_partition_move('moved', (SELECT token FROM move), '1 s');
-SELECT taskq.end_move_session((SELECT token FROM move));
-DROP TABLE move;
-CREATE TEMP TABLE move AS SELECT taskq.begin_partition_move('moved', '1 s') AS token;
-SELECT taskq.create_own_tables('moved', (SELECT token FROM move), '1 s');
-SELECT taskq.close_shared_tables('moved', (SELECT token FROM move), '1 s');
-SELECT taskq.move_to_own_tables('moved', (SELECT token FROM move), '1 s');
-SELECT taskq.end_move_session((SELECT token FROM move));
-SELECT taskq.move_to_shared_tables('moved', 1000, '1 s');
-SELECT taskq.unlock_pushes((SELECT taskq.lock_pushes('moved', '1 s')));
-SELECT taskq.drop_vacant_tables('1 s');
 
 -- Removal
 SELECT taskq.purge('orders', 1, 1, NULL, 10);

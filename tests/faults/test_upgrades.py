@@ -105,8 +105,7 @@ def test_an_upgrade_by_the_rule_scans_and_rewrites_no_table_of_tasks(
 def test_an_index_that_was_built_before_the_upgrade_holds_up_no_call_and_needs_no_scan(
     queue: TaskQueue, dsn: str
 ) -> None:
-    queue.create_topic("own")
-    assert queue.own_partition("own")
+    queue.create_topic("own", own_tables=True)
     queue.push("own", ["customer-1"])
     with ThreadPoolExecutor() as threads, connect(dsn) as longer, connect(dsn, autocommit=True) as other:
         TaskQueue(longer).push("work", [NewTask("customer-1")])
@@ -164,8 +163,7 @@ def used(dsn: str) -> Iterator[TaskQueue]:
     with closing(connect(dsn, autocommit=True)) as conn:
         queue = TaskQueue(conn)
         owner = queue.register("me", LEASE)
-        queue.create_topic("work", keep_succeeded="1d")
-        assert queue.own_partition("work")
+        queue.create_topic("work", own_tables=True, keep_succeeded="1d")
         queue.push("work", [NewTask(identifier, {"total": 12}) for identifier in ("a", "b", "c", "d")])
         held, succeeding, failing = queue.poll("work", owner, 3)
         queue.complete(owner, {succeeding: Result.SUCCESS, failing: Result.FAILURE})
@@ -260,9 +258,6 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
     }
 
 
-APART = {"own_partition", "shared_partition", "drop_vacant_partitions"}  # they run in no transaction
-
-
 def answers(queue: TaskQueue) -> dict[str, str]:
     """The answer of each verb, without its numbers and moments. No call changes anything."""
     found = {}
@@ -286,17 +281,14 @@ class WideCursor(psycopg.Cursor[Any]):
 
 def test_every_verb_of_the_last_release_answers_as_before_on_the_schema_of_the_next(used: TaskQueue, dsn: str) -> None:
     before = answers(used)
-    assert set(before) | APART == {name for name in dir(TaskQueue) if not name.startswith("_")}
+    assert set(before) == {name for name in dir(TaskQueue) if not name.startswith("_")}
     install_next_release(dsn)
     assert answers(used) == before
     owner = used.register("other")
-    used.create_topic("moved")
-    [pushed] = used.push("moved", ["a"])
-    assert used.own_partition("moved")
-    assert used.shared_partition("work")
-    assert used.drop_vacant_partitions() == 0
-    assert used.poll("moved", owner) == [pushed]
-    used.complete(owner, {pushed: Result.SUCCESS})
+    used.create_topic("apart", own_tables=True)
+    pushed = used.push("apart", ["a"])
+    assert used.poll("apart", owner) == pushed
+    assert used.drop_topic("apart")
     assert set(answers(used)) == set(before)
 
 
@@ -343,9 +335,8 @@ def test_an_uninstallation_leaves_no_object_in_any_catalog(empty_dsn: str) -> No
         before = catalogs(conn)
         install(conn)
         queue = TaskQueue(conn)
-        queue.create_topic("work")
+        queue.create_topic("work", own_tables=True)
         queue.push("work", [NewTask("customer-1")])
-        queue.own_partition("work")
         install_next_release(empty_dsn)
         assert len(catalogs(conn)) > len(before) + 400
         assert run_next_release(empty_dsn, "uninstall").returncode == 0

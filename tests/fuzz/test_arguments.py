@@ -117,11 +117,7 @@ def test_a_schedule_gives_ascending_moments_or_an_error_of_the_queue(schedule: C
     check()
 
 
-# Verbs that run in no transaction of the caller: a test of the queue moves a topic with any patience.
-EXCLUDED = {"own_partition", "shared_partition", "drop_vacant_partitions"}
-VERBS = [
-    name for name, _ in inspect.getmembers(TaskQueue, callable) if not name.startswith("_") and name not in EXCLUDED
-]
+VERBS = [name for name, _ in inspect.getmembers(TaskQueue, callable) if not name.startswith("_")]
 KNOWN = {
     "topic": ["work", "retries"],
     "owner": ["owner"],

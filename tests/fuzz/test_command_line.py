@@ -30,10 +30,8 @@ pytestmark = [
 ODD = 2  # the exit code of click for words that it cannot use
 # Signs of an error that does not refuse the words.
 NO_REFUSAL = ("Traceback", "another version", "deadlock", "relation ")
-# These commit in parts. Exit code 1 of a worker says that tasks have failed. A move to other tables pauses the topic,
-# and undoes that if it fails.
-IN_PARTS: set[tuple[str, ...]] = {("worker",), ("topics", "partition", "own")}
-GROUPS = {("access",), ("topics", "partition")}  # which do nothing without a subcommand
+IN_PARTS: set[tuple[str, ...]] = {("worker",)}  # commits in parts, and its exit code 1 says that tasks have failed
+GROUPS = {("access",)}  # which do nothing without a subcommand
 STDIN = st.one_of(
     st.none(),
     st.binary(max_size=50),

@@ -55,7 +55,7 @@ VIEWS: dict[str, Callable[[TaskQueue], object]] = {
 # failures from the sample, and reads more for its other findings.
 SAMPLED = {"bars": 3_000, "hour": 3_000, "day": 3_000, "health": 15_000}
 MOST_ROWS = 7 * BUDGET
-TASKS = {"task", "live", "ended", "history", "owner", "task_default", "live_default", "ended_default"}
+TASKS = {"task", "live", "ended", "history", "owner", "task_shared", "live_shared", "ended_shared"}
 
 
 @pytest.mark.slow

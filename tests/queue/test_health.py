@@ -42,7 +42,6 @@ SUBJECTS = {
     "notifications",
     "open transactions",
     "retention",
-    "unfinished moves",
     "upkeep",
     "waiting tasks",
 }

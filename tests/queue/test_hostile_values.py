@@ -538,14 +538,6 @@ def test_an_age_beyond_the_range_of_time_counts_as_all_time(queue: TaskQueue) ->
     assert queue.expire() == 1
 
 
-def test_any_patience_is_enough_to_move_a_topic(queue: TaskQueue) -> None:
-    queue.push("work", ["a"])
-    assert queue.own_partition("work", timedelta.max)
-    assert queue.shared_partition("work", 10, timedelta.max)
-    assert queue.drop_vacant_partitions(timedelta.max) == 0
-    look(queue)
-
-
 def test_the_lease_of_a_partition_may_be_longer_than_a_timeout_of_the_server(queue: TaskQueue) -> None:
     """The server ends a holder's transaction after the lease by a timeout, which has a maximum of 24 days."""
     queue.join_group("group", "work")

@@ -83,8 +83,7 @@ def test_a_call_under_a_condition_searches_only_the_partition_of_its_topic(own_q
         queue.complete(owner, dict.fromkeys(poll(queue, owner), Result.SUCCESS))
     alone = {name: visited(queue, owner, name).scans for name in CALLS}
     for number in range(4):
-        queue.create_topic(f"own-{number}")
-        queue.own_partition(f"own-{number}")
+        queue.create_topic(f"own-{number}", own_tables=True)
     assert {name: visited(queue, owner, name).scans for name in CALLS} == alone
 
 

@@ -27,7 +27,7 @@ from airflow_provider_taskq.queue import (
     verify,
 )
 from tests.internals import SCHEMAS
-from tests.queue.conftest import InBackground, Reader, await_lock_wait, await_standstill, hurry, identifiers, until
+from tests.queue.conftest import InBackground, Reader, await_standstill, hurry
 
 pytestmark = pytest.mark.promise("A role without rights can neither stop work nor hide a task from readers")
 
@@ -387,94 +387,6 @@ def test_a_drop_names_the_outsider_in_its_way_and_pushes_continue(
     assert own_queue.drop_topic("work")
     with pytest.raises(UnknownTopic):
         own_queue.push("work", ["c"])
-
-
-@MODES
-def test_a_move_names_the_outsider_in_its_way_and_pushes_continue(
-    own_queue: TaskQueue, outsider: psycopg.Connection, mode: str
-) -> None:
-    own_queue.push("work", ["a"])
-    take_topics(outsider, mode)
-    with pytest.raises(TaskQueueError, match=f"'work'.*session {outsider.info.backend_pid} of role"):
-        own_queue.own_partition("work")
-    own_queue.push("work", ["b"])
-    assert own_queue.ready("work", 10) == 2
-    outsider.execute("SELECT pg_advisory_unlock_all()")
-    assert own_queue.own_partition("work")
-    own_queue.push("work", ["c"])
-    assert own_queue.ready("work", 10) == 3
-
-
-def test_a_move_waits_for_a_push_that_did_not_get_the_lock_of_its_topic(
-    own_queue: TaskQueue, producer: TaskQueue, outsider: psycopg.Connection
-) -> None:
-    take_topics(outsider, "")
-    producer.push("work", ["a"])
-    outsider.execute("SELECT pg_advisory_unlock_all()")
-    with pytest.raises(TaskQueueError, match="pushes to topic 'work' have been open"):
-        own_queue.own_partition("work", timedelta(milliseconds=300))
-    producer.conn.commit()
-    assert own_queue.own_partition("work")
-
-
-def test_a_move_does_not_deadlock_with_a_push_that_did_not_get_the_lock_of_its_topic(
-    own_queue: TaskQueue,
-    own_dsn: str,
-    producer: TaskQueue,
-    outsider: psycopg.Connection,
-    background: InBackground[object],
-) -> None:
-    """The push holds the row of the topic. The move needs the row, and holds the lock that a second push needs."""
-    waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event IN ('transactionid', 'PgSleep')"
-    with connect(own_dsn, autocommit=True) as conn:
-        take_topics(outsider, "")
-        producer.push("work", ["a"])
-        outsider.execute("SELECT pg_advisory_unlock_all()")
-        closed = background(lambda: conn.execute("SELECT taskq.lock_pushes('work', '1 minute')").fetchone())
-        until(lambda: own_queue.conn.execute(waits, (conn.info.backend_pid,)).fetchone() is not None)
-        producer.push("work", ["b"])
-        producer.conn.commit()
-        assert closed.result(120) == (topic_number(own_queue),)
-
-
-def test_a_push_that_waited_for_a_move_does_not_wait_for_an_outsider_after_it(
-    own_queue: TaskQueue, own_dsn: str, outsider: psycopg.Connection, background: InBackground[object]
-) -> None:
-    """The outsider waits for the lock of the topic in front of the push, and gets it when the move is done."""
-    number = topic_number(own_queue)
-    own_queue.conn.execute("SELECT taskq.lock_pushes('work', '1 second')")
-    waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-    with connect(own_dsn, autocommit=True) as conn:
-        queue = TaskQueue(conn)
-        blocking = background(lambda: outsider.execute("SELECT pg_advisory_lock(%s, %s)", (TOPIC_LOCKS, number)))
-        until(lambda: own_queue.conn.execute(waits.encode()).fetchone() == (1,))
-        pushing = background(lambda: queue.push("work", ["a"]))
-        await_lock_wait(own_queue.conn, queue)
-        own_queue.conn.execute("SELECT taskq.unlock_pushes(%s)", (number,))
-        blocking.result(60)
-        pushing.result(60)
-        assert identifiers(queue.push("work", ["b"])) == ["b"]
-
-
-def test_a_push_waits_for_a_move_by_a_session_that_is_younger_than_its_transaction(
-    work: TaskQueue, own_dsn: str, producer: TaskQueue, outsider: psycopg.Connection
-) -> None:
-    """A transaction that has read pg_stat_activity sees the same sessions in it until its end."""
-    work.create_topic("other")
-    outsider.execute("SELECT pg_advisory_lock(%s, %s)", (TOPIC_LOCKS, topic_number(work, "other")))
-    producer.push("other", ["a"])
-    with connect(own_dsn, autocommit=True) as conn:
-        conn.execute("SELECT taskq.lock_pushes('work', '1 minute')")
-        producer.conn.execute("SET LOCAL lock_timeout = '20ms'")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            producer.push("work", ["b"])
-
-
-def test_a_push_that_waits_for_a_move_keeps_to_its_lock_timeout(own_queue: TaskQueue, producer: TaskQueue) -> None:
-    own_queue.conn.execute("SELECT taskq.lock_pushes('work', '1 second')")
-    producer.conn.execute("SET LOCAL lock_timeout = '20ms'")
-    with pytest.raises(psycopg.errors.LockNotAvailable):
-        producer.push("work", ["a"])
 
 
 @MODES

@@ -138,8 +138,6 @@ def test_the_view_of_topics_counts_due_waiting_and_held_tasks(queue: TaskQueue, 
         None,
         None,
     ]
-    counts = [
-        work[name] for name in ("paused", "ready", "scheduled", "retrying", "blocked", "running", "own_partition")
-    ]
+    counts = [work[name] for name in ("paused", "ready", "scheduled", "retrying", "blocked", "running", "own_tables")]
     assert counts == [False, 1, 1, 0, 1, 1, False]
     assert timedelta() <= work["last_end"] <= work["oldest"] < timedelta(minutes=1)

@@ -211,24 +211,16 @@ p_state it removes only tasks in this state. With p_state NULL it removes tasks 
 keeps ACTIVE, READY and EXPIRED tasks. The latest task of an identifier on which a waiting task depends stays. Returns
 how many tasks it removed. Never waits: a task that another transaction holds stays. Raises TQ001 for an unknown topic, and TQ000 for an unknown state.';
 
-CREATE FUNCTION taskq.purge_all(p_topic text, p_alone boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.purge_all(p_topic text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
-    v_count    bigint;
 BEGIN
-    IF p_alone THEN
-        v_count := taskq_internal.truncate_topic(v_topic_id, false);
-    END IF;
-    IF v_count IS NOT NULL THEN
-        RETURN v_count;
-    END IF;
     RETURN taskq_internal.purge_by_state(v_topic_id, :ACTIVE, :READY, false, NULL, NULL, NULL)
          + taskq_internal.purge_by_state(v_topic_id, :EXPIRED, :REDUNDANT, false, NULL, NULL, NULL);
 END $$;
 COMMENT ON FUNCTION taskq.purge_all IS
 'Removes every task of a topic, including held tasks. Returns how many tasks it removed. Never waits: a task that
-another transaction holds stays. With p_alone true the call is the only one in its transaction. Then it may truncate the
-topic''s own tables, and waits a moment for their users. Raises TQ001 for an unknown topic.';
+another transaction holds stays. Raises TQ001 for an unknown topic.';
 
 -- The function scans the ended tasks once, and only if there is an owner to remove.
 CREATE FUNCTION taskq.purge_owners(p_older_than interval) RETURNS bigint

@@ -21,9 +21,7 @@ LANGUAGE sql AS $$
         UNION ALL SELECT 'notifications', f.* FROM taskq_internal.health_of_notifications() f
         UNION ALL SELECT 'upkeep', f.* FROM patience, taskq_internal.health_of_upkeep(patience) f
         UNION ALL SELECT 'retention', f.* FROM taskq_internal.health_of_retention() f
-        UNION ALL SELECT 'left behind', f.* FROM taskq_internal.health_of_stages() f
-        UNION ALL SELECT m.subject, m.severity, m.detail, m.value, m.remedy, m.topic, m.sequence, m.owner, m.pid
-        FROM taskq_internal.health_of_moves() m)
+        UNION ALL SELECT 'left behind', f.* FROM taskq_internal.health_of_stages() f)
     SELECT a.severity, s.subject, coalesce(f.detail, s.fine), coalesce(f.value, 0), f.pid, f.topic, f.sequence, f.owner,
         CASE WHEN a.severity <> 'fine' THEN f.remedy END
     FROM (VALUES
@@ -36,7 +34,7 @@ LANGUAGE sql AS $$
         ('upkeep', 'the first 100 topics with a retention have no tasks that are older than it'),
         ('retention', 'the first 1,000 topics without keep_succeeded have no ended tasks'),
         ('left behind', 'no stage is left of a job whose owner is gone'),
-        ('notifications', NULL), ('unfinished moves', NULL)) s (subject, fine)
+        ('notifications', NULL)) s (subject, fine)
     LEFT JOIN found f ON f.subject = s.subject
     CROSS JOIN LATERAL (SELECT coalesce(f.severity, 'fine') AS severity) a
     ORDER BY array_position(ARRAY['critical', 'warning', 'notice', 'fine'], a.severity), s.subject, f.value DESC
@@ -383,43 +381,6 @@ BEGIN
         'notice', format('%s of %s topics keep tasks that have succeeded forever, as they have no keep_succeeded, for'
                          ' example %L', p.topics, (SELECT count(*) FROM taskq_internal.topic), p.name),
         p.topics, 'taskq topics alter --keep-succeeded 30d ' || taskq_internal.shell_word(p.name), p.name) f;
-END $$;
-
--- Reports unfinished moves of topics to own tables, and tables that dropped topics have left.
-CREATE FUNCTION taskq_internal.health_of_moves()
-RETURNS TABLE (severity text, subject text, detail text, value bigint, pid int, topic text, sequence bigint, owner text,
-               remedy text)
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_vacant bigint := (SELECT count(*) FROM taskq_internal.dropped_topics_with_tables());
-BEGIN
-    RETURN QUERY
-    SELECT CASE WHEN n.moving THEN taskq_internal.severity(n.seconds, 60, 600, 'Infinity') ELSE 'critical' END,
-        'unfinished moves',
-           format('the move of topic %L to its own tables, by session %s, started %s ago, ', n.name, n.pid,
-                  taskq.format_duration(make_interval(secs => n.seconds)))
-           || CASE WHEN n.moving THEN 'is under way: the topic is paused, and pushes to it wait'
-                   ELSE format('was interrupted after %s: the topic is paused%s. "taskq topics partition own %s" or'
-                               ' own_partition(%L) finishes the move, "taskq topics partition shared %3$s" or'
-                               ' shared_partition(%4$L) undoes it', n.step,
-                               CASE n.step WHEN 'the shared tables were closed' THEN ', and refuses pushes' ELSE '' END,
-                               CASE WHEN n.name ~ '^[A-Za-z0-9._/-]+$' THEN n.name ELSE quote_literal(n.name) END,
-                               n.name) END,
-           n.seconds, CASE WHEN n.moving THEN n.pid END, n.name, NULL::bigint, NULL::text,
-           format('taskq topics partition own %s', taskq_internal.shell_word(n.name))
-    FROM (SELECT p.name, m.pid, m.step, taskq_internal.is_move_connected(m) AS moving,
-          extract(epoch FROM clock_timestamp() - m.since)::bigint AS seconds
-          FROM taskq_internal.topic_move m JOIN taskq_internal.topic p USING (topic_id)) n
-    ORDER BY n.seconds DESC LIMIT 5;
-    IF NOT FOUND THEN
-        RETURN QUERY SELECT 'fine', 'unfinished moves', 'no topic is on its way to its own tables', 0::bigint,
-            NULL::int, NULL::text, NULL::bigint, NULL::text, NULL::text;
-    END IF;
-    RETURN QUERY SELECT taskq_internal.severity(v_vacant, 1, 100, 'Infinity'), 'left behind',
-        format('%s dropped topics have left empty tables; "taskq topics partition clean" or drop_vacant_partitions()'
-               ' drops these',
-               v_vacant),
-        v_vacant, NULL::int, NULL::text, NULL::bigint, NULL::text, 'taskq topics partition clean';
 END $$;
 
 -- Reports the stages of jobs that died.

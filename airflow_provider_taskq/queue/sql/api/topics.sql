@@ -13,28 +13,37 @@ CREATE FUNCTION taskq.create_topic(
     p_max_delay interval DEFAULT '180 minutes', p_horizon interval DEFAULT NULL, p_max_elapsed interval DEFAULT NULL,
     p_jitter double precision DEFAULT 0, p_probe boolean DEFAULT false, p_on_expiry text DEFAULT 'redeliver',
     p_max_crashes int DEFAULT 3, p_max_payload_bytes int DEFAULT 262144, p_ttl interval DEFAULT NULL,
-    p_notify boolean DEFAULT false, p_keep_succeeded interval DEFAULT NULL, p_keep_failed interval DEFAULT NULL
+    p_notify boolean DEFAULT false, p_keep_succeeded interval DEFAULT NULL, p_keep_failed interval DEFAULT NULL,
+    p_own_tables boolean DEFAULT false
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int;
 BEGIN
     PERFORM taskq_internal.check_policy(
         p_topic, p_base, p_max_delay, p_horizon, p_max_elapsed, p_ttl, p_keep_succeeded, p_keep_failed);
-    INSERT INTO taskq_internal.topic (name, max_attempts, base, factor, max_delay, horizon, max_elapsed, jitter, probe,
-        on_expiry, max_crashes, max_payload_bytes, ttl, notify, keep_succeeded, keep_failed)
-    VALUES (p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
+    IF EXISTS (SELECT FROM taskq_internal.topic WHERE name = p_topic) THEN
+        RETURN false;  -- before it draws a number
+    END IF;
+    INSERT INTO taskq_internal.topic (topic_id, name, max_attempts, base, factor, max_delay, horizon, max_elapsed,
+        jitter, probe, on_expiry, max_crashes, max_payload_bytes, ttl, notify, keep_succeeded, keep_failed)
+    VALUES (CASE WHEN p_own_tables THEN nextval('taskq_internal.own_topic_id')
+                 ELSE nextval('taskq_internal.shared_topic_id') END, p_topic, p_max_attempts, p_base, p_factor, p_max_delay, p_horizon, p_max_elapsed, p_jitter, p_probe,
             p_on_expiry, p_max_crashes, p_max_payload_bytes, p_ttl, p_notify, p_keep_succeeded, p_keep_failed)
     ON CONFLICT (name) DO NOTHING RETURNING topic_id INTO v_topic_id;
     IF v_topic_id IS NULL THEN
         RETURN false;
     END IF;
     PERFORM taskq_internal.add_fronts(v_topic_id, '{0}');
+    IF p_own_tables THEN
+        PERFORM taskq_internal.create_own_tables(v_topic_id);
+    END IF;
     RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.create_topic IS
 'Creates a topic with a policy, for example taskq.create_topic(''orders'', p_max_attempts => 3, p_base => ''30 s''). If
-no policy is given, a task has one attempt. Returns false and changes nothing if the topic exists. Raises TQ008 for an
-invalid duration, and check_violation for an invalid name or another invalid field.';
+no policy is given, a task has one attempt. With p_own_tables true the topic has tables of its own. Returns false and
+changes nothing if the topic exists. Raises TQ008 for an invalid duration, and check_violation for an invalid name or
+another invalid field.';
 
 CREATE FUNCTION taskq.alter_topic(p_topic text, p_changes jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -76,17 +85,11 @@ DECLARE
     v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
 BEGIN
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR NO KEY UPDATE;
-    UPDATE taskq_internal.topic_move SET resumes = NOT p_paused WHERE topic_id = v_topic_id AND resumes = p_paused;
-    IF FOUND THEN
-        IF p_paused THEN
-            PERFORM taskq_internal.record_pause(v_topic_id, true, coalesce(
-                taskq_internal.current_actor(), session_user));
-        END IF;
-        RETURN true;
-    END IF;
-    RETURN NOT EXISTS (SELECT FROM taskq_internal.topic_move m WHERE m.topic_id = v_topic_id)
-       AND EXISTS (SELECT FROM taskq_internal.topic t WHERE t.topic_id = v_topic_id AND t.paused <> p_paused)
-       AND taskq_internal.record_pause(v_topic_id, p_paused, coalesce(taskq_internal.current_actor(), session_user));
+    UPDATE taskq_internal.topic t SET paused = p_paused,
+        paused_by = CASE WHEN p_paused THEN coalesce(taskq_internal.current_actor(), session_user) END,
+        paused_since = CASE WHEN p_paused THEN clock_timestamp() END
+    WHERE t.topic_id = v_topic_id AND t.paused <> p_paused;
+    RETURN FOUND;
 END $$;
 COMMENT ON FUNCTION taskq.set_paused IS
 'Pauses or resumes a topic. A paused topic accepts pushes and completions, but polls get none of its tasks. Returns
@@ -105,8 +108,8 @@ COMMENT ON FUNCTION taskq.topics IS
 -- holds. PostgreSQL would end one of the two transactions. So this function waits for a lock only while it holds none.
 -- It takes the free locks, sleeps and checks again. If a transaction that has changed rows waits for this function, the
 -- function releases all its locks and begins again.
-CREATE FUNCTION taskq.drop_topic(p_topic text, p_alone boolean DEFAULT false, p_patience interval DEFAULT '1 minute')
-RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION taskq.drop_topic(p_topic text, p_patience interval DEFAULT '1 minute') RETURNS boolean
+LANGUAGE plpgsql AS $$
 DECLARE
     v_until timestamptz := clock_timestamp()
                            + least(p_patience, nullif(current_setting('lock_timeout')::interval, interval '0'));
@@ -114,7 +117,7 @@ DECLARE
 BEGIN
     LOOP
         BEGIN
-            RETURN taskq_internal.try_drop_topic(p_topic, p_alone, v_until, v_holds);
+            RETURN taskq_internal.try_drop_topic(p_topic, v_until, v_holds);
         EXCEPTION WHEN lock_not_available THEN  -- the rollback has released the locks of this try
             IF clock_timestamp() >= v_until OR v_holds AND taskq_internal.blocks_writer('0') THEN
                 PERFORM taskq_internal.raise_topic_in_use(p_topic);
@@ -124,9 +127,10 @@ BEGIN
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.drop_topic IS
-'Drops a topic with all its tasks. Waits up to p_patience for transactions that push to the topic or hold its tasks.
-With p_alone true the call is the only one in its transaction, so it may truncate the topic''s own tables. Returns false
-if the topic does not exist. Raises TQ000 if a session still uses the topic, and names that session.';
+'Drops a topic with all its tasks. Waits up to p_patience for transactions that push to the topic or hold its tasks. If
+the topic has its own tables, it waits for all transactions that use tasks of any topic, and then keeps them out until
+its transaction ends. Returns false if the topic does not exist. Raises TQ000 if a session still uses the topic, and
+names that session.';
 
 -- Returns the topic with this name. Raises TQ001 if it does not exist.
 CREATE FUNCTION taskq_internal.find_topic(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
@@ -160,19 +164,9 @@ BEGIN
     END IF;
 END $$;
 
--- Stores whether a topic is paused, since when, and the person or program that paused it.
-CREATE FUNCTION taskq_internal.record_pause(p_topic_id int, p_paused boolean, p_by text) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE taskq_internal.topic SET paused = p_paused, paused_by = CASE WHEN p_paused THEN p_by END,
-                           paused_since = CASE WHEN p_paused THEN clock_timestamp() END
-    WHERE topic_id = p_topic_id;
-    RETURN FOUND;
-END $$;
-
 -- Tries once to drop a topic, for taskq.drop_topic. Raises lock_not_available if the caller has to repeat the attempt.
-CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_alone boolean, p_until timestamptz, p_holds boolean)
-RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
+CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_until timestamptz, p_holds boolean) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
     v_pause    double precision := 0.01;
@@ -190,9 +184,6 @@ BEGIN
     IF NOT FOUND THEN  -- another session has dropped it, and may have created it again
         RAISE lock_not_available;
     END IF;
-    IF p_alone THEN
-        PERFORM taskq_internal.truncate_topic(v_topic_id, true);
-    END IF;
     WHILE NOT taskq_internal.delete_unlocked_rows(v_topic_id) LOOP
         IF clock_timestamp() >= p_until OR taskq_internal.blocks_writer('0.5 seconds') THEN
             RAISE lock_not_available;
@@ -200,24 +191,28 @@ BEGIN
         PERFORM pg_sleep(v_pause);
         v_pause := least(2 * v_pause, 0.2);
     END LOOP;
-    DELETE FROM taskq_internal.task WHERE topic_id = v_topic_id;
     PERFORM taskq_internal.delete_waits(v_topic_id);
+    IF v_topic_id >= :FIRST_OWN_TOPIC THEN
+        PERFORM taskq_internal.drop_own_tables(v_topic_id);
+    ELSE
+        DELETE FROM taskq_internal.task WHERE topic_id = v_topic_id;
+    END IF;
     DELETE FROM taskq_internal.topic WHERE topic_id = v_topic_id;
     RETURN true;
 END $$;
 
 -- Deletes the rows of a topic that no other transaction holds. Returns whether these were all rows. Never waits. It
 -- keeps the rows of taskq_internal.task: a transaction that changes such a row also holds the task's row in live or
--- ended.
+-- ended. It keeps own tables, which drop_own_tables drops.
 CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
 DECLARE
     v_table text;
     v_left  boolean;
 BEGIN
-    FOREACH v_table IN ARRAY ARRAY['live', 'ended', 'probe', 'probe_result', 'group_release', 'handling', 'topic_move',
-                                   'progress', 'consumer_partition', 'consumer_group', 'retention_walk', 'front',
-                                   'identifier_front'] LOOP
+    FOREACH v_table IN ARRAY CASE WHEN p_topic_id < :FIRST_OWN_TOPIC THEN ARRAY['live', 'ended'] ELSE '{}' END
+        || ARRAY['probe', 'probe_result', 'group_release', 'handling', 'progress', 'consumer_partition',
+                 'consumer_group', 'retention_walk', 'front', 'identifier_front'] LOOP
         EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- the rows are in one partition: a ctid is unique
                        'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
                        ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
@@ -255,10 +250,42 @@ DECLARE
           AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq_internal.topic_lock_class()::oid
                AND l.objid = v_topic_id::oid
                OR c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
-               AND c.oid <> ALL (taskq_internal.lock_only_tables()) AND l.mode <> 'AccessShareLock')
+               AND c.oid <> ALL (taskq_internal.lock_only_tables())
+               AND (l.mode <> 'AccessShareLock'
+                    OR v_topic_id >= :FIRST_OWN_TOPIC AND c.relname IN ('task', 'live', 'ended')))
         ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
 BEGIN
     PERFORM taskq_internal.raise_error('TQ000', format(
         'topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
         ' and repeat this when they have ended', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;
+
+-- Deletes the dependencies and the history of a topic's removed tasks, and wakes the tasks that depend on them.
+CREATE FUNCTION taskq_internal.delete_waits(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id;
+    DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id;
+    PERFORM taskq_internal.wake_dependents(p_topic_id, ARRAY(
+        SELECT DISTINCT d.on_identifier FROM taskq_internal.dependency d WHERE d.on_topic_id = p_topic_id
+            AND d.waiting));
+END $$;
+
+-- Returns the transactions that wait for this session, directly or through another session, and since when. A caller
+-- joins them with pg_locks by transaction. The session alone is not enough: two reads of pg_locks in a query see
+-- different moments, and the session may have used a table in one transaction and wait in the next.
+CREATE FUNCTION taskq_internal.transactions_blocked_by_this()
+RETURNS TABLE (pid int, virtualtransaction text, since timestamptz) LANGUAGE sql AS $$
+    WITH RECURSIVE blocked AS MATERIALIZED (
+        SELECT l.pid, l.virtualtransaction, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers
+        FROM pg_locks l WHERE NOT l.granted GROUP BY l.pid, l.virtualtransaction
+    ), waiting AS (
+        SELECT b.* FROM blocked b WHERE pg_backend_pid() = ANY (b.blockers)
+        UNION
+        SELECT b.* FROM waiting w JOIN blocked b ON w.pid = ANY (b.blockers))
+    SELECT w.pid, w.virtualtransaction, w.since FROM waiting w
+$$;
+
+-- Returns a duration as a value for lock_timeout. The least value is 1 ms, because 0 would mean no limit.
+CREATE FUNCTION taskq_internal.lock_timeout_setting(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
+$$;

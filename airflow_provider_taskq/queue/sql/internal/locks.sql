@@ -1,5 +1,5 @@
--- Locks of topics. Transactions that rely on a topic and transactions that close it (drop_topic, own_partition) exclude
--- each other.
+-- Locks of topics. Transactions that rely on a topic and a transaction that closes it (drop_topic) exclude each
+-- other.
 --
 -- A transaction that relies on a topic takes the shared advisory lock (topic_lock_class, topic_id), the fast path. Any
 -- role that can connect can take that lock too, so a push never waits for it. If the lock is not available, the push
@@ -62,8 +62,8 @@ BEGIN
     RETURN taskq_internal.lock_topic_shared(p_topic, p_rights);
 END $$;
 
--- Locks the row of a topic whose advisory lock is not available. Waits for a transaction that drops, closes or moves
--- the topic.
+-- Locks the row of a topic whose advisory lock is not available. Waits for a transaction that drops the
+-- topic.
 CREATE FUNCTION taskq_internal.lock_topic_row(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_limit interval := current_setting('lock_timeout')::interval;
@@ -83,7 +83,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Locks a topic without waiting. Returns false while another transaction drops or moves the topic.
+-- Locks a topic without waiting. Returns false while another transaction drops the topic.
 CREATE FUNCTION taskq_internal.try_lock_topic_shared(p_topic_id int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE taskq_internal.topic_use IN ROW SHARE MODE;
@@ -92,26 +92,6 @@ BEGIN
     END IF;
     PERFORM FROM taskq_internal.topic WHERE topic_id = p_topic_id FOR KEY SHARE SKIP LOCKED;
     RETURN FOUND AND NOT taskq_internal.is_closing(p_topic_id);
-END $$;
-
--- Closes a topic to all transactions that rely on it, until this transaction ends. Waits for open pushes to the topic.
--- A push without the advisory lock holds the topic's row, and may wait for that lock. So this function does not wait
--- for the row while it holds the lock: it releases the lock, sleeps, and tries again.
-CREATE FUNCTION taskq_internal.lock_topic_exclusive(p_topic_id int) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_limit interval := current_setting('lock_timeout')::interval;
-    v_since timestamptz := clock_timestamp();
-BEGIN
-    LOOP
-        BEGIN
-            PERFORM taskq_internal.take_topic_lock_exclusive(p_topic_id);
-            PERFORM FROM taskq_internal.topic WHERE topic_id = p_topic_id FOR UPDATE NOWAIT;
-            RETURN;
-        EXCEPTION WHEN lock_not_available THEN
-            PERFORM taskq_internal.check_lock_timeout(v_since, v_limit);
-        END;
-        PERFORM pg_sleep(0.05 + 0.1 * random());
-    END LOOP;
 END $$;
 
 -- Takes the advisory lock of a topic exclusively. Raises TQ000 if a session outside of the queue holds it, and names
@@ -130,7 +110,7 @@ BEGIN
         -- The first sight of a session does not count: a push takes its two locks one after the other.
         IF v_stranger IS NOT NULL AND v_last IS NOT NULL THEN
             PERFORM taskq_internal.raise_error('TQ000',
-                    format('topic %L cannot be dropped or moved: %s holds the advisory lock (%s, %s) and is not'
+                    format('topic %L cannot be dropped: %s holds the advisory lock (%s, %s) and is not'
                 ' using the queue; try again when it has released the lock',
                 (SELECT name FROM taskq_internal.topic WHERE topic_id = p_topic_id), v_stranger,
                     taskq_internal.topic_lock_class(), p_topic_id));
@@ -196,7 +176,7 @@ $$;
 
 -- Returns whether a role, or a role that it is a member of, may close topics. Such a role could also drop the topic.
 CREATE FUNCTION taskq_internal.may_close(p_role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT coalesce(bool_or(has_function_privilege(r.oid, 'taskq.lock_pushes(text, interval)', 'EXECUTE')), false)
+    SELECT coalesce(bool_or(has_function_privilege(r.oid, 'taskq.drop_topic(text, interval)', 'EXECUTE')), false)
     FROM pg_roles r WHERE pg_has_role(p_role, r.oid, 'MEMBER')
 $$;
 

@@ -1,11 +1,14 @@
 -- Topics, owners, named locks, grants of access, and the audit.
 
--- A topic is a named, ordered queue with a policy. Its number stands for its name in every other table.
+-- A topic is a named, ordered queue with a policy. Its number stands for its name in every other table. The number
+-- tells whether the topic has its own tables.
+CREATE SEQUENCE taskq_internal.shared_topic_id AS int MAXVALUE 999999999;
+CREATE SEQUENCE taskq_internal.own_topic_id AS int MINVALUE :FIRST_OWN_TOPIC MAXVALUE 2147483646;
 CREATE TABLE taskq_internal.topic (
-    topic_id          int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    topic_id          int PRIMARY KEY,
     name              text NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 250),
     paused            boolean NOT NULL DEFAULT false,
-    paused_by         text,                    -- a person, a role, or a move; NULL while it is not paused
+    paused_by         text,                    -- a person or a role; NULL while it is not paused
     paused_since      timestamptz,
     -- Retry policy.
     max_attempts      int NOT NULL CHECK (max_attempts >= 1),
@@ -27,22 +30,6 @@ CREATE TABLE taskq_internal.topic (
     keep_failed       interval CHECK (keep_failed BETWEEN interval '0' AND interval '3650 days')
 );
 CREATE INDEX topic_probe ON taskq_internal.topic (topic_id) WHERE probe;
-
--- Moves of topics to their own tables that have not ended. A move takes several transactions, so a session that ends
--- between two of them leaves its row behind. The next move of the topic reads the row, and finishes or undoes the
--- earlier move. The transaction that ends a move deletes its row.
-CREATE TABLE taskq_internal.topic_move (
-    topic_id int PRIMARY KEY REFERENCES taskq_internal.topic ON DELETE CASCADE,
-    -- A random number of this attempt. Each step of the move has to name it, so an attempt that another session has
-    -- taken over changes nothing. The session of the move holds an advisory lock with this key, and the lock tells
-    -- whether the session is still connected.
-    token    bigint NOT NULL UNIQUE,
-    pid      int NOT NULL,
-    since    timestamptz NOT NULL,
-    step     text NOT NULL CHECK (step IN ('the topic was paused', 'its tables were made',
-            'the shared tables were closed')),
-    resumes  boolean NOT NULL                  -- the end of the move resumes the topic, because the move paused it
-);
 
 -- Fences only grow: all owners draw them from one sequence, at each registration.
 CREATE SEQUENCE taskq_internal.fence;

@@ -9,8 +9,8 @@
 -- the end of a task moves the row. So the size of the hot table depends on the unfinished tasks, not on the length of
 -- the history.
 --
--- All three are partitioned by topic, with one default partition. A busy topic can get its own partitions. The tables
--- have no foreign keys to topic, because these would lock the topic's row at every push. push and drop_topic exclude
+-- All three are partitioned by topic. Topics share a partition, unless they have their own (internal/own_tables.sql). The
+-- tables have no foreign keys to topic, because these would lock the topic's row at every push. push and drop_topic exclude
 -- each other by an advisory lock instead (internal/locks.sql).
 --
 -- An index begins with the plain topic_id only if the planner has no other way to use the index. So on a table that was
@@ -34,7 +34,7 @@ CREATE TABLE taskq_internal.task (
     ttl        interval,
     payload    json,
     PRIMARY KEY (topic_id, sequence)
-) PARTITION BY LIST (topic_id);
+) PARTITION BY RANGE (topic_id);
 CREATE INDEX task_identifier ON taskq_internal.task (identifier, topic_id, sequence);
 CREATE INDEX task_reference ON taskq_internal.task (reference, topic_id, sequence) WHERE reference IS NOT NULL;
 
@@ -61,7 +61,7 @@ CREATE TABLE taskq_internal.live (
     failed_at    timestamptz,                  -- time of the last recorded failure
     max_claim    int,                          -- after a crash: the most tasks of a claim that has this one
     PRIMARY KEY (topic_id, sequence)
-) PARTITION BY LIST (topic_id);
+) PARTITION BY RANGE (topic_id);
 CREATE INDEX live_ready ON taskq_internal.live (topic_id, priority DESC, available_at, sequence) WHERE holder IS NULL
     AND waits <= :WAITS_NOTHING;
 -- The late tasks among them. Only queries for (priority + 0) use this index, and none of them uses live_ready.
@@ -112,7 +112,7 @@ CREATE TABLE taskq_internal.ended (
     error        text,
     error_summary text,
     PRIMARY KEY (topic_id, sequence)
-) PARTITION BY LIST (topic_id);
+) PARTITION BY RANGE (topic_id);
 -- Tasks that block an identifier, or that an operator searches for. A healthy queue has few of these rows.
 CREATE INDEX ended_troubled ON taskq_internal.ended (identifier, topic_id, state, sequence)
     WHERE state IN (:EXPIRED, :FAILED, :SUSPENDED);
@@ -125,11 +125,14 @@ CREATE INDEX ended_state ON taskq_internal.ended ((topic_id::bigint), (state::in
 CREATE INDEX ended_completed ON taskq_internal.ended USING brin (completed)
     WITH (pages_per_range = 32, autosummarize = on);
 
-CREATE TABLE taskq_internal.task_default PARTITION OF taskq_internal.task DEFAULT;
-CREATE TABLE taskq_internal.ended_default PARTITION OF taskq_internal.ended DEFAULT;
+CREATE TABLE taskq_internal.task_shared PARTITION OF taskq_internal.task
+    FOR VALUES FROM (MINVALUE) TO (:FIRST_OWN_TOPIC);
+CREATE TABLE taskq_internal.ended_shared PARTITION OF taskq_internal.ended
+    FOR VALUES FROM (MINVALUE) TO (:FIRST_OWN_TOPIC);
 -- The hot table is small and changes all the time. So vacuum runs early and at full speed, after a number of rows and
 -- not after a share of them.
-CREATE TABLE taskq_internal.live_default PARTITION OF taskq_internal.live DEFAULT WITH (
+CREATE TABLE taskq_internal.live_shared PARTITION OF taskq_internal.live
+    FOR VALUES FROM (MINVALUE) TO (:FIRST_OWN_TOPIC) WITH (
     autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_threshold = 5000, autovacuum_analyze_scale_factor = 0.1
 );

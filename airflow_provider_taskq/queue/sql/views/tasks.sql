@@ -105,9 +105,7 @@ SELECT p.name AS topic, p.paused, r.ready, r.scheduled, r.retrying, w.blocked, c
                                                timestamptz '0001-01-01 00:00Z') END
                                 FROM (SELECT e.completed FROM taskq_internal.ended e WHERE e.topic_id = p.topic_id
                                                               ORDER BY e.sequence DESC LIMIT 100) n) AS last_end,
-       -- The function to_regclass would need a right on the schema, which a reader of the view does not have.
-       EXISTS (SELECT FROM pg_class c WHERE c.relname = 'live_' || p.topic_id
-               AND c.relnamespace = 'taskq_internal'::regnamespace) AS own_partition, p.topic_id
+       p.topic_id >= :FIRST_OWN_TOPIC AS own_tables, p.topic_id
 FROM taskq_internal.topic p
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE l.attempt = 0 AND l.available_at <= statement_timestamp()) AS ready,
