@@ -77,15 +77,14 @@ def stats(session: Session, topic: str | None) -> None:
         if topic is not None:
             queue.policy(topic)  # raises for an unknown topic, which would look empty
         counts = queue.count(topic)
-        found = [queue.browse_topic(topic)] if topic is not None else summaries(queue)
-        oldest = {one.topic: one.oldest_seconds for one in found if one is not None}
+        oldest = queue.oldest_due()
         hour, day = recent_counts(queue, HOUR, topic), recent_counts(queue, DAY, topic)
     none = RecentCounts()
     document = [
         {
             "topic": name,
             "counts": {state.name: states[state].count if state in states else 0 for state in State},
-            "oldest_due_seconds": oldest.get(name),
+            "oldest_due_seconds": int(oldest[name].total_seconds()) if name in oldest else None,
             "hour": hour.get(name, none).document(),
             "day": day.get(name, none).document(),
         }
@@ -96,7 +95,7 @@ def stats(session: Session, topic: str | None) -> None:
         [
             name,
             *_state_cells(states, shown),
-            format_duration(None if (age := oldest.get(name)) is None else timedelta(seconds=age)),
+            format_duration(oldest.get(name)),
             *hour.get(name, none).cells(),
             *day.get(name, none).cells(),
         ]
@@ -125,7 +124,7 @@ def _state_cells(states: Mapping[State, Count], shown: set[State]) -> Iterator[s
 def errors(session: Session, topic: str | None, size: int) -> None:
     with session.read_only() as queue:
         now = queue.now()
-        topics = [one.topic for one in summaries(queue)] if topic is None else [topic]
+        topics = [one.topic for one in summaries(queue, cap=1)] if topic is None else [topic]
         groups = [(name, group) for name in topics for group in queue.error_groups(name, size, budget=ERRORS_BUDGET)]
     document = {"errors": [{"topic": name, **asdict(group)} for name, group in groups]}
     if not groups:

@@ -35,7 +35,7 @@ def ticks(ctx: click.Context, topic: str | None) -> None:
     session = ctx.ensure_object(Session)
     with session.read_only() as queue:
         now = queue.now()
-        topics = [one.topic for one in summaries(queue)] if topic is None else [topic]
+        topics = [one.topic for one in summaries(queue, cap=1)] if topic is None else [topic]
         found = [(name, *queue.browse_ticks(name)) for name in topics]
     lines = [(name, line) for name, of_topic, _ in found for line in of_topic]
     incomplete = [name for name, _, is_capped in found if is_capped]

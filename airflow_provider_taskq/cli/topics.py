@@ -37,11 +37,11 @@ TOPIC_COLUMNS = (
 )
 
 
-def summaries(queue: TaskQueue, search: str | None = None) -> Iterator[TopicSummary]:
-    """Yield all topics, or those whose name contains a text, by name."""
+def summaries(queue: TaskQueue, search: str | None = None, cap: int = COUNT_CAP) -> Iterator[TopicSummary]:
+    """Yield all topics, or those whose name contains a text, by name. Counts stop at `cap`."""
     after: str | None = None
     while True:
-        page = queue.browse_topics(search, after=after, size=TOPICS_PER_CALL, cap=COUNT_CAP)
+        page = queue.browse_topics(search, after=after, size=TOPICS_PER_CALL, cap=cap)
         yield from page
         if len(page) < TOPICS_PER_CALL:
             return

@@ -427,6 +427,11 @@ class InspectMixin(FunctionCaller):
             (span, spans, topic),
         )
 
+    def oldest_due(self) -> dict[str, timedelta]:
+        """Return for how long the oldest due task of each topic has been due, without topics that have no due task."""
+        call = "SELECT topic, clock_timestamp() - since FROM taskq.oldest_due_by_topic()"
+        return dict(self._rows(call))
+
     def statistics(self, within: DurationLike = _HOUR, topic: str | None = None) -> list[TopicStatistics]:
         """Return counts, retries and durations of the tasks that ended lately, of each topic that has any."""
         call = (

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import Decision, NewTask, Owner, Result, State, TaskQueue, TopicPolicy, connect
 from airflow_provider_taskq.queue.policies import RetryPolicy
 from tests.cli.conftest import Ask, Run
 from tests.internals import damage_task
-from tests.queue.conftest import lapse, pass_time
+from tests.queue.conftest import lapse, pass_time, until
 
 pytestmark = pytest.mark.promise("A command prints what it did or one line of error, as text or JSON")
 
@@ -193,6 +194,23 @@ def test_stats_counts_tasks_by_state_and_recent_ends(run: Run, ask: Ask, busy: T
     assert (work["hour"]["ended"], work["day"]["ended"]) == (0, 2)
     assert "50.0%" in run("stats", "work").stdout
     run("stats", "nowhere", code=1)
+
+
+def test_stats_reads_all_topics_in_a_few_calls(ask: Ask, own_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKQ_DSN", make_conninfo(own_dsn, options="-ctrack_functions=all"))
+    with connect(own_dsn, autocommit=True) as conn:
+        queue = TaskQueue(conn)
+        for topic in range(50):
+            queue.create_topic(f"topic {topic}")
+        queue.push("topic 7", [NewTask("low", priority=-1), NewTask("later", delay=timedelta(hours=1))])
+        pass_time(queue, timedelta(minutes=1))
+        due = {one["topic"]: one["oldest_due_seconds"] for one in ask("stats")["topics"]}
+        assert 60 <= due.pop("topic 7") < 120
+        assert list(due.values()) == [None] * 49
+        counts = "SELECT sum(calls) FROM pg_stat_user_functions, pg_stat_clear_snapshot()"
+        until(lambda: conn.execute(counts.encode()).fetchone() != (None,))  # a session sends its counts at its end
+        [(calls,)] = conn.execute(counts.encode()).fetchall()
+        assert calls < 50
 
 
 def test_health_exits_with_1_for_a_warning_or_worse(

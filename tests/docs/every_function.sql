@@ -117,6 +117,7 @@ SELECT taskq.explain_turn(1, 5);
 SELECT taskq.explain_ready(false, 1, 5, 0::smallint, 0, now());
 SELECT taskq.explain_ended(3::smallint, NULL, 3, 3, 'worker-1');
 SELECT * FROM taskq.oldest_due(1);
+SELECT * FROM taskq.oldest_due_by_topic();
 SELECT * FROM taskq.topic_status(ARRAY['orders'], ARRAY['NONE'], 1000);
 SELECT * FROM taskq.topic_errors('orders');
 SELECT * FROM taskq.error_groups('orders');

@@ -85,7 +85,7 @@ BEGIN
     FOR v_topic IN
         SELECT d.topic_id, p.name, taskq_internal.shell_word(p.name) AS word, p.paused, d.sequence,
             v_now - d.since AS age, v_now - d.since >= 12 * p_patience AS long, count(*) OVER () AS topics
-        FROM taskq_internal.oldest_due_of_topics(v_now - p_patience) d JOIN taskq_internal.topic p USING (topic_id)
+        FROM taskq.oldest_due_by_topic(v_now - p_patience) d JOIN taskq_internal.topic p USING (topic_id)
         ORDER BY d.since LIMIT 10
     LOOP
         v_why := taskq.explain_turn(v_topic.topic_id, v_topic.sequence);

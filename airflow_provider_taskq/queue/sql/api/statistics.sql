@@ -135,10 +135,8 @@ COMMENT ON FUNCTION taskq.oldest_due IS
 'Returns the task of a topic that has been due the longest, of any priority, and the time since when it is due. Returns
 NULLs if no task is due.';
 
--- Returns for each topic the task that has been due the longest, of any priority, unless it is due after p_until. Reads
--- two index entries of each front, and one of each priority with late tasks.
-CREATE FUNCTION taskq_internal.oldest_due_of_topics(p_until timestamptz)
-RETURNS TABLE (topic_id int, sequence bigint, since timestamptz) LANGUAGE plpgsql STABLE
+CREATE FUNCTION taskq.oldest_due_by_topic(p_until timestamptz DEFAULT NULL)
+RETURNS TABLE (topic text, sequence bigint, since timestamptz, topic_id int) LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_sort = off AS $$
 #variable_conflict use_column
@@ -160,16 +158,22 @@ BEGIN
             WHERE l.holder IS NULL AND l.waits <= :WAITS_NOTHING AND l.late
               AND (l.topic_id, l.priority + 0) > (v.topic_id, v.priority)
             ORDER BY l.topic_id, l.priority + 0, l.available_at, l.sequence LIMIT 1) n)
-    SELECT DISTINCT ON (d.topic_id) d.topic_id, d.sequence, taskq_internal.clamp_moment(d.available_at)
-    FROM (SELECT f.topic_id, l.sequence, l.available_at FROM front f CROSS JOIN LATERAL (
-              SELECT l.sequence, l.available_at FROM taskq_internal.live l
-              WHERE l.topic_id = f.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
-                AND l.priority = f.priority AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
-              ORDER BY l.available_at, l.sequence LIMIT 1) l
-          UNION ALL
-          SELECT l.topic_id, l.sequence, l.available_at FROM late l) d
-    WHERE d.available_at <= p_until ORDER BY d.topic_id, d.available_at, d.sequence;
+    SELECT p.name, o.sequence, taskq_internal.clamp_moment(o.available_at), p.topic_id
+    FROM (SELECT DISTINCT ON (d.topic_id) d.*
+          FROM (SELECT f.topic_id, l.sequence, l.available_at FROM front f CROSS JOIN LATERAL (
+                    SELECT l.sequence, l.available_at FROM taskq_internal.live l
+                    WHERE l.topic_id = f.topic_id AND l.holder IS NULL AND l.waits <= :WAITS_NOTHING
+                      AND l.priority = f.priority AND (l.available_at, l.sequence) >= (f.available_at, f.sequence)
+                    ORDER BY l.available_at, l.sequence LIMIT 1) l
+                UNION ALL
+                SELECT l.topic_id, l.sequence, l.available_at FROM late l) d
+          WHERE d.available_at <= coalesce(p_until, clock_timestamp())
+          ORDER BY d.topic_id, d.available_at, d.sequence) o
+    JOIN taskq_internal.topic p ON p.topic_id = o.topic_id;
 END $$;
+COMMENT ON FUNCTION taskq.oldest_due_by_topic IS
+'Returns the task of each topic that has been due the longest, like taskq.oldest_due, in one read of all topics. Leaves
+out the tasks that are due after p_until, which is now by default.';
 
 CREATE FUNCTION taskq.stuck_owners(p_patience interval DEFAULT '0')
 RETURNS TABLE (name text, fence bigint, lapsed interval, seen timestamptz, held bigint) LANGUAGE sql STABLE AS $$
