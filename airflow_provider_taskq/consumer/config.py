@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, ProgressTracker
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
-from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_timedelta
+from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Timeouts
@@ -40,8 +40,8 @@ class ConsumerConfig:
     :param size: events that one call reads.
     :param pause: time between two reads when the log has no new events.
     :param retry: the delays after failures of an event: a policy, a series of delays, or a function of the number of
-        failures that returns a delay or None. At the end of the policy or the series, and after None, the consumer
-        skips the event.
+        failures that returns a delay or None. At the end of the policy or the series, after None and after a negative
+        delay, the consumer skips the event.
     :param timeouts: how long the consumer waits for answers of the database.
     """
 
@@ -64,8 +64,8 @@ class ConsumerConfig:
 
     def __post_init__(self) -> None:
         for name in ("partitions", "size", "transaction_size", "max_partitions"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise InvalidArgument(f"{name} must be at least 1, not {number}")
+            if (number := getattr(self, name)) is not None or name != "max_partitions":
+                to_integer(number, name, 1)
         if self.lease > MAX_STORED_DURATION:
             raise InvalidArgument(f"lease must be at most {MAX_STORED_DURATION.days} days, not {self.lease}")
         last = self.partitions - 1
@@ -87,10 +87,12 @@ class ConsumerConfig:
     def _check_kinds(self) -> None:
         if not (self.progress is None or isinstance(self.progress, ProgressTracker)):
             raise InvalidArgument("progress must be None or an object with the methods current and proceed")
-        if not (self.level is None or isinstance(self.level, int) or callable(self.level)):
-            raise InvalidArgument(f"level must be a number or a function of an event, not {self.level!r}")
-        is_series = isinstance(self.retry, Collection) and not isinstance(self.retry, str)
-        if not (is_series or callable(self.retry) or isinstance(self.retry, RetryPolicy)):
+        if not (self.level is None or callable(self.level)):
+            to_integer(self.level, "level", 0)
+        if isinstance(self.retry, Collection) and not isinstance(self.retry, str):
+            for delay in self.retry:
+                to_timedelta(delay, "retry", timedelta.min)
+        elif not (callable(self.retry) or isinstance(self.retry, RetryPolicy)):
             raise InvalidArgument(f"retry must be a RetryPolicy, a function or a list of delays, not {self.retry!r}")
         if isinstance(self.retry, RetryPolicy) and (self.retry.horizon or self.retry.jitter or self.retry.probe):
             raise InvalidArgument("retry must have no horizon, jitter or probe: they are for topics")
@@ -117,9 +119,9 @@ class ConsumerConfig:
         """Return the delay after a number of failures of an event until the next attempt, or None to skip the event."""
         if isinstance(self.retry, RetryPolicy):
             return self.retry.delay(failures)
-        if callable(self.retry):
-            return to_timedelta(self.retry(failures))
-        return to_timedelta(next(islice(iter(self.retry), failures - 1, None), None))
+        given = self.retry(failures) if callable(self.retry) else next(islice(self.retry, failures - 1, None), None)
+        delay = to_timedelta(given, "retry", timedelta.min)
+        return None if delay is None or delay < timedelta(0) else delay
 
     def call_limit(self) -> CallLimit:
         """Return the time limit for the calls of one partition."""

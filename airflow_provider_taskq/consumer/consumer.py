@@ -15,6 +15,7 @@ from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, Tra
 from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
 from airflow_provider_taskq.consumer.progress import DatabaseProgress, PartitionProgress, TrackedProgress
 from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError, verify_for_work
+from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.faults import classify, is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
@@ -94,10 +95,10 @@ class Consumer(ServiceThread):
             self._notifications.start()
             super().start()
 
-    def stop(self, timeout: float | None = None) -> bool:
+    def stop(self, timeout: DurationLike | None = None) -> bool:
         """Stop after the current events, and release the partitions. Do not wait if a handler makes the call.
 
-        :param timeout: in seconds; None for no limit.
+        :param timeout: None for no limit.
         :return: False if the consumer still runs.
         """
         self._stopped.set()
@@ -111,10 +112,11 @@ class Consumer(ServiceThread):
         self._wake_loops()
         return self.is_running
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the consumer ends, and raise the error that ended it. Return False after `timeout` seconds."""
+    def wait(self, timeout: DurationLike | None = None) -> bool:
+        """Wait until the consumer ends, and raise the error that ended it. Return False after `timeout`."""
+        seconds = to_seconds(timeout)
         if self._thread is not None:
-            self._thread.join(timeout)
+            self._thread.join(seconds)
         if self.is_running:
             return False
         for error in self.errors.values():

@@ -10,6 +10,7 @@ from airflow_provider_taskq.consumer.consumer import Consumer
 from airflow_provider_taskq.consumer.group import ConsumerGroup
 from airflow_provider_taskq.consumer.partition_loop import OnFailure
 from airflow_provider_taskq.queue import InvalidArgument
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.worker.connection import Connect
 
 
@@ -61,10 +62,10 @@ class Consumers:
                     started.callback(consumer.stop)
             started.pop_all()
 
-    def stop(self, timeout: float | None = None) -> bool:
+    def stop(self, timeout: DurationLike | None = None) -> bool:
         """Stop all consumers. Return False if one of them still runs.
 
-        :param timeout: the seconds to wait for each consumer; None for no limit.
+        :param timeout: how long to wait for each consumer; None for no limit.
         """
         for consumer in self.consumers.values():
             consumer.stop(0)  # lets all of them end at the same time

@@ -7,6 +7,7 @@ integer of numpy; a bool and a number with a fraction are not.
 from datetime import timedelta
 from numbers import Real
 from operator import index
+from threading import TIMEOUT_MAX
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 from airflow_provider_taskq.queue.durations import parse_duration
@@ -51,9 +52,9 @@ def to_timedelta(value: DurationLike | None, name: str = "duration", least: time
 
 
 def to_seconds(value: DurationLike | None, name: str = "timeout") -> float | None:
-    """Convert a duration as `to_timedelta` does, and return its seconds. Return None for None."""
+    """Convert a duration as `to_timedelta`, to seconds, at most those that a thread can wait. Return None for None."""
     duration = to_timedelta(value, name)
-    return None if duration is None else duration.total_seconds()
+    return None if duration is None else min(duration.total_seconds(), TIMEOUT_MAX)
 
 
 def to_integer(value: SupportsIndex, name: str = "number", least: int | None = None) -> int:

@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Condition, Order
-from airflow_provider_taskq.queue.arguments import Duration
+from airflow_provider_taskq.queue.arguments import Duration, to_integer
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.batches import Rewrite
@@ -64,8 +64,7 @@ class WorkerConfig:
         if len(self.name) > MAX_NAME_LENGTH or "\x00" in self.name:  # else each registration would fail
             raise ValueError(f"name must have at most {MAX_NAME_LENGTH} characters, and no NUL")
         for name, least in (("size", 1), ("workers", 1), ("prefetch", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+            setattr(self, name, to_integer(getattr(self, name), name, least))
         if self.lease > MAX_STORED_DURATION:
             raise ValueError(f"lease must be at most {MAX_STORED_DURATION.days} days, not {self.lease}")
         if self.timeouts.call is not None and self.timeouts.call >= self.lease:

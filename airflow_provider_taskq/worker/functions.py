@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
+from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.queue.errors import picklable_error
 from airflow_provider_taskq.worker.batches import Batch, Exceptions
 from airflow_provider_taskq.worker.executors import CallExecutor, EventLoop, OtherExecutor, Threads, stack_of_tasks
@@ -56,8 +57,7 @@ def each(
     :raises InvalidArgument: if the function has another parameter without a default.
     """
     for name, value, least in (("threads", threads, 1), ("processes", processes, 0), ("concurrency", concurrency, 1)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+        to_integer(value, name, least)
     is_coroutine = inspect.iscoroutinefunction(function)
     if executor is not None and (threads != 1 or processes or is_coroutine):
         raise ValueError("executor cannot be combined with threads, processes or a coroutine function")
@@ -82,6 +82,8 @@ def batch(function: BatchFunction, *, success_on: Exceptions = (), concurrency: 
     :param success_on: exceptions that mean SUCCESS for all tasks.
     :param concurrency: batches that a worker may have open while their Futures run; None for one in each thread.
     """
+    if concurrency is not None:
+        to_integer(concurrency, "concurrency", 1)
     return BatchFunctionHandler(function, success_on, concurrency)
 
 

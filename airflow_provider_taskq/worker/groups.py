@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 from airflow_provider_taskq.queue import (
     Decision,
-    InvalidArgument,
     Owner,
     Polled,
     Result,
@@ -16,7 +16,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     UnreadablePayload,
 )
-from airflow_provider_taskq.queue.arguments import DurationLike, to_timedelta
+from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.handlers import decision_of
 from airflow_provider_taskq.worker.lease import InFlightBatch
@@ -62,9 +62,9 @@ class Groups:
 
     def __post_init__(self) -> None:
         GroupMode(self.mode)
-        to_timedelta(self.cluster_lock)
-        if self.size is not None and self.size < 1:
-            raise InvalidArgument(f"size must be at least 1, or None for whole groups, not {self.size}")
+        to_timedelta(self.cluster_lock, "cluster_lock", timedelta.resolution)
+        if self.size is not None:
+            to_integer(self.size, "size", 1)
 
     def claim(self, queue: TaskQueue, topic: str, owner: Owner) -> Polled:
         """Claim a group, in order."""
@@ -82,8 +82,7 @@ class Groups:
 
     def lock(self, queue: TaskQueue, topic: str, holder: str) -> bool:
         """Take or extend the cluster lock. Return False if another program holds it."""
-        length = to_timedelta(self.cluster_lock)
-        return length is None or queue.lock(f"groups {topic}", holder, length)
+        return self.cluster_lock is None or queue.lock(f"groups {topic}", holder, self.cluster_lock)
 
     def unlock(self, queue: TaskQueue, topic: str, holder: str) -> None:
         """Give the cluster lock back."""

@@ -12,6 +12,7 @@ from datetime import timedelta
 import psycopg
 
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueueError, TopicErrors
+from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, connection_factory
 from airflow_provider_taskq.worker.services import PeriodicService
@@ -38,11 +39,12 @@ class HealthSignal:
     on_recovery: Callable[[], None]
     _: KW_ONLY
     polls: int = 3
-    repeat_after: timedelta = timedelta(hours=1)
+    repeat_after: Duration[timedelta] = Duration("1h")
     clock: Callable[[], float] = time.monotonic
     failing: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        to_integer(self.polls, "polls", 1)
         self._last: deque[bool] = deque(maxlen=self.polls)
         self._reported_at = 0.0
         self._lock = threading.RLock()  # a call of `on_error` may check again
@@ -81,17 +83,17 @@ class HealthMonitor(PeriodicService):
         dsn: str | Connect | None = None,
         *,
         signal: HealthSignal | None = None,
-        every: timedelta = timedelta(minutes=1),
-        error_age: timedelta = ERROR_AGE,
-        patience: timedelta = timedelta(0),
-        grace: timedelta = GRACE,
+        every: DurationLike = "1m",
+        error_age: DurationLike = ERROR_AGE,
+        patience: DurationLike = 0,
+        grace: DurationLike = GRACE,
     ) -> None:
         self.findings: list[HealthFinding] | None = None
         self._signal = signal
-        self._every = every.total_seconds()
-        self._error_age = error_age
-        self._patience = patience
-        self._grace = grace.total_seconds()
+        self._every = to_timedelta(every, "every", timedelta.resolution).total_seconds()
+        self._error_age = to_timedelta(error_age, "error_age")
+        self._patience = to_timedelta(patience, "patience")
+        self._grace = to_timedelta(grace, "grace").total_seconds()
         self._started_at = time.monotonic()
         super().__init__("health", connection_factory(dsn))
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from copy import copy
 from typing import Protocol
 
+from airflow_provider_taskq.queue.arguments import to_integer
+
 _CHECK_SECONDS = 0.1  # between two calls of `withdrawn`
 
 
@@ -42,9 +44,7 @@ class PriorityLimiter:
     """
 
     def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit}")
-        self._limit = limit
+        self._limit = to_integer(limit, "limit", 1)
         self._priority = 0
         # The limiters of other priorities share these:
         self._held: set[_Token] = set()

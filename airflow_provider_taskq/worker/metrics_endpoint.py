@@ -7,6 +7,7 @@ from math import nan
 from typing import Any
 
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, UnknownTopic, metrics
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.metrics import METRICS, Metric
 from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
@@ -115,8 +116,8 @@ class MetricsEndpoint(PeriodicService):
         super().start()
         log.info("metrics endpoint started: url=%s", self.url)
 
-    def stop(self, timeout: float | None = _QUERY_SECONDS) -> bool:
-        """Stop to listen. Return False if the last query takes longer than `timeout` seconds."""
+    def stop(self, timeout: DurationLike | None = _QUERY_SECONDS) -> bool:
+        """Stop to listen. Return False if the last query takes longer than `timeout`."""
         if self.is_running:
             self._server.shutdown()
             self._server.server_close()

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.faults import is_read_only
@@ -49,8 +50,8 @@ class NotificationListener(RepeatedService):
         self._sockets = socket.socketpair()
         super().start()
 
-    def stop(self, timeout: float | None = 5.0) -> bool:
-        """Stop the thread, and wait up to `timeout` seconds for its end.
+    def stop(self, timeout: DurationLike | None = 5.0) -> bool:
+        """Stop the thread, and wait up to `timeout` for its end.
 
         The thread does not end while it opens a connection.
         """

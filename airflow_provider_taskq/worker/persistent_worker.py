@@ -1,8 +1,8 @@
 """Workers whose state, started or stopped, is stored in the database. All processes with such a worker follow it."""
 
 import threading
-from datetime import timedelta
 
+from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.worker.connection import DatabaseSession
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.signals import CHECK_SECONDS, StopSignals
@@ -20,11 +20,11 @@ class PersistentWorker:
     :param check_every: time between two reads of the stored state without a notification.
     """
 
-    def __init__(self, worker: Worker, check_every: timedelta = timedelta(seconds=30)) -> None:
+    def __init__(self, worker: Worker, check_every: DurationLike = "30s") -> None:
         self._worker = worker
         self._session = DatabaseSession(worker.connect, worker.call_limit())
         self._notifications = NotificationListener(
-            worker.connect, CHANNEL, self._on_notification, self._follow, check_every.total_seconds()
+            worker.connect, CHANNEL, self._on_notification, self._follow, to_seconds(check_every, "check_every")
         )
         self._ended = threading.Event()
         self._lock = threading.RLock()
@@ -65,7 +65,7 @@ class PersistentWorker:
                 queue.activate_worker(self._worker.name)
             return True
 
-    def stop(self, timeout: timedelta | None = GRACE) -> bool:
+    def stop(self, timeout: DurationLike | None = GRACE) -> bool:
         """Stop the worker, here and in the other processes.
 
         Return False if the worker does not run in this process.
@@ -81,15 +81,15 @@ class PersistentWorker:
         """Let the worker poll now instead of after its pause. Return False if the worker does not run."""
         return self._worker.resume()
 
-    def shutdown(self, timeout: timedelta | None = GRACE) -> bool:
+    def shutdown(self, timeout: DurationLike | None = GRACE) -> bool:
         """Stop the worker in this process only, and keep the stored state. Return False if the worker does not run."""
         self._ended.set()
-        self._notifications.stop(None if timeout is None else timeout.total_seconds())
+        self._notifications.stop(timeout)
         with self._lock:
             self._session.close()
             return self._worker.stop(timeout)
 
-    def run(self, grace: timedelta | None = GRACE) -> None:
+    def run(self, grace: DurationLike | None = GRACE) -> None:
         """Follow the stored state until SIGTERM or SIGINT. Start the worker if no state is stored."""
         with StopSignals(self._worker.hurry) as signals:
             try:

@@ -10,6 +10,7 @@ from datetime import time as time_of_day
 from typing import Any
 
 from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue
+from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.schedules import Schedule
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, connection_factory
 from airflow_provider_taskq.worker.services import PeriodicService
@@ -22,7 +23,7 @@ Payload = NewTask | Json | Callable[[datetime], NewTask | Json]
 
 _RECONNECT_SECONDS = 1.0
 
-NONE, SECOND, HOUR, DAY = timedelta(0), timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
+SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 
 
 @dataclass(slots=True)
@@ -66,22 +67,21 @@ class Scheduler(PeriodicService):
         self.schedules: list[TickSchedule] = []
         super().__init__("scheduler", connection_factory(dsn))
 
-    def add(self, topic: str, prefix: str, hash_: str, interval: timedelta, make: MakeTicks) -> None:
+    def add(self, topic: str, prefix: str, hash_: str, interval: DurationLike, make: MakeTicks) -> None:
         """Add a schedule whose ticks `make(now)` returns. `interval` is the time between installations.
 
         Raises InvalidArgument if the prefix is blank or the interval is not longer than 0.
         """
         if not prefix.strip():
             raise InvalidArgument("the prefix of ticks must not be blank")
-        if interval <= NONE:
-            raise InvalidArgument(f"the interval between installations must be longer than 0, not {interval}")
-        self.schedules.append(TickSchedule(topic, prefix, hash_, interval, make))
+        length = to_timedelta(interval, "interval", timedelta.resolution)
+        self.schedules.append(TickSchedule(topic, prefix, hash_, length, make))
 
     def every(
         self,
         topic: str,
         prefix: str,
-        period: timedelta,
+        period: DurationLike,
         payload: Payload = None,
         ahead: int = 1,
         *,
@@ -93,8 +93,9 @@ class Scheduler(PeriodicService):
         :param ahead: number of ticks that are installed ahead.
         :param version: change it with the code of a payload function, because the scheduler does not see such a change.
         """
-        interval = max(period / 4, SECOND) if period > NONE else period
-        self._add(topic, prefix, Schedule.every(period), payload, version, period * ahead, interval)
+        length, count = to_timedelta(period, "period", timedelta.resolution), to_integer(ahead, "ahead", 1)
+        interval = max(length / 4, SECOND)
+        self._add(topic, prefix, Schedule.every(length), payload, version, length * count, interval)
 
     def daily(
         self,
@@ -104,8 +105,8 @@ class Scheduler(PeriodicService):
         zone: str,
         payload: Payload = None,
         *,
-        ahead: timedelta = DAY,
-        interval: timedelta | None = None,
+        ahead: DurationLike = DAY,
+        interval: DurationLike | None = None,
         version: Json = None,
     ) -> None:
         """Add ticks at times of day in a time zone. For `payload` and `version` see `every`.
@@ -123,8 +124,8 @@ class Scheduler(PeriodicService):
         zone: str,
         payload: Payload = None,
         *,
-        ahead: timedelta = DAY,
-        interval: timedelta | None = None,
+        ahead: DurationLike = DAY,
+        interval: DurationLike | None = None,
         version: Json = None,
     ) -> None:
         """Add ticks at the times of a cron expression in a time zone.
@@ -145,15 +146,17 @@ class Scheduler(PeriodicService):
         schedule: Schedule,
         payload: Payload,
         version: Json,
-        ahead: timedelta,
-        interval: timedelta | None,
+        ahead: DurationLike,
+        interval: DurationLike | None,
     ) -> None:
+        span = to_timedelta(ahead, "ahead")
+
         def make(now: datetime) -> Ticks:
-            times = schedule.times(now, ahead)
+            times = schedule.times(now, span)
             return [(moment, payload(moment) if callable(payload) else payload) for moment in times]
 
         if interval is None:
-            interval = min(max(ahead / 4, SECOND), HOUR)
+            interval = min(max(span / 4, SECOND), HOUR)
         self.add(topic, prefix, schedule.hash(_hashed(payload, version)), interval, make)
 
     def start(self) -> None:

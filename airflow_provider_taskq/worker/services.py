@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 from airflow_provider_taskq.queue import TaskQueueError
+from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.backoff import Backoff
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.errors import first_line
@@ -38,14 +39,15 @@ class ServiceThread(ABC):
         self._thread = threading.Thread(target=self._run, name=self._service_name, daemon=True)
         self._thread.start()
 
-    def stop(self, timeout: float | None = _STOP_SECONDS) -> bool:
-        """Signal the thread to end, and wait for its end. Return False if it takes longer than `timeout` seconds.
+    def stop(self, timeout: DurationLike | None = _STOP_SECONDS) -> bool:
+        """Signal the thread to end, and wait for its end. Return False if it takes longer than `timeout`.
 
         :param timeout: None for no limit.
         """
+        seconds = to_seconds(timeout)
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+            self._thread.join(seconds)
         return not self.is_running
 
     def __enter__(self) -> Self:

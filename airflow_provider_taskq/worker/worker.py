@@ -15,6 +15,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TooManyUndecided,
 )
+from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.metrics import Recorder
 from airflow_provider_taskq.worker.config import WorkerConfig
 from airflow_provider_taskq.worker.connection import Connect, connection_factory
@@ -80,7 +81,7 @@ class Worker(WorkerConfig):
         runtime = self._runtime
         return runtime is not None and runtime.idle.is_set()
 
-    def start(self, timeout: timedelta | None = GRACE, *, drain: bool = False) -> bool:
+    def start(self, timeout: DurationLike | None = GRACE, *, drain: bool = False) -> bool:
         """Start the worker, and return when it holds a lease. Return False if the worker runs already.
 
         :param timeout: None for no limit.
@@ -96,11 +97,11 @@ class Worker(WorkerConfig):
             self._hurried = False
             runtime = WorkerRuntime(self, self.connect, self._handler, self._counters, drains=drain)
             loops = prefetching_loops(runtime) if self.prefetch else polling_loops(runtime)
-            runtime.start(loops, None if timeout is None else timeout.total_seconds())
+            runtime.start(loops, to_seconds(timeout))
             self._runtime = self._last_runtime = runtime
             return True
 
-    def stop(self, timeout: timedelta | None = GRACE) -> bool:
+    def stop(self, timeout: DurationLike | None = GRACE) -> bool:
         """Start no new batch, wait for the batches in flight, and release all other tasks.
 
         Return False if the worker did not run. After `timeout` the worker abandons the batches in flight: their
@@ -108,13 +109,14 @@ class Worker(WorkerConfig):
 
         :param timeout: None for no limit; 0 also ends the wait of a concurrent `stop`.
         """
-        if timeout is not None and not timeout:
+        seconds = to_seconds(timeout)
+        if seconds == 0:
             self.hurry()
         with self._lock:
             active = self.is_active
             runtime, self._runtime = self._runtime, None
             if runtime is not None:
-                runtime.stop(None if timeout is None else timeout.total_seconds(), lambda: self._hurried)
+                runtime.stop(seconds, lambda: self._hurried)
             return active
 
     def __enter__(self) -> Self:
@@ -149,16 +151,16 @@ class Worker(WorkerConfig):
         runtime = self._runtime
         return [] if runtime is None else [lease.seconds_left() for lease in runtime.keeper.leases]
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until `stop` stops the worker. Return False after `timeout` seconds.
+    def wait(self, timeout: DurationLike | None = None) -> bool:
+        """Wait until `stop` stops the worker. Return False after `timeout`.
 
         :param timeout: None for no limit.
         :raises BaseException: the error of the limiter, if that ended the worker.
         """
-        runtime = self._last_runtime
+        seconds, runtime = to_seconds(timeout), self._last_runtime
         if runtime is None:
             return True
-        if not runtime.stopping.wait(timeout):
+        if not runtime.stopping.wait(seconds):
             return False
         if runtime.error is not None:
             raise runtime.error
@@ -188,7 +190,7 @@ class Worker(WorkerConfig):
             while runtime is not None and not runtime.idle.wait(CHECK_SECONDS) and not runtime.stopping.is_set():
                 pass
         except BaseException:
-            self.stop(timedelta(0))
+            self.stop(0)
             raise
         self.stop(None)
         self.wait()
@@ -210,7 +212,7 @@ class Worker(WorkerConfig):
         with closing(self.connect()) as conn:
             return TaskQueue(conn).drain_counts(self.topic, runtime.owner_prefix, runtime.started)
 
-    def run(self, grace: timedelta | None = GRACE, *, drain: bool = False) -> None:
+    def run(self, grace: DurationLike | None = GRACE, *, drain: bool = False) -> None:
         """Run until SIGTERM or SIGINT. Then stop within `grace`, or at once after a second signal.
 
         :param drain: see `start`.

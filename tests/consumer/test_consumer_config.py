@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import time, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +26,23 @@ from airflow_provider_taskq.queue import (
     partition_of,
     sequence_id,
 )
-from airflow_provider_taskq.worker import SlowReports, Timeouts, Worker
+from airflow_provider_taskq.worker import (
+    Composite,
+    Groups,
+    HealthMonitor,
+    HealthSignal,
+    PersistentWorker,
+    PriorityLimiter,
+    Scheduler,
+    SlowReports,
+    Timeouts,
+    Worker,
+    batch,
+    each,
+)
 from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, quick
 from tests.queue.conftest import until
+from tests.queue.hostile import NO_DURATIONS, NO_INTEGERS
 
 pytestmark = pytest.mark.promise("One consumer of a group at a time handles a partition")
 
@@ -40,8 +56,78 @@ def test_durations_of_settings_may_be_text_as_in_a_configuration_file(dsn: str) 
     made = Worker(dsn, "work", lambda _: Result.SUCCESS, pause="PT6S", lease="5m", limit="1h", slow_reports=reports)
     assert (made.pause, made.lease, made.limit) == (timedelta(seconds=6), timedelta(minutes=5), timedelta(hours=1))
     assert (made.slow_reports.after, made.timeouts.call) == (timedelta(seconds=30), None)
-    with pytest.raises(InvalidArgument, match="invalid duration 'soon': expected for example 90s, 5m, PT5M"):
-        Worker(dsn, "work", lambda _: Result.SUCCESS, lease="soon")
+
+
+def worker(**options: Any) -> Worker:
+    """A worker that does not start."""
+    return Worker("host=nowhere", "work", print, **options)
+
+
+def options(make: Callable[..., object], *names: str) -> dict[str, Callable[[Any], object]]:
+    """Calls that set one option each."""
+
+    def setting(name: str) -> Callable[[Any], object]:
+        return lambda value: make(**{name: value})
+
+    return {f"{make} {name}": setting(name) for name in names}
+
+
+MONITOR, SIGNAL = partial(HealthMonitor, "host=nowhere"), partial(HealthSignal, print, print)
+DAILY = partial(Scheduler("host=nowhere").daily, "work", "a", [time(8)], "UTC")
+EVERY = partial(Scheduler("host=nowhere").every, "work", "a", period=60)
+SHARED = partial(ConsumerConfig, transactional=True)
+
+TAKES_A_DURATION: dict[str, Callable[[Any], object]] = {
+    **options(worker, "lease", "pause", "limit"),
+    **options(SlowReports, "after", "every"),
+    **options(Timeouts, "call", "handler_statement"),
+    **options(Groups, "cluster_lock"),
+    **options(SIGNAL, "repeat_after"),
+    **options(MONITOR, "every", "error_age", "patience", "grace"),
+    **options(DAILY, "ahead", "interval"),
+    **options(EVERY, "period"),
+    **options(ConsumerConfig, "lease", "pause"),
+    "worker.stop": lambda d: worker().stop(d),
+    "worker.wait": lambda d: worker().wait(d),
+    "consumer.stop": lambda d: Consumer("host=nowhere", heard_all().group, "work").stop(d),
+    "consumer.wait": lambda d: Consumer("host=nowhere", heard_all().group, "work").wait(d),
+    "check_every": lambda d: PersistentWorker(worker(), d),
+    "shutdown": lambda d: PersistentWorker(worker()).shutdown(d),
+}
+TAKES_AN_INTEGER: dict[str, Callable[[Any], object]] = {
+    **options(worker, "size", "workers", "prefetch"),
+    **options(SHARED, "partitions", "size", "transaction_size", "max_partitions", "level"),
+    **options(Groups, "size"),
+    **options(SIGNAL, "polls"),
+    **options(PriorityLimiter, "limit"),
+    **options(partial(each, print), "threads", "processes", "concurrency"),
+    **options(partial(batch, print), "concurrency"),
+    **options(partial(Composite, "a"), "threads", "concurrency"),
+    **options(EVERY, "ahead"),
+}
+
+
+def test_each_option_takes_seconds_for_a_duration_and_refuses_a_negative_one_and_another_value() -> None:
+    for name, take in TAKES_A_DURATION.items():
+        for duration in (60, 60.5, "1m", timedelta(minutes=1)):
+            take(duration)
+        for wrong in NO_DURATIONS:
+            with pytest.raises(InvalidArgument, match="invalid"):
+                pytest.fail(f"{name} took {wrong!r}: {take(wrong)}")
+
+
+def test_each_option_refuses_a_fraction_a_truth_and_a_text_for_an_integer() -> None:
+    for name, take in TAKES_AN_INTEGER.items():
+        take(2)
+        for wrong in (*NO_INTEGERS, -1):
+            with pytest.raises(InvalidArgument, match="invalid"):
+                pytest.fail(f"{name} took {wrong!r}: {take(wrong)}")
+
+
+@pytest.mark.parametrize("delay", [-1, -0.001, timedelta(seconds=-1), timedelta.min, None], ids=str)
+def test_a_negative_delay_of_a_back_off_skips_the_event(delay: Any) -> None:
+    for retry in (lambda _: delay, [delay] if delay is not None else []):
+        assert ConsumerConfig(retry=retry).retry_delay(1) is None
 
 
 def test_consumers_start_unless_auto_start_is_off(dsn: str, queue: TaskQueue) -> None:
@@ -110,9 +196,9 @@ def test_each_partition_gets_its_events_in_their_order_and_no_other(
     finally:
         for consumer in consumers:
             consumer.stop()
-    for number, each in enumerate(heard):
+    for number, one in enumerate(heard):
         mine = [task.identifier for task in pushed if partition_of(key_of(task, level), 3) == number]
-        assert each.identifiers == mine
+        assert one.identifiers == mine
     assert max(len(each.events) for each in heard) < len(pushed)
 
 
@@ -201,7 +287,7 @@ def endless() -> Iterator[timedelta]:
         ({"retry": endless()}, "retry must be a RetryPolicy, a function or a list of delays"),
         ({"retry": "sometimes"}, "retry must be a RetryPolicy, a function or a list of delays, not 'sometimes'"),
         ({"retry": RetryPolicy(jitter=0.5)}, "retry must have no horizon, jitter or probe"),
-        ({"level": 1.5}, "level must be a number or a function of an event, not 1.5"),
+        ({"level": 1.5}, "invalid level 1.5"),
         ({"progress": object()}, "an object with the methods current and proceed"),
         ({"progress": FileTracker(Path()), "transactional": True}, "transactional=True needs progress in the database"),
         ({"only_partitions": [2], "partitions": 2}, "only_partitions .2. must be numbers of partitions, 0 to 1"),

@@ -106,7 +106,7 @@ TWICE = LOADED.with_step(task, name="a").with_step(task, name="b")
         (lambda: TWICE.with_step(len, after=task), "'task' names several steps; give a step name"),
         (lambda: Composite("orders").handle(batch_of(1)), "'orders' has no steps"),
         (lambda: Composite("orders").with_step(7, name="seven"), "needs a function of the task, not a int"),  # type: ignore[arg-type]
-        (lambda: Composite("orders", threads=0), "threads must be at least 1"),
+        (lambda: Composite("orders", threads=0), "invalid threads 0: expected at least 1"),
         (lambda: Composite("orders", fail_pending=True), "fail_pending needs a concurrency"),
     ],
     ids=[

@@ -84,7 +84,7 @@ def test_a_stop_releases_the_rest_of_the_group(dsn: str, queue: TaskQueue) -> No
 
 
 def test_combinations_that_make_no_sense_are_refused(dsn: str) -> None:
-    with pytest.raises(InvalidArgument, match="size must be at least 1"):
+    with pytest.raises(InvalidArgument, match="invalid size 0: expected at least 1"):
         Groups(size=0)
     with pytest.raises(ValueError, match="some"):
         Groups(mode="some")

@@ -151,7 +151,7 @@ def test_a_closed_handler_starts_again_and_one_without_threads_raises() -> None:
     for _ in range(2):
         assert results(handler, task(1), task(2)) == [Result.SUCCESS] * 2
         handler.close()
-    with pytest.raises(ValueError, match="threads must be at least 1"):
+    with pytest.raises(ValueError, match="invalid threads 0: expected at least 1"):
         each(lambda _: None, threads=0)
 
 

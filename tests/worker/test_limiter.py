@@ -86,7 +86,7 @@ def test_a_withdrawn_request_leaves_the_queue() -> None:
     assert held is not None
     assert limiter.request(lambda: True) is None
     assert limiter._waiting == []
-    with pytest.raises(ValueError, match="limit must be at least 1"):
+    with pytest.raises(ValueError, match="invalid limit 0: expected at least 1"):
         BoundedLimiter(0)
 
 

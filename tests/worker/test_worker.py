@@ -73,14 +73,14 @@ def test_a_start_that_cannot_work_raises_the_reason(dsn: str) -> None:
         Worker(dsn, "none", lambda _: None).start()
     with pytest.raises(TaskQueueError, match="cannot connect"):
         Worker("host=127.0.0.1 port=1", "work", lambda _: None).start()
-    with pytest.raises(ValueError, match="size must be at least 1"):
+    with pytest.raises(ValueError, match="invalid size 0: expected at least 1"):
         Worker(dsn, "work", lambda _: None, size=0)
     for name in ("a" * 901, "a\x00"):
         with pytest.raises(ValueError, match="name must have at most 900 characters"):
             Worker(dsn, "work", lambda _: None, name=name)
     with pytest.raises(ValueError, match="call must be shorter than the lease"):
         Worker(dsn, "work", lambda _: None, lease=5, timeouts=Timeouts(call=5))
-    with pytest.raises(ValueError, match="pause must be longer than 0"):
+    with pytest.raises(ValueError, match="invalid pause 0 s: expected more than 0 s"):
         Worker(dsn, "work", lambda _: None, pause=0)
     with pytest.raises(ValueError, match="lease must be at most 3650 days"):
         Worker(dsn, "work", lambda _: None, lease=timedelta(days=99_999_999))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from airflow_provider_taskq.queue import InvalidArgument, TaskQueueError
+from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.worker.batches import Batch, Rewrite
 from airflow_provider_taskq.worker.composite.engine import CompositeRun, CompositeThreads
 from airflow_provider_taskq.worker.composite.steps import After, Around, CompositeDefinition, Context, Step, StepMode
@@ -56,8 +57,9 @@ class Composite:
         fail_pending: bool = False,
         executor: Executor | None = None,
     ) -> None:
-        if concurrency < 0 or (threads is not None and threads < 1):
-            raise InvalidArgument(f"composite {name!r}: threads must be at least 1, and concurrency at least 0")
+        to_integer(concurrency, "concurrency", 0)
+        if threads is not None:
+            to_integer(threads, "threads", 1)
         if fail_pending and not concurrency:
             raise InvalidArgument(f"composite {name!r}: fail_pending needs a concurrency of at least 1")
         self._definition = CompositeDefinition(name)
