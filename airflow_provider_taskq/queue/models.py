@@ -82,12 +82,21 @@ class HistoryKind(IntEnum):
     CANCELED = 11
 
 
-class MutexKind(IntEnum):
-    """What a row of the table `mutex` locks by the hash of a name."""
+class LockKind(IntEnum):
+    """What an advisory lock of the queue stands for: the upper 16 of the 64 bits of its key.
 
-    LOCK = 0
-    TICKS = 1
-    STAGE = 2
+    They begin at a number that other programs are unlikely to use.
+    """
+
+    TOPIC = 0x7E40  # a topic, which a transaction relies on or drops
+    FLOOR = 0x7E41  # a push, with a number no greater than any that it draws
+    PUSH_TIME = 0x7E42  # a push, with a time in milliseconds no later than its own
+    RETRY_TIME = 0x7E43  # the same for a transaction that makes tasks READY for a retry
+    CLAIM_TIME = 0x7E44  # the same for a poll
+    NAME = 0x7E45  # a named lock, while a transaction changes it
+    TICKS = 0x7E46  # the ticks of a prefix
+    STAGE = 0x7E47  # a stage
+    PRUNE = 0x7E48  # the removal of stages of dead jobs
 
 
 class Insertion(NamedEnum, StrEnum):

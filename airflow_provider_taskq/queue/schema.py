@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.connection import all_or_nothing
 from airflow_provider_taskq.queue.errors import INSTALL, NewerSchema, SchemaMismatch, TaskQueueError
-from airflow_provider_taskq.queue.models import HistoryKind, MutexKind, Result, State, Waits
+from airflow_provider_taskq.queue.models import HistoryKind, LockKind, Result, State, Waits
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _CONSTANTS = {
     **{result.name: result.value for result in Result},
     **{f"WAITS_{waits.name}": waits.value for waits in Waits},
     **{f"HISTORY_{kind.name}": kind.value for kind in HistoryKind},
-    **{f"MUTEX_{kind.name}": kind.value for kind in MutexKind},
+    **{f"LOCK_{kind.name}": kind.value for kind in LockKind},
     "FIRST_OWN_TOPIC": 1_000_000_000,  # the least number of a topic with its own tables
     "NOT_STORED": 0,  # in the place of a state: a task that a push with DELETE does not store
 }

@@ -127,6 +127,32 @@ def test_thousands_of_pushes_in_one_transaction_take_three_locks(queue: TaskQueu
     assert queue.conn.execute(LOCKS, (session.conn.info.backend_pid,)).fetchone() == (3,)
 
 
+def test_a_push_to_any_number_of_topics_takes_a_bounded_number_of_locks(queue: TaskQueue, session: TaskQueue) -> None:
+    """All locks of the server share one table: 6,400 locks fill it, and then every transaction fails."""
+    names = "SELECT 't' || n AS name FROM generate_series(1, 1500) n"
+    queue.conn.execute(f"SELECT taskq.create_topic(t.name) FROM ({names}) t".encode())
+    session.conn.execute(f"SELECT taskq.push(t.name, 'a') FROM ({names}) t".encode())
+    assert queue.conn.execute(LOCKS, (session.conn.info.backend_pid,)).fetchone() == (1024 + 2,)
+    assert Reader(queue, "t1500").more() == []
+    session.conn.commit()
+    assert Reader(queue, "t1500").more() == ["a"]
+
+
+@pytest.mark.promise("A setting of a producer hides none of its tasks from readers")
+@pytest.mark.parametrize("value", ["", "no number", "-1", "0", "1", "9" * 26, str(2**48 - 1), "1e3", " 7"])
+def test_a_forged_floor_hides_no_push(queue: TaskQueue, session: TaskQueue, value: str) -> None:
+    reader = Reader(queue)
+    queue.push("work", ["a"])
+    assert reader.more() == ["a"]
+    for is_local in (False, True):
+        session.conn.execute("SELECT set_config('taskq.log_floor', %s, %s)", (value, is_local))
+        session.push("work", ["hidden"])
+        queue.push("work", ["b"])
+        assert reader.more() == []
+    session.conn.commit()
+    assert reader.more() == ["hidden", "b", "hidden", "b"]
+
+
 @pytest.mark.promise("A reader waits for open pushes to its topic, and for nothing else")
 @pytest.mark.slow
 def test_a_prepared_transaction_holds_the_log_back_until_its_second_phase_also_over_a_restart() -> None:

@@ -257,6 +257,15 @@ COMMENT ON FUNCTION taskq.forget_group IS
 'Removes a consumer group of a topic and its progress. Members of the group that still run get TQ005 and stop. Returns
 false if the topic has neither the group nor any progress of it. Raises TQ001 for an unknown topic.';
 
+-- Ends a wait in several steps like the caller's lock_timeout would end a single wait. A limit of 0 means no limit.
+CREATE FUNCTION taskq_internal.check_lock_timeout(p_since timestamptz, p_limit interval) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_limit > interval '0' AND clock_timestamp() >= p_since + p_limit THEN
+        RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
+    END IF;
+END $$;
+
 -- Creates the partitions of a generation, without members.
 CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int) RETURNS void
 LANGUAGE sql AS $$

@@ -246,8 +246,9 @@ $$;
 -- readers from the log of their topics (taskq.log_blockers returns those of one topic).
 CREATE FUNCTION taskq_internal.health_of_transactions() RETURNS SETOF taskq_internal.finding LANGUAGE sql AS $$
     SELECT f.*
-    FROM (SELECT h.*, clock_timestamp() - h.since AS open, o.topics,
-                 (SELECT p.name FROM taskq_internal.topic p WHERE p.topic_id = o.topics[1]) AS topic
+    FROM (SELECT h.*, clock_timestamp() - h.since AS open,
+                 ARRAY(SELECT p.name FROM taskq_internal.topic p WHERE (p.topic_id & 1023) = ANY (o.topic_locks)
+                       ORDER BY p.topic_id) AS topics
           FROM taskq_internal.oldest_transactions() h LEFT JOIN taskq_internal.push_transactions() o
               ON o.pid = h.pid OR o.pid IS NULL AND o.virtualtransaction = h.virtualtransaction
           ORDER BY h.age DESC LIMIT 5) n
@@ -257,9 +258,9 @@ CREATE FUNCTION taskq_internal.health_of_transactions() RETURNS SETOF taskq_inte
         concat_ws(', ', n.holder || ' keeps vacuum from removing what died since: open for '
                   || coalesce(taskq.format_duration(n.open), 'a time that this role may not see'),
                   n.age || ' transactions ago', n.state,
-                  CASE WHEN n.topic IS NOT NULL THEN format('readers of the log wait for its push to topic %L%s',
-                       n.topic, ' and ' || nullif(cardinality(n.topics) - 1, 0) || ' others') END),
-        coalesce(extract(epoch FROM n.open)::bigint, n.age), n.remedy, n.topic, p_pid => n.pid) f
+                  CASE WHEN n.topics <> '{}' THEN format('readers of the log wait for its push to topic %L%s',
+                       n.topics[1], ' and ' || nullif(cardinality(n.topics) - 1, 0) || ' others') END),
+        coalesce(extract(epoch FROM n.open)::bigint, n.age), n.remedy, n.topics[1], p_pid => n.pid) f
 $$;
 
 -- Returns everything that holds back the oldest row version that vacuum may remove from the tables of this database.

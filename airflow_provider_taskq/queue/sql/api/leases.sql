@@ -4,8 +4,8 @@
 -- lease ends when the owner releases it, or when taskq.expire ends it after it has lapsed.
 --
 -- A named lock is a lease for one holder. A program that cannot get the lock goes on without it. A transaction that
--- changes a lock holds the row of its name in taskq_internal.mutex until the transaction ends, and never waits for that
--- row. So an open transaction keeps other programs from the lock without making them wait.
+-- changes a lock holds the advisory lock of its name until the transaction ends, and never waits for it. So an open
+-- transaction keeps other programs from the lock without making them wait.
 
 CREATE FUNCTION taskq.register(p_owner text, p_lease interval DEFAULT '5 minutes', p_resume boolean DEFAULT true)
 RETURNS TABLE (name text, fence bigint, lease interval, lease_until timestamptz, resumed boolean)
@@ -217,7 +217,8 @@ DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
     PERFORM taskq_internal.check_lock(p_name, p_by, p_at_most, p_at_least);
-    IF NOT taskq_internal.is_lock_free(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name)
+    IF NOT taskq_internal.is_lock_free(p_name, p_by)
+        OR NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_NAME, p_name))
         OR NOT taskq_internal.is_lock_free(p_name, p_by) THEN
         RETURN false;
     END IF;
@@ -237,7 +238,8 @@ than p_at_most, TQ008 for an invalid duration, and check_violation for a blank n
 
 CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT taskq_internal.is_lock_held(p_name, p_by) OR NOT taskq_internal.try_lock_name(p_name)
+    IF NOT taskq_internal.is_lock_held(p_name, p_by)
+        OR NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_NAME, p_name))
         OR NOT taskq_internal.is_lock_held(p_name, p_by) THEN
         RETURN false;
     END IF;
@@ -487,19 +489,3 @@ BEGIN
     RETURN EXISTS (SELECT FROM taskq_internal.lock WHERE name = p_name AND held_by = p_by
                    AND until > clock_timestamp());
 END $$;
-
--- Keeps other transactions from changing the named lock until this transaction ends. Returns false if another
--- transaction already does.
-CREATE FUNCTION taskq_internal.try_lock_name(p_name text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    PERFORM FROM taskq_internal.mutex
-    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_LOCK, p_name) FOR UPDATE SKIP LOCKED;
-    RETURN FOUND;
-END $$;
-
--- Returns the row of taskq_internal.mutex for a name of a kind (MutexKind in queue/models.py). Roles without access
--- cannot lock these rows. Two names share a row with a probability of 1 in 4,096. Then a caller waits for the other
--- name, or finds it locked.
-CREATE FUNCTION taskq_internal.mutex_bucket(p_kind int, p_name text) RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_kind * 4096 + (hashtext(p_name) & 4095)
-$$;

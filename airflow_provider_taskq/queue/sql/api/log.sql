@@ -2,41 +2,29 @@
 -- Reading claims nothing.
 --
 -- A plain cursor (sequence > n) loses rows. Transactions draw sequences in one order and commit in another, so a reader
--- can pass a number whose task is committed later. For this reason a transaction that pushes makes three announcements
--- before it draws a number. All of them are locks that end with the transaction:
+-- can pass a number whose task is committed later. For this reason a transaction that pushes takes two advisory locks
+-- (internal/locks.sql) before it draws a number:
 --
---   floor   an advisory lock whose key carries a number no greater than any that the transaction will draw
---   topic   an advisory lock on the topic (taskq_internal.lock_topic_shared), or ROW SHARE on
---           taskq_internal.unplaced_push: all topics
---   push    ROW SHARE on taskq_internal.push, taken last
+--   topic   the lock of the topic (taskq_internal.lock_topic_shared)
+--   floor   a lock whose key carries a number no greater than any that the transaction will draw
 --
--- A reader stays below the horizon: the least floor among the open pushes to its topic. An open push is a transaction
--- that holds `push` and announces the topic. A push without a floor has floor 0. These steps show that readers never
--- skip a task below the horizon:
+-- A reader stays below the horizon: the least floor among the open pushes to its topic, the transactions that hold both
+-- locks. These steps show that readers never skip a task below the horizon:
 --
 --   1. The reader looks up M, the last number drawn, and then, in one read of pg_locks, the floors of open pushes. The
 --      horizon H is the least of them, at most M + 1. Then it reads on a new snapshot, up to but not including H.
 --   2. Let a task have a number s < H. Then s <= M, so the transaction of the task had drawn s before the reader read
---      the locks. Before that, it had announced its topic, a floor <= s and its push.
+--      the locks. Before that, it had locked its topic and a floor <= s.
 --   3. If the transaction were open throughout that read, H would be at most its floor, and so at most s. So the
 --      transaction had ended, or it ended during the read. A transaction releases its locks after its rows become
 --      visible. So the reader's later snapshot sees the task, or, after a rollback, no snapshot ever does.
 --
--- One read of pg_locks is not one moment. It reads the fast-path slots of each session first, where `push` usually is,
--- and then the shared table, where the advisory locks are. A lock moves from the slots to the table (when another
--- session asks for a strong lock on the table, or at PREPARE TRANSACTION) and never back. So a transaction that is open
--- throughout shows `push` in the slots, under the same virtual transaction as its other locks, or in the table together
--- with them.
---
--- The rollback of a savepoint removes its tasks along with its locks, and the next push announces again. Prepared
+-- The rollback of a savepoint removes its tasks along with its locks, and the next push takes them again. Prepared
 -- transactions keep their locks. So a reader waits for open pushes to its topic (taskq.log_blockers names them), and
 -- for no other transaction, in this database or another. Its own uncommitted push holds it back too, because the log
 -- has committed tasks only.
 --
--- Any role that can connect can take any advisory lock. So floor and topic count only together with `push`, which no
--- role can take without drawing numbers (see migrations/0002_tasks.sql). If a role takes the key of a floor
--- exclusively, a push takes a lower floor. If a role takes the key of a topic exclusively, a push counts for all
--- topics. Both are safe. Any role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
+-- Any role can set taskq.log_floor, so the setting is a hint: it can only lower the floor.
 --
 -- All of this requires that the sequence hands out numbers one by one (CACHE 1).
 
@@ -125,36 +113,25 @@ following tasks again. If another transaction stores this progress, the call wai
 wins. The call also waits for a transaction that changes the number of the group''s partitions or removes the group.
 Raises TQ001 for an unknown topic.';
 
--- Returns the upper 16 of the 64 bits of each advisory lock whose key carries a floor.
-CREATE FUNCTION taskq_internal.log_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT 32327  -- 0x7E47, a number that other programs are unlikely to use
-$$;
-
--- Announces the floor of this transaction, its time (internal/fronts.sql), and that the transaction pushes, before it
--- draws a number from taskq_internal.task_sequence. Returns the floor. Never waits.
+-- Announces a push, with its floor and its time (internal/fronts.sql), before the transaction draws a number from
+-- taskq_internal.task_sequence. Returns the floor.
 --
 -- A transaction that locks its floor again adds no entry to the server's lock table. So 10,000 pushes use one floor,
 -- that of the first push. The setting taskq.log_floor carries the floor to the later pushes. The setting ends when the
 -- lock ends: at the end of the transaction, or at a rollback to a savepoint.
---
--- If another program holds the lock of a floor, the loop tries lower floors, in steps at random that the program cannot
--- foresee. If the lock of floor 0 is taken too, the transaction has no floor, and readers count its floor as 0.
 CREATE FUNCTION taskq_internal.announce_push() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_hint  text := current_setting('taskq.log_floor', true);
     v_floor bigint := least(
         coalesce(pg_sequence_last_value('taskq_internal.task_sequence'), 0) + 1, (1::bigint << 48) - 1);
     v_time  bigint;
+    v_done  text;
 BEGIN
     IF v_hint ~ '^[0-9]{1,15}$' THEN
         v_floor := least(v_floor, v_hint::bigint);
     END IF;
-    WHILE NOT pg_try_advisory_xact_lock_shared((taskq_internal.log_lock_class()::bigint << 48) | v_floor) LOOP
-        EXIT WHEN v_floor = 0;
-        v_floor := greatest(v_floor - 1 - floor(random() * 1000)::int, 0);
-    END LOOP;
-    v_time := taskq_internal.announce_time();
-    LOCK TABLE taskq_internal.push IN ROW SHARE MODE;
+    v_done := pg_advisory_xact_lock_shared((:LOCK_FLOOR::bigint << 48) | v_floor);
+    v_time := taskq_internal.announce_time(:LOCK_PUSH_TIME);
     IF v_hint IS DISTINCT FROM v_floor::text THEN
         v_hint := set_config('taskq.log_floor', v_floor::text, true);
     END IF;
@@ -169,31 +146,19 @@ BEGIN
     RETURN ARRAY(SELECT nextval('taskq_internal.task_sequence') FROM generate_series(1, p_count));
 END $$;
 
--- Returns the open transactions that push, each with its floor and the topics that it announced. The column everywhere
--- is true if the transaction could not announce one of its topics. The query reads pg_locks once. A prepared
--- transaction has no pid.
+-- Returns the open transactions that push, each with its floor and the numbers of the locks of its topics.
 CREATE FUNCTION taskq_internal.push_transactions()
-RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topics bigint[], everywhere boolean)
-LANGUAGE sql STABLE AS $$
-    SELECT l.virtualtransaction, min(l.pid),
-           coalesce(min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
-                        FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq_internal.log_lock_class()), 0),
-           coalesce(array_agg(l.objid::bigint) FILTER (WHERE l.objsubid = 2
-                   AND l.classid::bigint = taskq_internal.topic_lock_class()), '{}'),
-           bool_or(l.relation = 'taskq_internal.unplaced_push'::regclass) IS TRUE
-    FROM pg_locks l
-    WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND (l.locktype = 'advisory' OR l.locktype = 'relation' AND l.mode = 'RowShareLock'
-           AND l.relation IN ('taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass))
-    GROUP BY l.virtualtransaction
-    HAVING bool_or(l.relation = 'taskq_internal.push'::regclass)
+RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topic_locks bigint[]) LANGUAGE sql STABLE AS $$
+    SELECT h.virtualtransaction, min(h.pid), min(h.number) FILTER (WHERE h.kind = :LOCK_FLOOR),
+           array_agg(h.number) FILTER (WHERE h.kind = :LOCK_TOPIC)
+    FROM taskq_internal.held_locks() h GROUP BY h.virtualtransaction HAVING bool_or(h.kind = :LOCK_FLOOR)
 $$;
 
 -- Returns the open transactions that push to a topic.
 CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int)
 RETURNS TABLE (virtualtransaction text, pid int, floor bigint) LANGUAGE sql STABLE AS $$
     SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.push_transactions() o
-    WHERE o.everywhere OR p_topic_id = ANY (o.topics)
+    WHERE p_topic_id & 1023 = ANY (o.topic_locks)
 $$;
 
 -- Returns the end of a topic's log. In a statement that begins after this one, no task below the end will appear later.

@@ -212,7 +212,7 @@ CREATE FUNCTION taskq.offer_many(
     OUT sequences bigint[]
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_topic  taskq_internal.topic := taskq_internal.lock_topic_for_use(p_topic, 'INSERT');
+    v_topic  taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_round  bigint[];
     v_places bigint[] := '{}';
     v_made   record;
@@ -259,7 +259,7 @@ for an unknown topic, TQ002, TQ008 and TQ000.';
 
 CREATE FUNCTION taskq.drop(topic text, identifier text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.lock_topic_for_use(topic, 'INSERT')).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_shared(topic, 'INSERT')).topic_id;
     v_waiting  bigint[];
 BEGIN
     PERFORM taskq.lock_offers(topic, ARRAY[identifier]);

@@ -5,7 +5,7 @@ CREATE FUNCTION taskq.revive(
     p_from bigint DEFAULT 0, p_to bigint DEFAULT NULL, p_size bigint DEFAULT NULL
 ) RETURNS TABLE (old bigint, new bigint) LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_shared(p_topic, 'UPDATE')).topic_id;
     v_old      bigint[];
     v_new      bigint[];
 BEGIN

@@ -6,8 +6,7 @@
 -- that row then tells whether the decision is continued.
 --
 -- A transaction that removes staged rows locks the row of their stage in taskq_internal.stage first. If the stage is a
--- push that was not committed, it has no such row, and the transaction locks the row of taskq_internal.mutex for the
--- stage. Pruning skips the stages that another transaction has locked, so it never waits.
+-- push that was not committed, it has no such row, and the transaction takes the advisory lock of the stage. Pruning skips the stages that another transaction has locked, so it never waits.
 --
 -- In rounds, an owner claims, works and commits several times under one lease. A drain is a program that works until a
 -- topic has no more tasks. Its row tells when it began, and has its report.
@@ -129,8 +128,7 @@ BEGIN
         VALUES (p_stage, p_fence, taskq_internal.acting_role()) ON CONFLICT DO NOTHING;
     END IF;
     PERFORM taskq_internal.check_stage_access(p_stage, 'UPDATE');
-    PERFORM FROM taskq_internal.mutex
-    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
+    PERFORM pg_advisory_xact_lock_shared(taskq_internal.mutex(:LOCK_STAGE, p_stage::text));
     IF NOT EXISTS (SELECT FROM taskq_internal.owner
                    WHERE name = p_owner AND fence = p_fence AND taskq_internal.may_act_as(registered_by)) THEN
         PERFORM taskq_internal.raise_lease_lost(p_owner, p_fence);
@@ -261,7 +259,7 @@ CREATE FUNCTION taskq.prune_stages() RETURNS bigint LANGUAGE plpgsql SET enable_
 DECLARE
     v_dead uuid[];
 BEGIN
-    IF NOT taskq_internal.may_prune() THEN
+    IF NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_PRUNE, '')) THEN
         RETURN 0;
     END IF;
     v_dead := ARRAY(
@@ -444,8 +442,7 @@ It includes the tasks of owners whose names begin with p_owner and a slash. Rais
 -- commit. taskq.prune_stages removes what such an executor stages.
 CREATE FUNCTION taskq_internal.await_executors(p_stage uuid) RETURNS void LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex
-    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
+    PERFORM pg_advisory_xact_lock(taskq_internal.mutex(:LOCK_STAGE, p_stage::text));
 EXCEPTION WHEN lock_not_available THEN
     NULL;
 END $$;

@@ -17,8 +17,7 @@ have left.';
 -- its job leaves no rows in the stage.
 CREATE FUNCTION taskq.check_push(p_stage uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM taskq_internal.mutex
-    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR KEY SHARE;
+    PERFORM pg_advisory_xact_lock_shared(taskq_internal.mutex(:LOCK_STAGE, p_stage::text));
     -- The driver of a stream opens no stage, so the first executor opens it.
     IF NOT EXISTS (SELECT FROM taskq_internal.stage WHERE stage = p_stage) THEN
         INSERT INTO taskq_internal.stage (stage, opened_by) VALUES (p_stage, taskq_internal.acting_role())
@@ -62,8 +61,7 @@ CREATE FUNCTION taskq.abandon_push(p_stage uuid) RETURNS bigint LANGUAGE plpgsql
 DECLARE
     v_count bigint;
 BEGIN
-    PERFORM FROM taskq_internal.mutex
-    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_STAGE, p_stage::text) FOR UPDATE;
+    PERFORM pg_advisory_xact_lock(taskq_internal.mutex(:LOCK_STAGE, p_stage::text));
     PERFORM taskq_internal.close_push(p_stage);
     DELETE FROM taskq.staged_task WHERE stage = p_stage;
     GET DIAGNOSTICS v_count = ROW_COUNT;
@@ -301,7 +299,7 @@ DECLARE
     v_dead           uuid[];
     v_dead_junctions uuid[];
 BEGIN
-    IF NOT taskq_internal.may_prune() THEN
+    IF NOT pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_PRUNE, '')) THEN
         RETURN 0;
     END IF;
     v_known := ARRAY(
@@ -324,7 +322,7 @@ BEGIN
     RETURN cardinality(v_dead);
 END $$;
 
--- Locks those of the given stages whose tasks were staged for a push more than a day ago, and returns them. Never
+-- Locks up to 500 of the given stages whose tasks were staged for a push more than a day ago, and returns them. Never
 -- waits: leaves out a stage if an executor stages tasks in it, or if another transaction abandons it.
 CREATE FUNCTION taskq_internal.lock_dead_pushes(p_stages uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -333,24 +331,9 @@ DECLARE
         SELECT k.stage FROM unnest(p_stages) AS k (stage)
         CROSS JOIN LATERAL (SELECT t.staged FROM taskq.staged_task t WHERE t.stage = k.stage LIMIT 1) f
         WHERE f.staged < clock_timestamp() - interval '1 day'
-          AND NOT EXISTS (SELECT FROM taskq_internal.stage s WHERE s.stage = k.stage AND s.fence IS NOT NULL));
-    v_free int[];
+          AND NOT EXISTS (SELECT FROM taskq_internal.stage s WHERE s.stage = k.stage AND s.fence IS NOT NULL)
+        LIMIT 500);
 BEGIN
-    v_free := ARRAY(
-        SELECT m.bucket FROM taskq_internal.mutex m
-        WHERE m.bucket = ANY (ARRAY(SELECT taskq_internal.mutex_bucket(:MUTEX_STAGE, u.stage::text)
-                                    FROM unnest(v_old) AS u (stage)))
-        FOR UPDATE SKIP LOCKED);
     RETURN ARRAY(SELECT u.stage FROM unnest(v_old) AS u (stage)
-                 WHERE taskq_internal.mutex_bucket(:MUTEX_STAGE, u.stage::text) = ANY (v_free));
-END $$;
-
--- Returns whether this transaction may prune stages: false while another transaction prunes them. The function locks a
--- table, because this needs no transaction number.
-CREATE FUNCTION taskq_internal.may_prune() RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    LOCK TABLE taskq_internal.prune IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
-    RETURN true;
-EXCEPTION WHEN lock_not_available THEN
-    RETURN false;
+                 WHERE pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_STAGE, u.stage::text)));
 END $$;

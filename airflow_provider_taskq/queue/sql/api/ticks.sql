@@ -13,7 +13,7 @@ CREATE FUNCTION taskq.install_ticks(
     p_depend_identifiers text[] DEFAULT NULL
 ) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic       taskq_internal.topic := taskq_internal.lock_topic_for_use(p_topic, 'INSERT');
+    v_topic       taskq_internal.topic := taskq_internal.lock_topic_shared(p_topic, 'INSERT');
     v_identifiers text[];
     v_due         timestamptz[];
     v_added       bigint[];
@@ -92,8 +92,7 @@ BEGIN
         PERFORM taskq_internal.raise_error('TQ002', format(
             'topic %L: the hash %L of ticks is blank or has a slash in it', p_topic.name, p_config_hash));
     END IF;
-    PERFORM FROM taskq_internal.mutex
-    WHERE bucket = taskq_internal.mutex_bucket(:MUTEX_TICKS, p_topic.topic_id || '/' || p_prefix) FOR UPDATE;
+    PERFORM pg_advisory_xact_lock(taskq_internal.mutex(:LOCK_TICKS, p_topic.topic_id || '/' || p_prefix));
 END $$;
 
 -- Raises TQ002 if a moment is missing or outside the years 1 to 9999. The error names the position of the task.

@@ -174,11 +174,11 @@ BEGIN
     IF v_topic_id IS NULL THEN
         RETURN false;
     END IF;
-    IF p_holds AND NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock_class(), v_topic_id) THEN
+    IF p_holds AND NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock(v_topic_id)) THEN
         RAISE lock_not_available;
     END IF;
     PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_until - clock_timestamp()), true);
-    PERFORM taskq_internal.take_topic_lock_exclusive(v_topic_id);
+    PERFORM pg_advisory_xact_lock(taskq_internal.topic_lock(v_topic_id));
     PERFORM set_config('lock_timeout', '10ms', true);  -- the statements below must not wait
     PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
     IF NOT FOUND THEN  -- another session has dropped it, and may have created it again
@@ -232,7 +232,7 @@ CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LAN
         WHERE w.since < clock_timestamp() - p_for AND l.granted AND l.mode <> 'AccessShareLock'
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
           AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
-          AND c.oid <> ALL (taskq_internal.lock_only_tables())
+          AND c.oid <> 'taskq_internal.offer_lock'::regclass
           -- If a transaction waits for the topic's row in its first verb, it holds this lock and has written nothing.
           AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))
 $$;
@@ -247,10 +247,10 @@ DECLARE
             ON a.pid = l.pid
         WHERE l.granted AND l.pid <> pg_backend_pid()
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND (l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = taskq_internal.topic_lock_class()::oid
-               AND l.objid = v_topic_id::oid
+          AND (l.locktype = 'advisory' AND l.objsubid = 1
+               AND (l.classid::bigint << 32 | l.objid::bigint) = taskq_internal.topic_lock(v_topic_id)
                OR c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
-               AND c.oid <> ALL (taskq_internal.lock_only_tables())
+               AND c.oid <> 'taskq_internal.offer_lock'::regclass
                AND (l.mode <> 'AccessShareLock'
                     OR v_topic_id >= :FIRST_OWN_TOPIC AND c.relname IN ('task', 'live', 'ended')))
         ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);

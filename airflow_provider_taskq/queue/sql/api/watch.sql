@@ -74,7 +74,7 @@ CREATE FUNCTION taskq.junction(p_topic text, p_identifiers text[], p_groups int[
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.check_junction(p_junction);
-    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id,
+    RETURN (taskq_internal.release_groups((taskq_internal.lock_topic_shared(p_topic, 'UPDATE')).topic_id,
             p_identifiers, p_groups, p_junction)).identifiers;
 END $$;
 COMMENT ON FUNCTION taskq.junction IS
@@ -88,7 +88,7 @@ CREATE FUNCTION taskq.release_groups_once(
     p_name text, p_topic text, p_identifiers text[], p_groups int[], p_junction text
 ) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE
-    v_topic_id int := (taskq_internal.lock_topic_for_use(p_topic, 'UPDATE')).topic_id;
+    v_topic_id int := (taskq_internal.lock_topic_shared(p_topic, 'UPDATE')).topic_id;
     v_open     int[];
     v_released int[];
 BEGIN
@@ -176,7 +176,7 @@ BEGIN
         number := NULL;
         IF v_wait.topic_id IS NULL THEN
             number := -1;
-        ELSIF taskq_internal.try_lock_topic_shared(v_wait.topic_id) THEN
+        ELSIF pg_try_advisory_xact_lock_shared(taskq_internal.topic_lock(v_wait.topic_id)) THEN
             number := cardinality(taskq.release_groups_once(v_wait.name, v_wait.topic, v_wait.identifiers,
                     v_wait.numbers, v_wait.junction));
         END IF;

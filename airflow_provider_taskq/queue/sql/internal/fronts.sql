@@ -16,8 +16,7 @@
 -- So a front passes no task. Let a transaction place a task that is not late before the bound. If it had ended before
 -- the read of pg_locks, the snapshot shows its task. If it was open, its announcement is no later than its clock, and
 -- the bound is no later than the announcement. If it announced itself after that read, it read the clock later than
--- the session did. In these two cases the task lies behind the bound. The head of api/log.sql explains why one read
--- of pg_locks suffices, although it is not one moment.
+-- the session did. In these two cases the task lies behind the bound.
 --
 -- This requires that the clock of the server does not go back. After a clock was set back, pushes and retries compare
 -- due times with the front, and tasks before it are late. One case is left: a poll has advanced a front and has not
@@ -107,40 +106,32 @@ BEGIN
            ORDER BY l.available_at, l.sequence LIMIT 1) IS NOT NULL;
 END $$;
 
--- Announces that this transaction will place tasks at the present time or afterwards. The key of an advisory lock
--- carries the time in milliseconds. Never waits. Returns that time. The caller then locks taskq_internal.push or
--- taskq_internal.retry, because any role can take any advisory lock: the time counts together with such a lock only.
---
--- A transaction uses the time of its first announcement again, which the setting taskq.announced_time carries.
--- Otherwise a transaction of many calls would fill the server's lock table. If another program holds the key
--- exclusively, the transaction announces no time, and no front advances until it ends.
-CREATE FUNCTION taskq_internal.announce_time() RETURNS bigint LANGUAGE plpgsql AS $$
+-- Announces that this transaction will place tasks, or claim them, at the present time or afterwards. The key of an
+-- advisory lock of p_kind carries the time in milliseconds, which is returned. A transaction uses the time of its first
+-- announcement again, which the setting taskq.announced_time carries. Otherwise a transaction of many calls would fill
+-- the server's lock table.
+CREATE FUNCTION taskq_internal.announce_time(p_kind bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_hint text := current_setting('taskq.announced_time', true);
     v_time bigint := floor(extract(epoch FROM clock_timestamp()) * 1000);
+    v_done text;
 BEGIN
     IF v_hint ~ '^[0-9]{1,14}$' THEN
         v_time := least(v_time, v_hint::bigint);
     END IF;
-    IF pg_try_advisory_xact_lock_shared((taskq_internal.time_lock_class()::bigint << 48) | v_time)
-        AND v_hint IS DISTINCT FROM v_time::text THEN
+    v_done := pg_advisory_xact_lock_shared((p_kind << 48) | v_time);  -- half a microsecond faster than PERFORM
+    IF v_hint IS DISTINCT FROM v_time::text THEN
         v_hint := set_config('taskq.announced_time', v_time::text, true);
     END IF;
     RETURN v_time;
 END $$;
 
--- Returns the upper 16 of the 64 bits of each advisory lock whose key carries a time.
-CREATE FUNCTION taskq_internal.time_lock_class() RETURNS int LANGUAGE sql IMMUTABLE AS $$
-    SELECT 32328  -- 0x7E48
-$$;
-
 -- Announces that this transaction makes tasks READY for a retry. Returns the time from which these tasks are not late:
 -- the clock, or the latest front of these topics if the clock was set back.
 CREATE FUNCTION taskq_internal.announce_retry(p_topic_ids int[]) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
-    v_time bigint := taskq_internal.announce_time();
+    v_time bigint := taskq_internal.announce_time(:LOCK_RETRY_TIME);
 BEGIN
-    LOCK TABLE taskq_internal.retry IN ROW SHARE MODE;
     RETURN greatest(clock_timestamp(), (
         SELECT max(greatest(f.available_at, (
             SELECT i.available_at FROM taskq_internal.identifier_front i
@@ -157,25 +148,14 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
-    SELECT least(v_now, min(o.bound) FILTER (WHERE o.retries OR o.pushes AND o.placed)),
-           least(v_now, min(o.bound) FILTER (WHERE o.claims))
+    SELECT least(v_now, to_timestamp((min(least(o.retries, CASE WHEN o.placed THEN o.pushes END)) - 1) / 1000.0)),
+           least(v_now, to_timestamp((min(o.claims) - 1) / 1000.0))
     INTO placed, claimed
-    FROM (SELECT to_timestamp((coalesce(r.announced, 1) - 1) / 1000.0) AS bound, r.* FROM (
-              SELECT min((l.classid::bigint & 65535) << 32 | l.objid::bigint)
-                         FILTER (WHERE l.objsubid = 1 AND l.classid::bigint >> 16 = taskq_internal.time_lock_class())
-                         AS announced,
-                     bool_or(l.relation = 'taskq_internal.retry'::regclass) AS retries,
-                     bool_or(l.relation = 'taskq_internal.claim'::regclass) AS claims,
-                     bool_or(l.relation = 'taskq_internal.push'::regclass) AS pushes,
-                     bool_or(l.relation = 'taskq_internal.unplaced_push'::regclass
-                             OR l.objsubid = 2 AND l.classid::bigint = taskq_internal.topic_lock_class()
-                                AND l.objid::bigint = p_topic_id) AS placed
-              FROM pg_locks l
-              WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                AND (l.locktype = 'advisory' OR l.locktype = 'relation' AND l.mode = 'RowShareLock'
-                     AND l.relation IN ('taskq_internal.push'::regclass, 'taskq_internal.unplaced_push'::regclass,
-                                        'taskq_internal.retry'::regclass, 'taskq_internal.claim'::regclass))
-              GROUP BY l.virtualtransaction) r) o;
+    FROM (SELECT min(h.number) FILTER (WHERE h.kind = :LOCK_PUSH_TIME) AS pushes,
+                 min(h.number) FILTER (WHERE h.kind = :LOCK_RETRY_TIME) AS retries,
+                 min(h.number) FILTER (WHERE h.kind = :LOCK_CLAIM_TIME) AS claims,
+                 bool_or(h.kind = :LOCK_TOPIC AND h.number = p_topic_id & 1023) AS placed
+          FROM taskq_internal.held_locks() h GROUP BY h.virtualtransaction) o;
 END $$;
 
 -- Advances the fronts of the priorities from p_low to p_high up to the bound. With p_lifo true it moves the gaps, too.

@@ -19,13 +19,12 @@
 -- claim takes that time, and a task that is due before it is late. Every other row may be removed at any time: polls then
 -- read more.
 
--- Announces that this transaction claims tasks of a topic. Returns the time of the claim. Never waits.
+-- Announces that this transaction claims tasks of a topic. Returns the time of the claim.
 CREATE FUNCTION taskq_internal.announce_claim(p_topic_id int) RETURNS timestamptz LANGUAGE plpgsql
 SET enable_seqscan = off AS $$
 DECLARE
-    v_time bigint := taskq_internal.announce_time();
+    v_time bigint := taskq_internal.announce_time(:LOCK_CLAIM_TIME);
 BEGIN
-    LOCK TABLE taskq_internal.claim IN ROW SHARE MODE;
     RETURN greatest(clock_timestamp(), (SELECT i.claimed_at FROM taskq_internal.identifier_front i
                                         WHERE i.topic_id = p_topic_id AND i.identifier = ''
                                         ORDER BY i.number DESC LIMIT 1));

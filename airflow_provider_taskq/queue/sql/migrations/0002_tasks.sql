@@ -270,22 +270,6 @@ CREATE TABLE taskq_internal.retention_walk (
     keep_failed    interval
 ) WITH (fillfactor = 50);
 
--- Tables that exist only to be locked. Only the owner has rights on their schema. This is necessary because a role that
--- can name a table can lock it FOR UPDATE in a statement that it only prepares, and because any role can lock any
--- relation in ROW EXCLUSIVE mode by nextval(oid). So a ROW SHARE lock on one of these tables proves that a function of
--- the queue took it. Advisory locks prove nothing, because any role that can connect can take any of them.
-CREATE TABLE taskq_internal.push ();           -- the transaction draws sequences
-CREATE TABLE taskq_internal.unplaced_push ();  -- the transaction could not announce its topic: it counts for all topics
-CREATE TABLE taskq_internal.topic_use ();      -- the transaction relies on a topic and draws no sequences
-CREATE TABLE taskq_internal.prune ();          -- the transaction prunes stages
-CREATE TABLE taskq_internal.retry ();          -- the transaction makes tasks READY that are due later
-CREATE TABLE taskq_internal.claim ();          -- the transaction makes tasks ACTIVE
-
--- Locks by the hash of a name, for names that have no row of their own (see taskq_internal.mutex_bucket). Transactions
--- only lock these rows and never change them.
-CREATE TABLE taskq_internal.mutex (bucket int PRIMARY KEY) WITH (fillfactor = 100);
-INSERT INTO taskq_internal.mutex SELECT generate_series(0, 3 * 4096 - 1);
-
 -- Locks by the hash of a topic and an identifier, for the transactions that offer or drop that identifier (see
 -- api/push.sql). Transactions only lock these rows and never change them.
 CREATE TABLE taskq_internal.offer_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
