@@ -23,8 +23,7 @@ if TYPE_CHECKING:
         TaskResultException,
         WorkHandler,
     )
-    from airflow_provider_taskq.worker.health import HealthMonitor, HealthSignal
-    from airflow_provider_taskq.worker.limiter import BoundedLimiter, Limiter, NoLimit, PriorityLimiter
+    from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, PriorityLimiter
     from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
     from airflow_provider_taskq.worker.metrics_endpoint import MetricsEndpoint
     from airflow_provider_taskq.worker.persistent_worker import PersistentWorker
@@ -44,8 +43,7 @@ _MODULES = {
     "functions": ("batch", "each"),
     "handlers": ("UNDECIDED", "ForeignDecision", "HandlerOutcome", "TaskResultException", "WorkHandler"),
     "groups": ("GroupMode", "Groups"),
-    "health": ("HealthMonitor", "HealthSignal"),
-    "limiter": ("BoundedLimiter", "Limiter", "NoLimit", "PriorityLimiter"),
+    "limiter": ("Limiter", "NoLimit", "PriorityLimiter"),
     "listener": ("FatalListener", "WorkerListener"),
     "persistent_worker": ("PersistentWorker",),
     "metrics_endpoint": ("MetricsEndpoint",),
@@ -63,7 +61,6 @@ __all__ = [
     "Batch",
     "BatchContext",
     "BatchOwner",
-    "BoundedLimiter",
     "Composite",
     "CompositeClosed",
     "FatalListener",
@@ -73,8 +70,6 @@ __all__ = [
     "Groups",
     "HandlerOutcome",
     "HandlerStuck",
-    "HealthMonitor",
-    "HealthSignal",
     "Limiter",
     "MetricsEndpoint",
     "NoLimit",

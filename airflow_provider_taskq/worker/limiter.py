@@ -80,10 +80,6 @@ class PriorityLimiter:
             self._changed.notify_all()
 
 
-class BoundedLimiter(PriorityLimiter):
-    """Hands out up to `limit` tokens at a time, in the order of the requests."""
-
-
 class _Token:
     def __init__(self, released: Callable[["_Token"], None]) -> None:
         self._released = released

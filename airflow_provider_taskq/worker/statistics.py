@@ -1,11 +1,9 @@
-"""Counters of one worker, and the durations of its handler calls."""
+"""Counters of one worker."""
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from statistics import fmean, quantiles
-from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.metrics import (
@@ -19,16 +17,14 @@ from airflow_provider_taskq.queue.metrics import (
 )
 from airflow_provider_taskq.worker.handlers import is_undecided
 
-_KEPT_TIMES = 1000
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """A worker's counters since it was created: tasks by result, batches, and seconds of handler calls.
+    """A worker's counters since it was created: tasks by result, and batches.
 
-    The seconds are those of the last 1,000 batches, and 0 before the first. `in_flight` counts tasks that are handled
-    or prefetched. `abandoned` counts tasks that were lost with a lease or abandoned at a stop; they are polled again.
-    `undecided` counts tasks of a drain on which the handler returned UNDECIDED; `handled` does not include them.
+    `in_flight` counts tasks that are handled or prefetched. `abandoned` counts tasks that were lost with a lease or
+    abandoned at a stop; they are polled again. `undecided` counts tasks of a drain on which the handler returned
+    UNDECIDED; `handled` does not include them.
     """
 
     handled: int
@@ -39,13 +35,6 @@ class WorkerStatistics:
     abandoned: int
     in_flight: int
     batches: int
-    minimum: float
-    average: float
-    median: float
-    p90: float
-    p95: float
-    p99: float
-    maximum: float
     leases_lost: int = 0
     undecided: int = 0
 
@@ -63,11 +52,10 @@ _FIELDS = {Result[labels["result"]]: name for name, (_, labels) in _RECORDED.ite
 
 
 class WorkerCounters:
-    """The counters while a worker runs, which it also sends to recorders. Any thread may use them."""
+    """The counters of a worker, which it also sends to recorders. Any thread may use them."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()  # the fields of WorkerStatistics, and `started` and `polling`
-        self._times: deque[float] = deque(maxlen=_KEPT_TIMES)
         self._recorders: tuple[Recorder, ...] = ()
         self._lock = threading.Lock()
 
@@ -89,7 +77,6 @@ class WorkerCounters:
 
     def handled(self, seconds: float) -> None:
         """Count a batch whose handler took this many seconds."""
-        self._times.append(seconds)
         for record in self._add({"batches": 1}):
             record(RUN_TIME, seconds)
 
@@ -135,13 +122,7 @@ class WorkerCounters:
     def snapshot(self) -> WorkerStatistics:
         """Return the current values."""
         with self._lock:
-            found: dict[str, Any] = {field.name: self._counts[field.name] for field in fields(WorkerStatistics)}
-            times = list(self._times)
-        if times:
-            shares = quantiles(times if len(times) > 1 else times * 2, n=100, method="inclusive")
-            found |= {"minimum": min(times), "average": fmean(times), "maximum": max(times)}
-            found |= {"median": shares[49], "p90": shares[89], "p95": shares[94], "p99": shares[98]}
-        return WorkerStatistics(**found)
+            return WorkerStatistics(**{field.name: self._counts[field.name] for field in fields(WorkerStatistics)})
 
     def _add(self, numbers: Mapping[str, int]) -> tuple[Recorder, ...]:
         """Add to counters and send them to the recorders, which are returned."""

@@ -29,8 +29,6 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.worker import (
     Composite,
     Groups,
-    HealthMonitor,
-    HealthSignal,
     PersistentWorker,
     PriorityLimiter,
     Scheduler,
@@ -72,7 +70,6 @@ def options(make: Callable[..., object], *names: str) -> dict[str, Callable[[Any
     return {f"{make} {name}": setting(name) for name in names}
 
 
-MONITOR, SIGNAL = partial(HealthMonitor, "host=nowhere"), partial(HealthSignal, print, print)
 DAILY = partial(Scheduler("host=nowhere").daily, "work", "a", [time(8)], "UTC")
 EVERY = partial(Scheduler("host=nowhere").every, "work", "a", period=60)
 SHARED = partial(ConsumerConfig, transactional=True)
@@ -82,8 +79,6 @@ TAKES_A_DURATION: dict[str, Callable[[Any], object]] = {
     **options(SlowReports, "after", "every"),
     **options(Timeouts, "call", "handler_statement"),
     **options(Groups, "cluster_lock"),
-    **options(SIGNAL, "repeat_after"),
-    **options(MONITOR, "every", "error_age", "patience", "grace"),
     **options(DAILY, "ahead", "interval"),
     **options(EVERY, "period"),
     **options(ConsumerConfig, "lease", "pause"),
@@ -98,7 +93,6 @@ TAKES_AN_INTEGER: dict[str, Callable[[Any], object]] = {
     **options(worker, "size", "workers", "prefetch"),
     **options(SHARED, "partitions", "size", "transaction_size", "max_partitions", "level"),
     **options(Groups, "size"),
-    **options(SIGNAL, "polls"),
     **options(PriorityLimiter, "limit"),
     **options(partial(each, print), "threads", "processes", "concurrency"),
     **options(partial(batch, print), "concurrency"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import Decision, Result, Task, TaskQueue
-from airflow_provider_taskq.worker import Batch, BoundedLimiter, Composite, each
+from airflow_provider_taskq.worker import Batch, Composite, PriorityLimiter, each
 from tests.queue.conftest import everything, until
 from tests.worker.conftest import MakeWorker
 
@@ -85,7 +85,7 @@ def test_a_drain_waits_for_open_batches_and_a_limiter_bounds_them(
 ) -> None:
     handler = Later()
     queue.push("work", ["a", "b", "c"])
-    worker = make_worker(handler, prefetch=prefetch, limiter=BoundedLimiter(2))
+    worker = make_worker(handler, prefetch=prefetch, limiter=PriorityLimiter(2))
     drained = threading.Thread(target=worker.drain)
     drained.start()
     until(lambda: len(handler.futures) == 2)

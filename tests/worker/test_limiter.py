@@ -9,7 +9,6 @@ import pytest
 
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.worker import (
-    BoundedLimiter,
     FatalListener,
     Limiter,
     PriorityLimiter,
@@ -26,7 +25,7 @@ def never() -> bool:
 
 
 def test_a_bounded_limiter_makes_requests_wait_for_a_released_token() -> None:
-    limiter = BoundedLimiter(2)
+    limiter = PriorityLimiter(2)
     first, _ = limiter.request(never), limiter.request(never)
     assert first is not None
     with ThreadPoolExecutor() as pool:
@@ -38,7 +37,7 @@ def test_a_bounded_limiter_makes_requests_wait_for_a_released_token() -> None:
 
 
 def test_a_token_that_is_released_twice_counts_once() -> None:
-    limiter = BoundedLimiter(1)
+    limiter = PriorityLimiter(1)
     token = limiter.request(never)
     assert token is not None
     token.release()
@@ -81,13 +80,13 @@ def _queue_up(
 
 
 def test_a_withdrawn_request_leaves_the_queue() -> None:
-    limiter = BoundedLimiter(1)
+    limiter = PriorityLimiter(1)
     held = limiter.request(never)
     assert held is not None
     assert limiter.request(lambda: True) is None
     assert limiter._waiting == []
     with pytest.raises(ValueError, match="invalid limit 0: expected at least 1"):
-        BoundedLimiter(0)
+        PriorityLimiter(0)
 
 
 def test_workers_that_share_a_limiter_share_its_limit(queue: TaskQueue, make_worker: MakeWorker) -> None:

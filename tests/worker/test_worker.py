@@ -35,7 +35,6 @@ from airflow_provider_taskq.worker import (
     poll_loop,
 )
 from airflow_provider_taskq.worker.idle_wait import IdleWait
-from airflow_provider_taskq.worker.statistics import WorkerCounters
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, lapse, states, until
 from tests.worker.conftest import HOUR, Gate, MakeWorker, listeners
@@ -280,17 +279,6 @@ def test_a_drain_polls_again_if_a_concurrent_poll_hid_ready_tasks(
         assert worker.drain().handled == 2
     assert "ready tasks are left, as an open transaction locks them: worker=work topic=work" in caplog.text
     assert states(queue)[2] == ("b", State.READY)
-
-
-@pytest.mark.promise("A worker reports its health, and serves its metrics to Prometheus")
-def test_times_are_those_of_the_last_thousand_batches() -> None:
-    counters = WorkerCounters()
-    for number in range(1, 1101):
-        counters.handled(number)
-    found = counters.snapshot()
-    assert (found.minimum, found.maximum, found.batches) == (101, 1100, 1100)
-    assert found.average == pytest.approx(600.5)
-    assert found.p90 == pytest.approx(101 + 0.9 * 999)
 
 
 @pytest.mark.promise("The cost of a call does not grow with the other tasks of the queue")

@@ -1,0 +1,99 @@
+"""Figures of the queue: old errors, stuck owners, and statistics."""
+
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_taskq.queue import (
+    Decision,
+    Owner,
+    Result,
+    RetryPolicy,
+    State,
+    TaskQueue,
+    TopicPolicy,
+)
+from tests.internals import age_tasks, space_ends
+from tests.queue.conftest import lapse, pass_time, task_in
+
+pytestmark = pytest.mark.promise("Health names each problem of the queue, and the session that causes it")
+
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+
+
+def test_health_reports_the_age_of_retried_and_of_final_errors(queue: TaskQueue, owner: Owner) -> None:
+    queue.create_topic("other", TopicPolicy(retry=RetryPolicy(max_attempts=2)))
+    assert queue.topic_errors() == []
+    failed = task_in(queue, owner, State.FAILED)
+    pass_time(queue, HOUR)
+    queue.push("other", ["a"])
+    [retried] = queue.poll("other", owner)
+    queue.complete(owner, {retried: Decision(Result.FAILURE, error="bad")})
+    one, two = queue.topic_errors()
+    assert (one.topic, one.sequence, one.failed, one.retrying) == ("work", failed.sequence, 1, 0)
+    assert HOUR <= one.age < HOUR + MINUTE
+    assert (two.topic, two.sequence, two.failed, two.retrying) == ("other", retried.sequence, 0, 1)
+    assert [each.sequence for each in queue.topic_errors("other")] == [retried.sequence]
+    queue.revive("work", State.FAILED)
+    assert [each.topic for each in queue.topic_errors()] == ["other"]
+
+
+def test_an_owner_with_tasks_and_a_lapsed_lease_is_stuck(queue: TaskQueue) -> None:
+    busy, dead, idle = (queue.register(name) for name in ("busy", "dead", "idle"))
+    queue.push("work", ["a", "b", "c"])
+    queue.poll("work", busy)
+    queue.poll("work", dead, 2)
+    for owner in (dead, idle):
+        lapse(queue, owner, MINUTE)
+    [stuck] = queue.stuck_owners()
+    assert (stuck.name, stuck.fence, stuck.held) == ("dead", dead.fence, 2)
+    assert MINUTE <= stuck.lapsed < 2 * MINUTE
+    assert queue.stuck_owners(HOUR) == []
+    queue.expire()
+    assert queue.stuck_owners() == []
+
+
+def test_retry_statistics_count_tasks_attempts_and_their_share(queue: TaskQueue, owner: Owner) -> None:
+    queue.alter_topic("work", TopicPolicy(retry=RetryPolicy(max_attempts=3, base=timedelta(0))))
+    queue.push("work", ["a", "b", "c", "d"])
+    bad = {"a": 1, "b": 5}
+    while tasks := queue.poll("work", owner, 4):
+        for task in tasks:
+            fails = task.attempt <= bad.get(task.identifier, 0)
+            queue.complete(owner, {task: Result.FAILURE if fails else Result.SUCCESS})
+    [ends] = queue.statistics()
+    assert (ends.topic, ends.ended, ends.succeeded, ends.failed) == ("work", 4, 3, 1)
+    assert (ends.retried, ends.retries, ends.retried_share) == (2, 3, 0.5)
+
+
+def test_statistics_have_the_seconds_from_due_to_end(queue: TaskQueue, owner: Owner) -> None:
+    tasks = queue.push("work", [f"id-{n}" for n in range(100)])
+    queue.poll("work", owner, 100)
+    queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+    space_ends(queue.conn, waited=f"make_interval(secs => sequence - {tasks[0].sequence - 1})")
+    [ends] = queue.statistics(topic="work")
+    took = [round(each, 2) for each in (ends.took.shortest, ends.took.mean, ends.took.longest)]
+    assert took == [1, 50.5, 100]
+    percentiles = (ends.took.p50, ends.took.p90, ends.took.p95, ends.took.p99)
+    assert [round(each, 2) for each in percentiles] == [50.5, 90.1, 95.05, 99.01]
+    pass_time(queue, 2 * HOUR)
+    assert queue.statistics() == []
+    assert len(queue.statistics(3 * HOUR)) == 1
+
+
+def test_handling_times_are_recorded_by_handlers_and_reported_by_hour(queue: TaskQueue) -> None:
+    assert queue.handling_times() == []
+    queue.record_handling_times("work", [n / 100 for n in range(1, 51)])
+    queue.record_handling_times("work", [n / 100 for n in range(51, 101)])
+    [times] = queue.handling_times(topic="work")
+    assert times.count == 100
+    assert (times.took.shortest, round(times.took.mean, 4), times.took.longest) == (0.01, 0.505, 1)
+    percentiles = (times.took.p50, times.took.p90, times.took.p95, times.took.p99)
+    for percentile, expected in zip(percentiles, (0.5, 0.9, 0.95, 0.99), strict=True):
+        assert expected <= percentile <= expected * 1.05
+    age_tasks(queue.conn, 3 * HOUR)
+    assert queue.handling_times() == []
+    assert queue.handling_times(6 * HOUR)[0].count == 100
+    age_tasks(queue.conn, timedelta(days=8))
+    queue.record_handling_times("work", [1.0])
+    assert queue.handling_times(timedelta(days=30))[0].count == 1, "times older than 8 days are deleted"
