@@ -125,7 +125,7 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
         The call waits for all transactions that use tasks of any topic, and keeps all others out until its transaction
         ends: commit it at once.
 
-        :raises TaskQueueError: if these transactions do not end in time. The message names a session in the way.
+        :raises TaskQueueError: if these transactions do not end in time.
         """
         return self._flag("SELECT taskq.drop_topic(%s::text)", (topic,))
 

@@ -105,32 +105,33 @@ COMMENT ON FUNCTION taskq.topics IS
 'Returns the names of all topics that the role may use, in alphabetical order.';
 
 -- A transaction of several verbs may hold a lock that this function needs, and wait for a lock that this function
--- holds. PostgreSQL would end one of the two transactions. So this function waits for a lock only while it holds none.
--- It takes the free locks, sleeps and checks again. If a transaction that has changed rows waits for this function, the
--- function releases all its locks and begins again.
-CREATE FUNCTION taskq.drop_topic(p_topic text, p_patience interval DEFAULT '1 minute') RETURNS boolean
-LANGUAGE plpgsql AS $$
+-- holds. PostgreSQL would end one of the two. So this function waits for each lock for less than deadlock_timeout. Then it
+-- gives all its locks back, and begins again.
+CREATE FUNCTION taskq.drop_topic(p_topic text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_until timestamptz := clock_timestamp()
-                           + least(p_patience, nullif(current_setting('lock_timeout')::interval, interval '0'));
-    v_holds boolean := pg_current_xact_id_if_assigned() IS NOT NULL;  -- this transaction has changed something before
+    v_patience interval := coalesce(nullif(current_setting('lock_timeout')::interval, interval '0'), '1 minute');
+    v_until    timestamptz := clock_timestamp() + v_patience;
 BEGIN
+    PERFORM taskq_internal.require_read_committed('drop_topic()');
     LOOP
         BEGIN
-            RETURN taskq_internal.try_drop_topic(p_topic, v_until, v_holds);
+            RETURN taskq_internal.try_drop_topic(p_topic);
         EXCEPTION WHEN lock_not_available THEN  -- the rollback has released the locks of this try
-            IF clock_timestamp() >= v_until OR v_holds AND taskq_internal.blocks_writer('0') THEN
-                PERFORM taskq_internal.raise_topic_in_use(p_topic);
+            IF clock_timestamp() >= v_until THEN
+                PERFORM taskq_internal.raise_error('TQ000', format(
+                    'topic %L cannot be dropped: transactions have used it for longer than %s. Pause the topic, and'
+                    ' repeat this when they have ended; taskq health names open transactions', p_topic,
+                    taskq.format_duration(v_patience)));
             END IF;
         END;
         PERFORM pg_sleep(0.05 + 0.1 * random());
     END LOOP;
 END $$;
 COMMENT ON FUNCTION taskq.drop_topic IS
-'Drops a topic with all its tasks. Waits up to p_patience for transactions that push to the topic or hold its tasks. If
-the topic has its own tables, it waits for all transactions that use tasks of any topic, and then keeps them out until
-its transaction ends. Returns false if the topic does not exist. Raises TQ000 if a session still uses the topic, and
-names that session.';
+'Drops a topic with all its tasks. Waits for transactions that push to the topic or hold its tasks, for a minute or the
+lock_timeout of the session. If the topic has its own tables, it waits for all transactions that use tasks of any topic,
+and then keeps them out until its transaction ends. Returns false if the topic does not exist. Raises TQ000 if other
+transactions still use the topic, and above READ COMMITTED.';
 
 -- Returns the topic with this name. Raises TQ001 if it does not exist.
 CREATE FUNCTION taskq_internal.find_topic(p_topic text) RETURNS taskq_internal.topic LANGUAGE plpgsql STABLE AS $$
@@ -164,100 +165,33 @@ BEGIN
     END IF;
 END $$;
 
--- Tries once to drop a topic, for taskq.drop_topic. Raises lock_not_available if the caller has to repeat the attempt.
-CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text, p_until timestamptz, p_holds boolean) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
+-- Drops a topic. Raises lock_not_available if the caller has to repeat the attempt. A transaction that reads or changes
+-- tasks holds their rows in live or ended, which therefore come first.
+CREATE FUNCTION taskq_internal.try_drop_topic(p_topic text) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '500ms' SET enable_seqscan = off AS $$
 DECLARE
     v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
-    v_pause    double precision := 0.01;
+    v_table    text;
 BEGIN
     IF v_topic_id IS NULL THEN
         RETURN false;
     END IF;
-    IF p_holds AND NOT pg_try_advisory_xact_lock(taskq_internal.topic_lock(v_topic_id)) THEN
-        RAISE lock_not_available;
-    END IF;
-    PERFORM set_config('lock_timeout', taskq_internal.lock_timeout_setting(p_until - clock_timestamp()), true);
     PERFORM pg_advisory_xact_lock(taskq_internal.topic_lock(v_topic_id));
-    PERFORM set_config('lock_timeout', '10ms', true);  -- the statements below must not wait
-    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE NOWAIT;
+    PERFORM FROM taskq_internal.topic WHERE topic_id = v_topic_id FOR UPDATE;
     IF NOT FOUND THEN  -- another session has dropped it, and may have created it again
         RAISE lock_not_available;
     END IF;
-    WHILE NOT taskq_internal.delete_unlocked_rows(v_topic_id) LOOP
-        IF clock_timestamp() >= p_until OR taskq_internal.blocks_writer('0.5 seconds') THEN
-            RAISE lock_not_available;
-        END IF;
-        PERFORM pg_sleep(v_pause);
-        v_pause := least(2 * v_pause, 0.2);
+    FOREACH v_table IN ARRAY CASE WHEN v_topic_id < :FIRST_OWN_TOPIC THEN ARRAY['live', 'ended', 'task'] ELSE '{}' END
+        || ARRAY['probe', 'probe_result', 'group_release', 'handling', 'progress', 'consumer_partition',
+                 'consumer_group', 'retention_walk', 'front', 'identifier_front'] LOOP
+        EXECUTE format('DELETE FROM taskq_internal.%I WHERE topic_id = $1', v_table) USING v_topic_id;
     END LOOP;
     PERFORM taskq_internal.delete_waits(v_topic_id);
     IF v_topic_id >= :FIRST_OWN_TOPIC THEN
         PERFORM taskq_internal.drop_own_tables(v_topic_id);
-    ELSE
-        DELETE FROM taskq_internal.task WHERE topic_id = v_topic_id;
     END IF;
     DELETE FROM taskq_internal.topic WHERE topic_id = v_topic_id;
     RETURN true;
-END $$;
-
--- Deletes the rows of a topic that no other transaction holds. Returns whether these were all rows. Never waits. It
--- keeps the rows of taskq_internal.task: a transaction that changes such a row also holds the task's row in live or
--- ended. It keeps own tables, which drop_own_tables drops.
-CREATE FUNCTION taskq_internal.delete_unlocked_rows(p_topic_id int) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off AS $$
-DECLARE
-    v_table text;
-    v_left  boolean;
-BEGIN
-    FOREACH v_table IN ARRAY CASE WHEN p_topic_id < :FIRST_OWN_TOPIC THEN ARRAY['live', 'ended'] ELSE '{}' END
-        || ARRAY['probe', 'probe_result', 'group_release', 'handling', 'progress', 'consumer_partition',
-                 'consumer_group', 'retention_walk', 'front', 'identifier_front'] LOOP
-        EXECUTE format('DELETE FROM taskq_internal.%I d USING ('  -- the rows are in one partition: a ctid is unique
-                       'SELECT r.ctid FROM taskq_internal.%1$I r WHERE r.topic_id = $1 FOR UPDATE SKIP LOCKED) free'
-                       ' WHERE d.topic_id = $1 AND d.ctid = free.ctid', v_table) USING p_topic_id;
-        EXECUTE format('SELECT EXISTS (SELECT FROM taskq_internal.%I WHERE topic_id = $1)', v_table) INTO v_left
-            USING p_topic_id;
-        EXIT WHEN v_left;
-    END LOOP;
-    RETURN NOT v_left;
-END $$;
-
--- Returns whether another transaction has waited for this session for longer than p_for, and has written to the tables
--- of the queue or locked rows.
-CREATE FUNCTION taskq_internal.blocks_writer(p_for interval) RETURNS boolean LANGUAGE sql AS $$
-    SELECT EXISTS (
-        SELECT FROM taskq_internal.transactions_blocked_by_this() w JOIN pg_locks l USING (pid, virtualtransaction)
-            JOIN pg_class c ON c.oid = l.relation
-        WHERE w.since < clock_timestamp() - p_for AND l.granted AND l.mode <> 'AccessShareLock'
-          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
-          AND c.oid <> 'taskq_internal.offer_lock'::regclass
-          -- If a transaction waits for the topic's row in its first verb, it holds this lock and has written nothing.
-          AND (c.oid <> 'taskq_internal.topic'::regclass OR l.mode <> 'RowShareLock'))
-$$;
-
--- Raises TQ000 for a topic that other sessions use. The error names the session whose transaction began first. Sessions
--- with a push to the topic come before sessions that use any task.
-CREATE FUNCTION taskq_internal.raise_topic_in_use(p_topic text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_topic_id int := (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic);
-    v_pid      int := (
-        SELECT l.pid FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a
-            ON a.pid = l.pid
-        WHERE l.granted AND l.pid <> pg_backend_pid()
-          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-          AND (l.locktype = 'advisory' AND l.objsubid = 1
-               AND (l.classid::bigint << 32 | l.objid::bigint) = taskq_internal.topic_lock(v_topic_id)
-               OR c.relnamespace IN ('taskq'::regnamespace, 'taskq_internal'::regnamespace)
-               AND c.oid <> 'taskq_internal.offer_lock'::regclass
-               AND (l.mode <> 'AccessShareLock'
-                    OR v_topic_id >= :FIRST_OWN_TOPIC AND c.relname IN ('task', 'live', 'ended')))
-        ORDER BY l.locktype = 'advisory' DESC, a.xact_start LIMIT 1);
-BEGIN
-    PERFORM taskq_internal.raise_error('TQ000', format(
-        'topic %L cannot be dropped: other transactions use it, session %s among them. Pause the topic,'
-        ' and repeat this when they have ended', p_topic, coalesce(v_pid::text, '(ended just now)')));
 END $$;
 
 -- Deletes the dependencies and the history of a topic's removed tasks, and wakes the tasks that depend on them.
@@ -269,23 +203,3 @@ BEGIN
         SELECT DISTINCT d.on_identifier FROM taskq_internal.dependency d WHERE d.on_topic_id = p_topic_id
             AND d.waiting));
 END $$;
-
--- Returns the transactions that wait for this session, directly or through another session, and since when. A caller
--- joins them with pg_locks by transaction. The session alone is not enough: two reads of pg_locks in a query see
--- different moments, and the session may have used a table in one transaction and wait in the next.
-CREATE FUNCTION taskq_internal.transactions_blocked_by_this()
-RETURNS TABLE (pid int, virtualtransaction text, since timestamptz) LANGUAGE sql AS $$
-    WITH RECURSIVE blocked AS MATERIALIZED (
-        SELECT l.pid, l.virtualtransaction, min(l.waitstart) AS since, pg_blocking_pids(l.pid) AS blockers
-        FROM pg_locks l WHERE NOT l.granted GROUP BY l.pid, l.virtualtransaction
-    ), waiting AS (
-        SELECT b.* FROM blocked b WHERE pg_backend_pid() = ANY (b.blockers)
-        UNION
-        SELECT b.* FROM waiting w JOIN blocked b ON w.pid = ANY (b.blockers))
-    SELECT w.pid, w.virtualtransaction, w.since FROM waiting w
-$$;
-
--- Returns a duration as a value for lock_timeout. The least value is 1 ms, because 0 would mean no limit.
-CREATE FUNCTION taskq_internal.lock_timeout_setting(p_patience interval) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT least(greatest(ceil(extract(epoch FROM p_patience) * 1000), 1), 2147483647)::int || 'ms'
-$$;
