@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
 from typing import Any, TypeVar
 
 from airflow_provider_taskq.queue import InvalidArgument
-from airflow_provider_taskq.queue.arguments import to_timedelta
+from airflow_provider_taskq.queue.arguments import to_integer, to_timedelta
 from airflow_provider_taskq.queue.claims import parse_rendered
 from airflow_provider_taskq.queue.owner_names import TaskInstanceName
 
-DurationValue = timedelta | float | str
 EnumType = TypeVar("EnumType", bound=Enum)
 
 _MISSING = (None, "", "None")  # a template renders None as text
@@ -23,38 +23,36 @@ def logical_task_name(ti: Any) -> str:
     return str(TaskInstanceName(ti.dag_id, ti.run_id, ti.task_id, index))
 
 
-def parse_int(value: int | str | None) -> int | None:
-    """Parse a whole number; return None for None, and for empty text or `None` as text."""
-    return None if value in _MISSING else int(value)
+def parse_int(name: str, value: Any, least: int | None = None) -> int | None:
+    """Parse an integer; return None for None, and for empty text or `None` as text.
+
+    Raises InvalidArgument, which names the parameter, for anything else and for an integer below `least`.
+    """
+    if value in _MISSING:
+        return None
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = int(value)
+    return to_integer(value, name, least)
 
 
-def parse_ints(value: Sequence[int] | str | None) -> list[int] | None:
-    """Parse a list of whole numbers, or its JSON text. Return None for None."""
+def parse_ints(name: str, value: Sequence[int] | str | None) -> list[int] | None:
+    """Parse a list of integers, or its JSON text. Return None for None."""
     listed: Any = json.loads(value) if isinstance(value, str) else value
-    return None if listed is None else [int(each) for each in listed]
+    return None if listed is None else [to_integer(each, name) for each in listed]
 
 
-def parse_count(name: str, value: Any) -> int | None:
-    """Parse a whole number of at least 1 as `parse_int`. Raises InvalidArgument, which names the parameter."""
-    try:
-        number = parse_int(value)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"invalid {name} {value!r}: expected a whole number of at least 1") from None
-    if number is not None and number < 1:
-        raise InvalidArgument(f"invalid {name} {number}: expected at least 1")
-    return number
-
-
-def parse_duration(value: Any) -> timedelta:
+def parse_duration(name: str, value: Any) -> timedelta:
     """Parse a timedelta, seconds, or text such as `90s`, `5m` or `PT5M`. Raises InvalidArgument for anything else."""
-    if not isinstance(value, timedelta | int | float | str):
-        raise InvalidArgument(f"invalid duration {value!r}: expected a timedelta, seconds, or text such as 5m")
-    return to_timedelta(value)
+    duration: timedelta | None = to_timedelta(value, name)
+    if duration is None:
+        raise InvalidArgument(f"invalid {name} None: expected a timedelta, a number of seconds, or a text such as 90s")
+    return duration
 
 
-def parse_optional_duration(value: Any) -> timedelta | None:
+def parse_optional_duration(name: str, value: Any) -> timedelta | None:
     """Parse a duration as `parse_duration`; return None for None, and for empty text or `None` as text."""
-    return None if value in _MISSING else parse_duration(value)
+    return None if value in _MISSING else parse_duration(name, value)
 
 
 def enum_name(value: Enum | str | None) -> str | None:

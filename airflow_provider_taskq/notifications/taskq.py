@@ -10,6 +10,7 @@ from airflow.providers.common.compat.notifier import BaseNotifier
 from airflow_provider_taskq import hooks
 from airflow_provider_taskq.operators.task_source import TaskSource, TaskSourceTemplater
 from airflow_provider_taskq.queue import Insertion, Json
+from airflow_provider_taskq.queue.arguments import DurationLike
 
 if TYPE_CHECKING:
     import jinja2
@@ -34,7 +35,7 @@ class TaskQNotifier(TaskSourceTemplater, BaseNotifier):
     :param payload: the task's payload (templated).
     :param reference: the task's reference (templated).
     :param priority: the task's priority.
-    :param delay: seconds until the task is due.
+    :param delay: how long after the push the task is due: a timedelta, seconds or text such as `5m`.
     :param insertion: how the push treats older tasks of the same identifier.
     :param create_topic: whether to create a missing topic with the default policy.
     :param taskq_conn_id: the Airflow connection (templated).
@@ -50,7 +51,7 @@ class TaskQNotifier(TaskSourceTemplater, BaseNotifier):
         payload: Json = None,
         reference: str | None = None,
         priority: int = 0,
-        delay: float | None = None,
+        delay: DurationLike | None = None,
         insertion: Insertion | str = Insertion.APPEND,
         create_topic: bool = False,
         taskq_conn_id: str = "taskq_default",

@@ -76,7 +76,7 @@ class TaskQCompleteOperator(TaskQBaseOperator):
 
     def _chosen_sequences(self, queue: TaskQueue, owner: Owner, held: Sequence[int]) -> list[int]:
         """Return the chosen sequences that are held. Raises NotHeld if one of them is not held in this topic."""
-        chosen = set(parse_ints(self.sequences) or ())
+        chosen = set(parse_ints("sequences", self.sequences) or ())
         missing = []
         for sequence in sorted(chosen - set(held)):
             task = queue.task(self.topic, sequence)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
-from airflow_provider_taskq.parameters import DurationValue, parse_duration
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.metrics import EXPIRED
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ class TaskQExpireOperator(TaskQBaseOperator):
 
     template_fields: Sequence[str] = ("grace", "taskq_conn_id")
 
-    def __init__(self, *, grace: DurationValue = timedelta(0), **kwargs: Any) -> None:
+    def __init__(self, *, grace: DurationLike = timedelta(0), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.grace = grace
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
         """Expire the leases, and return how many tasks they held."""
         with self.hook.transaction() as queue:
-            expired = queue.expire(parse_duration(self.grace))
+            expired = queue.expire(self.grace)
         metrics.record(EXPIRED, expired)
         self.log.info("Expired lapsed leases: tasks=%d", expired)
         return {"expired": expired}

@@ -10,8 +10,9 @@ from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
-from airflow_provider_taskq.parameters import DurationValue, enum_name, parse_duration, parse_enum
+from airflow_provider_taskq.parameters import enum_name, parse_enum
 from airflow_provider_taskq.queue import HealthFinding, Severity, TaskQueue
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.metrics import ACTIVE, DEPTH, HEALTH, OLDEST_READY
 from airflow_provider_taskq.queue.reports import DEPTH_FIELDS
 
@@ -49,7 +50,7 @@ class TaskQHealthOperator(TaskQBaseOperator):
     template_fields: Sequence[str] = ("patience", "fail_at", "taskq_conn_id")
 
     def __init__(
-        self, *, patience: DurationValue = timedelta(minutes=5), fail_at: Severity | str | None = None, **kwargs: Any
+        self, *, patience: DurationLike = timedelta(minutes=5), fail_at: Severity | str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.patience = patience
@@ -59,7 +60,7 @@ class TaskQHealthOperator(TaskQBaseOperator):
         """Log the findings, and return the number of each severity. Raises AirflowException at `fail_at`."""
         limit = parse_enum(Severity, self.fail_at)
         with self.hook.transaction() as queue:
-            findings = queue.health(parse_duration(self.patience))
+            findings = queue.health(self.patience)
             if metrics.enabled():
                 self._gauge_topics(queue)
         for finding in findings:

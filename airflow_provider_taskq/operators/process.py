@@ -13,10 +13,9 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.parameters import (
-    DurationValue,
     logical_task_name,
-    parse_count,
     parse_duration,
+    parse_int,
     parse_optional_duration,
 )
 from airflow_provider_taskq.queue import (
@@ -30,6 +29,7 @@ from airflow_provider_taskq.queue import (
     Task,
     TooManyUndecided,
 )
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.drains import parse_max_undecided
 from airflow_provider_taskq.queue.errors import error_summary
 from airflow_provider_taskq.worker import WorkerListener
@@ -107,8 +107,8 @@ class TaskQProcessOperator(TaskQBaseOperator):
         workers: "int | str | XComArg" = 1,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
-        lease: "DurationValue | XComArg" = timedelta(minutes=1),
-        limit: "DurationValue | XComArg | None" = None,
+        lease: "DurationLike | XComArg" = timedelta(minutes=1),
+        limit: "DurationLike | XComArg | None" = None,
         max_failed: "MaxFailed | XComArg" = None,
         max_undecided: "int | str | XComArg | None" = 0,
         success_on: "Exceptions" = (),
@@ -159,12 +159,12 @@ class TaskQProcessOperator(TaskQBaseOperator):
             self.hook.get_conn,
             self.topic,
             handler,
-            size=parse_count("size", self.size) or 1,
-            workers=parse_count("workers", self.workers) or 1,
+            size=parse_int("size", self.size, 1) or 1,
+            workers=parse_int("workers", self.workers, 1) or 1,
             order=self.order,
             condition=self.condition,
-            lease=parse_duration(self.lease),
-            limit=parse_optional_duration(self.limit),
+            lease=parse_duration("lease", self.lease),
+            limit=parse_optional_duration("limit", self.limit),
             listener=DrainListener(self.topic, self.log),
             name=name,
         )

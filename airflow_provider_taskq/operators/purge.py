@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
-from airflow_provider_taskq.parameters import DurationValue, enum_name, parse_duration, parse_enum, parse_int
+from airflow_provider_taskq.parameters import enum_name, parse_duration, parse_enum, parse_int
 from airflow_provider_taskq.queue import State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.queue.arguments import DurationLike, to_integer
 from airflow_provider_taskq.queue.metrics import PURGED
 
 if TYPE_CHECKING:
@@ -43,13 +44,13 @@ class TaskQPurgeOperator(TaskQBaseOperator):
         self,
         *,
         topic: str | None = None,
-        older_than: DurationValue | None = None,
+        older_than: DurationLike | None = None,
         state: State | str | None = None,
         from_: int | str | None = None,
         to: int | str | None = None,
         batch: int = 10_000,
-        owners_older_than: DurationValue | None = None,
-        group_releases_older_than: DurationValue | None = None,
+        owners_older_than: DurationLike | None = None,
+        group_releases_older_than: DurationLike | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -68,8 +69,7 @@ class TaskQPurgeOperator(TaskQBaseOperator):
             raise ValueError(f"no tasks of topic {topic!r} are selected: give older_than, state, from_ or to")
         if not chosen and owners_older_than is None and group_releases_older_than is None:
             raise ValueError("nothing to purge: give older_than, owners_older_than or group_releases_older_than")
-        if batch < 1:
-            raise ValueError(f"invalid batch {batch}: expected at least 1")
+        to_integer(batch, "batch", 1)
 
     def execute(self, context: "Context") -> dict[str, Any]:  # noqa: ARG002  Airflow's signature
         """Delete, and return the number of deleted tasks, owners and records."""
@@ -79,18 +79,19 @@ class TaskQPurgeOperator(TaskQBaseOperator):
             queue = TaskQueue(connection)
             purged = self._purge_tasks(queue)
             if self.owners_older_than is not None:
-                owners = queue.purge_owners(parse_duration(self.owners_older_than))
+                owners = queue.purge_owners(self.owners_older_than)
             if self.group_releases_older_than is not None:
-                group_releases = queue.purge_group_releases(parse_duration(self.group_releases_older_than))
+                group_releases = queue.purge_group_releases(self.group_releases_older_than)
         self.log.info("Purge finished: tasks=%d owners=%d group_releases=%d", purged, owners, group_releases)
         return {"purged": purged, "owners": owners, "group_releases": group_releases}
 
     def _purge_tasks(self, queue: TaskQueue) -> int:
         if self.topic is None and self.older_than is None:
             return 0
-        to = parse_int(self.to)
+        to = parse_int("to", self.to)
         if self.older_than is not None:
-            last = queue.resolve(database_now(queue.conn) - parse_duration(self.older_than), preceding=True)
+            age = parse_duration("older_than", self.older_than)
+            last = queue.resolve(database_now(queue.conn) - age, preceding=True)
             if last is None:
                 return 0
             to = last if to is None else min(to, last)
@@ -107,7 +108,7 @@ class TaskQPurgeOperator(TaskQBaseOperator):
     def _purge_topic(self, queue: TaskQueue, topic: str, to: int | None) -> int:
         state, purged = parse_enum(State, self.state), 0
         while True:
-            removed = queue.purge(topic, parse_int(self.from_) or 0, to, state, size=self.batch)
+            removed = queue.purge(topic, parse_int("from_", self.from_) or 0, to, state, size=self.batch)
             metrics.record(PURGED, removed, topic=topic)
             purged += removed
             if removed < self.batch:

@@ -63,10 +63,10 @@ class TaskQReviveOperator(TaskQBaseOperator):
                 self.topic,
                 parse_enum(State, self.state),
                 revival,
-                sequences=parse_ints(self.sequences),
-                from_=parse_int(self.from_) or 0,
-                to=parse_int(self.to),
-                size=parse_int(self.size),
+                sequences=parse_ints("sequences", self.sequences),
+                from_=parse_int("from_", self.from_) or 0,
+                to=parse_int("to", self.to),
+                size=parse_int("size", self.size),
             )
         metrics.record(REVIVED, len(revived), topic=self.topic)
         self.log.info("Revived tasks: topic=%s revival=%s count=%d", self.topic, revival, len(revived))

@@ -17,11 +17,10 @@ import airflow_provider_taskq
 from airflow_provider_taskq import metrics
 from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
 from airflow_provider_taskq.parameters import (
-    DurationValue,
     enum_name,
     logical_task_name,
-    parse_count,
     parse_enum,
+    parse_int,
     parse_optional_duration,
 )
 from airflow_provider_taskq.queue import (
@@ -33,6 +32,7 @@ from airflow_provider_taskq.queue import (
     TooManyUndecided,
     verify_for_work,
 )
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.claims import Claim
 from airflow_provider_taskq.queue.connection import parameters_with_hosts
 from airflow_provider_taskq.queue.drains import parse_max_undecided
@@ -126,7 +126,7 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
         deadline: "timedelta | datetime | float | str | XComArg | None" = None,
         max_failed: "MaxFailed | XComArg" = None,
         max_undecided: "int | str | XComArg | None" = 0,
-        lease: "DurationValue | XComArg | None" = None,
+        lease: "DurationLike | XComArg | None" = None,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
         partitions: "int | str | XComArg | None" = None,
@@ -199,22 +199,22 @@ class TaskQSparkSubmitOperator(TaskQBaseOperator, SparkSubmitOperator):
 
     def _arguments(self, owner: str, claim: "Claim | None" = None) -> list[str]:
         """Return the arguments of the drain's command line."""
-        limit, lease = cast("MaxFailed", self.max_failed), parse_optional_duration(self.lease)
+        limit, lease = cast("MaxFailed", self.max_failed), parse_optional_duration("lease", self.lease)
         values = {
             "topic": self.topic,
             "owner": owner,
             "claim": claim.fence if claim else None,
             **{kind.replace("_", "-"): getattr(self, kind) for kind in WORK},
-            "size": parse_count("size", self.size),
+            "size": parse_int("size", self.size, 1),
             "rounds": self.rounds,
-            "budget": parse_count("budget", self.budget),
+            "budget": parse_int("budget", self.budget, 1),
             "deadline": _deadline(self.deadline),
             "max-failed": None if FailureLimit.of(limit) is None else limit,
             "max-undecided": str(parse_max_undecided(cast("int | str | None", self.max_undecided))),
             "lease": None if lease is None else math.ceil(lease.total_seconds()),
             "order": self.order,
             "condition": self.condition,
-            "partitions": parse_count("partitions", self.partitions),
+            "partitions": parse_int("partitions", self.partitions, 1),
         }
         arguments = [f"--{name}={value}" for name, value in values.items() if value is not None]
         return arguments + [f"--option={key}={value}" for key, value in (self.options or {}).items()]

@@ -5,8 +5,9 @@ from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
-from airflow_provider_taskq.parameters import DurationValue, parse_duration
+from airflow_provider_taskq.parameters import parse_duration
 from airflow_provider_taskq.queue import Json, NewTask
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -47,11 +48,11 @@ class TaskQTicksOperator(TaskQBaseOperator):
         *,
         topic: str,
         prefix: str,
-        every: DurationValue | None = None,
+        every: DurationLike | None = None,
         daily: Sequence[str | time] | None = None,
         cron: str | None = None,
         zone: str = "UTC",
-        ahead: DurationValue = ONE_DAY,
+        ahead: DurationLike = ONE_DAY,
         payload: Json | Callable[[datetime], NewTask | Json] = None,
         create_topic: bool = False,
         **kwargs: Any,
@@ -75,7 +76,7 @@ class TaskQTicksOperator(TaskQBaseOperator):
             if self.create_topic:
                 queue.create_topic(self.topic)
             schedule = self._schedule()
-            moments = schedule.times(database_now(queue.conn), parse_duration(self.ahead))
+            moments = schedule.times(database_now(queue.conn), parse_duration("ahead", self.ahead))
             configuration = schedule.hash(None if callable(self.payload) else self.payload)
             ticks = [(moment, self._task(moment)) for moment in moments]
             installed = queue.install_ticks(self.topic, self.prefix, configuration, ticks)
@@ -92,7 +93,7 @@ class TaskQTicksOperator(TaskQBaseOperator):
 
     def _schedule(self) -> Schedule:
         if self.every is not None:
-            return Schedule.every(parse_duration(self.every))
+            return Schedule.every(parse_duration("every", self.every))
         if self.daily is not None:
             hours = [hour if isinstance(hour, time) else time.fromisoformat(hour) for hour in self.daily]
             return Schedule.daily(hours, self.zone)

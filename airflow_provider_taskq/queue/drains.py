@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.queue.connection import FunctionCaller
 from airflow_provider_taskq.queue.encoding import model_row
 from airflow_provider_taskq.queue.errors import InvalidArgument, TaskQueueError
@@ -81,11 +82,7 @@ def parse_max_undecided(value: int | str | None) -> int | None:
         return None
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidArgument(
-            f"invalid max_undecided {value!r}: expected a count such as 0 or 10, or None for no limit"
-        )
-    return value
+    return to_integer(cast("int", value), "max_undecided", 0)
 
 
 @dataclass(frozen=True, slots=True)

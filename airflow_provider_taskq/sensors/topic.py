@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq.hooks.instrumented_queue import InstrumentedQueue
 from airflow_provider_taskq.parameters import (
-    DurationValue,
     logical_task_name,
-    parse_count,
     parse_duration,
+    parse_int,
     parse_optional_duration,
 )
 from airflow_provider_taskq.queue import Condition, Order
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.sensors.base import TaskQBaseSensor
 from airflow_provider_taskq.triggers.topic import TaskQTrigger
 from airflow_provider_taskq.triggers.wait_queries import check_wait
@@ -65,8 +65,8 @@ class TaskQSensor(TaskQBaseSensor):
         claim_as: "str | XComArg | None" = None,
         order: Order | str = Order.FIRST_IN_FIRST_OUT,
         condition: Condition | str = Condition.NONE,
-        lease: "DurationValue | XComArg" = timedelta(hours=1),
-        max_wait: "DurationValue | XComArg | None" = None,
+        lease: "DurationLike | XComArg" = timedelta(hours=1),
+        max_wait: "DurationLike | XComArg | None" = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -77,10 +77,10 @@ class TaskQSensor(TaskQBaseSensor):
         self.order = Order(order)
         self.condition = Condition(condition)
         self.lease = lease
-        self.max_wait: Any = parse_duration(max_wait) if isinstance(max_wait, int | float) else max_wait
+        self.max_wait: Any = parse_duration("max_wait", max_wait) if isinstance(max_wait, int | float) else max_wait
         for name, value in (("min_tasks", min_tasks), ("claim", claim)):
             if isinstance(value, int):
-                parse_count(name, value)  # fail when the DAG is parsed
+                parse_int(name, value, 1)  # fail when the DAG is parsed
         self._start_in_triggerer(
             "airflow_provider_taskq.triggers.topic.TaskQTrigger",
             topic=topic,
@@ -95,12 +95,12 @@ class TaskQSensor(TaskQBaseSensor):
 
     def execute(self, context: "Context") -> Any:
         """Wait in the chosen mode, and return the gate's result."""
-        self.max_wait = parse_optional_duration(self.max_wait)  # BaseSensorOperator needs a timedelta
+        self.max_wait = parse_optional_duration("max_wait", self.max_wait)  # BaseSensorOperator needs a timedelta
         return super().execute(context)
 
     def check(self, context: "Context") -> dict[str, Any] | None:
         """Return the number of ready tasks, or with `claim` the claim, if the gate is open; else None."""
-        trigger, size = self._trigger(context), parse_count("claim", self.claim)
+        trigger, size = self._trigger(context), parse_int("claim", self.claim, 1)
         if size is not None:
             return self._claim(trigger, size, context)
         with self.hook.transaction() as queue:
@@ -108,16 +108,16 @@ class TaskQSensor(TaskQBaseSensor):
         return None if ready is None else {"topic": self.topic, "ready": ready}
 
     def _trigger(self, context: "Context", **kwargs: Any) -> TaskQTrigger:  # noqa: ARG002  of the base class
-        max_wait = parse_optional_duration(self.max_wait)
+        max_wait = parse_optional_duration("max_wait", self.max_wait)
         return TaskQTrigger(
             topic=self.topic,
-            min_tasks=parse_count("min_tasks", self.min_tasks) or 1,
+            min_tasks=parse_int("min_tasks", self.min_tasks, 1) or 1,
             condition=self.condition.value,
             max_wait=None if max_wait is None else max_wait.total_seconds(),
-            claim=parse_count("claim", self.claim),
+            claim=parse_int("claim", self.claim, 1),
             claim_as=str(self.claim_as) if self.claim_as else None,
             order=self.order.value,
-            lease=parse_duration(self.lease).total_seconds(),
+            lease=parse_duration("lease", self.lease).total_seconds(),
             **kwargs,
         )
 

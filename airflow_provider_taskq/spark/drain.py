@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_taskq.queue import (
     Condition,
     FailureLimit,
+    InvalidArgument,
     MaxFailed,
     Order,
     Result,
@@ -29,6 +30,7 @@ from airflow_provider_taskq.queue import (
     TooManyFailures,
     TooManyUndecided,
 )
+from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.drains import parse_max_undecided
 from airflow_provider_taskq.spark.claimer import ClaimAhead
 from airflow_provider_taskq.spark.composite import Transform, transform_of
@@ -99,16 +101,16 @@ class DrainLimits:
 
     @classmethod
     def of(
-        cls, size: int | None, rounds: int | None, budget: int | None, deadline: timedelta | datetime | None
+        cls, size: int | None, rounds: int | None, budget: int | None, deadline: DurationLike | datetime | None
     ) -> "DrainLimits":
         """Check the limits. A duration as deadline begins now. Raises TaskQueueError for an invalid limit."""
         for name, number in (("size", size), ("rounds", rounds), ("budget", budget)):
-            if number is not None and number < 1:
-                raise TaskQueueError(f"{name} must be a whole number of at least 1, or None for no limit, not {number}")
-        if isinstance(deadline, timedelta):
-            deadline = datetime.now(UTC) + deadline
-        elif deadline is not None and deadline.tzinfo is None:
-            raise TaskQueueError("deadline must have a time zone, or its meaning depends on the driver's machine")
+            if number is not None:
+                to_integer(number, name, 1)
+        if deadline is not None and not isinstance(deadline, datetime):
+            deadline = datetime.now(UTC) + to_timedelta(deadline, "deadline")
+        if deadline is not None and deadline.tzinfo is None:
+            raise InvalidArgument("deadline must have a time zone, or its meaning depends on the driver's machine")
         return cls(size, rounds, budget, deadline)
 
     def reached(self, totals: DrainTotals) -> StopReason | None:
@@ -186,14 +188,14 @@ def drain(
     options: Mapping[str, str] | None = None,
     dsn: str | psycopg.Connection[Any] | None = None,
     claim: int | None = None,
-    lease: timedelta | None = None,
+    lease: DurationLike | None = None,
     size: int | None = None,
     order: Order = Order.FIRST_IN_FIRST_OUT,
     condition: Condition = Condition.NONE,
     partitions: int | None = None,
     rounds: int | None = 1,
     budget: int | None = None,
-    deadline: timedelta | datetime | None = None,
+    deadline: DurationLike | datetime | None = None,
     max_failed: MaxFailed = None,
     max_undecided: int | None = 0,
     on_progress: OnProgress | None = None,

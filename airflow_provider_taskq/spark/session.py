@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
     TaskQueueError,
     verify_for_work,
 )
+from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.claimer import ClaimAhead, ParallelClaimer
 from airflow_provider_taskq.spark.composite import CompositeTransform, Transform, composite_source
@@ -77,7 +78,7 @@ class DrainSession:
         connection_info: ConnectionInfo,
         topic: str,
         owner: str,
-        lease: timedelta | None,
+        lease: DurationLike | None,
         condition: Condition,
         *,
         in_rounds: bool,

@@ -14,6 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_taskq.queue import TaskQueueError, UnknownTopic
+from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.triggers.waits import QueryResult, ReadyWait
 from airflow_provider_taskq.triggers.watcher import get_watcher
 
@@ -87,28 +88,30 @@ class TaskQEventTrigger(BaseEventTrigger):
         mode: Literal["peek", "claim"] = "peek",
         taskq_conn_id: str = "taskq_default",
         min_tasks: int = 1,
-        cooldown: float | None = None,
+        cooldown: DurationLike | None = None,
         condition: str = "NONE",
         batch_size: int = 1,
         order: str = "FIRST_IN_FIRST_OUT",
         owner: str | None = None,
-        lease: float = 60.0,
+        lease: DurationLike = 60.0,
         closing_events: int = 0,
-        poll_interval: float = 1.0,
+        poll_interval: DurationLike = 1.0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.topic = topic
         self.mode = mode
         self.taskq_conn_id = taskq_conn_id
         self.min_tasks = min_tasks
-        self.cooldown = cooldown if cooldown is not None else _DEFAULT_COOLDOWNS.get(mode, 0.0)
+        # In seconds, because Airflow stores the arguments of a trigger as JSON.
+        default = _DEFAULT_COOLDOWNS.get(mode, 0.0)
+        self.cooldown = to_timedelta(default if cooldown is None else cooldown, "cooldown").total_seconds()
         self.condition = str(condition)
         self.batch_size = batch_size
         self.order = str(order)
         self.owner = owner
-        self.lease = lease
+        self.lease = to_timedelta(lease, "lease").total_seconds()
         self.closing_events = closing_events
-        self.poll_interval = poll_interval
+        self.poll_interval = to_timedelta(poll_interval, "poll_interval").total_seconds()
         self._check_arguments()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -185,9 +188,8 @@ class TaskQEventTrigger(BaseEventTrigger):
         # When the DAG is parsed, so that an error does not first appear in the triggerer.
         if self.mode not in ("peek", "claim"):
             raise ValueError(f"invalid mode {self.mode!r}: expected 'peek' or 'claim'")
-        for name, least in (("min_tasks", 1), ("batch_size", 1), ("cooldown", 0), ("closing_events", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"invalid {name} {getattr(self, name):g}: expected at least {least}")
+        for name, least in (("min_tasks", 1), ("batch_size", 1), ("closing_events", 0)):
+            to_integer(getattr(self, name), name, least)
         if self.lease < _MIN_LEASE:
             raise ValueError(f"invalid lease of {self.lease:g} seconds: expected at least {_MIN_LEASE:g}")
         if self.mode == "claim" and not has_shared_streams():

@@ -12,7 +12,7 @@ import psycopg
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_taskq import hooks, metrics
-from airflow_provider_taskq.parameters import parse_count, parse_duration, parse_optional_duration
+from airflow_provider_taskq.parameters import parse_duration, parse_int, parse_optional_duration
 from airflow_provider_taskq.queue import Condition, Order, TaskQueue, TaskQueueError
 from airflow_provider_taskq.queue.claims import Claim, held_sequences
 from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
@@ -83,7 +83,7 @@ class TaskQTrigger(TaskQBaseTrigger):
         return {"status": "ready", "topic": self.topic, "ready": min(outcome, self._min_tasks)}
 
     async def _wait_until_open(self) -> dict[str, Any]:
-        size = parse_count("claim", self.claim)
+        size = parse_int("claim", self.claim, 1)
         if size is None or not self.ends_task:
             return await super()._wait_until_open()
         request = self.claim_request(size, self.claim_as or self.logical_task_name())
@@ -116,16 +116,16 @@ class TaskQTrigger(TaskQBaseTrigger):
             order=Order(self.order),
             condition=Condition(self.condition),
             max_wait=self._max_wait_seconds,
-            lease=parse_duration(self.lease),
+            lease=parse_duration("lease", self.lease),
         )
 
     @property
     def _min_tasks(self) -> int:
-        return parse_count("min_tasks", self.min_tasks) or 1
+        return parse_int("min_tasks", self.min_tasks, 1) or 1
 
     @property
     def _max_wait_seconds(self) -> float | None:
-        max_wait = parse_optional_duration(self.max_wait)
+        max_wait = parse_optional_duration("max_wait", self.max_wait)
         return None if max_wait is None else max_wait.total_seconds()
 
 

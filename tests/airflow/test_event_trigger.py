@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,11 @@ def test_below_airflow_3_3_a_claim_names_the_required_release_and_a_peek_works(m
         ({"mode": "take"}, "expected 'peek' or 'claim'"),
         ({"min_tasks": 0}, "at least 1"),
         ({"batch_size": 0}, "at least 1"),
-        ({"lease": 1}, "invalid lease of 1 seconds"),
+        ({"batch_size": 1.5}, "invalid batch_size 1.5"),
+        ({"closing_events": True}, "invalid closing_events True"),
+        ({"lease": "1s"}, "invalid lease of 1 seconds"),
+        ({"cooldown": -1}, "invalid cooldown -1 s"),
+        ({"poll_interval": timedelta(seconds=-1)}, "invalid poll_interval -1 s"),
     ],
 )
 def test_invalid_arguments_are_refused_when_the_dag_is_parsed(arguments: dict[str, Any], complaint: str) -> None:

@@ -118,10 +118,26 @@ def test_the_task_fails_after_the_commit_if_more_tasks_fail_than_max_failed_allo
         ({"python_callable": 3}, TypeError, "expected a function of a task"),
         ({"size": "0"}, InvalidArgument, "size"),
         ({"workers": "many"}, InvalidArgument, "workers"),
+        ({"workers": 1.5}, InvalidArgument, "invalid workers 1.5"),
+        ({"size": True}, InvalidArgument, "invalid size True"),
         ({"lease": "soon"}, InvalidArgument, "invalid duration 'soon'"),
+        ({"lease": -5}, InvalidArgument, "invalid lease -5 s"),
+        ({"limit": True}, InvalidArgument, "invalid limit True"),
         ({"topic": "nowhere"}, UnknownTopic, "nowhere"),
     ],
-    ids=["text", "batches", "callable", "size", "workers", "lease", "topic"],
+    ids=[
+        "text",
+        "batches",
+        "callable",
+        "size",
+        "workers",
+        "half a worker",
+        "truth",
+        "lease",
+        "negative",
+        "limit",
+        "topic",
+    ],
 )
 def test_an_invalid_argument_is_refused_and_no_task_is_handled(
     queue: TaskQueue, arguments: dict[str, Any], error: type[Exception], said: str

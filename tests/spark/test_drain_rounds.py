@@ -39,9 +39,11 @@ MOMENT = datetime(2026, 1, 1)  # noqa: DTZ001
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ((0, None, None, None), "size must be a whole number of at least 1"),
-        ((None, 0, None, None), "rounds must be a whole number of at least 1"),
-        ((None, None, 0, None), "budget must be a whole number of at least 1"),
+        ((0, None, None, None), "invalid size 0: expected at least 1"),
+        ((None, 0, None, None), "invalid rounds 0: expected at least 1"),
+        ((None, None, 0, None), "invalid budget 0: expected at least 1"),
+        ((1.5, None, None, None), "invalid size 1.5"),
+        ((None, None, None, -5), "invalid deadline -5 s"),
         ((None, None, None, MOMENT), "deadline must have a time zone"),
     ],
 )
@@ -52,7 +54,7 @@ def test_an_invalid_limit_is_refused(limits: tuple[Any, Any, Any, Any], words: s
 
 def test_a_deadline_is_a_moment_or_a_duration() -> None:
     assert DrainLimits.of(None, None, None, datetime.now(UTC)).reached(DrainTotals()) is StopReason.DEADLINE
-    assert DrainLimits.of(None, None, None, timedelta(hours=1)).reached(DrainTotals()) is None
+    assert DrainLimits.of(None, None, None, 3600).reached(DrainTotals()) is None
 
 
 def test_rounds_continue_until_no_task_is_ready(
