@@ -149,9 +149,7 @@ def test_a_drop_that_waits_for_a_transaction_keeps_no_other_call_waiting(
         assert dropped.result(60)
 
 
-def test_a_drop_gives_up_if_a_session_keeps_the_tables_in_use(
-    queue: TaskQueue, session: TaskQueue
-) -> None:
+def test_a_drop_gives_up_if_a_session_keeps_the_tables_in_use(queue: TaskQueue, session: TaskQueue) -> None:
     queue.push("work", ["a"])
     session.conn.execute("SELECT FROM taskq.task_info")
     queue.conn.execute("SET lock_timeout = '300ms'")
