@@ -97,7 +97,7 @@ class RetryPolicy:
         return min(self.base * self.factor ** (attempts - 1), self.max_delay)
 
     def _elapsed_before(self, attempts: int) -> float:
-        # The sum of the earlier delays in microseconds. taskq_internal.elapsed_before makes the same calculation.
+        # The sum of the earlier delays in microseconds. The database keeps this sum in the row of the task.
         count, base, longest = attempts - 1, _microseconds(self.base), _microseconds(self.max_delay)
         if not base or not longest:
             return 0.0

@@ -62,7 +62,7 @@ BEGIN
             format('topic %L, sequence %s: the number of counted attempts must be %s, not %s', p_topic, p_sequence,
             CASE v_topic.max_attempts WHEN 1 THEN '0' ELSE '0 to ' || v_topic.max_attempts - 1 END, p_attempts));
     END IF;
-    UPDATE taskq_internal.live SET attempt = p_attempts, late = true,
+    UPDATE taskq_internal.live SET attempt = p_attempts, late = true, elapsed = NULL,
         waits = CASE WHEN waits IN (:WAITS_DEPENDENCIES, :WAITS_RESUME) THEN waits
                      WHEN p_attempts > 0 AND v_topic.probe THEN :WAITS_PROBE
                      WHEN waits = :WAITS_PROBE THEN :WAITS_NOTHING ELSE waits END

@@ -175,7 +175,7 @@ BEGIN
     v_now := clock_timestamp();
     WITH judged AS MATERIALIZED (
         SELECT l.sequence, l.topic_id, l.attempt, l.available_at AS was_due, l.polled,
-               d.result = :FAILURE AND NOT f.young AS recorded, p.probe, d.error, d.summary,
+               d.result = :FAILURE AND NOT f.young AS recorded, p.probe, d.error, d.summary, f.delay,
                CASE WHEN d.result = :SUSPENSION AND d.delay < interval '-3650 days' THEN l.available_at  -- no decision
                     WHEN d.result = :SUSPENSION THEN taskq_internal.snoozed_until(v_now, d.delay)
                     WHEN f.young THEN l.available_at
@@ -191,7 +191,7 @@ BEGIN
             ON d.sequence = l.sequence AND coalesce(d.attempt, l.attempt) = l.attempt
         JOIN taskq_internal.topic p ON p.topic_id = l.topic_id
         CROSS JOIN LATERAL (SELECT coalesce(t.created + coalesce(t.ttl, p.ttl) > v_now, false) AS young,
-                                   taskq_internal.retry_delay(p, l.attempt) AS delay) f
+                                   taskq_internal.retry_delay(p, l.attempt, l.elapsed) AS delay) f
         WHERE d.result = :SUSPENSION OR f.young OR f.delay IS NOT NULL
     ), events AS (
         INSERT INTO taskq_internal.history (happened, due, polled, topic_id, sequence, kind, state, attempt, holder,
@@ -210,6 +210,7 @@ BEGIN
             attempt = CASE WHEN j.recorded THEN l.attempt ELSE l.attempt - 1 END,
             waits = CASE WHEN j.recorded AND j.probe THEN :WAITS_PROBE ELSE l.waits END,
             failed_at = CASE WHEN j.recorded THEN v_now ELSE l.failed_at END,
+            elapsed = CASE WHEN j.recorded THEN coalesce(l.elapsed, interval '0') + j.delay ELSE l.elapsed END,
             error = CASE WHEN j.recorded THEN left(j.error, 10000) ELSE l.error END,
             error_summary = CASE WHEN j.recorded THEN j.summary ELSE l.error_summary END
         FROM judged j
@@ -221,64 +222,15 @@ BEGIN
 END $$;
 
 -- Returns the delay after p_attempts recorded failures, without jitter: min(base * factor ^ (attempts - 1), max_delay).
--- Returns NULL if no attempts are left, or if the delays add up to max_elapsed: the task then fails.
-CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int) RETURNS interval
-LANGUAGE plpgsql IMMUTABLE AS $$
+-- Returns NULL if no attempts are left, or if p_elapsed, the sum of the delays so far, has reached max_elapsed: the task
+-- then fails.
+CREATE FUNCTION taskq_internal.retry_delay(p_topic taskq_internal.topic, p_attempts int, p_elapsed interval)
+RETURNS interval LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    IF p_attempts >= p_topic.max_attempts THEN
-        RETURN NULL;
-    END IF;
-    IF p_topic.max_elapsed IS NOT NULL AND taskq_internal.elapsed_before(p_topic, p_attempts)
-            >= taskq_internal.microseconds(p_topic.max_elapsed) THEN
+    IF p_attempts >= p_topic.max_attempts OR coalesce(p_elapsed, interval '0') >= p_topic.max_elapsed THEN
         RETURN NULL;
     END IF;
     RETURN taskq_internal.backoff_delay(p_topic.base, p_topic.factor, p_topic.max_delay, p_attempts);
-END $$;
-
--- Returns the sum of the delays after p_attempts - 1 failures, in microseconds. RetryPolicy makes the same calculation.
-CREATE FUNCTION taskq_internal.elapsed_before(p_topic taskq_internal.topic, p_attempts int) RETURNS double precision
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_count    int := p_attempts - 1;
-    v_base     double precision := taskq_internal.microseconds(p_topic.base);
-    v_longest  double precision := taskq_internal.microseconds(p_topic.max_delay);
-    v_crossing int;
-BEGIN
-    IF v_base = 0 OR v_longest = 0 THEN
-        RETURN 0;
-    ELSIF p_topic.factor = 1 THEN
-        RETURN v_count * least(v_base, v_longest);
-    END IF;
-    -- All delays from this one on are max_delay, or all before it if the delays shrink.
-    v_crossing := least(greatest(ceil(ln(v_longest / v_base) / ln(p_topic.factor)), 0), v_count);
-    IF p_topic.factor > 1 THEN
-        RETURN v_base * taskq_internal.sum_of_powers(p_topic.factor, v_crossing) + (v_count - v_crossing) * v_longest;
-    END IF;
-    RETURN v_crossing * v_longest + v_base * power(p_topic.factor, v_crossing)
-        * taskq_internal.sum_of_powers(p_topic.factor, v_count - v_crossing);
-END $$;
-
-CREATE FUNCTION taskq_internal.microseconds(p_duration interval) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
-    SELECT (extract(epoch FROM p_duration) * 1000000)::float8
-$$;
-
--- Returns 1 + factor + ... + factor ^ (count - 1). Each bit of the count doubles the number of powers, so the loop is
--- short for billions. The quotient (factor ^ count - 1) / (factor - 1) is inexact for factors near 1.
-CREATE FUNCTION taskq_internal.sum_of_powers(p_factor double precision, p_count int) RETURNS double precision
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    v_sum   double precision := 0;
-    v_power double precision := 1;
-BEGIN
-    FOR v_bit IN REVERSE 30..0 LOOP
-        v_sum := v_sum * (1 + v_power);
-        v_power := CASE WHEN v_power < 1e-100 THEN 0 ELSE v_power * v_power END;  -- the product must not underflow
-        IF (p_count >> v_bit) & 1 = 1 THEN
-            v_sum := v_sum + v_power;
-            v_power := v_power * p_factor;
-        END IF;
-    END LOOP;
-    RETURN v_sum;
 END $$;
 
 -- Returns min(base * factor ^ (attempts - 1), max_delay). Compares logarithms first, because the power may overflow.

@@ -59,6 +59,7 @@ CREATE TABLE taskq_internal.live (
     error_summary text,  -- the same error in one line of at most 200 characters
     due_again    timestamptz,                  -- the due time during a wait for dependencies, if not as pushed
     failed_at    timestamptz,                  -- time of the last recorded failure
+    elapsed      interval,                     -- the sum of the delays after recorded failures, without jitter
     max_claim    int,                          -- after a crash: the most tasks of a claim that has this one
     PRIMARY KEY (topic_id, sequence)
 ) PARTITION BY RANGE (topic_id);
