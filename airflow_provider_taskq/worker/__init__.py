@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, FollowUp, Release, tagged
-    from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
+    from airflow_provider_taskq.worker.batches import Batch, BatchContext, BatchOwner, FollowUp, Release
+    from airflow_provider_taskq.worker.composite import Composite, StepMode
     from airflow_provider_taskq.worker.config import SlowReports
     from airflow_provider_taskq.worker.connection import Timeouts
     from airflow_provider_taskq.worker.functions import batch, each
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 # __getattr__ imports a module when one of its names is used, so a worker of plain functions loads no composites.
 _MODULES = {
-    "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release", "tagged"),
-    "composite": ("Composite", "CompositeClosed", "StepMode"),
+    "batches": ("Batch", "BatchContext", "BatchOwner", "FollowUp", "Release"),
+    "composite": ("Composite", "StepMode"),
     "config": ("SlowReports",),
     "connection": ("Timeouts",),
     "functions": ("batch", "each"),
@@ -62,7 +62,6 @@ __all__ = [
     "BatchContext",
     "BatchOwner",
     "Composite",
-    "CompositeClosed",
     "FatalListener",
     "FollowUp",
     "ForeignDecision",
@@ -89,7 +88,6 @@ __all__ = [
     "WorkerStopped",
     "batch",
     "each",
-    "tagged",
 ]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_taskq.queue import Decision, Insertion, InvalidTask, Junction, NewTask, Task, TaskQueue
-from airflow_provider_taskq.queue.task_input import TaskInput, to_new_tasks
+from airflow_provider_taskq.queue.task_input import TaskInput, split_into_chunks, to_new_tasks
 from airflow_provider_taskq.worker.supplement import Supplement
 
 T = TypeVar("T")
@@ -19,8 +19,6 @@ T = TypeVar("T")
 Exceptions: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 # Called in the committing transaction. The decisions that it returns are merged with those that it gets.
 CommitFunction = Callable[[TaskQueue, Mapping[Task, Decision]], Mapping[Task, Decision] | None]
-# Changes a follow-up before it is pushed. The first argument is the task that it follows.
-Rewrite = Callable[[Task, NewTask], NewTask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ class BatchContext:
 class Batch(BatchContext, Supplement):
     """A batch of tasks, in the order of the poll. All threads may use it until the handler returns its decisions."""
 
-    def __init__(self, tasks: Iterable[Task], rewrite: Rewrite | None = None, owner: BatchOwner | None = None) -> None:
+    def __init__(self, tasks: Iterable[Task], owner: BatchOwner | None = None) -> None:
         BatchContext.__init__(self, owner)
         Supplement.__init__(self)
         self.tasks: Sequence[Task] = tuple(tasks)
@@ -115,7 +113,6 @@ class Batch(BatchContext, Supplement):
         self.after_commit_calls: list[Callable[[], None]] = []
         self._known = frozenset(self.tasks)
         self._is_part = False
-        self._rewrite = rewrite
         self._activities: dict[int, Activity] = {}
 
     def __contains__(self, task: object) -> bool:
@@ -135,7 +132,10 @@ class Batch(BatchContext, Supplement):
         :raises InvalidTask: if `task` is not in this batch, or a new task is malformed.
         """
         self._require_member(task)
-        self._add_follow_up(FollowUp(task, topic, tuple(to_new_tasks(topic, tasks)), Insertion(insertion)))
+        new = tuple(to_new_tasks(topic, tasks))
+        for chunk in split_into_chunks(topic, new):
+            chunk.columns()  # raises InvalidTask here, where it fails this task only
+        self.follow_ups.append(FollowUp(task, topic, new, Insertion(insertion)))
 
     def junction(
         self, task: Task, topic: str, groups: Iterable[Iterable[str]], junction: Junction | str = Junction.SINGULAR
@@ -235,21 +235,14 @@ class Batch(BatchContext, Supplement):
 
     def for_task(self, task: Task) -> "Batch":
         """Return a batch of one task with the same owner, which another process can fill for `adopt`."""
-        return Batch([task], owner=self.known_owner)
+        return Batch([task], self.known_owner)
 
     def adopt(self, other: "Batch", task: Task) -> None:
         """Add the follow-ups, releases and hooks that another process has recorded for one task of this batch."""
-        for follow_up in other.follow_ups:
-            self._add_follow_up(follow_up)
+        self.follow_ups += other.follow_ups
         self.releases += other.releases
         self.commit_hooks += [replace(hook, tasks=frozenset({task})) for hook in other.commit_hooks]
         self.after_commit_calls += other.after_commit_calls
-
-    def _add_follow_up(self, follow_up: FollowUp) -> None:
-        if self._rewrite is not None:
-            new = tuple(self._rewrite(follow_up.task, each) for each in follow_up.tasks)
-            follow_up = replace(follow_up, tasks=new)
-        self.follow_ups.append(follow_up)
 
     def _require_member(self, task: Task) -> None:
         if task not in self._known:
@@ -283,11 +276,3 @@ def name_of(function: object) -> str:
     return str(
         getattr(function, "__qualname__", None) or getattr(function, "name", None) or type(function).__qualname__
     )
-
-
-def tagged(task: Task, new: NewTask) -> NewTask:
-    """Return a follow-up with the sequence of the task that it follows as reference.
-
-    Pass this function as `rewrite` to a Worker.
-    """
-    return replace(new, reference=str(task.sequence))

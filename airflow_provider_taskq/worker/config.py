@@ -7,7 +7,6 @@ from airflow_provider_taskq.queue import Condition, Order
 from airflow_provider_taskq.queue.arguments import Duration, to_integer
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
-from airflow_provider_taskq.worker.batches import Rewrite
 from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Connect, Timeouts
 from airflow_provider_taskq.worker.groups import Groups
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
@@ -52,7 +51,6 @@ class WorkerConfig:
     name: str = ""
     listener: WorkerListener | None = None
     slow_reports: SlowReports = SlowReports()
-    rewrite: Rewrite | None = None
 
     def call_limit(self) -> CallLimit:
         """Return the time limit for the calls of a new session."""

@@ -231,7 +231,7 @@ class WorkerRuntime:
         return chain_batches(batches, errors)
 
     def _in_flight(self, tasks: Sequence[Task], fence: int, lease: Lease, token: Token) -> InFlightBatch:
-        batch = Batch(tasks, self.config.rewrite, BatchOwner(lease.owner.name, fence))
+        batch = Batch(tasks, BatchOwner(lease.owner.name, fence))
         in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(tasks))
         self.counters.polled(tasks)
         lease.add(in_flight)

@@ -55,7 +55,6 @@ class Worker(WorkerConfig):
     :param name: the first part of the names of the worker's owners; the topic by default. At most 900 characters.
     :param listener: hooks that the worker calls at each event.
     :param slow_reports: when the worker reports a slow handler, with its stack.
-    :param rewrite: a function, such as `tagged`, that changes follow-ups before they are pushed.
     :raises ValueError: for options that are out of range or make no sense together.
     """
 

@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Result, Task
 from airflow_provider_taskq.worker.batches import Batch
-from airflow_provider_taskq.worker.composite import Composite, CompositeClosed, StepMode
+from airflow_provider_taskq.worker.composite import Composite, StepMode
 from airflow_provider_taskq.worker.handlers import ForeignDecision, WorkHandler, handle_batch
 
 pytestmark = pytest.mark.promise("A composite gives the same results in threads and as a Spark plan")
@@ -86,7 +86,6 @@ def test_a_step_has_the_name_of_its_function_and_comes_after_named_steps() -> No
 def test_with_step_returns_another_composite_and_leaves_the_first_as_it_was() -> None:
     one = Composite("orders").with_step(even(FILTER), name="first")
     two = one.with_batch(len, name="second", after="first")
-    two.around(lambda _, __, proceed: proceed())
     assert [[step.name for step in each.steps] for each in (one, two)] == [["first"], ["first", "second"]]
     assert results(one) == [FILTER, SUCCESS, FILTER, SUCCESS]
     assert results(one.with_step(even(FAILURE), name="third")) == [FAILURE, SUCCESS, FAILURE, SUCCESS]
@@ -107,7 +106,6 @@ TWICE = LOADED.with_step(task, name="a").with_step(task, name="b")
         (lambda: Composite("orders").handle(batch_of(1)), "'orders' has no steps"),
         (lambda: Composite("orders").with_step(7, name="seven"), "needs a function of the task, not a int"),  # type: ignore[arg-type]
         (lambda: Composite("orders", threads=0), "invalid threads 0: expected at least 1"),
-        (lambda: Composite("orders", fail_pending=True), "fail_pending needs a concurrency"),
     ],
     ids=[
         "unknown",
@@ -118,7 +116,6 @@ TWICE = LOADED.with_step(task, name="a").with_step(task, name="b")
         "no steps",
         "no function",
         "no threads",
-        "nothing pending",
     ],
 )
 def test_an_invalid_composite_raises_when_it_is_made(make: Callable[[], object], words: str) -> None:
@@ -224,30 +221,6 @@ def test_a_decision_on_a_task_that_an_earlier_step_ended_fails_the_whole_batch()
         beyond.handle(batch_of(4))
 
 
-def test_a_wrapper_around_a_step_gets_its_name_and_tasks_and_may_change_its_decisions() -> None:
-    composite, seen = Composite("around").with_step(even(FILTER), name="first"), list[tuple[str, int]]()
-
-    @composite.around
-    def noting(
-        step: str, tasks: Sequence[Task], proceed: Callable[[], Mapping[Task, Decision]]
-    ) -> Mapping[Task, Decision]:
-        seen.append((step, len(tasks)))
-        return proceed()
-
-    @composite.around
-    def strict(step: str, _: Sequence[Task], proceed: Callable[[], Mapping[Task, Decision]]) -> Mapping[Task, Decision]:
-        assert seen  # the wrapper that was added first is the outermost
-        made = proceed()
-        if step == "last":
-            raise ValueError("no luck")
-        return {task: Decision(SUSPENSION) if each.result is FILTER else each for task, each in made.items()}
-
-    composite.step(after="first")(Seen())
-    composite.step(name="last", after="Seen")(even(None))
-    assert results(composite) == [SUSPENSION, FAILURE, SUSPENSION, FAILURE]
-    assert seen == [("first", 4), ("Seen", 2), ("last", 2)]
-
-
 def test_contexts_get_the_merged_decisions_and_add_theirs_by_priority() -> None:
     composite = Composite("contexts").with_step(even(FILTER), name="first")
     composite.context(lambda _, made: {task: SUSPENSION if made[task].result is FILTER else SUCCESS for task in made})
@@ -278,18 +251,16 @@ def test_follow_ups_are_in_the_order_of_the_tasks_whichever_thread_was_faster() 
     assert [each.task.sequence for each in batch.releases] == [0, 1, 2, 3]
 
 
-def test_a_follow_up_that_cannot_be_rewritten_or_pushed_fails_its_task() -> None:
+def test_a_follow_up_that_cannot_be_pushed_fails_its_task() -> None:
     composite = Composite("pushing")
 
     @composite.step
     def send(task: Task, batch: Batch) -> None:
         batch.push(task, "mail", [NewTask("a", priority=500 * (task.sequence == 1))])
 
-    composite.rewrite(lambda task, new: NewTask(["ok", "ok"][task.sequence], priority=new.priority))
-    made = decisions(composite, 3)
-    assert [each.result for each in made] == [SUCCESS, FAILURE, FAILURE]
+    made = decisions(composite, 2)
+    assert [each.result for each in made] == [SUCCESS, FAILURE]
     assert "its priority 500 is outside -100..100" in str(made[1].error)
-    assert "index out of range" in str(made[2].error)
 
 
 # Batches in flight
@@ -349,19 +320,6 @@ def test_a_callback_of_a_future_may_close_the_composite(gate: Gate) -> None:
     start(composite).add_done_callback(close)
     gate.open.set()
     assert closed.wait(SECONDS)
-
-
-def test_close_fails_the_open_batches_with_fail_pending(gate: Gate) -> None:
-    seen = Seen()
-    composite = Composite("failing", concurrency=1, fail_pending=True).with_batch(gate, name="wait")
-    composite = composite.with_step(seen, after="wait")
-    future = start(composite)
-    gate.wait_for_start()
-    composite.close()
-    with pytest.raises(CompositeClosed, match="'failing' was closed"):
-        future.result(0)
-    gate.open.set()
-    assert seen.numbers == []
 
 
 def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) -> None:

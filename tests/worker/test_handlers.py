@@ -22,7 +22,6 @@ from psycopg.errors import UniqueViolation
 
 from airflow_provider_taskq.queue import Decision, Owner, Result, Task, TaskQueue, UnreadablePayload
 from airflow_provider_taskq.worker import Batch, Composite, TaskResultException, Worker, WorkHandler, batch, each
-from airflow_provider_taskq.worker.batches import tagged
 from airflow_provider_taskq.worker.commit import commit_batch
 from airflow_provider_taskq.worker.filters import matching, outdated, repeated
 from airflow_provider_taskq.worker.functions import EachHandler
@@ -387,7 +386,7 @@ def odd(task: Task) -> bool:
 
 
 def small_batch() -> Batch:
-    return Batch((Task(number, "work", f"item-{number}", None, None, 1, False) for number in range(4)), tagged)
+    return Batch(Task(number, "work", f"item-{number}", None, None, 1, False) for number in range(4))
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["decisions", "Future"])
@@ -397,7 +396,7 @@ def test_a_handler_gets_the_tasks_of_a_batch_whose_payload_can_be_decoded(
     """Its hooks get their decisions only, and a decision on another task is foreign."""
     queue.push("work", [f"item-{number}" for number in range(3)])
     polled = queue.poll("work", owner, 3)
-    given = Batch([*polled[:2], replace(polled[2], payload=UnreadablePayload("no JSON"))], tagged)
+    given = Batch([*polled[:2], replace(polled[2], payload=UnreadablePayload("no JSON"))])
     asked: list[Task] = []
 
     def suspend(_: TaskQueue, decisions: Mapping[Task, Decision]) -> Mapping[Task, Decision]:
@@ -415,7 +414,7 @@ def test_a_handler_gets_the_tasks_of_a_batch_whose_payload_can_be_decoded(
     assert [stands[task].result for task in given.tasks] == [SUSPENSION, SUSPENSION, FAILURE]
     assert asked == polled[:2]
     assert given.require(str) == "kept"
-    assert [new.reference for follow_up in given.follow_ups for new in follow_up.tasks] == [str(polled[0].sequence)]
+    assert [follow_up.task for follow_up in given.follow_ups] == polled[:1]
     with pytest.raises(ForeignDecision):
         handle_batch(batch(lambda _: dict.fromkeys(given.tasks)), given)
 

@@ -3,25 +3,21 @@
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
-from airflow_provider_taskq.queue import InvalidArgument, TaskQueueError
+from airflow_provider_taskq.queue import InvalidArgument
 from airflow_provider_taskq.queue.arguments import to_integer
-from airflow_provider_taskq.worker.batches import Batch, Rewrite
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite.engine import CompositeRun, CompositeThreads
-from airflow_provider_taskq.worker.composite.steps import After, Around, CompositeDefinition, Context, Step, StepMode
+from airflow_provider_taskq.worker.composite.steps import After, CompositeDefinition, Context, Step, StepMode
 from airflow_provider_taskq.worker.executors import OtherExecutor
 from airflow_provider_taskq.worker.handlers import Decisions
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class CompositeClosed(TaskQueueError):
-    """The composite was closed before it could finish a batch."""
 
 
 class Composite:
@@ -43,7 +39,6 @@ class Composite:
         executor four more than there are processors, at most 32.
     :param concurrency: batches that run at once in threads of the composite, so that `handle` returns a Future, and a
         thread of a worker may have several batches open. With 0, `handle` runs the batch in the calling thread.
-    :param fail_pending: lets `close` fail the open batches with CompositeClosed. By default it waits for them.
     :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the functions of all steps, except
         coroutines, which run on an event loop. The caller shuts it down after `close`.
     """
@@ -54,19 +49,16 @@ class Composite:
         *,
         threads: int | None = None,
         concurrency: int = 0,
-        fail_pending: bool = False,
         executor: Executor | None = None,
     ) -> None:
         to_integer(concurrency, "concurrency", 0)
         if threads is not None:
             to_integer(threads, "threads", 1)
-        if fail_pending and not concurrency:
-            raise InvalidArgument(f"composite {name!r}: fail_pending needs a concurrency of at least 1")
         self._definition = CompositeDefinition(name)
-        self._options = (threads, concurrency, fail_pending)
+        self._options = (threads, concurrency)
         self._executor = None if executor is None else OtherExecutor(executor, f"composite {name!r}")
         self._threads: CompositeThreads | None = None
-        self._open: dict[Future[Decisions], Batch] = {}
+        self._open: set[Future[Decisions]] = set()
         self._lock = threading.Lock()
 
     @property
@@ -144,19 +136,6 @@ class Composite:
         self._replace(contexts=(*self.contexts, function))
         return function
 
-    def around(self, function: Around) -> Around:
-        """Add a function `(step, tasks, proceed) -> decisions` that wraps each step, as a decorator.
-
-        `proceed()` runs the step and returns its decisions. The wrapper that was added first is the outermost.
-        """
-        self._replace(around=(*self._definition.around, function))
-        return function
-
-    def rewrite(self, function: Rewrite) -> Rewrite:
-        """Add a function `(task, new task) -> new task` that changes the tasks that steps push, as a decorator."""
-        self._replace(rewrites=(*self._definition.rewrites, function))
-        return function
-
     def with_step(
         self,
         function: Callable[..., Any],
@@ -186,25 +165,17 @@ class Composite:
         if not self._options[1]:
             return run.decisions()
         future = threads.batches.submit(batch, f"composite {self.name}", run.decisions)
-        self._open[future] = batch
-        future.add_done_callback(lambda ended: self._open.pop(ended, None))
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
         return future
 
     def close(self) -> None:
-        """Wait for the open batches, or fail them with CompositeClosed.
-
-        A later batch starts the composite again.
-        """
+        """Wait for the open batches. A later batch starts the composite again."""
         with self._lock:
             threads, self._threads = self._threads, None
-        for future, batch in list(self._open.items()):
-            if self._options[2]:
-                with suppress(InvalidStateError):
-                    future.set_exception(CompositeClosed(f"composite {self.name!r} was closed"))
-                    batch.cancel()
-            else:
-                with suppress(CancelledError):
-                    future.exception()  # waits
+        for future in list(self._open):
+            with suppress(CancelledError):
+                future.exception()  # waits
         if threads is not None:
             threads.loop.close()
 
@@ -233,18 +204,18 @@ class Composite:
         with self._lock:
             if self._threads is None:
                 self.open()
-                size, concurrency, _ = self._options
+                size, concurrency = self._options
                 if self._executor is None:
                     size = size or min(32, (os.cpu_count() or 1) + 4)
                 self._threads = CompositeThreads(self.name, concurrency, size, self._executor)
             return self._threads
 
-    def __getstate__(self) -> tuple[CompositeDefinition, tuple[int | None, int, bool]]:
+    def __getstate__(self) -> tuple[CompositeDefinition, tuple[int | None, int]]:
         return self._definition, self._options
 
-    def __setstate__(self, state: tuple[CompositeDefinition, tuple[int | None, int, bool]]) -> None:
+    def __setstate__(self, state: tuple[CompositeDefinition, tuple[int | None, int]]) -> None:
         self._definition, self._options = state
-        self._threads, self._executor, self._open, self._lock = None, None, {}, threading.Lock()
+        self._threads, self._executor, self._open, self._lock = None, None, set(), threading.Lock()
 
     def __repr__(self) -> str:
         return f"Composite({self.name!r}, steps={[step.name for step in self.steps]})"

@@ -4,16 +4,14 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from queue import SimpleQueue
 from typing import Any
 
 from airflow_provider_taskq.queue import Decision, Result, Task
-from airflow_provider_taskq.queue.task_input import split_into_chunks
-from airflow_provider_taskq.worker.batches import Batch, Rewrite, name_of
+from airflow_provider_taskq.worker.batches import Batch, name_of
 from airflow_provider_taskq.worker.composite.steps import (
-    Around,
     CompositeDefinition,
     Context,
     Step,
@@ -68,7 +66,7 @@ class CompositeRun:
         self._check()
         merged = {task: self._merged(task) for task in self.batch.tasks}
         added = [apply_context(context, self.batch, merged) for context in self.definition.contexts]
-        added.append(apply_rewrites(self.batch, self.definition.rewrites))
+        sort_follow_ups(self.batch)
         for decisions in added:
             merged |= {task: merged[task].merge(decision) for task, decision in decisions.items()}
         return merged
@@ -123,7 +121,7 @@ class CompositeRun:
         return [task for task in self.batch.tasks if continued(task)]
 
     def _call_of(self, step: Step, tasks: list[Task]) -> Callable[[], dict[Task, Decision]]:
-        return StepRun(step, tasks, self.batch, self.threads, self.definition.around).decisions
+        return StepRun(step, tasks, self.batch, self.threads).decisions
 
     def _check(self) -> None:
         if self.batch.cancelled.is_set():
@@ -143,26 +141,19 @@ class StepRun:
     tasks: Sequence[Task]
     batch: Batch
     threads: CompositeThreads
-    around: Sequence[Around]
 
     def decisions(self) -> dict[Task, Decision]:
         """Call the step, and return a decision on each task.
 
-        An exception fails the task of the call. An exception of a batch step, or of a wrapper, fails all tasks. A
-        TaskResultException sets their result instead. A task without a decision fails. Raises ForeignDecision if the
-        step decides on other tasks.
+        An exception fails the task of the call. An exception of a batch step fails all tasks. A TaskResultException
+        sets their result instead. A task without a decision fails. Raises ForeignDecision if the step decides on other
+        tasks.
         """
-        call: Callable[[], Decisions] = self._call_whole if self.step.whole else self._call_each
-        for wrapper in reversed(self.around):
-            call = partial(wrapper, self.step.name, self.tasks, call)
-        name = f"step {self.step.name!r}"
         try:
-            decided = call()
+            decided = self._call_whole() if self.step.whole else self._call_each()
         except Exception as error:  # noqa: BLE001 -- any error fails these tasks
             decided = dict.fromkeys(self.tasks, decision_on(error))
-        if not isinstance(decided, Mapping):
-            raise TypeError(f"the wrapper around {name} must return decisions by task, not {type(decided).__name__}")
-        return complete_decisions(name, self.tasks, decided)
+        return complete_decisions(f"step {self.step.name!r}", self.tasks, decided)
 
     def _call_whole(self) -> dict[Task, Decision]:
         call: Callable[[], Any] = partial(self.step.function, self.tasks, batch=self.batch)
@@ -230,26 +221,11 @@ def apply_context(context: Context, batch: Batch, decisions: Decisions) -> Decis
     return complete_decisions(name, batch.tasks, decided)
 
 
-def apply_rewrites(batch: Batch, rewrites: Sequence[Rewrite]) -> Decisions:
-    """Sort follow-ups and releases in the order of the batch, and rewrite the follow-ups.
-
-    Return FAILURE for each task whose follow-up cannot be rewritten or pushed.
-    """
+def sort_follow_ups(batch: Batch) -> None:
+    """Sort follow-ups and releases in the order of the batch, since threads add them in any order."""
     places = {task: place for place, task in enumerate(batch.tasks)}
-    batch.follow_ups.sort(key=lambda follow_up: places[follow_up.task])  # threads add them in any order
+    batch.follow_ups.sort(key=lambda follow_up: places[follow_up.task])
     batch.releases.sort(key=lambda release: places[release.task])
-    failed: dict[Task, Decision] = {}
-    for place, follow_up in enumerate(batch.follow_ups):
-        tasks = follow_up.tasks
-        try:
-            for rewrite in rewrites:
-                tasks = tuple(rewrite(follow_up.task, new) for new in tasks)
-            for chunk in split_into_chunks(follow_up.topic, tasks):
-                chunk.columns()  # raises an error for a task that cannot be pushed
-        except Exception as error:  # noqa: BLE001 -- any error fails this task
-            failed[follow_up.task] = decision_on(error)
-        batch.follow_ups[place] = replace(follow_up, tasks=tasks)
-    return failed
 
 
 def _merge(later: Decision, earlier: Decision) -> Decision:

@@ -1,20 +1,18 @@
-"""The definition of a composite: its steps, contexts, wrappers and rewrites."""
+"""The definition of a composite: its steps and contexts."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue import Decision, InvalidArgument, Result, Task
-from airflow_provider_taskq.worker.batches import Batch, Rewrite
+from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.handlers import Decisions
 from airflow_provider_taskq.worker.parameters import HandlerFunction
 
 StepFunction: TypeAlias = Callable[..., Any]
 After: TypeAlias = str | StepFunction | Iterable[str | StepFunction]
-# Called as (step, tasks, proceed) instead of a step. `proceed()` runs the step and returns its decisions.
-Around: TypeAlias = Callable[[str, Sequence[Task], Callable[[], Decisions]], Decisions]
 # Called after the last step. Its decisions are merged with those of the steps.
 Context: TypeAlias = Callable[[Batch, Decisions], Mapping[Task, Decision | Result] | None]
 
@@ -44,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CompositeDefinition:
-    """The steps of a composite in the order in which they were added, and its contexts, wrappers and rewrites.
+    """The steps of a composite in the order in which they were added, and its contexts.
 
     A step can only run after steps that were added before it, so there are no cycles.
     """
@@ -52,8 +50,6 @@ class CompositeDefinition:
     name: str
     steps: tuple[Step, ...] = ()
     contexts: tuple[Context, ...] = ()
-    around: tuple[Around, ...] = ()
-    rewrites: tuple[Rewrite, ...] = ()
 
     def new_step(self, function: StepFunction, name: str | None, after: After, mode: StepMode, whole: bool) -> Step:
         """Return a new step.
