@@ -7,7 +7,7 @@ timestamp or an interval out of range becomes the nearest bound.
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -99,10 +99,34 @@ def json_text(value: Json) -> str | None:
     except RecursionError:
         raise ValueError(f"is nested deeper than {MAX_DEPTH} levels, or than the stack has room for") from None
     except (TypeError, ValueError) as error:
-        raise ValueError(f"is not JSON: {error}") from None
-    if defect := json_defect(text):
+        raise ValueError(_NOT_FINITE if "float" in str(error) else f"is not JSON: {error}") from None
+    if defect := json_defect(text) or (_key_defect(value) if _MAYBE_CONVERTED_KEY.search(text) else None):
         raise ValueError(defect)
     return text
+
+
+# A key that is a number, a bool or None, as Python's encoder writes it. Most payloads are spared the search for one.
+_MAYBE_CONVERTED_KEY = re.compile(
+    r'":(?:(?<=\d":)|(?<=[{,]"true":)|(?<="false":)|(?<="null":)|(?<="NaN":)|(?<=Infinity":))'
+)
+_NOT_FINITE = "holds NaN or an infinity, which JSON does not have: write None"
+
+
+def _key_defect(value: object) -> str | None:
+    """Return why a key would come back as another one; None if all keys are texts."""
+    if not isinstance(value, dict | list | tuple):
+        return None
+    containers = [value]
+    for container in containers:  # which grows
+        if isinstance(container, dict):
+            for key in container:
+                if not isinstance(key, str):
+                    return f"has a key that is a {type(key).__name__}: a key of JSON is a str"
+            inner: Iterable[object] = container.values()
+        else:
+            inner = container
+        containers += [each for each in inner if isinstance(each, dict | list | tuple)]
+    return None
 
 
 def json_defect(text: str) -> str | None:
