@@ -51,7 +51,6 @@ PUSHES_PER_SECOND = 20  # at a fixed rate
 WARM_UP = 20  # calls before the first minute
 PAUSE = 0.005  # seconds after an empty poll or a full backlog
 LONGEST_PAUSE = 0.5
-PREPARED = 5  # psycopg's own default
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 RELEASE_EVERY = 10  # calls of the watcher
@@ -178,7 +177,7 @@ class Work:
     @contextmanager
     def queue(self) -> Iterator[TaskQueue]:
         """A connection that does not wait for the disk."""
-        with connect(self.dsn, autocommit=True, prepare_threshold=PREPARED) as conn:
+        with connect(self.dsn, autocommit=True) as conn:
             conn.execute("SET synchronous_commit = off")
             yield TaskQueue(conn)
 

@@ -79,7 +79,9 @@ class Claim:
 def held_sequences(connection: psycopg.Connection[Any], owner: Owner, topic: str | None = None) -> list[int]:
     """Return the sequences that an owner holds, in a topic or in all topics, without payloads."""
     rows = connection.execute(
-        "SELECT sequence FROM taskq.held(%s::text, %s::bigint, %s::text)", (owner.name, owner.fence, topic)
+        "SELECT sequence FROM taskq.held(%s::text, %s::bigint, %s::text)",
+        (owner.name, owner.fence, topic),
+        prepare=False,
     )
     return [sequence for (sequence,) in rows]
 

@@ -282,11 +282,12 @@ class FunctionCaller:
         self.conn = require_connection(conn)
 
     def _fetch(self, factory: BaseRowFactory[T], call: LiteralString, arguments: Sequence[object] = ()) -> list[T]:
-        # With a row factory of its own: the connection belongs to the caller, and may have any.
+        # With a row factory of its own: the connection belongs to the caller, and may have any. Not prepared: after an
+        # upgrade that adds a column to a result, PostgreSQL refuses the prepared call for the rest of the session.
         if (before := deferred_statements.pop(self.conn, None)) is None:
             with translate_errors(), self.conn.cursor(row_factory=factory) as cursor:
                 register_loaders(cursor)
-                return cursor.execute(call, sql_arguments(call, arguments)).fetchall()
+                return cursor.execute(call, sql_arguments(call, arguments), prepare=False).fetchall()
         with translate_errors(), psycopg.ClientCursor(self.conn, row_factory=factory) as cursor:
             register_loaders(cursor)
             cursor.execute(f"{before.replace('%', '%%')}; {call}", sql_arguments(call, arguments))

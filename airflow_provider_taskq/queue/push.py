@@ -199,7 +199,7 @@ class PushMixin(FunctionCaller):
                 for chunk in chunks:
                     cursor = self.conn.cursor(row_factory=tuple_row)
                     sent.append(cursor)
-                    cursor.execute(_PUSH, _push_arguments(topic, chunk, Insertion.APPEND, None))
+                    cursor.execute(_PUSH, _push_arguments(topic, chunk, Insertion.APPEND, None), prepare=False)
                 return [sequence for cursor in sent for sequence in cursor.fetchall()[0][0]]
             except Exception:
                 for cursor in sent:  # psycopg would log the errors of the chunks after the one that failed

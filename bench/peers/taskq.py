@@ -8,7 +8,7 @@ from typing import Any
 from psycopg import Connection
 
 from airflow_provider_taskq.queue import Condition, Decision, NewTask, Owner, Result, Task, TaskQueue, connect, install
-from bench.peers.program import PREPARED, Job, Meter, Peer, in_threads, serve
+from bench.peers.program import Job, Meter, Peer, in_threads, serve
 
 TOPIC = "bench"
 WAKE = f"LISTEN taskq_{TOPIC}"
@@ -20,7 +20,7 @@ class TaskQ(Peer):
 
     async def open(self, dsn: str) -> None:
         self._dsn = dsn
-        self._conn = connect(dsn, autocommit=True, prepare_threshold=PREPARED)
+        self._conn = connect(dsn, autocommit=True)
         self._queue = TaskQueue(self._conn)
         self._owner: Owner | None = None
 
@@ -61,7 +61,7 @@ class TaskQ(Peer):
         return len(self._queue.poll(TOPIC, self._owner, size))
 
     def _drain(self, meter: Meter) -> None:
-        with connect(self._dsn, autocommit=True, prepare_threshold=PREPARED) as conn:
+        with connect(self._dsn, autocommit=True) as conn:
             loop = Loop(conn, meter, self.mode)
             while not meter.over.is_set() and loop.step():
                 pass

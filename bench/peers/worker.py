@@ -11,9 +11,9 @@ from typing import Any
 
 from psycopg import OperationalError
 
-from airflow_provider_taskq.queue import Decision, NewTask, Result, Task, connect
+from airflow_provider_taskq.queue import Decision, NewTask, Result, Task
 from airflow_provider_taskq.worker import Worker, WorkerListener, each
-from bench.peers.program import PREPARED, Job, Meter, serve
+from bench.peers.program import Job, Meter, serve
 from bench.peers.taskq import TOPIC, TaskQ, _document
 
 LOOK = 0.002  # seconds between two checks for the end
@@ -64,7 +64,7 @@ class WorkerPeer(TaskQ):
         names = ("size", "workers", "ready", "lease")
         options: dict[str, Any] = {name: self.mode[name] for name in names if name in self.mode}
         return Worker(
-            lambda: connect(self._dsn, autocommit=True, prepare_threshold=PREPARED),
+            self._dsn,
             TOPIC,
             each(handle),
             listener=listener,

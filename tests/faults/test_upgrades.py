@@ -48,6 +48,14 @@ WAITING = """SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHE
 BUILDING = """SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database()
     AND a.query LIKE 'CREATE INDEX CONCURRENTLY%' AND l.locktype = 'virtualxid' AND NOT l.granted"""
 
+PREPARED = "SELECT FROM pg_prepared_statements WHERE statement ~ 'taskq'"
+MORE_COLUMNS = """ALTER FUNCTION taskq.poll RENAME TO poll_of_last_release;
+CREATE FUNCTION taskq.poll(
+    p_topic text, p_owner text, p_fence bigint, p_size int, p_order text, p_condition text,
+    OUT sequence bigint, OUT identifier text, OUT payload json, OUT reference text, OUT attempt int,
+    OUT redelivered boolean, OUT of_next_release int
+) RETURNS SETOF record LANGUAGE sql AS 'SELECT *, 0 FROM taskq.poll_of_last_release($1, $2, $3, $4, $5, $6)'"""
+
 
 @pytest.fixture
 def queue(dsn: str) -> Iterator[TaskQueue]:
@@ -159,8 +167,11 @@ def test_an_upgrade_names_the_transaction_that_it_has_waited_for(queue: TaskQueu
 
 @pytest.fixture
 def used(dsn: str) -> Iterator[TaskQueue]:
-    """A queue in use, with the objects that `verbs` and `further_verbs` name. The topic `work` has its own tables."""
-    with closing(connect(dsn, autocommit=True)) as conn:
+    """A queue in use, with the objects that `verbs` and `further_verbs` name. The topic `work` has its own tables.
+
+    Its session prepares each statement that psycopg may prepare.
+    """
+    with closing(connect(dsn, autocommit=True, prepare_threshold=0)) as conn:
         queue = TaskQueue(conn)
         owner = queue.register("me", LEASE)
         queue.create_topic("work", own_tables=True, keep_succeeded="1d")
@@ -225,6 +236,7 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "log_blockers": lambda: queue.log_blockers("work"),
         "newest_sequences": lambda: queue.newest_sequences("work", ["a"]),
         "now": queue.now,
+        "oldest_due": queue.oldest_due,
         "offer_many": lambda: queue.offer_many("work", ["a"]),
         "owner": lambda: queue.owner("me"),
         "partition_states": queue.partition_states,
@@ -259,11 +271,12 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
 
 
 def answers(queue: TaskQueue) -> dict[str, str]:
-    """The answer of each verb, without its numbers and moments. No call changes anything."""
+    """The answer of each verb, without its numbers and moments. No call changes anything, and none is prepared."""
     found = {}
     for name, call in {**verbs(queue), **further_verbs(queue)}.items():
         with queue.conn.transaction(force_rollback=True):
             found[name] = re.sub(r"datetime\.timedelta\([^)]*\)|\d[\d.e-]*", "#", repr(call()))
+            assert queue.conn.execute(PREPARED, prepare=False).rowcount == 0, name
     return found
 
 
@@ -290,6 +303,19 @@ def test_every_verb_of_the_last_release_answers_as_before_on_the_schema_of_the_n
     assert used.poll("apart", owner) == pushed
     assert used.drop_topic("apart")
     assert set(answers(used)) == set(before)
+
+
+@pytest.mark.parametrize("threshold", [None, 0], ids=["prepares nothing", "prepares at once"])
+def test_a_session_continues_when_a_result_gets_a_further_column(
+    queue: TaskQueue, dsn: str, threshold: int | None
+) -> None:
+    with psycopg.connect(dsn, autocommit=True, prepare_threshold=threshold) as conn:
+        caller = TaskQueue(conn)
+        owner = caller.register("caller")
+        [before] = caller.poll("work", owner)
+        queue.conn.execute(MORE_COLUMNS)
+        [after] = caller.poll("work", owner)
+        assert after.sequence > before.sequence
 
 
 def test_every_verb_reads_a_result_that_has_a_further_column(used: TaskQueue) -> None:
