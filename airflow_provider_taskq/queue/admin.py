@@ -123,7 +123,7 @@ class AdminMixin(FunctionCaller):
         )
 
     def purge_past_ttl(self, topic: str, size: int = _ALL) -> int:
-        """Remove tasks with an error whose time to live is over. Return the number of tasks.
+        """Remove tasks that have failed and whose time to live is over. Return the number of tasks.
 
         These are FAILED tasks past their time to live, and READY tasks that are also past the `horizon` of the retry
         policy. Until then, and without a horizon, a READY task has retries left and stays. A task without a time to

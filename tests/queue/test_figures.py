@@ -21,14 +21,17 @@ pytestmark = pytest.mark.promise("Health names each problem of the queue, and th
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
 
-def test_health_reports_the_age_of_retried_and_of_final_errors(queue: TaskQueue, owner: Owner) -> None:
+@pytest.mark.parametrize("error", ["bad", None])
+def test_health_reports_the_age_of_retried_and_of_final_errors(
+    queue: TaskQueue, owner: Owner, error: str | None
+) -> None:
     queue.create_topic("other", TopicPolicy(retry=RetryPolicy(max_attempts=2)))
     assert queue.topic_errors() == []
     failed = task_in(queue, owner, State.FAILED)
     pass_time(queue, HOUR)
     queue.push("other", ["a"])
     [retried] = queue.poll("other", owner)
-    queue.complete(owner, {retried: Decision(Result.FAILURE, error="bad")})
+    queue.complete(owner, {retried: Decision(Result.FAILURE, error=error)})
     one, two = queue.topic_errors()
     assert (one.topic, one.sequence, one.failed, one.retrying) == ("work", failed.sequence, 1, 0)
     assert HOUR <= one.age < HOUR + MINUTE

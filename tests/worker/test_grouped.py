@@ -375,17 +375,18 @@ def test_only_a_waiting_task_can_be_changed(
         queue.set_attempts("work", sequence, 0)
 
 
-def test_only_errors_past_their_time_to_live_are_removed(queue: TaskQueue, owner: Owner) -> None:
+@pytest.mark.parametrize("error", ["bad", None])
+def test_only_errors_past_their_time_to_live_are_removed(queue: TaskQueue, owner: Owner, error: str | None) -> None:
     queue.alter_topic("work", retrying)
     names = ["retrying", "failed", "without ttl", "young", "without error"]
     lives = [HOUR, HOUR, None, 10 * HOUR, HOUR]
     tasks = queue.push("work", [NewTask(name, ttl=ttl) for name, ttl in zip(names, lives, strict=True)])
     pass_time(queue, 2 * HOUR)
     for task in queue.poll("work", owner, 4):
-        queue.complete(owner, {task: Decision(Result.FAILURE, error="bad")})
+        queue.complete(owner, {task: Decision(Result.FAILURE, error=error)})
     queue.set_attempts("work", tasks[1].sequence, 2)
     queue.set_due("work", tasks[1].sequence, None)
-    queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error="bad")})
+    queue.complete(owner, {queue.poll("work", owner)[0]: Decision(Result.FAILURE, error=error)})
     assert known(queue, tasks[1]).state is State.FAILED
     assert queue.purge_past_ttl("work") == 1
     assert [info.identifier for info in queue.page("work")] == ["retrying", *names[2:]]

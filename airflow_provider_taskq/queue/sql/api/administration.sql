@@ -149,21 +149,21 @@ BEGIN
     v_found := ARRAY(
         SELECT l.sequence FROM taskq_internal.live l JOIN taskq_internal.task t ON t.topic_id = l.topic_id
             AND t.sequence = l.sequence
-        WHERE l.topic_id = v_topic.topic_id AND l.attempt > 0 AND l.holder IS NULL AND l.error IS NOT NULL
+        WHERE l.topic_id = v_topic.topic_id AND l.attempt > 0 AND l.holder IS NULL
           AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now AND t.created + v_topic.horizon <= v_now
         ORDER BY l.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF l SKIP LOCKED)
      || ARRAY(
         SELECT e.sequence FROM taskq_internal.ended e JOIN taskq_internal.task t ON t.topic_id = v_topic.topic_id
             AND t.sequence = e.sequence
         WHERE e.topic_id::bigint = v_topic.topic_id AND e.state::int IN (:EXPIRED, :FAILED, :SUSPENDED)
-          AND e.state::int = :FAILED AND e.error IS NOT NULL AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
+          AND e.state::int = :FAILED AND t.created + coalesce(t.ttl, v_topic.ttl) <= v_now
         ORDER BY e.sequence LIMIT greatest(p_size, 0) FOR UPDATE OF e SKIP LOCKED);
     v_found := taskq_internal.without_dependents(v_topic.topic_id, v_found);
     PERFORM taskq_internal.delete_tasks(v_topic.topic_id, v_found);
     RETURN cardinality(v_found);
 END $$;
 COMMENT ON FUNCTION taskq.purge_past_ttl IS
-'Removes tasks with an error that are past their ttl: FAILED tasks, and READY tasks that are also past the retry horizon
+'Removes tasks that have failed and are past their ttl: FAILED tasks, and retries that are also past the retry horizon
 of the topic. It removes the p_size lowest sequences of each state. If the topic has no horizon, a READY task stays
 until it is FAILED. A task without a ttl stays, and one on which a waiting task depends. Returns how many tasks it removed. Never waits: a task that another
 transaction holds stays. Raises TQ001 for an unknown topic.';

@@ -106,7 +106,7 @@ BEGIN
     CROSS JOIN LATERAL (
         SELECT count(*), min(l.sequence) AS first FROM (
             SELECT s.sequence FROM taskq_internal.live s
-            WHERE s.topic_id = p.topic_id AND s.attempt > 0 AND s.holder IS NULL AND s.error IS NOT NULL
+            WHERE s.topic_id = p.topic_id AND s.attempt > 0 AND s.holder IS NULL
                 LIMIT 1000) l) r
     CROSS JOIN LATERAL (SELECT least(f.first, r.first) AS sequence) n
     WHERE n.sequence IS NOT NULL AND (p_topic IS NULL OR p.name = p_topic) ORDER BY 3 DESC;
