@@ -310,7 +310,7 @@ def hold_tasks(conn: psycopg.Connection, *sequences: int) -> None:
 
 def hold_turns(conn: psycopg.Connection) -> None:
     """Locks the turns of all identifiers until the transaction ends, as a poll by identifier does before it claims."""
-    conn.execute("SELECT FROM taskq_internal.identifier_lock FOR UPDATE")
+    conn.execute("SELECT FROM taskq_internal.identifier_lock WHERE bucket < 65536 FOR UPDATE")
 
 
 def unlocked_tasks(conn: psycopg.Connection, owner: str | None = None, *, due_only: bool = False) -> list[int]:

@@ -69,7 +69,7 @@ def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -
         "SET LOCAL check_function_bodies = off;\n",
         _recorded_step(functions()),
         _recorded_step(views() if with_views else NO_VIEWS),
-        "SELECT taskq_internal.set_planner_costs(), taskq_internal.secure_schema();\n",
+        schema.FINISH + ";\n",
         "SET LOCAL check_function_bodies = on;\n",
         "" if bare else "COMMIT;\n",
     ]

@@ -97,6 +97,7 @@ class LockKind(IntEnum):
     TICKS = 0x7E46  # the ticks of a prefix
     STAGE = 0x7E47  # a stage
     PRUNE = 0x7E48  # the removal of stages of dead jobs
+    ROWS = 0x7E49  # the creation of rows that belong to the schema
 
 
 class Insertion(NamedEnum, StrEnum):

@@ -26,6 +26,7 @@ OLDEST_SERVER = 140_000
 # Serializes installers. Any role that can connect could take an advisory lock, so this locks a table, in a mode that a
 # role without rights cannot delay: nextval() of any relation's oid takes ROW EXCLUSIVE before it checks the rights.
 LOCK = "LOCK TABLE taskq_internal.migration IN SHARE UPDATE EXCLUSIVE MODE"
+FINISH = "SELECT taskq_internal.set_planner_costs(), taskq_internal.secure_schema(), taskq_internal.create_rows()"
 _TABLE = sql.Identifier("taskq_internal", "migration")  # exists before the functions and views do
 _VIEW = sql.Identifier("taskq", "migrations")  # readable by every granted role
 _FUNCTIONS = 0  # the number in the table of migrations of all function files together
@@ -437,4 +438,4 @@ def _replace_functions(conn: psycopg.Connection[Any], wanted: SchemaStep) -> Non
     _apply(conn, functions())
     _apply(conn, wanted)
     conn.execute("SELECT set_config('check_function_bodies', %s, true)", before)
-    conn.execute("SELECT taskq_internal.set_planner_costs(), taskq_internal.secure_schema()")
+    conn.execute(FINISH)

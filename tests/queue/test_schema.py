@@ -2,8 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from subprocess import PIPE, Popen
 from threading import Event
@@ -14,10 +15,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from airflow_provider_taskq.queue import (
+    Condition,
     Result,
     SchemaMismatch,
     TaskQueue,
     TaskQueueError,
+    TopicPolicy,
     connect,
     install,
     uninstall,
@@ -191,6 +194,29 @@ def test_install_works_whatever_the_search_path(empty: psycopg.Connection) -> No
     )
     owner = queue.register("me")
     assert len(queue.poll("work", owner)) == 1
+
+
+@pytest.mark.parametrize("produce", [TaskQueue.push, TaskQueue.offer_many])
+def test_a_queue_works_after_all_of_its_tables_were_truncated(
+    empty: psycopg.Connection, produce: Callable[[TaskQueue, str, list[str]], object]
+) -> None:
+    """As between two tests, or in a copy of the schema without rows."""
+    install(empty)
+    tables = "SELECT string_agg(oid::regclass::text, ', ') FROM pg_class WHERE relkind IN ('r', 'p')"
+    tables += " AND relnamespace = ANY (%s::regnamespace[]) AND relname <> 'migration'"
+    [(names,)] = empty.execute(tables.encode(), (SCHEMAS,)).fetchall()
+    empty.execute(f"TRUNCATE {names}".encode())
+    queue = TaskQueue(empty)
+    queue.create_topic("work", TopicPolicy(keep_succeeded=timedelta(0)))
+    produce(queue, "work", ["a"])
+    owner = queue.register("me")
+    [task] = queue.poll("work", owner, condition=Condition.SINGULAR_BY_IDENTIFIER)
+    queue.complete(owner, {task: Result.SUCCESS})
+    assert queue.offer("work", "b").outcome == "CREATED"
+    assert queue.offer("work", "b", if_exists="ignore").outcome == "IGNORED"
+    assert queue.lock("nightly", "me", timedelta(minutes=1))
+    assert sum(queue.maintain().purged for _ in range(2)) == 1
+    verify(empty)
 
 
 @pytest.mark.parametrize("views", [True, False], ids=["an upgrade", "an install without views"])

@@ -4,7 +4,7 @@
 -- A waiting task is READY and not held. Scheduled tasks and retries are waiting tasks too. A row that another
 -- transaction has locked counts as held. So an offer never waits for a consumer: it creates a task instead.
 --
--- An offer locks the bucket of its identifier in taskq_internal.offer_lock until the transaction ends. A second offer
+-- An offer locks the bucket of its identifier in taskq_internal.identifier_lock until the transaction ends. A second offer
 -- of the identifier waits for that lock, and then looks for the waiting task in a new statement, whose snapshot sees
 -- the commit of the first offer. The older snapshot of REPEATABLE READ would miss that task, so offers raise an error
 -- there.
@@ -280,12 +280,17 @@ COMMITTED.';
 CREATE FUNCTION taskq.lock_offers(p_topic text, p_identifiers text[]) RETURNS void
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    v_buckets int[] := ARRAY(SELECT DISTINCT (hashtext(p_topic || '/' || u.identifier) & 65535)
+    v_buckets int[] := ARRAY(SELECT DISTINCT 65536 + (hashtext(p_topic || '/' || u.identifier) & 65535)
                              FROM unnest(p_identifiers) AS u (identifier));
 BEGIN
     PERFORM taskq_internal.check_access(p_topic, 'INSERT');
     PERFORM taskq_internal.require_read_committed('an offer');
-    PERFORM FROM taskq_internal.offer_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
+    PERFORM FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
+    IF NOT FOUND AND cardinality(v_buckets) > 0 THEN
+        PERFORM pg_advisory_xact_lock(taskq_internal.mutex(:LOCK_ROWS, ''));
+        PERFORM taskq_internal.create_rows();
+        PERFORM FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets) ORDER BY b.bucket FOR UPDATE;
+    END IF;
 END $$;
 COMMENT ON FUNCTION taskq.lock_offers IS
 'Locks identifiers for the offers and drops of this transaction. It locks them in one order, so two calls never

@@ -73,6 +73,10 @@ BEGIN
     more := false;
     SELECT * INTO v_run FROM taskq_internal.upkeep WHERE due <= v_began FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
+        IF NOT EXISTS (SELECT FROM taskq_internal.upkeep) THEN
+            PERFORM taskq_internal.create_rows();
+            more := true;
+        END IF;
         RETURN;
     END IF;
     IF v_run.topic_id = 0 AND NOT v_run.unfinished_only THEN

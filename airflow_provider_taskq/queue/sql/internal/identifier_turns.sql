@@ -466,6 +466,11 @@ DECLARE
     v_locked  int[] := ARRAY(SELECT b.bucket FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets)
                              FOR UPDATE SKIP LOCKED);
 BEGIN
+    IF cardinality(v_locked) = 0 AND NOT EXISTS (SELECT FROM taskq_internal.identifier_lock) THEN
+        PERFORM taskq_internal.create_rows();
+        v_locked := ARRAY(SELECT b.bucket FROM taskq_internal.identifier_lock b WHERE b.bucket = ANY (v_buckets)
+                          FOR UPDATE SKIP LOCKED);
+    END IF;
     IF cardinality(v_locked) = cardinality(v_buckets) THEN  -- all identifiers are locked, and no two share a bucket
         RETURN p_sequences;
     END IF;
@@ -785,7 +790,8 @@ BEGIN
           AND k.mode = 'ExclusiveLock' AND k.pid IS DISTINCT FROM pg_backend_pid());
 END $$;
 
--- Returns the number of the row of taskq_internal.identifier_lock that a poll locks for an identifier.
+-- Returns the number of the row of taskq_internal.identifier_lock that a poll locks for an identifier. The rows from
+-- 65,536 on are those of offers.
 CREATE FUNCTION taskq_internal.identifier_bucket(p_topic_id int, p_identifier text) RETURNS int
 LANGUAGE sql IMMUTABLE AS $$
     SELECT (hashtextextended(p_identifier, p_topic_id) & 65535)::int

@@ -54,3 +54,14 @@ RETURNS TABLE (virtualtransaction text, pid int, kind int, number bigint) LANGUA
     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 $$;
+
+-- Creates the rows that belong to the schema and are missing: the locks of identifiers, and the state of upkeep. A copy
+-- of the schema without rows has none, nor has a database whose tables were truncated. Such rows are then created by the
+-- first call that misses them. Never waits: does nothing while another transaction creates them.
+CREATE FUNCTION taskq_internal.create_rows() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_try_advisory_xact_lock(taskq_internal.mutex(:LOCK_ROWS, '')) THEN
+        INSERT INTO taskq_internal.identifier_lock SELECT generate_series(0, 2 * 65536 - 1) ON CONFLICT DO NOTHING;
+        INSERT INTO taskq_internal.upkeep DEFAULT VALUES ON CONFLICT DO NOTHING;
+    END IF;
+END $$;

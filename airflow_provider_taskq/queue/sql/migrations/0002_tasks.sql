@@ -182,9 +182,8 @@ CREATE UNIQUE INDEX identifier_front_newest ON taskq_internal.identifier_front (
 -- transaction ends, and then checks again. So only one of two such polls decides on an identifier. The locks are rows
 -- and not advisory locks, because the locks of a large batch would not fit the server's lock table. Transactions only
 -- lock these rows and never change them. Identifiers that share a bucket by chance exclude each other while a poll is
--- open.
+-- open. Offers lock rows of their own (api/push.sql). taskq_internal.create_rows creates the rows.
 CREATE TABLE taskq_internal.identifier_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
-INSERT INTO taskq_internal.identifier_lock SELECT generate_series(0, 65535);
 
 -- Dependencies: a task waits for the latest task of an identifier in any topic.
 CREATE TABLE taskq_internal.dependency (
@@ -257,7 +256,6 @@ CREATE TABLE taskq_internal.upkeep (
     topic_id        int NOT NULL DEFAULT 0,    -- the last topic of this pass so far
     unfinished_only boolean NOT NULL DEFAULT false  -- whether this pass reads only the unfinished topics
 ) WITH (fillfactor = 50);
-INSERT INTO taskq_internal.upkeep DEFAULT VALUES;
 
 -- The walk over the ended tasks of a topic, in the order of their sequences. It searches for tasks whose retention has
 -- ended.
@@ -270,8 +268,3 @@ CREATE TABLE taskq_internal.retention_walk (
     keep_succeeded interval,                   -- the topic's policy at the start of the walk; a change restarts it
     keep_failed    interval
 ) WITH (fillfactor = 50);
-
--- Locks by the hash of a topic and an identifier, for the transactions that offer or drop that identifier (see
--- api/push.sql). Transactions only lock these rows and never change them.
-CREATE TABLE taskq_internal.offer_lock (bucket int PRIMARY KEY) WITH (fillfactor = 100);
-INSERT INTO taskq_internal.offer_lock SELECT generate_series(0, 65535);
