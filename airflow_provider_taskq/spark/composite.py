@@ -19,7 +19,7 @@ from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueErr
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
 from airflow_provider_taskq.spark.driver_commit import DriverActions, commit_on_driver
-from airflow_provider_taskq.spark.follow_ups import FollowUpWriter, follow_up
+from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.staging import StagedAttempt, successful_attempts
 from airflow_provider_taskq.spark.transforms import (
     DECISION_ARROW_SCHEMA,
@@ -36,7 +36,7 @@ from airflow_provider_taskq.spark.transforms import (
     decision_values,
     task_from_row,
 )
-from airflow_provider_taskq.spark.writers import CompleteWriter
+from airflow_provider_taskq.spark.writers import BatchWriter
 from airflow_provider_taskq.worker.batches import Batch, BatchContext, FollowUp, Release
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.handlers import UNDECIDED, decision_on, handle_batch
@@ -197,7 +197,8 @@ class StagedAttemptWithActions(StagedAttempt):
     actions: tuple[bytes, ...] = ()
 
 
-class CompositeWriter(FollowUpWriter):
+@dataclass(eq=False)
+class CompositeWriter(BatchWriter):
     """The writer of a drain through a composite: it gets tasks, runs the steps, and stages their decisions.
 
     Steps may leave functions to the driver, by `batch.in_commit` and `batch.after_commit`. The executor pickles them,
@@ -209,9 +210,7 @@ class CompositeWriter(FollowUpWriter):
     :param pickled: the `CompositeTransform`. Only executors unpickle it, because only they need the steps' modules.
     """
 
-    def __init__(self, decisions: CompleteWriter, pickled: bytes) -> None:
-        super().__init__(decisions)
-        self.pickled = pickled
+    pickled: bytes = b""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
         """Run the steps on one partition and stage their decisions, on an executor."""
@@ -223,13 +222,13 @@ class CompositeWriter(FollowUpWriter):
         values = {each.name: getattr(staged, each.name) for each in fields(staged)}
         return StagedAttemptWithActions(**values, actions=tuple(actions))
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the decisions together with the actions of their batches, on the driver."""
         actions = [
             each for message in messages if isinstance(message, StagedAttemptWithActions) for each in message.actions
         ]
         if actions:
-            commit_on_driver(self.decisions, successful_attempts(messages), actions)
+            commit_on_driver(self, successful_attempts(messages), actions)
         else:
             super().commit(messages)
 
@@ -266,7 +265,7 @@ def _composite_source(connection_info: ConnectionInfo, name: str, pickled: bytes
             if self.options.get("mode") != "complete" or schema.names != list(TASK_COLUMNS):
                 raise TaskQueueError(f"format {name} takes the tasks of one drain: call drain() with the composite")
             writer = TaskQDataSource.writer(self, _DECISIONS, overwrite)
-            assert isinstance(writer, CompleteWriter)  # noqa: S101
-            return CompositeWriter(writer, pickled)
+            assert isinstance(writer, BatchWriter)  # noqa: S101
+            return CompositeWriter(writer.rows, writer.stage, writer.connection_info, pickled)
 
     return CompositeSource

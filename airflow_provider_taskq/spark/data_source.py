@@ -1,4 +1,4 @@
-"""The Spark data source `taskq`, and the data source that a drain registers for its connection."""
+"""The Spark data source `taskq`."""
 
 from typing import ClassVar
 
@@ -14,18 +14,10 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.follow_ups import COLUMNS, FollowUpWriter
 from airflow_provider_taskq.spark.options import HeldOptions, PushOptions, parse_mode
 from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, TasksOptions, TasksReader
-from airflow_provider_taskq.spark.streams import (
-    LOG_SCHEMA,
-    CompleteStreamWriter,
-    LogOptions,
-    LogReader,
-    PushStreamWriter,
-)
-from airflow_provider_taskq.spark.transforms import check_names
-from airflow_provider_taskq.spark.writers import CompleteWriter, PushWriter
+from airflow_provider_taskq.spark.streams import LOG_SCHEMA, LogOptions, LogReader
+from airflow_provider_taskq.spark.writers import BatchWriter, Decisions, NewTasks, Rows, StreamWriter
 
 _registered: list[ConnectionInfo] = []
 
@@ -98,13 +90,8 @@ class TaskQDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of mode=push or mode=complete."""
-        mode = parse_mode(self.options, "write", ("push", "complete"))
-        if overwrite:
-            raise TaskQueueError(f'format taskq, mode {mode}: cannot overwrite: use .mode("append")')
-        if mode == "push":
-            return PushWriter.open(PushOptions.parse(self.options), schema, self._connection())
-        options, connection = HeldOptions.parse(self.options, "complete"), self._connection()
-        return CompleteWriter.open(options.with_fence(connection), schema, connection)
+        connection = self._connection()
+        return BatchWriter.open(self._rows('.mode("append")', overwrite, connection), schema, connection)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of mode=log."""
@@ -115,13 +102,16 @@ class TaskQDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the stream writer of mode=push or mode=complete."""
-        mode = parse_mode(self.options, "write a stream", ("push", "complete"))
+        connection = self._connection()
+        return StreamWriter.open(self._rows('.outputMode("append")', overwrite, connection), schema, connection)
+
+    def _rows(self, append: str, overwrite: bool, connection: ConnectionInfo) -> Rows:
+        mode = parse_mode(self.options, "write", ("push", "complete"))
         if overwrite:
-            raise TaskQueueError(f'format taskq, mode {mode}: cannot overwrite: use .outputMode("append")')
+            raise TaskQueueError(f"format taskq, mode {mode}: cannot overwrite: use {append}")
         if mode == "push":
-            return PushStreamWriter.open(PushOptions.parse(self.options), schema, self._connection())
-        options, connection = HeldOptions.parse(self.options, "complete"), self._connection()
-        return CompleteStreamWriter.open(options.with_fence(connection), schema, connection)
+            return NewTasks(PushOptions.parse(self.options))
+        return Decisions(HeldOptions.parse(self.options, "complete").with_fence(connection))
 
     def _connection(self) -> ConnectionInfo:
         return self.connection_info or ConnectionInfo.resolve()
@@ -140,25 +130,5 @@ def register_source(spark: SparkSession, connection_info: ConnectionInfo) -> str
     if connection_info not in _registered:
         _registered.append(connection_info)
     name = f"taskq_drain_{_registered.index(connection_info) + 1}"
-    spark.dataSource.register(_drain_source(connection_info, name))
+    spark.dataSource.register(TaskQDataSource.with_connection(connection_info, name))
     return name
-
-
-def _drain_source(connection_info: ConnectionInfo, name: str) -> type[TaskQDataSource]:
-    # Defined in a function, so that Spark pickles the class by value: see `TaskQDataSource.with_connection`.
-    class DrainSource(TaskQDataSource.with_connection(connection_info, name)):  # type: ignore[misc]
-        """The data source of drains."""
-
-        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            """Return the writer of decisions, with follow-ups if the schema has columns for them."""
-            if self.options.get("mode") != "complete":
-                return TaskQDataSource.writer(self, schema, overwrite)
-            check_names(schema.names)
-            decisions = StructType([each for each in schema.fields if each.name not in COLUMNS])
-            writer = TaskQDataSource.writer(self, decisions, overwrite)
-            if len(decisions.fields) == len(schema.fields):
-                return writer
-            assert isinstance(writer, CompleteWriter)  # noqa: S101
-            return FollowUpWriter(writer)
-
-    return DrainSource

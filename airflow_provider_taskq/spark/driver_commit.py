@@ -30,12 +30,11 @@ from airflow_provider_taskq.queue import (
 from airflow_provider_taskq.queue.backoff import retrying
 from airflow_provider_taskq.queue.errors import picklable_error, translate_errors
 from airflow_provider_taskq.queue.faults import classify
-from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
-from airflow_provider_taskq.spark.encoding import COPY_DECISIONS, encode_decisions
-from airflow_provider_taskq.spark.follow_ups import FollowUpStager
-from airflow_provider_taskq.spark.staging import StagedAttempt, commit_with_retry
+from airflow_provider_taskq.spark.encoding import Attempt
+from airflow_provider_taskq.spark.follow_ups import decision_copies
+from airflow_provider_taskq.spark.staging import StagedAttempt, commit_with_retry, copy_rows
 from airflow_provider_taskq.spark.transforms import DECISION_ARROW_SCHEMA, decision_values
-from airflow_provider_taskq.spark.writers import CompleteWriter, complete_stage, stage_check
+from airflow_provider_taskq.spark.writers import BatchWriter
 from airflow_provider_taskq.worker.batches import Batch, CommitHook, FollowUp, Release, name_of
 from airflow_provider_taskq.worker.commit import (
     CommitHookInterrupted,
@@ -118,7 +117,7 @@ class DriverActions:
         return batch
 
 
-def commit_on_driver(writer: CompleteWriter, attempts: Sequence[StagedAttempt], pickled: Iterable[bytes]) -> None:
+def commit_on_driver(writer: BatchWriter, attempts: Sequence[StagedAttempt], pickled: Iterable[bytes]) -> None:
     """Commit the decisions of these attempts together with the pickled `DriverActions` of their batches.
 
     The commit is retried for up to a minute if the server goes away or interrupts a commit hook. After that, the tasks
@@ -166,7 +165,7 @@ class DriverCommit:
                 completed = _completed_decisions(conn, stage, decisions)
                 self._topics.update(dict.fromkeys(push_follow_ups(TaskQueue(conn), actions.batch(), completed)))
 
-    def after_commit(self, writer: CompleteWriter) -> None:
+    def after_commit(self, writer: BatchWriter) -> None:
         """Call the functions of `after_commit`, and notify the consumers of the pushes. Errors are only logged."""
         for call in [call for actions in self._actions for call in actions.after_commit_calls]:
             try:
@@ -180,17 +179,17 @@ class DriverCommit:
                         TaskQueue(conn).notify(topic)
 
 
-def _commit_once(writer: CompleteWriter, attempts: Sequence[StagedAttempt], commit: DriverCommit) -> None:
+def _commit_once(writer: BatchWriter, attempts: Sequence[StagedAttempt], commit: DriverCommit) -> None:
     with writer.connection_info.connect() as conn:
         if not _is_committed(conn, writer):
             changed = _stage_changes(conn, writer, commit.run_hooks(conn))
-            complete_stage(conn, writer.options, writer.stage, [*attempts, changed])
+            writer.rows.commit(conn, writer.stage, [*attempts, changed])
             commit.push_follow_ups(conn, writer.stage)
 
 
-def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool:
+def _is_committed(conn: psycopg.Connection[Any], writer: BatchWriter) -> bool:
     """Return whether an earlier attempt, whose answer was lost, has completed the stage."""
-    statement, arguments = stage_check(writer.options, writer.stage)
+    statement, arguments = writer.rows.still_open(writer.stage)
     try:
         with conn.transaction(), translate_errors():
             conn.execute(statement.encode(), arguments)
@@ -202,20 +201,14 @@ def _is_committed(conn: psycopg.Connection[Any], writer: CompleteWriter) -> bool
 
 
 def _stage_changes(
-    conn: psycopg.Connection[Any], writer: CompleteWriter, changed: Sequence[tuple[Task, Decision]]
+    conn: psycopg.Connection[Any], writer: BatchWriter, changed: Sequence[tuple[Task, Decision]]
 ) -> StagedAttempt:
     """Stage the changed decisions, which the queue merges with those of the executors."""
-    if not changed:
-        return StagedAttempt(DRIVER_PART, 0, 0)
-    rows = [decision_values(task.sequence, decision, (), ()) for task, decision in changed]
-    stager = FollowUpStager((writer.stage, DRIVER_PART, 0), lambda: conn)
-    decisions = pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
-    (batch,) = stager.stage_and_remove(iter([decisions]))
-    with translate_errors(), conn.cursor().copy(COPY_DECISIONS.encode()) as copy:
-        copy.write(SIGNATURE)
-        copy.write(memoryview(encode_decisions(batch, UUID(writer.stage).bytes, DRIVER_PART, 0)))
-        copy.write(TRAILER)
-    return StagedAttempt(DRIVER_PART, 0, len(rows))
+    if changed:
+        rows = [decision_values(task.sequence, decision, (), ()) for task, decision in changed]
+        batch = pa.RecordBatch.from_pylist(rows, schema=DECISION_ARROW_SCHEMA)
+        copy_rows(conn, decision_copies(batch, Attempt(UUID(writer.stage), DRIVER_PART, 0)))
+    return StagedAttempt(DRIVER_PART, 0, len(changed))
 
 
 def _completed_decisions(

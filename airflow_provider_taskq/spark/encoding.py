@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,13 +14,14 @@ from airflow_provider_taskq.queue import InvalidTask, Result
 from airflow_provider_taskq.spark.binary_copy import binary_rows
 from airflow_provider_taskq.spark.columns import json_of
 
-COPY_DECISIONS = (
+_COPY_DECISIONS = (
     "COPY taskq.staged (stage, part, attempt, sequence, result, output, error, delay) FROM STDIN (FORMAT binary)"
 )
-COPY_TASKS = (
-    "COPY taskq.staged_task (stage, part, attempt, place, topic, identifier, payload, reference, suspended,"
+_COPY_TASKS = (
+    "COPY taskq.staged_task (stage, part, attempt, place, parent, topic, identifier, payload, reference, suspended,"
     " available_at, delay, ttl, priority, depends_on) FROM STDIN (FORMAT binary)"
 )
+Copy = tuple[str, pa.Buffer]  # a COPY statement, and its rows
 MAX_ERROR = 10_000  # characters
 MAX_DELAY = 3650 * 86_400 * 1_000_000  # microseconds
 
@@ -33,6 +36,9 @@ _DECISION_TYPES = {
     "message": ("string", "void"),
     "error": ("string", "void"),
     "delay": (*_DURATION, "void"),
+    "continued": ("boolean", "void"),
+    "push": ("string", "array", "void"),
+    "junctions": ("string", "array", "void"),
 }
 _TASK_TYPES = {
     "identifier": ("string",),
@@ -58,53 +64,71 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def check_decision_columns(columns: Mapping[str, str]) -> None:
     """Check that these columns (name to Spark type) can be decisions. Raises InvalidTask."""
+    check_decision_names(columns)
     for name, kind in columns.items():
+        if kind.partition("<")[0] not in _DECISION_TYPES[name]:
+            raise InvalidTask(f"column {name} of the decisions is {kind}, not {' or '.join(_DECISION_TYPES[name])}")
+
+
+def check_decision_names(names: Iterable[str]) -> None:
+    """Check that these are names of columns of decisions, and none is missing. Raises InvalidTask."""
+    found = list(names)
+    for name in found:
         if name not in _DECISION_TYPES:
             raise InvalidTask(f"unknown column {name!r} in the decisions: use {', '.join(_DECISION_TYPES)}")
-        if kind not in _DECISION_TYPES[name]:
-            raise InvalidTask(f"column {name} of the decisions is {kind}, not {' or '.join(_DECISION_TYPES[name])}")
-    require_columns(columns, "sequence", "result")
+    for name in ("sequence", "result"):
+        if name not in found:
+            raise InvalidTask(f"decisions need a column {name}: these have {', '.join(found) or 'none'}")
 
 
-def require_columns(columns: Iterable[str], *required: str) -> None:
-    """Check that decisions have the required columns. Raises InvalidTask."""
-    names = list(columns)
-    for name in required:
-        if name not in names:
-            raise InvalidTask(f"decisions need a column {name}: these have {', '.join(names) or 'none'}")
+@dataclass(slots=True)
+class Attempt:
+    """An attempt of a Spark task that stages rows. `placed` counts the new tasks that it has encoded."""
+
+    stage: UUID
+    part: int
+    number: int
+    placed: int = 0
+
+    def columns(self, count: int) -> list[pa.Array]:
+        """Return the first columns of `count` rows of any staging table."""
+        return [
+            pa.repeat(pa.scalar(self.stage.bytes, pa.binary()), count),
+            pa.repeat(pa.scalar(self.part, pa.int32()), count),
+            pa.repeat(pa.scalar(self.number, pa.int64()), count),
+        ]
+
+    def places(self, count: int) -> pa.Array:
+        """Return the places of the next `count` new tasks."""
+        self.placed += count
+        return pa.array(range(self.placed - count, self.placed), pa.int64())
 
 
-def encode_decisions(batch: pa.RecordBatch, stage: bytes, part: int, attempt: int) -> pa.Buffer:
-    """Encode decisions as rows for COPY_DECISIONS. Raises InvalidTask, which names the task, for an invalid one."""
+def encode_decisions(batch: pa.RecordBatch, attempt: Attempt) -> Copy:
+    """Encode decisions. Raises InvalidTask, which names the task, for an invalid one."""
     sequences = batch.column("sequence")
     if sequences.null_count:
         raise InvalidTask("a decision has no sequence: the column sequence is null")
-    results = _result_numbers(batch.column("result"), sequences)
-    return binary_rows(
-        [
-            *_stage_columns(batch.num_rows, stage, part, attempt),
-            sequences.cast(pa.int64()),
-            results.cast(pa.int16()),
-            _messages(_optional(batch, "message"), sequences),
-            _errors(_optional(batch, "error"), sequences),
-            _delays(_optional(batch, "delay"), results, sequences),
-        ]
-    )
-
-
-def _stage_columns(count: int, stage: bytes, part: int, attempt: int) -> list[pa.Array]:
-    return [
-        pa.repeat(pa.scalar(stage, pa.binary()), count),
-        pa.repeat(pa.scalar(part, pa.int32()), count),
-        pa.repeat(pa.scalar(attempt, pa.int64()), count),
+    results = result_numbers(batch)
+    columns = [
+        *attempt.columns(batch.num_rows),
+        sequences.cast(pa.int64()),
+        results.cast(pa.int16()),
+        _messages(optional(batch, "message"), sequences),
+        _errors(optional(batch, "error"), sequences),
+        _delays(optional(batch, "delay"), results, sequences),
     ]
+    return _COPY_DECISIONS, binary_rows(columns)
 
 
-def _optional(batch: pa.RecordBatch, name: str) -> pa.Array:
+def optional(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Return a column, or nulls if the batch has no such column."""
     return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows)
 
 
-def _result_numbers(results: pa.Array, sequences: pa.Array) -> pa.Array:
+def result_numbers(batch: pa.RecordBatch) -> pa.Array:
+    """Return the results of decisions as numbers. Raises InvalidTask for an unknown one."""
+    results = batch.column("result")
     if kinds.is_integer(results.type):
         numbers = pc.if_else(pc.and_(pc.greater_equal(results, 0), pc.less(results, len(RESULT_NAMES))), results, None)
     else:
@@ -113,7 +137,9 @@ def _result_numbers(results: pa.Array, sequences: pa.Array) -> pa.Array:
         place = pc.index(pc.is_null(numbers), True).as_py()
         value = results[place].as_py()
         shown = "null" if value is None else repr(value if len(str(value)) <= 30 else str(value)[:30] + "...")
-        raise InvalidTask(f"unknown result {shown} of the decision on task {sequences[place]}: use {_ALL_RESULTS}")
+        raise InvalidTask(
+            f"unknown result {shown} of the decision on task {batch.column('sequence')[place]}: use {_ALL_RESULTS}"
+        )
     return numbers
 
 
@@ -201,54 +227,67 @@ def check_task_columns(columns: Mapping[str, str], topic: str | None) -> None:
             raise InvalidTask(f"the payload holds a {name}, which is not JSON: convert the column with to_json")
 
 
-def encode_tasks(batch: pa.RecordBatch, stage: bytes, part: int, attempt: int, first: int) -> pa.Buffer:
-    """Encode new tasks as rows for COPY_TASKS. Raises InvalidTask for a task that the staging table cannot store.
+def task_copies(batch: pa.RecordBatch, attempt: Attempt) -> list[Copy]:
+    """Encode the new tasks of a push. Raises InvalidTask, which names the row, for one that cannot be staged."""
+    first, identifiers = attempt.placed, batch.column("identifier")
 
-    `first` is the place of the batch's first row in its partition.
+    def described(place: int) -> str:
+        identifier = identifiers[place].as_py()
+        shown = "null" if identifier is None else repr(identifier[:100])
+        return f"row {first + place} of partition {attempt.part} (identifier {shown})"
+
+    return [encode_tasks(batch, attempt, described)]
+
+
+def encode_tasks(
+    batch: pa.RecordBatch, attempt: Attempt, described: Callable[[int], str], parents: pa.Array | None = None
+) -> Copy:
+    """Encode new tasks. Raises InvalidTask, with `described` of the row, for one that the table cannot store.
+
+    :param parents: the decided tasks that these tasks follow.
     """
-    tasks = _TaskEncoder(batch, part, first)
-    return binary_rows(
-        [
-            *_stage_columns(batch.num_rows, stage, part, attempt),
-            pa.array(range(first, first + batch.num_rows), pa.int64()),
-            tasks.texts("topic"),
-            tasks.texts("identifier"),
-            tasks.payloads(),
-            tasks.texts("reference"),
-            _optional(batch, "suspended"),
-            _optional(batch, "available_at"),
-            tasks.durations("delay"),
-            tasks.durations("ttl"),
-            tasks.priorities(),
-            tasks.dependencies(),
-        ]
-    )
+    tasks, count = _TaskEncoder(batch, described), batch.num_rows
+    columns = [
+        *attempt.columns(count),
+        attempt.places(count),
+        pa.nulls(count) if parents is None else parents,
+        tasks.texts("topic"),
+        tasks.texts("identifier"),
+        tasks.payloads(),
+        tasks.texts("reference"),
+        optional(batch, "suspended"),
+        optional(batch, "available_at"),
+        tasks.durations("delay"),
+        tasks.durations("ttl"),
+        tasks.priorities(),
+        tasks.dependencies(),
+    ]
+    return _COPY_TASKS, binary_rows(columns)
 
 
+@dataclass(frozen=True, slots=True)
 class _TaskEncoder:
     """Converts the columns of one batch of new tasks."""
 
-    def __init__(self, batch: pa.RecordBatch, part: int, first: int) -> None:
-        self.batch = batch
-        self.part = part
-        self.first = first
+    batch: pa.RecordBatch
+    described: Callable[[int], str]
 
     def texts(self, name: str) -> pa.Array:
-        texts = _optional(self.batch, name)
+        texts = optional(self.batch, name)
         if texts.null_count < len(texts):
             self._refuse_any(pc.match_substring(texts, "\x00"), f"its {name} holds a NUL")
         return texts
 
     def payloads(self) -> pa.Array:
         """Return payloads as JSON texts. The database checks those that the DataFrame has as strings."""
-        payloads = _optional(self.batch, "payload")
+        payloads = optional(self.batch, "payload")
         if kinds.is_string(payloads.type) or kinds.is_null(payloads.type):
             return self.texts("payload")
         return self._encoded(payloads, lambda value: json_of(value, payloads.type), "payload")
 
     def durations(self, name: str) -> pa.Array:
         """Return durations, which the DataFrame has as intervals or in seconds."""
-        column = _optional(self.batch, name)  # becomes microseconds: a "day" of PostgreSQL may have 23 or 25 hours
+        column = optional(self.batch, name)  # becomes microseconds: a "day" of PostgreSQL may have 23 or 25 hours
         if kinds.is_null(column.type) or kinds.is_duration(column.type):
             microseconds = column.cast(pa.duration("us")).cast(pa.int64())
         else:
@@ -261,17 +300,17 @@ class _TaskEncoder:
 
     def priorities(self) -> pa.Array:
         """Return priorities as 32-bit integers, which the staging table needs. The database checks their range."""
-        priorities = _optional(self.batch, "priority").cast(pa.int64())
+        priorities = optional(self.batch, "priority").cast(pa.int64())
         far = pc.or_(pc.less(priorities, -(2**31)), pc.greater(priorities, 2**31 - 1))
         self._refuse_any(far, "its priority is outside -100..100")
         return priorities.cast(pa.int32())
 
     def dependencies(self) -> pa.Array:
         """Return dependencies as JSON lists of pairs of topic and identifier."""
-        column = _optional(self.batch, "depends_on")
+        column = optional(self.batch, "depends_on")
         if column.null_count == len(column):
             return pa.nulls(len(column))
-        return self._encoded(column, pairs_text, "depends_on")
+        return self._encoded(column, _pairs_text, "depends_on")
 
     def _encoded(self, column: pa.Array, encode: Callable[[Any], str], name: str) -> pa.Array:
         texts = []
@@ -289,12 +328,10 @@ class _TaskEncoder:
             self._refuse(place, reason)
 
     def _refuse(self, place: int, reason: str) -> NoReturn:
-        identifier = self.batch.column("identifier")[place].as_py()
-        shown = "null" if identifier is None else repr(identifier[:100])
-        raise InvalidTask(f"row {self.first + place} of partition {self.part} (identifier {shown}): {reason}")
+        raise InvalidTask(f"{self.described(place)}: {reason}")
 
 
-def pairs_text(value: Any) -> str:
+def _pairs_text(value: Any) -> str:
     """Encode dependencies, a list or JSON text of pairs or structs, as JSON. Raises ValueError for anything else."""
     found = json.loads(value) if isinstance(value, str) else value
     if isinstance(found, list):

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -19,13 +19,14 @@ from airflow_provider_taskq.queue.faults import classify
 from airflow_provider_taskq.spark.binary_copy import SIGNATURE, TRAILER
 from airflow_provider_taskq.spark.columns import plain_batch
 from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.encoding import Attempt, Copy
 
 COMMIT_SECONDS = 60.0  # for how long a commit is retried while the server is away
 # Local properties of every Spark task of a stream: the ID of the query, from its checkpoint, and the batch's number.
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
-Encode = Callable[[pa.RecordBatch, int], pa.Buffer]
+Encode = Callable[[pa.RecordBatch, Attempt], Iterable[Copy]]
 Check = tuple[str, Sequence[object]]  # a statement, and its arguments
 
 
@@ -72,26 +73,34 @@ def query_id(context: TaskContext) -> str | None:
 
 
 def stage_rows(
-    connection_info: ConnectionInfo, statement: str, batches: Iterable[pa.RecordBatch], encode: Encode, check: Check
+    connection_info: ConnectionInfo, batches: Iterable[pa.RecordBatch], encode: Encode, check: Check, attempt: Attempt
 ) -> int:
-    """Copy the rows of one attempt in one transaction, which ends with the check, and return the number of rows.
+    """Copy the rows of one attempt, on an executor, in one transaction for each batch, and return their number.
 
-    `encode` gets a batch and the number of rows before it. If there are no rows, no connection is opened.
+    Each transaction ends with the check. No transaction is open while the next batch is computed. If there are no rows,
+    no connection is opened.
     """
-    nonempty = (plain_batch(batch) for batch in batches if batch.num_rows)
-    first = next(nonempty, None)
-    if first is None:
-        return 0
     count = 0
-    with connection_info.connect_executor() as conn, translate_errors():
-        with conn.cursor().copy(statement.encode()) as copy:
-            copy.write(SIGNATURE)
-            for batch in chain((first,), nonempty):
-                copy.write(memoryview(encode(batch, count)))
+    with ExitStack() as stack, translate_errors():
+        conn: psycopg.Connection[Any] | None = None
+        for batch in batches:
+            if batch.num_rows:
+                copies = encode(plain_batch(batch), attempt)  # an invalid row needs no connection
+                conn = conn or stack.enter_context(connection_info.connect_executor())
+                copy_rows(conn, copies)
+                conn.execute(check[0].encode(), check[1])
+                conn.commit()
                 count += batch.num_rows
-            copy.write(TRAILER)
-        conn.execute(check[0].encode(), check[1])
     return count
+
+
+def copy_rows(conn: psycopg.Connection[Any], copies: Iterable[Copy]) -> None:
+    """Copy encoded rows into the staging tables, in the caller's transaction."""
+    for statement, rows in copies:
+        with translate_errors(), conn.cursor().copy(statement.encode()) as copy:
+            copy.write(SIGNATURE)
+            copy.write(memoryview(rows))
+            copy.write(TRAILER)
 
 
 def successful_attempts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedAttempt]:

@@ -1,51 +1,18 @@
-"""Streams: readStream reads the log of a topic, writeStream pushes or completes the tasks of each micro-batch once."""
+"""mode=log: readStream reads the log of a topic."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, Self
-from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    InputPartition,
-    WriterCommitMessage,
-)
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from airflow_provider_taskq.queue import Cursor, TaskQueue, TaskQueueError
-from airflow_provider_taskq.queue.errors import translate_errors
-from airflow_provider_taskq.spark.columns import column_types
 from airflow_provider_taskq.spark.connection import ConnectionInfo
-from airflow_provider_taskq.spark.encoding import check_decision_columns, check_task_columns
-from airflow_provider_taskq.spark.options import (
-    HeldOptions,
-    PushOptions,
-    parse_number,
-    parse_options,
-    parse_partitions,
-    require,
-)
+from airflow_provider_taskq.spark.options import parse_number, parse_options, parse_partitions, require
 from airflow_provider_taskq.spark.readers import SequenceRange, arrow_schema, copy_batches, spark_schema
-from airflow_provider_taskq.spark.staging import (
-    StagedAttempt,
-    begin_batch,
-    commit_with_retry,
-    micro_batch,
-    successful_attempts,
-    task_context,
-)
-from airflow_provider_taskq.spark.writers import (
-    abandon_push,
-    abandon_stage,
-    complete_stage,
-    push_stage,
-    stage_decisions,
-    stage_tasks,
-)
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
@@ -210,87 +177,3 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         statement = "SELECT taskq.log_end(%s::text, %s::bigint, %s::bigint)"
         ((end,),) = self.connection_info.fetch_all(statement, (self.options.topic, after, max_tasks))
         return int(end)
-
-
-@dataclass(eq=False)
-class PushStreamWriter(DataSourceStreamArrowWriter):
-    """Pushes the tasks of each micro-batch once: a replayed batch commits nothing.
-
-    The batch's number is stored under the stream's name, in the transaction that pushes its tasks.
-    """
-
-    options: PushOptions
-    seed: str
-    connection_info: ConnectionInfo
-
-    @classmethod
-    def open(cls, options: PushOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
-        """Check the columns and the options, and return the writer of one run of a stream."""
-        check_task_columns(column_types(schema), options.topic)
-        if options.batch is not None:
-            raise TaskQueueError("format taskq, mode push: writeStream numbers its batches: remove option 'batch'")
-        return cls(options, str(uuid4()), connection_info)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Stage one partition of one batch, on an executor."""
-        context = task_context()
-        stage, stream = micro_batch(context, self.options.stream, self.seed)
-        return stage_tasks(self.connection_info, iterator, stage, context, stream)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """Push one batch, on the driver, unless it was pushed before."""
-        if attempts := successful_attempts(messages):
-            stage, stream = attempts[0].stage, attempts[0].stream
-            commit_with_retry(lambda: push_stage(self.connection_info, self.options, stage, attempts, stream, batch))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:  # noqa: ARG002
-        """Delete the staged rows, if a message names their stage."""
-        for staged in successful_attempts(messages)[:1]:
-            with self.connection_info.connect() as conn:
-                abandon_push(conn, staged.stage)
-
-
-@dataclass(eq=False)
-class CompleteStreamWriter(DataSourceStreamArrowWriter):
-    """Completes the tasks of each micro-batch together, and once: a replayed batch commits nothing.
-
-    The owner of the option `owner` has to hold the tasks, and its lease has to be kept, until then. The batch's number
-    is stored under the stream's name, in the transaction that commits its decisions.
-    """
-
-    options: HeldOptions
-    seed: str
-    connection_info: ConnectionInfo
-
-    @classmethod
-    def open(cls, options: HeldOptions, schema: StructType, connection_info: ConnectionInfo) -> Self:
-        """Check the columns, and return the writer of one run of a stream."""
-        check_decision_columns(column_types(schema))
-        return cls(options, str(uuid4()), connection_info)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
-        """Stage one partition of one batch, on an executor."""
-        context = task_context()
-        stage, stream = micro_batch(context, self.options.stream, self.seed)
-        return stage_decisions(self.connection_info, self.options, iterator, stage, context, stream)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """Commit one batch, on the driver, unless it was committed before."""
-        if attempts := successful_attempts(messages):
-            commit_with_retry(lambda: self._complete(attempts, batch))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:  # noqa: ARG002
-        """Delete the staged rows, if a message names their stage. Other rows are deleted after the lease has ended."""
-        for staged in successful_attempts(messages)[:1]:
-            with self.connection_info.connect() as conn:
-                abandon_stage(conn, staged.stage)
-
-    def _complete(self, attempts: Sequence[StagedAttempt], batch: int) -> None:
-        first = attempts[0]
-        with self.connection_info.connect() as conn:
-            with translate_errors():
-                is_new = begin_batch(conn, first.stream, batch, first.query)
-            if is_new:
-                complete_stage(conn, self.options, first.stage, attempts)
-            conn.commit()
-            abandon_stage(conn, first.stage)

@@ -36,7 +36,7 @@ from airflow_provider_taskq.queue.encoding import decode_json, json_text
 from airflow_provider_taskq.queue.errors import trace_text
 from airflow_provider_taskq.queue.task_input import TaskInput
 from airflow_provider_taskq.spark.columns import json_of
-from airflow_provider_taskq.spark.encoding import RESULT_NAMES, require_columns
+from airflow_provider_taskq.spark.encoding import RESULT_NAMES, check_decision_names
 from airflow_provider_taskq.spark.follow_ups import follow_up
 from airflow_provider_taskq.spark.readers import arrow_schema, spark_schema
 from airflow_provider_taskq.worker.batches import BatchContext
@@ -292,13 +292,6 @@ def blocks_identifier(row: Mapping[str, Any] | None, condition: Condition) -> bo
     return row["result"] == "SUSPENSION" and (row.get("delay") is not None or until_success)
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Check that all names are columns of decisions. Raises InvalidTask for the first one that is not."""
-    for name in names:
-        if name not in DECISION_ARROW_SCHEMA.names:
-            raise InvalidTask(f"unknown column {name!r} in the decisions: use {', '.join(DECISION_ARROW_SCHEMA.names)}")
-
-
 def decisions_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert a batch to DECISION_ARROW_SCHEMA, because Spark has to know the types before the function runs.
 
@@ -306,8 +299,7 @@ def decisions_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     if not isinstance(batch, pa.RecordBatch):
         raise InvalidTask(f"the function yielded a {type(batch).__name__}, not a batch of decisions")
-    check_names(batch.schema.names)
-    require_columns(batch.schema.names, "sequence", "result")
+    check_decision_names(batch.schema.names)
     columns = [_decision_column(batch, field) for field in DECISION_ARROW_SCHEMA]
     return pa.record_batch(columns, schema=DECISION_ARROW_SCHEMA)
 

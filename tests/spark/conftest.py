@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_taskq.spark import DrainResult
+    from airflow_provider_taskq.spark.writers import Decisions
 
 Connection = psycopg.Connection[Any]
 Push = Callable[[int], list[int]]
@@ -63,6 +64,15 @@ def wait_until(conn: Connection, question: str, process: Any = None) -> None:
         assert time.monotonic() < deadline, question
         assert process is None or process.poll() is None, question
         time.sleep(0.01)  # between two checks
+
+
+def decisions_of(owner: Owner) -> "Decisions":
+    """The decisions of an owner, whose lease has the fence."""
+    from airflow_provider_taskq.spark.options import HeldOptions
+    from airflow_provider_taskq.spark.writers import Decisions
+
+    options = {"mode": "complete", "owner": owner.name, "fence": str(owner.fence)}
+    return Decisions(HeldOptions.parse(options, "complete"))
 
 
 @pytest.fixture

@@ -27,9 +27,8 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark.session import describe_error, queue_error
-from airflow_provider_taskq.spark.writers import abandon_stage, open_stage
 from tests.queue.conftest import await_lock_wait, known, until
-from tests.spark.conftest import NUMBER, Complete, Connection, Held, Tasks, staged, states
+from tests.spark.conftest import NUMBER, Complete, Connection, Held, Tasks, decisions_of, staged, states
 
 pytestmark = pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all")
 
@@ -48,7 +47,8 @@ class Stage:
     def __init__(self, conn: Connection, owner: Owner) -> None:
         self.conn = conn
         self.owner = owner
-        self.id = open_stage(conn, owner.name, owner.fence)
+        self.rows = decisions_of(owner)
+        self.id = self.rows.open(conn)
 
     def put(self, part: int, attempt: int, decisions: dict[int, int], note: str = "", by: Any = None) -> None:
         """Stages decisions in a session."""
@@ -220,7 +220,7 @@ def test_an_attempt_that_ends_during_the_commit_is_refused(
         driver.commit()
         with pytest.raises(TaskQueueError, match="was committed"):
             checked.result(60)
-    abandon_stage(conn, stage.id)
+    stage.rows.abandon(conn, stage.id)
     assert staged(conn) == 0
 
 
@@ -233,7 +233,7 @@ def test_a_hanging_attempt_delays_no_commit_and_is_deleted_with_the_lease(
         stage.put(0, 2, dict.fromkeys(sequences, 0), by=still)
         stage.check(still)
         assert stage.complete({(0, 1): 4}) == 4
-        abandon_stage(conn, stage.id)
+        stage.rows.abandon(conn, stage.id)
         still.commit()
     assert states(queue) == {"SUCCEEDED": 4}
     assert staged(conn) == 4

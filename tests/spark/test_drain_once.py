@@ -16,9 +16,10 @@ from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame
 
 from airflow_provider_taskq.queue import LeaseLost, TaskQueue, connect
-from airflow_provider_taskq.spark import DrainResult, data_source
-from airflow_provider_taskq.spark.follow_ups import FollowUpWriter
+from airflow_provider_taskq.spark import DrainResult
+from airflow_provider_taskq.spark.data_source import TaskQDataSource
 from airflow_provider_taskq.spark.staging import StagedAttempt, task_context
+from airflow_provider_taskq.spark.writers import BatchWriter
 from tests.internals import hold_tasks
 from tests.spark.conftest import Drained, Push, check_decided_once, names, states, wait_until
 from tests.spark.programs.transforms import wait_and_follow
@@ -73,24 +74,24 @@ def test_several_actions_on_a_dataframe_decide_each_task_once(
 def test_an_attempt_that_fails_after_staging_all_rows_decides_no_task_twice(
     drained: Drained, queue: TaskQueue, push: Push, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Failing(FollowUpWriter):
+    class Failing(BatchWriter):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
             attempt = super().write(iterator)
             if task_context().attemptNumber() == 0:
                 raise RuntimeError("the staged rows are committed, and this try has failed")
             return attempt
 
-    original = data_source._drain_source
+    original = TaskQDataSource.with_connection
 
     def failing(connection_info: Any, name: str) -> Any:
         class FailingSource(original(connection_info, name)):  # type: ignore[misc]
             def writer(self, schema: Any, overwrite: bool) -> Any:
-                return Failing(super().writer(schema, overwrite).decisions)
+                return Failing(**vars(super().writer(schema, overwrite)))
 
         return FailingSource
 
     sequences = push(100)
-    monkeypatch.setattr(data_source, "_drain_source", failing)
+    monkeypatch.setattr(TaskQDataSource, "with_connection", failing)
     check_once(queue, sequences, drained(follow))
 
 

@@ -3,12 +3,14 @@
 import json
 import traceback
 from typing import Any
+from uuid import UUID, uuid4
 
 import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
+from pyspark.sql.types import ArrayType, DataType, IntegerType, StructType
 
 from airflow_provider_taskq.queue import (
     Decision,
@@ -26,12 +28,12 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task
-from airflow_provider_taskq.spark.follow_ups import FollowUpStager
-from airflow_provider_taskq.spark.options import HeldOptions
-from airflow_provider_taskq.spark.writers import open_stage, stage_check
+from airflow_provider_taskq.spark.encoding import Attempt, Copy
+from airflow_provider_taskq.spark.follow_ups import decision_copies
+from airflow_provider_taskq.spark.staging import copy_rows
 from airflow_provider_taskq.worker import Batch, Composite
 from tests.roles import logged_in
-from tests.spark.conftest import NUMBER, Connection, Drained, Push, names, staged
+from tests.spark.conftest import NUMBER, Connection, Drained, Push, decisions_of, names, staged
 
 pytestmark = pytest.mark.promise("The decisions and follow-ups of a round are committed together, or not at all")
 
@@ -65,10 +67,9 @@ def put(conn: Connection, stage: str, attempt: int, rows: list[tuple[int, int, b
             )
 
 
-def stage_rows(stager: FollowUpStager, *decisions: dict[str, Any]) -> None:
-    """Stages the follow-ups of these decisions."""
-    with translate_errors():
-        assert list(stager.stage_and_remove(iter([pa.RecordBatch.from_pylist(list(decisions))])))
+def copies(stage: str, attempt: int, decision: dict[str, Any]) -> list[Copy]:
+    """Encodes a decision with its follow-ups, as an attempt of part 0 does."""
+    return decision_copies(pa.RecordBatch.from_pylist([decision]), Attempt(UUID(stage), 0, attempt))
 
 
 def complete_stage(conn: Connection, owner: Owner, stage: str, attempt: int, count: int) -> None:
@@ -83,7 +84,7 @@ def test_only_follow_ups_of_continued_tasks_of_the_successful_attempt_are_pushed
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     a, b, c = sequences
-    stage = open_stage(conn, "owner", owner.fence)
+    stage = decisions_of(owner).open(conn)
     put(conn, stage, 1, [(a, 3, None), (b, 3, None), (c, 3, None)])
     put(conn, stage, 2, [(a, 3, None), (b, 2, None), (c, 2, True)])
     for _ in range(2):  # the second time, as a driver whose first answer was lost
@@ -96,16 +97,15 @@ def test_only_follow_ups_of_continued_tasks_of_the_successful_attempt_are_pushed
 def test_follow_ups_staged_during_the_commit_are_refused(
     conn: Connection, dsn: str, owner: Owner, sequences: list[int]
 ) -> None:
-    stage = open_stage(conn, "owner", owner.fence)
+    stage = decisions_of(owner).open(conn)
     put(conn, stage, 1, [(sequences[0], 3, None)])
     pushed = '[{"topic": "next", "identifier": "late"}]'
-    options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
+    statement, arguments = decisions_of(owner).still_open(stage)
     with connect(dsn) as late:
-        stager = FollowUpStager((stage, 0, 2), lambda: late)
-        stage_rows(stager, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed})
+        copy_rows(late, copies(stage, 2, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed}))
         complete_stage(conn, owner, stage, 1, 1)
         with pytest.raises(TaskQueueError, match="was committed"), translate_errors():
-            stager.commit(stage_check(options, stage))
+            late.execute(statement.encode(), arguments)
         late.rollback()
     assert conn.execute("SELECT pushed FROM taskq.finish_stage(%s)", (stage,)).fetchall() == [(1,)]
 
@@ -113,20 +113,32 @@ def test_follow_ups_staged_during_the_commit_are_refused(
 @pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
 def test_the_error_of_a_follow_up_that_cannot_be_staged_shows_no_payload(dsn: str, sequences: list[int]) -> None:
     payload = json.dumps({"secret": "markedpayload0815"})
-    pushed = json.dumps([{"topic": "next", "identifier": "late", "payload": payload}])
-    no_stage: Any = None
+    pushed = json.dumps([{"topic": "next", "identifier": "late", "payload": payload, "priority": 1}])
+    encoded = copies(str(uuid4()), 1, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed})
     with connect(dsn) as conn:
-        stager = FollowUpStager((no_stage, 0, 1), lambda: conn)
+        conn.execute("ALTER TABLE taskq.staged_task ADD CHECK (priority > 100)")
         with pytest.raises(TaskQueueError) as error:
-            stage_rows(stager, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed})
+            copy_rows(conn, encoded)
         conn.rollback()
     cause = error.value.__cause__
     assert isinstance(cause, psycopg.Error)
-    assert "markedpayload0815" in (cause.diag.context or "")
+    assert "markedpayload0815" in (cause.diag.message_detail or "")
     assert "markedpayload0815" not in "".join(traceback.format_exception(error.value))
 
 
 NEW = {"topic": "next", "identifier": "b"}
+
+
+@pytest.mark.parametrize("payload", [{"a": ["b"]}, '{"a": ["b"]}'], ids=["object", "text"])
+@pytest.mark.parametrize("dump", [json.dumps, list], ids=["JSON", "array"])
+def test_the_payload_of_a_follow_up_is_an_object_or_json_text(
+    conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int], payload: Any, dump: Any
+) -> None:
+    stage = decisions_of(owner).open(conn)
+    pushed = dump([{**NEW, "payload": payload}])
+    copy_rows(conn, copies(stage, 1, {"sequence": sequences[0], "result": "SUCCESS", "push": pushed}))
+    complete_stage(conn, owner, stage, 1, 1)
+    assert [task.payload for task in queue.page("next")] == [{"a": ["b"]}]
 
 
 @pytest.mark.parametrize(
@@ -136,29 +148,43 @@ NEW = {"topic": "next", "identifier": "b"}
         ({"push": "{oops"}, "its push is not JSON"),
         ({"push": '{"topic": "next"}'}, "its push is not a list of structs"),
         ({"push": [{"topic": "next"}]}, "its identifier is not a text"),
-        ({"push": [{**NEW, "available_at": "noon"}]}, "its available_at is not a timestamp"),
-        ({"push": [{**NEW, "available_at": "2026-01-01"}]}, "its available_at has no time zone"),
-        ({"push": [{**NEW, "delay": "soon"}]}, "invalid duration .soon."),
-        ({"push": [{**NEW, "ttl": 1e300}]}, "invalid ttl 1e.300: no such number of seconds"),
+        ({"push": [{**NEW, "available_at": "noon"}]}, "its available_at is not a timestamp with a time zone"),
+        ({"push": [{**NEW, "available_at": "2026-01-01"}]}, "its available_at is not a timestamp with a time zone"),
+        ({"push": [{**NEW, "delay": "soon"}]}, "its delay is not a duration"),
+        ({"push": [{**NEW, "ttl": 1e300}]}, "its ttl is not a duration"),
         ({"push": [{**NEW, "depends_on": ["oops"]}]}, "its depends_on is not a list of pairs"),
         ({"junctions": [{"topic": "next", "groups": ["oops"]}]}, "its groups are not a list of lists"),
     ],
 )
 def test_a_follow_up_that_cannot_be_staged_is_named_by_its_task(follow_up: dict[str, Any], words: str) -> None:
-    def connected() -> psycopg.Connection[Any]:
-        raise AssertionError("there is nothing to stage")
-
-    stager = FollowUpStager(("", 0, 1), connected)
+    texts = {name: given if isinstance(given, str) else json.dumps(given) for name, given in follow_up.items()}
     with pytest.raises(InvalidTask, match=f"the follow-up of task 7: {words}") as refused:
-        stage_rows(stager, {"sequence": 7, "result": "SUCCESS", **follow_up})
+        copies(str(uuid4()), 1, {"sequence": 7, "result": "SUCCESS", **texts})
     assert "oops" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("push", "words"),
+    [
+        (IntegerType(), "column push of the decisions is array<int>, not an array of structs"),
+        (StructType().add("topic", "string").add("prio", "integer"), "unknown column 'prio' in the new tasks"),
+        (
+            StructType().add("topic", "string").add("identifier", "integer"),
+            "column identifier of the new tasks is int, not string",
+        ),
+    ],
+)
+def test_the_structs_of_new_tasks_are_checked_before_the_job(owner: Owner, push: DataType, words: str) -> None:
+    schema = StructType().add("sequence", "long").add("result", "string")
+    with pytest.raises(InvalidTask, match=words):
+        decisions_of(owner).check_columns(schema.add("push", ArrayType(push)))
 
 
 def test_follow_ups_of_a_task_decided_twice_need_both_decisions_continued(
     conn: Connection, queue: TaskQueue, owner: Owner, sequences: list[int]
 ) -> None:
     a, b, c = sequences
-    stage = open_stage(conn, "owner", owner.fence)
+    stage = decisions_of(owner).open(conn)
     twice = [(a, 3, None), (a, 0, None), (b, 3, None), (b, 3, False), (c, 3, None), (c, 2, True)]
     put(conn, stage, 1, twice)
     complete_stage(conn, owner, stage, 1, 6)
@@ -183,7 +209,7 @@ def test_a_follow_up_that_breaks_a_rule_refuses_all(
     error: type[Exception],
     words: str,
 ) -> None:
-    stage = open_stage(conn, "owner", owner.fence)
+    stage = decisions_of(owner).open(conn)
     put(conn, stage, 1, [(sequences[0], 3, None)])
     conn.execute(f"UPDATE taskq.staged_task SET {column} = %s".encode(), (value,))
     with pytest.raises(error, match=words):
@@ -259,8 +285,8 @@ def test_dataframes_push_and_release_for_the_tasks_that_they_continue(
             "sequence",
             "element_at(array('SUCCESS', 'SUCCESS', 'FILTER', 'FILTER', 'FAILURE', 'FAILURE'), number + 1) AS result",
             "element_at(array(null, false, null, true, null, true), number + 1) AS continued",
-            "array(named_struct('topic', 'next', 'identifier', identifier, 'payload', payload, 'available_at', created,"
-            " 'delay', cast(null AS int))) AS push",
+            "array(named_struct('topic', 'next', 'identifier', identifier, 'payload', struct(number, map(date(created),"
+            " identifier) AS seen), 'available_at', created, 'delay', cast(null AS int))) AS push",
             "array(named_struct('topic', 'next', 'groups', array(array(concat('wait-', number))))) AS junctions",
         )
 
@@ -273,4 +299,5 @@ def test_dataframes_push_and_release_for_the_tasks_that_they_continue(
         **dict.fromkeys(going_on, State.READY),
         **{f"wait-{n}": State.READY if f"item-{n}" in going_on else State.SUSPENDED for n in range(6)},
     }
-    assert queue.latest("next", ["item-3"])["item-3"].payload == {"number": 3}
+    task = queue.latest("next", ["item-3"])["item-3"]
+    assert task.payload == {"number": 3, "seen": {str(task.created.date()): "item-3"}}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,11 +16,11 @@ from pyspark.sql.types import StructType
 from airflow_provider_taskq.queue import Insertion, InvalidTask, State, TaskQueue, TaskQueueError, UnknownTopic
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
-from airflow_provider_taskq.spark.encoding import COPY_TASKS, check_task_columns, encode_tasks
+from airflow_provider_taskq.spark.encoding import Attempt, check_task_columns, task_copies
 from airflow_provider_taskq.spark.options import PushOptions
 from airflow_provider_taskq.spark.session import describe_error, queue_error
 from airflow_provider_taskq.spark.staging import StagedAttempt, stage_rows, task_context
-from airflow_provider_taskq.spark.writers import PushWriter, push_stage
+from airflow_provider_taskq.spark.writers import BatchWriter, NewTasks, commit_stage
 from tests.internals import interrupted, ttls
 from tests.queue.conftest import everything
 from tests.roles import logged_in
@@ -30,6 +29,7 @@ from tests.spark.conftest import Connection, names, staged
 pytestmark = pytest.mark.promise("The rows of a job become tasks once, in order, although Spark repeats its tasks")
 
 
+WORK = NewTasks(PushOptions.parse({"mode": "push", "topic": "work"}))
 Write = Callable[..., None]
 PushRows = Callable[..., None]
 
@@ -56,7 +56,7 @@ def push_rows(dsn: str) -> PushRows:
         given = {name: value for name, value in wanted.items() if value}
         batch = pa.RecordBatch.from_pylist(rows) if isinstance(rows, list) else rows
         [(stage,)] = info.fetch_all("SELECT taskq.open_push()::text")
-        writer = PushWriter(PushOptions.parse({"mode": "push", **given}), stage, info)
+        writer = BatchWriter(NewTasks(PushOptions.parse({"mode": "push", **given})), stage, info)
         try:
             count = stage_batch(info, stage, batch)
             for _ in range(2):  # the second time as if the first answer had been lost
@@ -70,9 +70,7 @@ def push_rows(dsn: str) -> PushRows:
 
 def stage_batch(info: ConnectionInfo, stage: str, batch: pa.RecordBatch) -> int:
     """Stages one batch as partition 0."""
-    encode = partial(encode_tasks, stage=UUID(stage).bytes, part=0, attempt=1)
-    check = ("SELECT taskq.check_push(%s::uuid)", (stage,))
-    return stage_rows(info, COPY_TASKS, [batch], lambda each, first: encode(each, first=first), check)
+    return stage_rows(info, [batch], task_copies, WORK.still_open(stage), Attempt(UUID(stage), 0, 1))
 
 
 def test_rows_become_tasks_in_the_order_of_their_partitions(
@@ -265,7 +263,7 @@ def test_an_empty_dataframe_pushes_nothing(spark: SparkSession, write: Write, qu
 def test_each_row_is_pushed_once_although_spark_repeats_tasks(
     spark: SparkSession, dsn: str, queue: TaskQueue, conn: Connection
 ) -> None:
-    class FailingOnce(PushWriter):
+    class FailingOnce(BatchWriter):
         """Stages and commits a partition, and fails at the first try of every Spark task."""
 
         def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedAttempt:
@@ -282,7 +280,7 @@ def test_each_row_is_pushed_once_although_spark_repeats_tasks(
             return "taskq_twice"
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
-            return FailingOnce.open(PushOptions.parse(self.options), schema, info)
+            return FailingOnce.open(NewTasks(PushOptions.parse(self.options)), schema, info)
 
     spark.dataSource.register(TryingTwice)
     frame = spark.range(0, 100, 1, 2).selectExpr("string(id) AS identifier")
@@ -307,9 +305,8 @@ def test_a_stream_needs_the_number_of_its_batch(push_rows: PushRows, queue: Task
 
 
 def test_rows_lost_in_a_server_crash_are_detected(dsn: str, queue: TaskQueue) -> None:
-    options = PushOptions.parse({"mode": "push", "topic": "work"})
     with pytest.raises(Exception, match="has 0 of the 5 tasks that part 0 reported: run the job again"):
-        push_stage(ConnectionInfo.resolve(dsn), options, str(uuid4()), [StagedAttempt(0, 1, 5)], None, None)
+        commit_stage(ConnectionInfo.resolve(dsn), WORK, str(uuid4()), [StagedAttempt(0, 1, 5)])
     assert names(queue) == []
 
 
@@ -323,10 +320,9 @@ def test_a_stage_that_is_pruned_during_its_push_pushes_nothing(dsn: str, conn: C
         (stage,),
     )
     conn.commit()
-    options = PushOptions.parse({"mode": "push", "topic": "work"})
     removed = pytest.raises(TaskQueueError, match="was removed while it was pushed: run the job again")
     with interrupted(conn, "push", prune), removed:
-        push_stage(ConnectionInfo.resolve(dsn), options, str(stage), [StagedAttempt(0, 1, 20_000)], None, None)
+        commit_stage(ConnectionInfo.resolve(dsn), WORK, str(stage), [StagedAttempt(0, 1, 20_000)])
     assert names(queue) == []
 
 
@@ -354,7 +350,7 @@ def test_a_producer_may_push_from_spark_and_read_nothing(conn: Connection, dsn: 
         info = ConnectionInfo.resolve(producer)
         [(stage,)] = info.fetch_all("SELECT taskq.open_push()::text")
         attempt = StagedAttempt(0, 1, stage_batch(info, stage, pa.record_batch({"identifier": ["a", "b"]})))
-        push_stage(info, PushOptions.parse({"mode": "push", "topic": "work"}), stage, [attempt], "a stream", 0)
+        commit_stage(info, WORK, stage, [attempt], "a stream", 0)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             info.fetch_all("SELECT * FROM taskq.staged_task")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -365,7 +361,7 @@ def test_a_producer_may_push_from_spark_and_read_nothing(conn: Connection, dsn: 
 def test_an_attempt_that_ends_after_its_job_leaves_nothing(dsn: str, conn: Connection) -> None:
     info = ConnectionInfo.resolve(dsn)
     stage = conn.execute("SELECT taskq.open_push()::text").fetchall()[0][0]
-    PushWriter(PushOptions.parse({"mode": "push", "topic": "work"}), stage, info).abort([])
+    BatchWriter(WORK, stage, info).abort([])
     with pytest.raises(TaskQueueError, match="was committed or abandoned"):
         stage_batch(info, stage, pa.record_batch({"identifier": ["late"]}))
     assert staged(conn) == 0

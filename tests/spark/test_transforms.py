@@ -4,6 +4,7 @@ import json
 import struct
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from airflow_provider_taskq.queue import Decision, InvalidTask, NewTask, Result, State, Task, TaskQueue
 from airflow_provider_taskq.spark import JunctionGroups, TaskOutcome, by_task
 from airflow_provider_taskq.spark.composite import Transform
-from airflow_provider_taskq.spark.encoding import check_decision_columns, encode_decisions
+from airflow_provider_taskq.spark.encoding import Attempt, check_decision_columns, encode_decisions
 from airflow_provider_taskq.spark.transforms import decision_row, decisions_batch
 from airflow_provider_taskq.worker import Composite
 from tests.faults.poison import POISON, poison
@@ -124,7 +125,11 @@ STAGE = bytes(range(16))
 def rows(**columns: Any) -> list[list[bytes | None]]:
     """The fields of each row as they are sent."""
     given = {"sequence": pa.array([7], pa.int64()), "result": pa.array(["SUCCESS"]), **columns}
-    data, place, found = encode_decisions(pa.record_batch(given), STAGE, 3, 5).to_pybytes(), 0, []
+    data, place, found = (
+        encode_decisions(pa.record_batch(given), Attempt(UUID(bytes=STAGE), 3, 5))[1].to_pybytes(),
+        0,
+        [],
+    )
     while place < len(data):
         (fields,), place = struct.unpack_from(">h", data, place), place + 2
         row: list[bytes | None] = []

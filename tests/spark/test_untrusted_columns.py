@@ -16,11 +16,10 @@ from airflow_provider_taskq.queue import InvalidTask, NewTask, Task, TaskQueue, 
 from airflow_provider_taskq.spark import by_composite, by_task, in_arrow
 from airflow_provider_taskq.spark.composite import composite_source
 from airflow_provider_taskq.spark.connection import ConnectionInfo
+from airflow_provider_taskq.spark.encoding import check_decision_names
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.session import queue_error
-from airflow_provider_taskq.spark.streams import CompleteStreamWriter
-from airflow_provider_taskq.spark.transforms import check_names
-from airflow_provider_taskq.spark.writers import CompleteWriter
+from airflow_provider_taskq.spark.writers import BatchWriter, Decisions, StreamWriter
 from airflow_provider_taskq.worker import Composite
 from tests.spark.conftest import Drained, states
 from tests.worker.orders import orders
@@ -64,12 +63,12 @@ def columns(name: str) -> tuple[str, str, str]:
 @pytest.mark.parametrize("name", INTERNAL)
 def test_decisions_have_no_internal_column(name: str) -> None:
     with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}, continued, push"):
-        check_names(["sequence", "result", name])
-    options = HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete")
+        check_decision_names(["sequence", "result", name])
+    rows = Decisions(HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete"))
     schema = StructType().add("sequence", "long").add("result", "string").add(name, "binary")
-    for writer in (CompleteWriter, CompleteStreamWriter):
+    for writer in (BatchWriter, StreamWriter):
         with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}"):
-            writer.open(options, schema, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"))
+            writer.open(rows, schema, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"))
 
 
 def around_a_composite(tasks: DataFrame) -> DataFrame:

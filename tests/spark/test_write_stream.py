@@ -12,7 +12,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.options import PushOptions
-from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL, PushStreamWriter
+from airflow_provider_taskq.spark.streams import ADMISSION_CONTROL
+from airflow_provider_taskq.spark.writers import NewTasks, StreamWriter
 from tests.internals import stream_batches
 from tests.spark.conftest import Connection, Held, Push, names, staged, states
 
@@ -119,7 +120,7 @@ def test_a_stream_numbers_its_batches_itself(dsn: str) -> None:
     options = PushOptions.parse({"mode": "push", "topic": "work", "stream": "s", "batch": "1"})
     schema = StructType([StructField("identifier", StringType())])
     with pytest.raises(TaskQueueError, match="writeStream numbers its batches"):
-        PushStreamWriter.open(options, schema, ConnectionInfo.resolve(dsn))
+        StreamWriter.open(NewTasks(options), schema, ConnectionInfo.resolve(dsn))
 
 
 def begin(conn: Connection, stream: str, batch: int, query: str | None = None) -> bool:

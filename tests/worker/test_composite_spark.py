@@ -31,7 +31,7 @@ from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.driver_commit import DriverActions, commit_on_driver
 from airflow_provider_taskq.spark.options import HeldOptions
 from airflow_provider_taskq.spark.staging import StagedAttempt
-from airflow_provider_taskq.spark.writers import CompleteWriter
+from airflow_provider_taskq.spark.writers import BatchWriter, Decisions
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite import Composite
 
@@ -169,7 +169,7 @@ def commit_staged(queue: TaskQueue, dsn: str, owner: Owner, batch: Batch, made: 
     queue.conn.cursor().executemany(row, [(stage, task.sequence, made.result) for task in batch.tasks])
     options = HeldOptions(mode="complete", owner=owner.name, fence=owner.fence, topic="work", partitions=1, stage=stage)
     for _ in range(times):
-        writer = CompleteWriter(options, stage, ConnectionInfo.resolve(dsn))
+        writer = BatchWriter(Decisions(options), stage, ConnectionInfo.resolve(dsn))
         commit_on_driver(writer, [StagedAttempt(0, 1, len(batch.tasks))], [actions])
 
 
