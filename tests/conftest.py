@@ -34,7 +34,7 @@ TEMPLATE = f"taskq_template_{os.getpid()}"
 
 # Tests lose nothing that matters when the machine goes down, and start a database each.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_prepared_transactions": "8"}
-FAST |= {"max_wal_size": "512MB"}  # it may be in memory
+FAST |= {"max_wal_size": "512MB", "wal_level": "logical"}  # it may be in memory; tables may be published
 
 # On a disk, to make a database of 400 files costs ten times as much CPU.
 MEMORY = Path("/dev/shm")  # noqa: S108 -- the server makes a folder of its own

@@ -140,6 +140,27 @@ def test_verbs_leave_nothing_in_the_session(
             assert conn.execute(settings.encode()).fetchall() == before, name
 
 
+NO_REPLICA_IDENTITY = """SELECT c.oid::regclass::text FROM pg_class c
+    WHERE c.relnamespace = ANY (%s::regnamespace[]) AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+      AND c.relreplident NOT IN ('f', 'i')
+      AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)"""
+
+
+@pytest.mark.promise("A publication of all tables hinders no call")
+def test_verbs_run_in_a_database_whose_tables_are_all_published(own_queue: TaskQueue) -> None:
+    own_queue.create_topic("own", own_tables=True)
+    own_queue.conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    for arrange, table in TABLES.items():
+        owner = own_queue.register(arrange.__name__)
+        task = arrange(own_queue, owner)
+        for verb in table.values():
+            with own_queue.conn.transaction(force_rollback=True):
+                verb(own_queue, owner, task)
+        own_queue.purge_all("work")
+    assert own_queue.drop_topic("own")
+    assert own_queue.conn.execute(NO_REPLICA_IDENTITY, (SCHEMAS,)).fetchall() == []
+
+
 def pages_of(queue: TaskQueue, work: Callable[[], object]) -> int:
     """The number of pages of tables and indexes of the schema that a call touches."""
     if queue.conn.info.server_version < 150_000:

@@ -76,6 +76,7 @@ CREATE TABLE taskq_internal.access (
     may_delete boolean NOT NULL                -- whether a producer may push with DELETE
 );
 CREATE UNIQUE INDEX access_grant ON taskq_internal.access (role, kind, (coalesce(topic, '')));
+ALTER TABLE taskq_internal.access REPLICA IDENTITY FULL;  -- an index with an expression identifies no published row
 
 -- Actions of users on the page and the command line. The transaction of the action writes the row, so a rollback leaves
 -- no row. Rows have no payloads. They stay until the schema's owner deletes them.

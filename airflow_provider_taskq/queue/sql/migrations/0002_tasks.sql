@@ -177,6 +177,8 @@ CREATE TABLE taskq_internal.identifier_front (
 ) WITH (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 -- The newest row of an identifier comes first, so no poll reads the entries of removed rows before it.
 CREATE UNIQUE INDEX identifier_front_newest ON taskq_internal.identifier_front (topic_id, identifier, number DESC);
+-- A publication of all tables refuses updates and deletes of a table whose rows it cannot identify.
+ALTER TABLE taskq_internal.identifier_front REPLICA IDENTITY USING INDEX identifier_front_newest;
 
 -- The locks of identifiers. A poll under a condition locks the row of each identifier's bucket, SKIP LOCKED, until its
 -- transaction ends, and then checks again. So only one of two such polls decides on an identifier. The locks are rows
@@ -244,6 +246,7 @@ CREATE TABLE taskq_internal.history (
     error_summary text
 );
 CREATE INDEX history_task ON taskq_internal.history (topic_id, sequence, happened);
+ALTER TABLE taskq_internal.history REPLICA IDENTITY FULL;  -- its rows have no key, which would be a further index
 
 -- The state of the removal of ended tasks (api/upkeep.sql), in one row. A session locks the row while it removes tasks
 -- whose retention has ended. A run is one pass over all topics with a retention, and then passes over the topics that
