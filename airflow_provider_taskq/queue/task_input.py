@@ -92,6 +92,10 @@ def _convert_field(name: str, value: Any) -> Any:
             converted = datetime.fromisoformat(value)
         except ValueError:
             raise ValueError(f"its available_at {value[:50]!r} is not a moment in ISO 8601") from None
+    elif name in ("delay", "ttl"):
+        converted = to_timedelta(value, name)
+    elif name == "priority":
+        converted = to_integer(value, name)
     expected = _TYPES.get(name)
     if expected and not isinstance(converted, expected):
         raise ValueError(f"its {name} is a {type(value).__name__}, not {_EXPECTED.get(name, 'a text')}")

@@ -166,9 +166,9 @@ def test_a_level_below_zero_is_refused(queue: TaskQueue, level: int) -> None:
 
 
 def test_an_invalid_argument_is_a_value_error_and_a_task_queue_error() -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         partition_of("a", 0)
-    with pytest.raises(TaskQueueError, match="at least one"):
+    with pytest.raises(TaskQueueError, match="at least 1"):
         partition_of("a", -1)
     with pytest.raises(InvalidArgument, match="own sequence"):
         sequence_id("a", 0)
