@@ -37,7 +37,7 @@ _TABLES = (
     "taskq.staged_junction",
     "taskq_internal.stream",
     "taskq_internal.lock",
-    "taskq_internal.progress",
+    "taskq_internal.consumer_partition",
     "taskq_internal.group_release",
     "taskq_internal.history",
     "taskq_internal.consumer_group",
@@ -498,7 +498,7 @@ def store_moments(conn: psycopg.Connection, value: str) -> None:
         "live SET late = true, available_at = %(value)s WHERE waits <> 1",
         "ended SET available_at = %(value)s, completed = %(value)s",
         "lock SET until = 'infinity', locked = %(value)s",
-        "progress SET advanced = %(value)s",
+        "consumer_partition SET advanced = %(value)s",
         "audit SET happened = %(value)s",
     ):
         conn.execute(f"UPDATE taskq_internal.{statement}".encode(), {"value": value})

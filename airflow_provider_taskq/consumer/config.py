@@ -6,7 +6,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import TypeAlias
 
-from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, ProgressTracker
+from airflow_provider_taskq.consumer.progress import ProgressTracker
 from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
 from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.connection import CallLimit
@@ -29,6 +29,8 @@ class ConsumerConfig:
     :param partitions: the number of partitions of the group.
     :param level: maps events to partitions as `sequence_id` does: a number, None, or a function of the event that
         returns the text to hash.
+    :param version: the version of the function `level`. Change it with the function: while programs with another
+        version hold partitions, the consumer waits.
     :param progress: where the progress is stored: None for the database, a MemoryTracker, or a tracker of yours.
     :param transactional: handlers run in the transaction that stores progress.
     :param transaction_size: events that share one transaction, unless a handler fails.
@@ -50,6 +52,7 @@ class ConsumerConfig:
     auto_start: bool = True
     partitions: int = 1
     level: int | SequenceResolver | None = None
+    version: str = ""
     progress: ProgressTracker | None = None
     transactional: bool = False
     transaction_size: int = 1
@@ -98,9 +101,9 @@ class ConsumerConfig:
             raise InvalidArgument("retry must have no horizon, jitter or probe: they are for topics")
 
     @property
-    def database_level(self) -> int | None:
-        """The level that the database uses to map events to partitions."""
-        return self.level if self.level is None or isinstance(self.level, int) else CALLABLE_LEVEL
+    def division(self) -> tuple[int, int | None, str | None]:
+        """The number of partitions, and the level or the version of the function that maps events to them."""
+        return (self.partitions, None, self.version) if callable(self.level) else (self.partitions, self.level, None)
 
     @property
     def stored_lease(self) -> timedelta:

@@ -14,7 +14,7 @@ from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler
 from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, TrackedPartitionLeases
 from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
 from airflow_provider_taskq.consumer.progress import DatabaseProgress, PartitionProgress, TrackedProgress
-from airflow_provider_taskq.queue import InvalidArgument, PartitionLease, TaskQueueError, verify_for_work
+from airflow_provider_taskq.queue import InvalidArgument, InvalidState, PartitionLease, TaskQueueError, verify_for_work
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.faults import classify, is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
@@ -71,9 +71,10 @@ class Consumer(ServiceThread):
         return sorted(loop.lease.partition for loop in list(self._loops))
 
     def start(self) -> None:
-        """Join the group and start.
+        """Start. While programs with another division hold partitions of the group, wait for them to stop.
 
         :raises TaskQueueError: if the consumer runs already.
+        :raises UnknownTopic: if the topic does not exist.
         :raises SchemaMismatch: if the schema is missing in the database, or older than this package.
         """
         with self._starting:
@@ -83,14 +84,14 @@ class Consumer(ServiceThread):
             leases = kind(self._connect, self.group.name, self.topic, self.member_id, self.config)
             try:
                 verify_for_work(leases.queue.conn)
-                leases.join()
+                leases.queue.progress(self.group.name, self.topic)
             except BaseException:
                 leases.queue.conn.close()
                 raise
             self._leases, self._renewed = leases, time.monotonic()
             self.errors, self._loops = {}, []
             self._ended: set[int] = set()  # partitions that this consumer does not acquire again
-            self._generation = self._partitions = 0
+            self._refusal = ""
             self._notifications = NotificationListener(self._connect, "taskq", self._on_notification, self._wake_loops)
             self._notifications.start()
             super().start()
@@ -155,7 +156,7 @@ class Consumer(ServiceThread):
         def connect() -> PartitionProgress:
             conn = connect_limited(self._connect, limit)
             if tracker is not None:
-                return TrackedProgress(conn, lease, tracker)
+                return TrackedProgress(conn, lease, tracker, self.config.partitions, self.config.level)
             return DatabaseProgress(conn, lease, transactional=self.config.transactional)
 
         return PartitionLoop(lease, self._handlers, self.config, self.member_id, connect, self._on_failure)
@@ -222,7 +223,13 @@ class Consumer(ServiceThread):
         self._renew()
         limit = self.config.max_partitions
         while not self._stopped.is_set() and (limit is None or len(self._loops) < limit):
-            lease = self._leases.acquire([*self._ended, *self.partitions, *self._not_allowed()])
+            try:
+                lease = self._leases.acquire([*self._ended, *self.partitions, *self._not_allowed()])
+            except InvalidState as error:
+                if str(error) != self._refusal:
+                    self._refusal = str(error)
+                    log.warning("consumer waits: group=%s topic=%s reason=%s", self.group.name, self.topic, error)
+                return
             if lease is None:
                 return
             self._start_loop(lease)
@@ -233,11 +240,7 @@ class Consumer(ServiceThread):
         return [] if chosen is None else [each for each in range(self.config.partitions) if each not in chosen]
 
     def _start_loop(self, lease: PartitionLease) -> None:
-        if lease.generation != self._generation:
-            # Another generation maps events to partitions in another way, so the errors no longer apply.
-            self._generation, self.errors, self._ended = lease.generation, {}, set()
-        self._partitions = lease.partitions
-        named = (lease.group, lease.topic, lease.partition, lease.partitions)
+        named = (lease.group, lease.topic, lease.partition, self.config.partitions)
         log.info("partition acquired: group=%s topic=%s partition=%s partitions=%s", *named)
         loop = self._make_loop(lease)
         loop.on_end = self._changed.set
@@ -249,7 +252,7 @@ class Consumer(ServiceThread):
     def _release(self, loop: PartitionLoop) -> None:
         self._leases.release(loop.lease, loop.error)
         self._loops.remove(loop)
-        if loop.lease.generation == self._generation and (loop.error is not None or loop.interrupted):
+        if loop.error is not None or loop.interrupted:
             self._ended.add(loop.lease.partition)
             if loop.error is not None:
                 self.errors[loop.lease.partition] = loop.error
@@ -258,8 +261,8 @@ class Consumer(ServiceThread):
 
     def _is_over(self) -> bool:
         """Return whether every partition that this consumer may hold has ended, by an error or an interruption."""
-        ended = len(self._ended) + len(self._not_allowed())
-        return not self._loops and 0 < self._partitions <= ended
+        may_hold = self.config.partitions - len(self._not_allowed())
+        return not self._loops and 0 < may_hold <= len(self._ended)
 
     def _on_notification(self, topic: str) -> None:
         if topic == self.topic:

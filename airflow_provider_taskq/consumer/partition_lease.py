@@ -22,14 +22,17 @@ class PartitionLeases:
         limit = heartbeat_limit(self.config.stored_lease.total_seconds())
         self.queue = TaskQueue(connect_limited(self._connect, limit))
 
-    def join(self) -> None:
-        """Join the group, with the number of partitions and the level that this consumer is configured for."""
-        self.queue.join_group(self.group, self.topic, self.config.partitions, self.config.database_level)
-
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
-        """Acquire a partition that is free, or whose lease has lapsed. Return None if there is no such partition."""
-        length = self.config.stored_lease
-        return self.queue.acquire_partition(self.group, self.topic, self.member_id, length, list(except_))
+        """Acquire a partition that is free, or whose lease has lapsed. Return None if there is no such partition.
+
+        :raises InvalidState: if programs with another division use the group.
+        """
+        partitions, level, resolver = self.config.division
+        return self.queue.acquire_partition(
+            *(self.group, self.topic, self.member_id, self.config.stored_lease, partitions, level),
+            resolver=resolver,
+            except_=list(except_),
+        )
 
     def renew(self) -> set[int]:
         """Extend all leases. Return the fences of the leases that still exist."""
@@ -48,19 +51,14 @@ class TrackedPartitionLeases(PartitionLeases):
         self._held: dict[int, PartitionLease] = {}
         self._fences = count(1)  # of this process only
 
-    def join(self) -> None:
-        """Do nothing: consumers with another number of partitions use locks with other names."""
-
     def acquire(self, except_: Collection[int]) -> PartitionLease | None:
         """Acquire a partition whose lock is free. Return None if there is no such partition."""
         held = {lease.partition for lease in self._held.values()}
         for partition in range(self.config.partitions):
             if partition not in held and partition not in except_ and self._lock(partition):
                 fence = next(self._fences)
-                partitioning = (self.config.partitions, self.config.database_level, partition)
-                lease = PartitionLease(self.group, self.topic, 1, *partitioning, fence, taken_over=False)
-                self._held[fence] = lease
-                return lease
+                self._held[fence] = PartitionLease(self.group, self.topic, partition, fence)
+                return self._held[fence]
         return None
 
     def renew(self) -> set[int]:
@@ -78,5 +76,4 @@ class TrackedPartitionLeases(PartitionLeases):
         return not self.config.exclusive or self.queue.lock(name, self.member_id, length)
 
     def _lock_name(self, partition: int) -> str:
-        partitioning = f"{partition} of {self.config.partitions} by {self.config.database_level}"
-        return f"consumer {self.group} of {self.topic}, partition {partitioning}"
+        return f"consumer {self.group} of {self.topic}, partition {partition} of {self.config.division}"

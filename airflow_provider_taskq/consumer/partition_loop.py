@@ -14,7 +14,7 @@ import psycopg
 
 from airflow_provider_taskq.consumer.config import ConsumerConfig
 from airflow_provider_taskq.consumer.group import EventHandler, Interrupted, NonTransient
-from airflow_provider_taskq.consumer.progress import CALLABLE_LEVEL, PartitionProgress, ProgressMoved
+from airflow_provider_taskq.consumer.progress import PartitionProgress, ProgressMoved
 from airflow_provider_taskq.queue import (
     Cursor,
     InvalidTask,
@@ -136,8 +136,6 @@ class PartitionLoop:
                     self._handle_all(progress, events)
                 except ProgressMoved:
                     continue
-                if events.at_end:
-                    return
                 if not events:
                     self._wait(self._config.pause.total_seconds(), may_wake=True)
         finally:
@@ -203,9 +201,8 @@ class PartitionLoop:
 
     def _is_ours(self, event: Task) -> bool:
         level = self._config.level
-        if not callable(level) or self.lease.level != CALLABLE_LEVEL:
-            return True  # the database reads the events of this partition only
-        return partition_of(level(event), self.lease.partitions) == self.lease.partition
+        # With a number, the database reads the events of this partition only.
+        return not callable(level) or partition_of(level(event), self._config.partitions) == self.lease.partition
 
     def _delay_after(self, event: Task, error: BaseException) -> timedelta | None:
         """Report a failure. Return the delay until the next attempt, None to skip the event, or raise to end here."""

@@ -1,7 +1,7 @@
 """The progress of one partition: in the database under the fence of its lease, or in a tracker."""
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import psycopg
 
@@ -10,9 +10,6 @@ from airflow_provider_taskq.queue.faults import Fault, classify
 from airflow_provider_taskq.worker.handlers import HandlerFailed
 
 ProgressCall = Callable[[TaskQueue | None], None]
-
-# The level of a group whose consumers map events to partitions with a function. No identifier has that many levels.
-CALLABLE_LEVEL = 2**31 - 1
 
 
 class ProgressMoved(Exception):
@@ -81,25 +78,28 @@ class MemoryTracker:
 
 
 class TrackedProgress:
-    """Progress in a tracker, with the methods of DatabaseProgress. Reads the log from the cursor of the tracker."""
+    """Progress in a tracker, with the methods of DatabaseProgress. Reads the log from the cursor of the tracker.
 
-    def __init__(self, conn: psycopg.Connection, lease: PartitionLease, tracker: ProgressTracker) -> None:
+    `level` is the level that maps events to `partitions`, or a function, with which the loop selects its events.
+    """
+
+    def __init__(
+        self, conn: psycopg.Connection, lease: PartitionLease, tracker: ProgressTracker, partitions: int, level: object
+    ) -> None:
         self.conn = conn
         self.queue = TaskQueue(conn)
         self.lease = lease
         self.tracker = tracker
+        self._part: dict[str, Any] = {}
+        if not callable(level):
+            self._part = {"partition": lease.partition, "partitions": partitions, "level": level}
         self._key = lease.group, lease.topic, lease.partition
 
     def read(self, size: int) -> PartitionBatch:
         """Read the next events of the partition after the tracker's cursor."""
-        lease, after = self.lease, self.tracker.current(*self._key) or Cursor(0)
-        if lease.level == CALLABLE_LEVEL:  # the loop selects the events of the partition
-            found = self.queue.events(lease.topic, after, size)
-        else:
-            found = self.queue.events(
-                lease.topic, after, size, partition=lease.partition, partitions=lease.partitions, level=lease.level
-            )
-        return PartitionBatch(found, found.cursor if len(found) < size else found[-1][0], after, at_end=False)
+        after = self.tracker.current(*self._key) or Cursor(0)
+        found = self.queue.events(self.lease.topic, after, size, **self._part)
+        return PartitionBatch(found, found.cursor, after)
 
     def proceed(self, call: ProgressCall, after: Cursor, cursor: Cursor) -> None:  # noqa: ARG002 - no other program moves it
         """Run the call, then store the cursor."""

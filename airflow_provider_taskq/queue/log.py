@@ -54,72 +54,47 @@ class Events(list[tuple[Cursor, Task]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Partitioning:
-    """How a consumer group divides a topic: into `partitions` by `level`, as in `sequence_id`.
-
-    `generation` counts the divisions so far. `next_partitions` and `next_level` are set while the consumers read up to
-    the end of this generation, before the next generation begins.
-    """
-
-    generation: int
-    partitions: int
-    level: int | None
-    next_partitions: int | None
-    next_level: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class PartitionLease:
-    """A consumer's lease on a partition, under a fence that only grows.
-
-    `taken_over` is True if the lease of another consumer on the partition had lapsed.
-    """
+    """A consumer's lease on a partition, under a fence that only grows."""
 
     group: str
     topic: str
-    generation: int
-    partitions: int
-    level: int | None
     partition: int
     fence: int
-    taken_over: bool
 
 
 class PartitionBatch(Events):
     """The next tasks of a leased partition, each with the cursor after it.
 
-    `after` is the progress before the first task, and `cursor` the place up to which the log was read. `at_end` is True
-    if `cursor` is the end of the partition's generation, so that the consumer can give the lease back.
+    `after` is the progress before the first task, and `cursor` the place up to which the log was read.
     """
 
-    def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor, after: Cursor, *, at_end: bool) -> None:
+    def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor, after: Cursor) -> None:
         super().__init__(events, cursor)
         self.after = after
-        self.at_end = at_end
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """The state of one partition of a consumer group.
 
-    `member` is the consumer that leases the partition. `lapsed` is True if that lease has lapsed, so that another
-    consumer may take over. `cursor` is the progress. `ends` is the place where the generation ends, once the group
-    wants another division. `behind_since` is when the first task after the progress was pushed. `failed` is when a
-    consumer gave up with `error`, if the group has made no progress since.
+    The group divides the topic into `partitions` by `level`, or by a function of version `resolver`. `member` is the
+    consumer that leases the partition. `lapsed` is True if that lease has lapsed, so that another consumer may take
+    over. `cursor` is the progress. `behind_since` is when the first task after the progress was pushed. `failed` is
+    when a consumer gave up with `error`, if the group has made no progress since.
     """
 
     group: str
     topic: str
-    generation: int
     partitions: int
     level: int | None
+    resolver: str | None
     partition: int
     member: str | None
     fence: int | None
     lease_until: datetime | None
     lapsed: bool
     cursor: Cursor
-    ends: Cursor | None
     behind_since: datetime | None
     failed: datetime | None
     error: str | None
@@ -202,35 +177,41 @@ class LogMixin(FunctionCaller):
             "SELECT taskq.advance(%s::text, %s::text, %s::int, %s::bigint)", (group, topic, partition, cursor.place)
         )
 
-    def join_group(self, group: str, topic: str, partitions: int = 1, level: int | None = None) -> Partitioning:
-        """Create a consumer group, or request another division of its topic. The last request decides.
-
-        Before a change takes effect, the consumers read all partitions up to a common place, so that each task is in
-        one partition of one generation.
-
-        :return: the division that is in effect now.
-        """
-        call = "SELECT * FROM taskq.join_group(%s::text, %s::text, %s::int, %s::int)"
-        return self._fetch(model_row(Partitioning), call, (group, topic, partitions, level))[0]
-
     def acquire_partition(
-        self, group: str, topic: str, member: str, lease: DurationLike, except_: Sequence[int] = ()
+        self,
+        group: str,
+        topic: str,
+        member: str,
+        lease: DurationLike,
+        partitions: int = 1,
+        level: int | None = None,
+        *,
+        resolver: str | None = None,
+        except_: Sequence[int] = (),
     ) -> PartitionLease | None:
-        """Lease a partition that has no consumer, or whose consumer's lease has lapsed. Never wait.
+        """Lease a partition that has no consumer, or whose consumer's lease has lapsed. Wait for no consumer.
+
+        The first call creates the group. A call with another division of the topic changes the division. No task is
+        skipped and none is read again.
 
         :param member: the name of one running program; no other program may use it.
         :param lease: the length of the lease; more than 0, at most 3650 days.
+        :param partitions: the number of partitions of the group.
+        :param level: maps tasks to partitions as `sequence_id` does.
+        :param resolver: the version of a function by which the programs of the group map tasks to partitions; with it,
+            a consumer reads the tasks of all partitions. None if `level` decides.
         :param except_: partitions to leave out.
         :return: None if there is no such partition.
+        :raises InvalidState: if the group has another division, and a consumer holds a partition, or the partitions of
+            a `resolver` are at different places.
         :raises InvalidArgument: for a `lease` out of range.
         """
-        found = self._fetch(
-            model_row(PartitionLease),
-            'SELECT %s::text AS "group", %s::text AS topic, generation, partitions, level, partition, fence, taken_over'
-            " FROM taskq.acquire_partition(%s::text, %s::text, %s::text, %s::interval, %b::int[])",
-            (group, topic, group, topic, member, lease, list(except_)),
+        found = self._rows(
+            "SELECT partition, fence FROM taskq.acquire_partition(%s::text, %s::text, %s::text, %s::interval, %s::int,"
+            " %s::int, %s::text, %b::int[])",
+            (group, topic, member, lease, partitions, level, resolver, list(except_)),
         )
-        return found[0] if found else None
+        return PartitionLease(group, topic, *found[0]) if found else None
 
     def renew_partitions(self, group: str, topic: str, member: str) -> set[int]:
         """Extend the leases of all partitions of a consumer. Return their fences."""
@@ -246,12 +227,12 @@ class LogMixin(FunctionCaller):
         :raises LeaseLost: if another consumer has the partition.
         """
         rows = self._rows(
-            "SELECT place, identifier, payload, reference, after, at_end"
+            "SELECT place, identifier, payload, reference, after"
             " FROM taskq.read_partition(%s::text, %s::text, %s::int, %s::bigint, %s::int)",
             (lease.group, lease.topic, lease.partition, lease.fence, size),
         )
-        place, _, _, _, after, at_end = rows[-1]
-        return PartitionBatch(_events(lease.topic, rows), Cursor(place), Cursor(after), at_end=at_end)
+        place, _, _, _, after = rows[-1]
+        return PartitionBatch(_events(lease.topic, rows), Cursor(place), Cursor(after))
 
     def advance_partition(self, lease: PartitionLease, after: Cursor, cursor: Cursor) -> bool:
         """Move progress from one place to another. Call this method last in the transaction that has the effects.
@@ -277,14 +258,17 @@ class LogMixin(FunctionCaller):
     def partition_states(self, topic: str | None = None) -> list[PartitionState]:
         """Return the state of every partition of every consumer group, of a topic or of all topics."""
         return self._fetch(
-            model_row(PartitionState, cursor=Cursor, ends=Cursor),
-            'SELECT group_name AS "group", topic, generation, partitions, level, partition, member, fence,'
-            " lease_until, lapsed, cursor, ends, behind_since, failed, error FROM taskq.partition_states(%s::text)",
+            model_row(PartitionState, cursor=Cursor),
+            'SELECT group_name AS "group", topic, partitions, level, resolver, partition, member, fence,'
+            " lease_until, lapsed, cursor, behind_since, failed, error FROM taskq.partition_states(%s::text)",
             (topic,),
         )
 
     def forget_group(self, group: str, topic: str) -> bool:
-        """Remove a consumer group of a topic with its progress. Return False if there is no such group."""
+        """Remove a consumer group of a topic with its progress. Return False if there is no such group.
+
+        :raises InvalidState: if a consumer holds a partition.
+        """
         return self._flag("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic))
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
-from airflow_provider_taskq.queue import InvalidArgument, Task, TaskQueue, TaskQueueError, UnknownTopic
+from airflow_provider_taskq.queue import Cursor, InvalidArgument, Task, TaskQueue, TaskQueueError, UnknownTopic
 from tests.consumer.consumers import Heard, heard_all, place, quick, state, until_at_end
 from tests.queue.conftest import until
 
@@ -154,7 +154,7 @@ def test_a_second_signal_ends_a_consumer_at_once_and_releases_its_partition(
     dsn: str, queue: TaskQueue, signals: tuple[signal.Signals, signal.Signals]
 ) -> None:
     queue.push("work", ["a", "b"])
-    queue.join_group("readers", "work", 1, None)
+    queue.advance("readers", "work", 0, Cursor(0))
     begin = queue.progress("readers", "work")
     with consumer_at("handling", dsn) as program:
         for number in signals:

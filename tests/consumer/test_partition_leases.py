@@ -1,17 +1,17 @@
-"""Partitions: one holder at a time, takeovers, and another number, whose partitions start where the old ones end."""
+"""Partitions: one holder at a time, takeovers, and another number, which leaves no gap and no duplicate."""
 
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import chain
 
 import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, MemoryTracker
 from airflow_provider_taskq.queue import (
+    Cursor,
+    InvalidState,
     LeaseLost,
-    PartitionBatch,
     PartitionLease,
     Task,
     TaskQueue,
@@ -20,7 +20,7 @@ from airflow_provider_taskq.queue import (
 )
 from tests.consumer.consumers import QUICK, Heard, heard_all, place, quick, state, table, until_at_end
 from tests.internals import lapse_partitions
-from tests.queue.conftest import InBackground, await_lock_wait, await_standstill, background, session, until
+from tests.queue.conftest import InBackground, await_standstill, background, session, until
 
 pytestmark = [
     pytest.mark.promise("One consumer of a group at a time handles a partition"),
@@ -34,8 +34,7 @@ HOUR = timedelta(hours=1)
 
 def acquire(queue: TaskQueue, holder: str, partitions: int = 1) -> PartitionLease:
     """Acquires the group's next partition."""
-    queue.join_group("readers", "work", partitions)
-    held = queue.acquire_partition("readers", "work", holder, HOUR)
+    held = queue.acquire_partition("readers", "work", holder, HOUR, partitions)
     assert held is not None
     return held
 
@@ -56,11 +55,10 @@ def lapses_at(queue: TaskQueue) -> datetime:
 def test_a_partition_has_one_holder_at_a_time(queue: TaskQueue) -> None:
     first, second = acquire(queue, "one", 2), acquire(queue, "two", 2)
     assert (first.partition, second.partition) == (0, 1)
-    assert queue.acquire_partition("readers", "work", "three", HOUR) is None
+    assert queue.acquire_partition("readers", "work", "three", HOUR, 2) is None
     lapse_partitions(queue.conn, 1)
-    third = queue.acquire_partition("readers", "work", "three", HOUR)
-    assert third is not None
-    assert (third.partition, third.taken_over) == (1, True)
+    third = acquire(queue, "three", 2)
+    assert third.partition == 1
     assert first.fence < second.fence < third.fence
     assert queue.renew_partitions("readers", "work", "two") == set()
     assert queue.renew_partitions("readers", "work", "one") == {first.fence}
@@ -105,17 +103,13 @@ def test_a_holder_that_stores_progress_is_not_replaced_and_no_consumer_waits(
     queue.conn.execute("SET lock_timeout = '5s'")  # shorter than the other session's lock, longer than an autovacuum's
     assert queue.acquire_partition("readers", "work", "other", HOUR) is None
     session.conn.commit()
-    other = queue.acquire_partition("readers", "work", "other", HOUR)
-    assert other is not None
-    assert other.taken_over
-    assert queue.read_partition(other) == []
+    assert queue.read_partition(acquire(queue, "other")) == []
 
 
 def test_a_transaction_that_stored_progress_and_hangs_is_ended_by_the_server(
     queue: TaskQueue, open_queue: Callable[[], TaskQueue]
 ) -> None:
     queue.push("work", ["a"])
-    queue.join_group("readers", "work")
     held = queue.acquire_partition("readers", "work", "me", timedelta(milliseconds=100))
     assert held is not None
     events = queue.read_partition(held)
@@ -152,7 +146,6 @@ def test_a_standby_consumer_takes_over_at_once_when_a_holder_stops(dsn: str, que
 
 def test_a_standby_consumer_takes_over_within_the_lease_of_a_dead_holder(dsn: str, queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    queue.join_group("readers", "work")
     assert queue.acquire_partition("readers", "work", "dead", QUICK.stored_lease) is not None
     lapses = lapses_at(queue)
     heard = heard_all()
@@ -265,14 +258,14 @@ def test_an_operator_sees_the_holder_and_the_progress_of_each_partition(dsn: str
     assert queue.partition_states("work") == queue.partition_states()
 
 
-def test_a_group_can_be_forgotten_and_its_consumers_end(dsn: str, queue: TaskQueue) -> None:
+def test_a_group_can_be_forgotten_while_no_program_holds_its_partitions(queue: TaskQueue) -> None:
     queue.push("work", ["a"])
-    heard = heard_all()
-    with Consumer(dsn, heard.group, "work", quick()) as consumer:
-        heard.wait(1)
-        until_at_end(queue)
-        assert queue.forget_group("readers", "work") is True
-        until(lambda: consumer.partitions == [])
+    held = acquire(queue, "me")
+    handle(queue, held)
+    with pytest.raises(InvalidState, match="'readers' is in use"):
+        queue.forget_group("readers", "work")
+    queue.release_partition(held)
+    assert queue.forget_group("readers", "work") is True
     assert queue.forget_group("readers", "work") is False
     assert queue.progress("readers", "work") is None
     assert queue.partition_states() == []
@@ -308,188 +301,105 @@ def test_a_topic_can_be_dropped_while_a_holder_stores_progress_in_it(
     assert dropped.result(10)
 
 
-def test_a_group_can_be_forgotten_while_a_holder_renews_its_partitions(
-    queue: TaskQueue, session: TaskQueue, open_queue: Callable[[], TaskQueue], background: InBackground[bool]
-) -> None:
-    queue.push("work", ["a", "b"])
-    first = acquire(queue, "me", 2)
-    acquire(queue, "me", 2)
-    queue.renew_partitions("readers", "work", "me")
-    session.read_partition(first)
-    forgetting = open_queue()
-    forgotten = background(lambda: forgetting.forget_group("readers", "work"))
-    await_lock_wait(queue.conn, forgetting)
-    assert len(session.renew_partitions("readers", "work", "me")) == 2
-    session.conn.commit()
-    assert forgotten.result(10)
+# Another number of partitions, while no member runs
 
 
-# Another number of partitions: the old ones end at one event, and the new ones start after it
-
-
-def acquire_all(queue: TaskQueue, consumer: str = "me") -> list[PartitionLease]:
+def acquire_all(queue: TaskQueue, partitions: int = 1, level: int | None = None) -> list[PartitionLease]:
     """Acquires all partitions that are free."""
     found: list[PartitionLease] = []
-    while held := queue.acquire_partition("readers", "work", consumer, HOUR):
+    while held := queue.acquire_partition("readers", "work", "me", HOUR, partitions, level):
         found.append(held)
     return found
 
 
-def sequences(events: PartitionBatch) -> list[int]:
-    """The sequences of the events that a holder reads."""
+def handle(queue: TaskQueue, held: PartitionLease, size: int = 1000) -> list[int]:
+    """Handles the next events of a partition, and returns their sequences."""
+    events = queue.read_partition(held, size)
+    if events:
+        assert queue.advance_partition(held, events.after, events[-1][0])
     return [task.sequence for _, task in events]
 
 
-def handle_all(queue: TaskQueue, held: PartitionLease, size: int = 3) -> list[int]:
-    """Handles a partition to its end, or the end of the log."""
-    done: list[int] = []
-    while True:
-        events = queue.read_partition(held, size)
-        done += sequences(events)
-        if events:
-            assert queue.advance_partition(held, events.after, events.cursor)
-        if events.at_end or not events:
-            return done
-
-
-def sharing(queue: TaskQueue) -> tuple[int, int, int | None, bool]:
-    """The partitioning of the group: generation, partitions, level, and whether it is ending."""
-    state = queue.partition_states()[0]
-    return state.generation, state.partitions, state.level, state.ends is not None
-
-
-def test_old_partitions_end_at_one_event_and_new_ones_start_after_it(queue: TaskQueue) -> None:
-    tasks = queue.push("work", [f"id-{n}" for n in range(40)])
-    queue.join_group("readers", "work", 2)
-    zero, one = acquire_all(queue)
-    first = queue.read_partition(zero, 5)
-    queue.advance_partition(zero, first.after, first.cursor)
-    reach = queue.read_partition(zero, 5).cursor  # read, not yet handled
-    requested = queue.join_group("readers", "work", 3)
-    assert (requested.generation, requested.partitions, requested.next_partitions) == (1, 2, 3)
-    assert queue.partition_states()[0].ends == reach
-    assert acquire_all(queue) == []
-    old = sequences(first) + handle_all(queue, zero) + handle_all(queue, one)
-    assert sorted(old) == [task.sequence for task in tasks if task.sequence <= reach.place]
-    new = acquire_all(queue)
-    assert [(held.generation, held.partition, held.partitions) for held in new] == [(2, 0, 3), (2, 1, 3), (2, 2, 3)]
-    rest = [handle_all(queue, held) for held in new]
-    assert sorted([*old, *chain(*rest)]) == [task.sequence for task in tasks]
-    for task in tasks:
-        if task.sequence > reach.place:
-            assert task.sequence in rest[partition_of(task.identifier, 3)]
-
-
-def test_no_new_partition_starts_before_every_old_one_has_ended_even_if_its_holder_is_dead(queue: TaskQueue) -> None:
-    queue.push("work", [f"id-{n}" for n in range(20)])
-    queue.join_group("readers", "work", 2)
-    zero, one = acquire_all(queue)
-    handle_all(queue, zero)
-    queue.join_group("readers", "work", 1)
-    assert acquire_all(queue) == []
+def test_another_number_of_partitions_is_refused_while_a_member_holds_one(queue: TaskQueue) -> None:
+    queue.push("work", ["a", "b"])
+    zero, one = acquire_all(queue, 2)
+    for division in ((3, None), (2, 1)):
+        with pytest.raises(InvalidState, match="'readers' is in use: programs hold its partitions 0, 1; stop them"):
+            acquire_all(queue, *division)
+    queue.release_partition(zero)
+    with pytest.raises(InvalidState, match="hold its partitions 1;"):
+        acquire_all(queue, 3)
+    assert [each.partitions for each in queue.partition_states()] == [2, 2]
     lapse_partitions(queue.conn)
-    [acquired] = acquire_all(queue)
-    assert (acquired.generation, acquired.partition, acquired.taken_over) == (1, 1, True), (
-        "an ended partition needs no holder"
-    )
+    assert [held.partition for held in acquire_all(queue, 3)] == [0, 1, 2]
     with pytest.raises(LeaseLost):
         queue.read_partition(one)
-    handle_all(queue, acquired)
-    [new] = acquire_all(queue)
-    assert (new.generation, new.partitions) == (2, 1)
 
 
-def test_joining_with_the_same_setting_changes_nothing_and_the_last_join_decides(queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b"])
-    queue.join_group("readers", "work", 2)
-    leases = acquire_all(queue)
-    for held in leases:
-        queue.read_partition(held)
-    assert queue.join_group("readers", "work", 2).generation == 1
-    assert sharing(queue) == (1, 2, None, False)
-    queue.join_group("readers", "work", 3)
-    queue.join_group("readers", "work", 4, 1)
-    assert sharing(queue) == (1, 2, None, True)
-    for held in leases:
-        handle_all(queue, held)
-    assert len(acquire_all(queue)) == 4
-    assert sharing(queue) == (2, 4, 1, False)
+def test_a_new_division_handles_exactly_what_the_old_ones_left_in_order(queue: TaskQueue) -> None:
+    """Two changes, the second while the first one's partitions are still at different places."""
+    tasks = queue.push("work", [f"/{n % 3}/{n % 7}" for n in range(60)])
+    zero, one = acquire_all(queue, 2)
+    done = handle(queue, zero, 20) + handle(queue, one, 3)
+    lapse_partitions(queue.conn)
+    held = acquire_all(queue, 3, 1)
+    for each in held:
+        rest = [
+            task
+            for task in tasks
+            if task.sequence not in done and partition_of(task.identifier, 3, 1) == each.partition
+        ]
+        assert [task.sequence for _, task in queue.read_partition(each, 100)] == [task.sequence for task in rest]
+    done += handle(queue, held[0], 4) + handle(queue, held[2])
+    lapse_partitions(queue.conn)
+    held = acquire_all(queue, 2)
+    for each in held:
+        done += handle(queue, each)
+        assert handle(queue, each) == []
+    assert sorted(done) == [task.sequence for task in tasks]
+    acquire_all(queue, 2)  # forgets what the old divisions had handled
+    queue.advance("readers", "work", 0, Cursor(0))
+    assert set(handle(queue, held[0])) == {
+        task.sequence for task in tasks if partition_of(task.identifier, 2) == held[0].partition
+    }
 
 
-def test_a_generation_ends_although_its_last_tasks_were_deleted(queue: TaskQueue) -> None:
-    queue.push("work", ["a", "b", "c"])
-    queue.join_group("readers", "work")
-    [held] = acquire_all(queue)
-    queue.read_partition(held)
-    queue.purge_all("work")
-    queue.join_group("readers", "work", 2)
-    assert handle_all(queue, held) == []
-    assert len(acquire_all(queue)) == 2
-
-
-def test_an_open_push_does_not_end_a_generation_before_its_tasks_were_handled(
-    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
-) -> None:
-    """A transaction that pushed to another topic before moves the horizon of this log back."""
-    queue.create_topic("other")
-    pusher = open_queue()
-    pusher.push("other", ["x"])
-    queue.push("work", ["a", "b"])
-    queue.join_group("readers", "work", 2)
-    zero, one = acquire_all(queue)
-    assert (len(queue.read_partition(zero)), len(queue.read_partition(one))) == (0, 2)
-    pusher.push("work", ["c"])
-    queue.join_group("readers", "work", 1)
-    assert queue.read_partition(zero).at_end
-    again = queue.read_partition(one)
-    assert (len(again), again.at_end) == (0, False), "the partition waits, and has not ended"
-    assert acquire_all(queue) == []
-    pusher.conn.commit()
-    assert len(handle_all(queue, one)) == 2
-    [new] = acquire_all(queue)
-    assert len(handle_all(queue, new)) == 1
-
-
-def test_a_change_of_the_partitions_waits_for_a_holder_that_reads_events(
-    queue: TaskQueue, open_queue: Callable[[], TaskQueue]
+def test_a_change_is_refused_while_a_transaction_stores_progress_and_waits_for_none(
+    queue: TaskQueue, session: TaskQueue
 ) -> None:
     queue.push("work", ["a", "b"])
-    queue.join_group("readers", "work")
-    [held] = acquire_all(queue)
-    reading, joining = open_queue(), open_queue()
-    events = reading.read_partition(held)
-    joining.conn.execute("SET lock_timeout = '50ms'")
-    joining.conn.commit()
-    with pytest.raises(Exception, match="lock timeout"):
-        joining.join_group("readers", "work", 2)
-    joining.conn.rollback()
-    reading.conn.commit()
-    joining.join_group("readers", "work", 2)
-    joining.conn.commit()
-    assert queue.partition_states()[0].ends == events.cursor, "events that were read belong to the old partition"
+    held = acquire(queue, "me")
+    events = session.read_partition(held)
+    session.advance_partition(held, events.after, events.cursor)
+    lapse_partitions(session.conn)
+    queue.conn.execute("SET lock_timeout = '5s'")
+    for call in (lambda: acquire_all(queue, 2), lambda: queue.forget_group("readers", "work")):
+        with pytest.raises(InvalidState, match="hold its partitions 0"):
+            call()
+    session.conn.commit()
+    assert [handle(queue, each) for each in acquire_all(queue, 2)] == [[], []]
 
 
-def test_consumers_with_different_settings_handle_each_event_once(dsn: str, queue: TaskQueue) -> None:
+def test_consumers_of_another_division_wait_say_so_and_handle_each_event_once(
+    dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
     names = [f"id-{n % 7}" for n in range(300)]
     old, new = heard_all(), heard_all()
-    slow_to_lapse = timedelta(
-        seconds=30
-    )  # a consumer that is replaced while it handles an event has recorded the event all the same
-    queue.push("work", names[:100])
-    with Consumer(dsn, old.group, "work", quick(partitions=2, size=10, lease=slow_to_lapse)) as first:
+    queue.push("work", names[:200])
+    settings = quick(size=10, lease=timedelta(seconds=30))
+    with Consumer(dsn, old.group, "work", replace(settings, partitions=2)) as first:
         old.wait(20)
-        with Consumer(dsn, new.group, "work", quick(partitions=3, size=10, lease=slow_to_lapse)):
-            queue.push("work", names[100:200])
-            until(lambda: sharing(queue)[:2] == (2, 3), 20)
-            until_at_end(queue)
+        with Consumer(dsn, new.group, "work", replace(settings, partitions=3)) as second:
+            until(lambda: "consumer waits" in caplog.text)
+            assert (len(first.partitions), second.partitions) == (2, [])
             first.stop()
             queue.push("work", names[200:])
             until_at_end(queue)
-    transaction_size = sorted(event.sequence for event in old.events + new.events)
-    assert transaction_size == [task.sequence for _, task in queue.events("work", None)]
+            assert second.partitions == [0, 1, 2]
+    handled = sorted(event.sequence for event in old.events + new.events)
+    assert handled == [task.sequence for _, task in queue.events("work", None)]
     assert in_order(old)
     assert in_order(new)
-    assert queue.progress("readers", "work", 2) == place(queue, 300)
 
 
 def in_order(heard: Heard) -> bool:

@@ -142,7 +142,6 @@ SELECT * FROM taskq.log_bounds('orders', 0, 100, 2);
 SELECT * FROM taskq.log_slice('orders', 0, 100);
 SELECT taskq.advance('readers', 'orders', 0, 1);
 SELECT taskq.progress('readers', 'orders', 0);
-SELECT * FROM taskq.join_group('group', 'orders', 2, NULL);
 CREATE TEMP TABLE lease AS SELECT * FROM taskq.acquire_partition('group', 'orders', 'leader', '5 minutes');
 SELECT * FROM taskq.read_partition('group', 'orders', (SELECT partition FROM lease), (SELECT fence FROM lease), 10);
 SELECT taskq.advance_partition('group', 'orders', (SELECT partition FROM lease), (SELECT fence FROM lease), NULL, 1);

@@ -42,7 +42,7 @@ from tests.queue.test_access import verbs
 pytestmark = pytest.mark.promise("The package of a release works with the schema of the next one")
 
 LEASE = timedelta(minutes=5)
-LEASED = PartitionLease("group", "work", 1, 1, None, 0, 3, taken_over=False)
+LEASED = PartitionLease("group", "work", 0, 3)
 WAITING = """SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database()
     AND l.mode = 'AccessExclusiveLock' AND NOT l.granted"""
 BUILDING = """SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database()
@@ -185,7 +185,6 @@ def used(dsn: str) -> Iterator[TaskQueue]:
         queue.lock("taken", "me", LEASE)
         queue.begin_drain("drain", "work", owner)
         queue.deactivate_worker("worker")
-        queue.join_group("group", "work")
         assert queue.acquire_partition("group", "work", "member", LEASE) == LEASED
         with queue.conn.transaction():
             further_verbs(queue)["record_action"]()
@@ -227,11 +226,10 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "find_claimed": lambda: queue.find_claimed("work", "me"),
         "find_pushed": lambda: queue.find_pushed("work", 1, 4),
         "find_tasks": lambda: queue.find_tasks("work", TaskFilter(state=State.FAILED)),
-        "forget_group": lambda: queue.forget_group("group", "work"),
+        "forget_group": lambda: queue.forget_group("nobody", "work"),
         "forget_worker": lambda: queue.forget_worker("worker"),
         "handling_times": queue.handling_times,
         "is_worker_active": lambda: queue.is_worker_active("worker"),
-        "join_group": lambda: queue.join_group("another", "work"),
         "lock_tasks": lambda: queue.lock_tasks("work", [1], [State.ACTIVE]),
         "log_blockers": lambda: queue.log_blockers("work"),
         "newest_sequences": lambda: queue.newest_sequences("work", ["a"]),

@@ -228,7 +228,6 @@ def make_world(queue: TaskQueue) -> World:
     queue.push("work", [NewTask("later", delay=HOUR, ttl=HOUR), NewTask("blocked", depends_on=[("work", "later")])])
     queue.install_ticks("work", "tick", "hash", [(datetime(2030, 1, 1, tzinfo=UTC), None)])
     queue.lock("job", "me", HOUR)
-    queue.join_group("group", "work")
     partition = queue.acquire_partition("group", "work", "consumer", HOUR)
     queue.advance("readers", "work", 0, Cursor(1))
     queue.release_groups_once("wait", "retries", [["failed"]])

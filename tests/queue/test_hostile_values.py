@@ -460,7 +460,7 @@ COUNTING: dict[str, Callable[[World, Any], object]] = {
     "events": lambda w, n: w.queue.events("work", None, n),
     "events partitions": lambda w, n: w.queue.events("work", None, partitions=n),
     "progress": lambda w, n: w.queue.progress("group", "work", n),
-    "join_group": lambda w, n: w.queue.join_group("group", "work", n),
+    "acquire_partition": lambda w, n: w.queue.acquire_partition("group", "work", "evil", HOUR, n),
     "read_partition": lambda w, n: w.queue.read_partition(w.partition, n),
     "revive": lambda w, n: w.queue.revive("work", State.FAILED, from_=n),
     "revive sequences": lambda w, n: w.queue.revive("retries", sequences=[n]),
@@ -540,7 +540,6 @@ def test_an_age_beyond_the_range_of_time_counts_as_all_time(queue: TaskQueue) ->
 
 def test_the_lease_of_a_partition_may_be_longer_than_a_timeout_of_the_server(queue: TaskQueue) -> None:
     """The server ends a holder's transaction after the lease by a timeout, which has a maximum of 24 days."""
-    queue.join_group("group", "work")
     partition = queue.acquire_partition("group", "work", "consumer", TEN_YEARS)
     assert partition is not None
     [task] = queue.push("work", ["a"])

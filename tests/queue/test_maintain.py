@@ -172,7 +172,6 @@ def test_a_task_that_a_consumer_group_has_not_handled_stays(queue: TaskQueue, ow
     """The slowest of all groups decides."""
     queue.alter_topic("work", **BOTH)
     first, second, third = ended(queue, owner, "a", "b", "c")
-    queue.join_group("group", "work")
     lease = queue.acquire_partition("group", "work", "member", DAY)
     assert lease is not None
     pass_time(queue, 2 * DAY)
@@ -187,6 +186,7 @@ def test_a_task_that_a_consumer_group_has_not_handled_stays(queue: TaskQueue, ow
     assert run(queue, walks_again=False) == 1
     assert left(queue) == ["c"]
     assert [event.sequence for _, event in queue.read_partition(lease)] == [third.sequence]
+    queue.release_partition(lease)
     queue.forget_group("group", "work")
     assert run(queue, walks_again=False) == 1
 

@@ -124,7 +124,8 @@ BEGIN
            (SELECT count(*) FROM (SELECT FROM taskq_internal.task t WHERE t.topic_id = g.topic_id
                                   AND t.sequence > g.cursor
                                   ORDER BY t.sequence LIMIT greatest(p_cap, 0)) n)
-    FROM taskq_internal.progress g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
+    FROM taskq_internal.consumer_partition g JOIN taskq_internal.topic p ON p.topic_id = g.topic_id
+    WHERE g.cursor IS NOT NULL
     ORDER BY g.group_name, g.topic_id, g.partition LIMIT greatest(p_size, 0);
 END $$;
 COMMENT ON FUNCTION taskq.browse_groups IS

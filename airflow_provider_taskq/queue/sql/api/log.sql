@@ -88,7 +88,7 @@ CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETU
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
-    RETURN (SELECT p.cursor FROM taskq_internal.progress p
+    RETURN (SELECT p.cursor FROM taskq_internal.consumer_partition p
             WHERE p.group_name = p_group AND p.topic_id = v_topic_id AND p.partition = p_partition);
 END $$;
 COMMENT ON FUNCTION taskq.progress IS
@@ -98,11 +98,7 @@ progress. Raises TQ001 for an unknown topic.';
 CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    -- The lock order is that of api/consumer_groups.sql. A group that no program has joined has no row.
-    PERFORM FROM taskq_internal.consumer_group r
-    WHERE r.group_name = p_group AND r.topic_id = (SELECT t.topic_id FROM taskq_internal.topic t WHERE t.name = p_topic)
-    FOR SHARE OF r;
-    INSERT INTO taskq_internal.progress AS p (group_name, topic_id, partition, cursor, advanced)
+    INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, cursor, advanced)
     VALUES (p_group, (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id, p_partition, p_cursor,
             clock_timestamp())
     ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
@@ -110,8 +106,8 @@ END $$;
 COMMENT ON FUNCTION taskq.advance IS
 'Stores the place up to which a group has handled a partition of a topic. With an earlier place the group reads the
 following tasks again. If another transaction stores this progress, the call waits for its end, and the later commit
-wins. The call also waits for a transaction that changes the number of the group''s partitions or removes the group.
-Raises TQ001 for an unknown topic.';
+wins. The call also waits for a transaction that changes the division of the group or removes the group. Raises TQ001
+for an unknown topic.';
 
 -- Announces a push, with its floor and its time (internal/fronts.sql), before the transaction draws a number from
 -- taskq_internal.task_sequence. Returns the floor.

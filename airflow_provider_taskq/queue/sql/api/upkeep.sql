@@ -165,15 +165,8 @@ $$;
 -- Returns NULLs if the topic has no group.
 CREATE FUNCTION taskq_internal.slowest_group(p_topic_id int, OUT group_name text, OUT handled bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT n.group_name, n.handled
-    FROM (SELECT g.group_name, g.cursor AS handled FROM taskq_internal.progress g WHERE g.topic_id = p_topic_id
-          UNION ALL
-          SELECT r.group_name, r.begins FROM taskq_internal.consumer_group r
-          JOIN taskq_internal.consumer_partition h ON h.group_name = r.group_name AND h.topic_id = r.topic_id
-          WHERE r.topic_id = p_topic_id AND NOT EXISTS (
-              SELECT FROM taskq_internal.progress g
-              WHERE (g.group_name, g.topic_id, g.partition) = (h.group_name, h.topic_id, h.partition))) n
-    ORDER BY n.handled, n.group_name LIMIT 1
+    SELECT h.group_name, coalesce(h.cursor, 0) FROM taskq_internal.consumer_partition h
+    WHERE h.topic_id = p_topic_id ORDER BY 2, 1 LIMIT 1
 $$;
 
 -- Removes up to p_most tasks of a topic after p_low, up to p_high, whose retention is over and that do not have to
