@@ -56,13 +56,13 @@ class Session:
                 conn.rollback()
 
     @contextmanager
-    def autocommit(self, *, read_only: bool = False) -> Iterator[TaskQueue]:
-        """Yield a queue in autocommit, where each call is a transaction of its own."""
+    def read_only_calls(self) -> Iterator[TaskQueue]:
+        """Yield a queue that changes nothing, and on which each call is a transaction of its own."""
         from airflow_provider_taskq.queue import TaskQueue
 
         with self.connection() as conn:
             self.role = conn.info.user
-            conn.autocommit, conn.read_only = True, read_only
+            conn.autocommit = conn.read_only = True
             yield TaskQueue(conn)
 
     def notify(self, *topics: str) -> None:

@@ -121,7 +121,7 @@ def _snapshots_of_connection(session: Session, search: str | None) -> Iterator[T
 
     No transaction stays open between two snapshots, because an open transaction holds back vacuum.
     """
-    with session.autocommit(read_only=True) as queue:
+    with session.read_only_calls() as queue:
         while True:
             try:
                 snapshot = _snapshot(queue, search)
