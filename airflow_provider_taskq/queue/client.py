@@ -276,7 +276,8 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
     ) -> Polled:
         """Claim up to `size` READY and due tasks for an owner, and return them in order, with the fence of the poll.
 
-        A poll never waits for another transaction. A `size` below 1 claims nothing.
+        A poll never waits for another transaction. A `size` below 1 claims nothing. A poll that finds nothing takes the
+        tasks of its topic back whose leases have lapsed, as `expire` does.
 
         :raises LeaseLost: if the lease has lapsed or is gone.
         """

@@ -156,7 +156,7 @@ taskq.defer_held_tasks deferred. Returns how many tasks it released. Returns 0 i
 
 CREATE FUNCTION taskq.expire(
     p_grace interval DEFAULT '0', p_except text[] DEFAULT '{}', p_topic text DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id int;
     v_count    bigint;
@@ -302,24 +302,33 @@ BEGIN
 END $$;
 
 -- Ends the leases of owners whose rows this transaction has locked, except a lease if another transaction removes one
--- of its tasks: that transaction may wait for the owner's row. Returns how many tasks the owners of the ended leases
--- held. The caller sets a lock_timeout, which has to be shorter than deadlock_timeout.
-CREATE FUNCTION taskq_internal.end_unused_leases(p_owners bigint[]) RETURNS bigint LANGUAGE plpgsql AS $$
+-- of its tasks. Never waits. Returns how many tasks the owners of the ended leases held.
+CREATE FUNCTION taskq_internal.end_unused_leases(p_owners bigint[]) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_count bigint := 0;
-    v_owner bigint;
+    v_unused bigint[] := '{}';
+    v_owner  bigint;
 BEGIN
-    BEGIN
-        RETURN taskq_internal.end_leases(p_owners);
-    EXCEPTION WHEN lock_not_available THEN
-        IF cardinality(p_owners) = 1 THEN
-            RETURN 0;
-        END IF;
-    END;
     FOREACH v_owner IN ARRAY p_owners LOOP
-        v_count := v_count + taskq_internal.end_unused_leases(ARRAY[v_owner]);
+        IF (SELECT count(*) FROM taskq_internal.live WHERE holder = v_owner)
+            = (SELECT count(*) FROM (SELECT FROM taskq_internal.live WHERE holder = v_owner FOR UPDATE SKIP LOCKED) l)
+        THEN
+            v_unused := v_unused || v_owner;
+        END IF;
     END LOOP;
-    RETURN v_count;
+    RETURN taskq_internal.end_leases(v_unused);
+END $$;
+
+-- Ends the lapsed leases of owners that hold tasks of a topic, for a poll that has found nothing. Never waits, and writes
+-- nothing if there are none. Returns whether it ended one.
+CREATE FUNCTION taskq_internal.take_back_lapsed(p_topic_id int) RETURNS boolean
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    RETURN EXISTS (SELECT FROM taskq_internal.owner o WHERE o.fence IS NOT NULL AND o.lease_until < v_now)
+        AND current_setting('transaction_isolation') = 'read committed'
+        AND taskq_internal.end_unused_leases(taskq_internal.lock_lapsed_owners('0', '{}', p_topic_id)) > 0;
 END $$;
 
 -- Ends the leases of owners whose rows this transaction has locked. Returns how many tasks these owners held.

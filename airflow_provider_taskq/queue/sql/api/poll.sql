@@ -24,7 +24,8 @@ END $$;
 COMMENT ON FUNCTION taskq.poll IS
 'Claims up to p_size due tasks for the owner and returns them. After a crash, it claims the tasks of the crashed owner in
 smaller groups, and no others with them. p_order is FIRST_IN_FIRST_OUT or LAST_IN_FIRST_OUT.
-p_condition is NONE, SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. Never waits. Raises TQ001 for an
+p_condition is NONE, SINGULAR_BY_IDENTIFIER, or one of its variants that suspend. A poll that finds nothing first ends
+the lapsed leases of owners that hold tasks of the topic, as taskq.expire does. Never waits. Raises TQ001 for an
 unknown topic, and TQ005 if the lease has lapsed or no longer exists. Raises TQ000 for an unknown order or condition,
 and for a poll under a condition above READ COMMITTED.';
 
@@ -110,6 +111,10 @@ BEGIN
         v_claimed := taskq_internal.cut_claim(v_topic.topic_id, v_owner_id, v_claimed);
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
         v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, true);
+        IF v_claimed = '{}' AND taskq_internal.take_back_lapsed(v_topic.topic_id) THEN
+            RETURN QUERY SELECT * FROM taskq.poll_batch(p_topic, p_owner, p_fence, p_identifiers, p_size);
+            RETURN;
+        END IF;
     END IF;
     RETURN QUERY SELECT * FROM taskq_internal.claimed_tasks(v_topic.topic_id, v_claimed);
 END $$;
@@ -325,6 +330,9 @@ BEGIN
     END IF;
     v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
                 p_condition <> 'NONE');
+    IF v_claimed = '{}' AND taskq_internal.take_back_lapsed(p_topic.topic_id) THEN
+        RETURN taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
+    END IF;
     RETURN v_claimed;
 END $$;
 

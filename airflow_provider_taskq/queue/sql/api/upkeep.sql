@@ -42,8 +42,7 @@ of any session removes tasks for a minute. Never waits. Raises TQ000 above READ 
 
 -- Ends lapsed leases for about 50 ms, each with all of its tasks. Leaves a lease to the next call if another
 -- transaction is removing its tasks. Returns how many tasks the ended leases held, and whether the time was too short.
-CREATE FUNCTION taskq_internal.expire_some(p_except text[], OUT count bigint, OUT more boolean)
-LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
+CREATE FUNCTION taskq_internal.expire_some(p_except text[], OUT count bigint, OUT more boolean) LANGUAGE plpgsql AS $$
 DECLARE
     v_began  timestamptz := clock_timestamp();
     v_owners bigint[] := taskq_internal.lock_lapsed_owners(interval '0', p_except, NULL);
