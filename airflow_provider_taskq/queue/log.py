@@ -155,6 +155,7 @@ class LogMixin(FunctionCaller):
         :param after: the place to continue from; None for the beginning.
         :param size: the most tasks.
         :param partition: the partition to read, of `partitions` by `level`; see `partition_of`.
+        :raises TaskQueueError: for a place that this database has not reached, as after a restore from a backup.
         """
         begin = after or Cursor(0)
         rows = self._rows(

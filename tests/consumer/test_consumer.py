@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerConfig, Interrupted, MemoryTracker, NonTransient
 from airflow_provider_taskq.consumer.progress import DatabaseProgress
-from airflow_provider_taskq.queue import Cursor, RetryPolicy, Task, TaskQueue
+from airflow_provider_taskq.queue import Cursor, RetryPolicy, Task, TaskQueue, TaskQueueError
 from tests.consumer.consumers import (
     NEVER,
     Heard,
@@ -127,6 +127,16 @@ def test_progress_in_memory_starts_again_with_each_consumer_and_outlives_a_stop(
         assert heard.wait(6)[3:] == ["a", "b", "c"]
     assert queue.partition_states() == []
     assert queue.progress("readers", "work") is None
+
+
+def test_a_consumer_whose_tracker_is_ahead_of_the_database_ends_and_says_so(dsn: str, queue: TaskQueue) -> None:
+    [task] = queue.push("work", ["a"])
+    tracker = MemoryTracker()
+    tracker.proceed("readers", "work", 0, lambda: None, Cursor(task.sequence + 1))
+    consumer = Consumer(dsn, heard_all().group, "work", quick(progress=tracker))
+    consumer.start()
+    with pytest.raises(TaskQueueError, match="older copy"):
+        consumer.wait(20)
 
 
 def test_handlers_without_the_queue_run_outside_of_any_transaction_and_progress_follows(

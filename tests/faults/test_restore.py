@@ -26,6 +26,7 @@ from airflow_provider_taskq.queue import (
     Result,
     State,
     TaskQueue,
+    TaskQueueError,
     TopicPolicy,
     connect,
     install,
@@ -211,10 +212,10 @@ def back_up(server: EmbeddedPostgres, target: EmbeddedPostgres) -> None:
     shutil.copy(server.folder / "password", target.folder / "password")
 
 
-def skip_fences(conn: psycopg.Connection) -> None:
+def skip_numbers(conn: psycopg.Connection) -> None:
     """Carries out the statement of docs/production/backup.md for programs that have outlived a restore."""
     page = (Path(__file__).parents[2] / "docs/production/backup.md").read_text(encoding="utf-8")
-    [statement] = re.findall(r"^SELECT setval\(.*fence.*$", page, re.MULTILINE)
+    [statement] = re.findall(r"^SELECT setval\(.*?(?=^```)", page, re.MULTILINE | re.DOTALL)
     conn.execute(statement.encode())
 
 
@@ -278,7 +279,7 @@ def test_a_queue_in_use_is_recovered_to_a_moment_and_goes_on(archive: Path) -> N
 
 
 @pytest.mark.parametrize("skipped", [False, True], ids=["not skipped", "skipped"])
-def test_a_worker_that_outlives_a_restore_loses_its_lease_once_the_fences_are_skipped(
+def test_a_worker_that_outlives_a_restore_loses_its_lease_once_the_numbers_are_skipped(
     own_dsn: str, server_dsn: str, skipped: bool
 ) -> None:
     name = f"taskq_restored_{uuid4().hex[:8]}"
@@ -294,9 +295,17 @@ def test_a_worker_that_outlives_a_restore_loses_its_lease_once_the_fences_are_sk
             connect(make_conninfo(own_dsn, dbname=name), autocommit=True) as new,
         ):
             outliving = TaskQueue(old).register("worker")
+            TaskQueue(old).push("work", ["b", "c"])
+            place = TaskQueue(old).events("work", None).cursor
             if skipped:
-                skip_fences(new)
+                skip_numbers(new)
             restored = TaskQueue(new)
+            if skipped:
+                restored.push("work", ["later"])
+                assert [task.identifier for _, task in restored.events("work", place)] == ["later"]
+            else:
+                with pytest.raises(TaskQueueError, match=f"after place {place}: the last number of this database is 1"):
+                    restored.events("work", place)
             successor = restored.register("worker")
             [task] = restored.poll("work", successor)
             assert (successor.fence == outliving.fence) is not skipped

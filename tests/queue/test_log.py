@@ -4,6 +4,7 @@ import json
 import re
 from datetime import timedelta
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +76,17 @@ def test_a_recreated_topic_has_a_log_of_its_own_after_any_old_cursor(queue: Task
     queue.create_topic("work")
     queue.push("work", ["new"])
     assert names(queue.events("work", end)) == names(queue.events("work", None)) == ["new"]
+
+
+@pytest.mark.promise("A reader of the log never skips a committed task")
+@pytest.mark.parametrize(
+    "read", ["events('work', {}, 1, 0, 1, NULL)", "log_end('work', {}, NULL)", "log_bounds('work', {}, 9, 1)"]
+)
+def test_a_place_beyond_the_last_number_is_refused(queue: TaskQueue, read: str) -> None:
+    [task] = queue.push("work", ["a"])
+    queue.conn.execute(f"SELECT taskq.{read}".format(task.sequence).encode())
+    with pytest.raises(psycopg.Error, match=r"after place .* older copy"):
+        queue.conn.execute(f"SELECT taskq.{read}".format(task.sequence + 1).encode())
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ BEGIN
     END IF;
     SELECT * INTO v_group FROM taskq_internal.consumer_group WHERE group_name = p_group AND topic_id = v_topic_id;
     PERFORM taskq_internal.check_log_read(p_partition, v_group.partitions, v_group.level);
+    PERFORM taskq_internal.check_place(v_after);
     v_horizon := taskq_internal.log_horizon(v_topic_id);
     v_places := ARRAY(
         SELECT t.sequence FROM taskq_internal.task t

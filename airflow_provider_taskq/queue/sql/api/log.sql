@@ -60,7 +60,7 @@ DECLARE
     v_horizon  bigint;
     v_count    bigint;
 BEGIN
-    PERFORM taskq_internal.check_log_read(p_partition, p_partitions, p_level);
+    PERFORM taskq_internal.check_log_read(p_partition, p_partitions, p_level), taskq_internal.check_place(v_after);
     v_horizon := taskq_internal.log_horizon(v_topic_id);
     RETURN QUERY
     SELECT t.sequence, t.identifier, t.payload, t.reference FROM taskq_internal.task t
@@ -81,8 +81,8 @@ COMMENT ON FUNCTION taskq.events IS
 start of the log. The call returns only the tasks of partition p_partition, out of p_partitions. With p_level NULL a
 task''s whole identifier decides on its partition; with p_level n, the first n levels of the identifier; with p_level 0,
 its sequence. If fewer than p_size tasks remain, a last row without a task tells how far the call read the log. The call
-claims nothing. Raises TQ001 for an unknown topic. Raises TQ000 above READ COMMITTED, on a standby, or for an invalid
-partition.';
+claims nothing. Raises TQ001 for an unknown topic. Raises TQ000 above READ COMMITTED, on a standby, for an invalid
+partition, or for a place that this database has not reached.';
 
 CREATE FUNCTION taskq.progress(p_group text, p_topic text, p_partition int) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -182,6 +182,20 @@ BEGIN
     IF pg_is_in_recovery() THEN
         PERFORM taskq_internal.raise_error(
             'TQ000', 'the log is read on the primary: a standby does not know which pushes are open');
+    END IF;
+END $$;
+
+-- Raises TQ000 for a place beyond the last number that was drawn. A reader gets such a place before the database is
+-- restored from a backup, or from another database. It would skip all tasks until the numbers have reached the place.
+CREATE FUNCTION taskq_internal.check_place(p_after bigint) RETURNS void LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_last bigint := (SELECT s.last_value + s.is_called::int - 1 FROM taskq_internal.task_sequence s);
+BEGIN
+    IF p_after > v_last THEN
+        PERFORM taskq_internal.raise_error('TQ000', format(
+            'the log cannot be read after place %s: the last number of this database is %s, so it is an older copy of '
+            'the one that the place is from, or another one. Skip the numbers that were given out since the backup, as '
+            'after each restore, or read again from an earlier place', p_after, v_last));
     END IF;
 END $$;
 

@@ -239,7 +239,7 @@ DECLARE
     v_horizon  bigint;
     v_end      bigint;
 BEGIN
-    PERFORM taskq_internal.check_log_read(0, 1, 0);
+    PERFORM taskq_internal.check_log_read(0, 1, 0), taskq_internal.check_place(p_after);
     v_horizon := taskq_internal.log_horizon(v_topic_id);
     IF p_size IS NOT NULL THEN
         v_end := (SELECT t.sequence FROM taskq_internal.task t
@@ -255,7 +255,8 @@ END $$;
 COMMENT ON FUNCTION taskq.log_end IS
 'Returns the sequence of the last task of a topic''s log after p_after, at most p_size tasks further. With p_size NULL
 there is no limit. Returns p_after if no task follows. No task appears later with a sequence up to the result. Raises
-TQ001 for an unknown topic. Raises TQ000 above READ COMMITTED or on a standby.';
+TQ001 for an unknown topic. Raises TQ000 above READ COMMITTED, on a standby, or for a place that this database has not
+reached.';
 
 CREATE FUNCTION taskq.log_bounds(p_topic text, p_after bigint, p_end bigint, p_parts int)
 RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
@@ -263,6 +264,7 @@ RETURNS TABLE (low bigint, high bigint, size bigint) LANGUAGE plpgsql STABLE SET
 DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'SELECT, UPDATE')).topic_id;
 BEGIN
+    PERFORM taskq_internal.check_place(p_after);
     RETURN QUERY
     SELECT min(n.sequence), max(n.sequence), count(*)
     FROM (SELECT t.sequence, ntile(greatest(p_parts, 1)) OVER (ORDER BY t.sequence) AS part FROM taskq_internal.task t
@@ -272,7 +274,8 @@ END $$;
 COMMENT ON FUNCTION taskq.log_bounds IS
 'Splits the tasks of a topic''s log after p_after, up to and including p_end, into at most p_parts ranges of nearly
 equal size. Returns the lowest and the highest sequence and the number of tasks of each range. p_end must be a result of
-log_end(): behind it, tasks may still appear in a range. Raises TQ001 for an unknown topic.';
+log_end(): behind it, tasks may still appear in a range. Raises TQ001 for an unknown topic, and TQ000 for a place that
+this database has not reached.';
 
 CREATE FUNCTION taskq.log_slice(p_topic text, p_low bigint, p_high bigint)
 RETURNS TABLE (sequence bigint, topic text, identifier text, payload text, reference text, priority int,
