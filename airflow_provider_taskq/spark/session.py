@@ -48,6 +48,9 @@ DEFAULT_LEASE = timedelta(minutes=5)
 _QUEUE_ERROR = re.compile(r"airflow_provider_taskq\.queue\.errors\.(\w+): (.+)")
 # How Spark says that a process of an executor died.
 _PROCESS_DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure")
+# What precedes Spark's own words: the sentence of py4j, the class of an exception, and the sentence on the whole job.
+_BEFORE_CAUSE = re.compile(r"^An error occurred while calling \S+\s+: |\(?\b(?:[a-z]\w*\.)+[A-Z]\w*(?:\) |: )")
+_LAST_FAILURE = "most recent failure: "
 _ANY_ERROR = re.compile(r"^(?!Caused by|\s)(?:[\w]+\.)*(\w*(?:Error|Exception|Exit|Interrupt)): (.+)$", re.MULTILINE)
 
 
@@ -326,4 +329,7 @@ def describe_error(error: BaseException) -> str:
     quoted = [found for found in _ANY_ERROR.finditer(text) if not found[1].endswith("SparkException")]
     if quoted:
         return f"{quoted[0][1]}: {quoted[0][2]}"
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    first = (_BEFORE_CAUSE.sub("", text).splitlines() or [""])[0]
+    if _LAST_FAILURE in first or text.startswith("An error occurred while calling"):
+        return first.rpartition(_LAST_FAILURE)[2]
+    return f"{type(error).__name__}: {first}" if text else type(error).__name__

@@ -70,13 +70,33 @@ def test_invalid_arguments_are_reported_in_one_line(
     assert "sesame" not in output
 
 
+TRACE = 'org.apache.spark.SparkException: Job aborted\nTraceback:\n  File "rules.py", line 1\nRuntimeError: stumbled\n'
+CALL = "An error occurred while calling o83.save.\n: org.apache.spark.SparkException: "
+ABORTED = f"{CALL}Job aborted due to stage failure: "
+LOST = "Lost task 0.1 in stage 3.0 (TID 1) (10.0.0.7 executor 2): "
+LAST = f"Task 0 in stage 3.0 failed 2 times, most recent failure: {LOST}"
+FRAMES = "\n\tat org.apache.spark.X.y(X.scala:1)\nCaused by: java.io.EOFException: x\n"
+
+
 @pytest.mark.promise("An error is one sentence that names the object and the remedy")
-def test_an_error_of_the_transform_is_reported_in_one_line() -> None:
-    trace = 'Traceback:\n  File "rules.py", line 1\nRuntimeError: stumbled\n'
-    assert describe_error(RuntimeError("stumbled")) == "RuntimeError: stumbled"
-    assert describe_error(RuntimeError(f"org.apache.spark.SparkException: Job aborted\n{trace}")) == (
-        "RuntimeError: stumbled"
-    )
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stumbled", "RuntimeError: stumbled"),
+        (TRACE, "RuntimeError: stumbled"),
+        (f"{ABORTED}{LAST}org.apache.spark.SparkException: Python worker exited", f"{LOST}Python worker exited"),
+        (
+            f"{ABORTED}{LAST}ExecutorLostFailure (executor 2) Reason: 137",
+            f"{LOST}ExecutorLostFailure (executor 2) Reason: 137",
+        ),
+        (f"{CALL}Job 3 cancelled", "Job 3 cancelled"),
+        (f"(org.apache.spark.SparkException) Job aborted: {LAST}Python worker exited", f"{LOST}Python worker exited"),
+    ],
+    ids=["error", "trace", "worker", "executor", "job", "Connect"],
+)
+def test_the_cause_of_a_failed_drain_is_reported_in_one_line(text: str, words: str) -> None:
+    assert describe_error(RuntimeError(text)) == words
+    assert describe_error(RuntimeError(text + FRAMES)) == words
 
 
 @pytest.mark.promise("An error is one sentence that names the object and the remedy")

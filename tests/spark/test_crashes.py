@@ -1,6 +1,7 @@
 """A task that kills the processes of Spark's executors is isolated by the next drains, and the others succeed."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from airflow_provider_taskq.queue import Condition, Result, Task, TaskQueue
 from airflow_provider_taskq.spark import DrainResult, StopReason, by_task
+from airflow_provider_taskq.spark.session import describe_error
 from tests.spark.conftest import Drained, Push, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("a task kills its process")]
@@ -26,7 +28,7 @@ def drained_until_it_ends(drained: Drained, most: int, **options: Any) -> tuple[
         try:
             return failed, drained(by_task(die_at_57), **options)
         except Exception as error:
-            if "Python worker exited unexpectedly" not in str(error):
+            if not re.fullmatch("Lost task .*: Python worker exited unexpectedly .*", describe_error(error)):
                 raise
     pytest.fail(f"{most} drains failed")
 
