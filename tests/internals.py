@@ -135,7 +135,7 @@ def _move_back(conn: psycopg.Connection, by: timedelta, columns: Mapping[str, It
 
 
 _TIMES_OF_FRONTS = {
-    "front": ("available_at", "gap_low_at", "gap_high_at"),
+    "front": ("available_at", "pushed", "gap_low_at", "gap_high_at"),
     "identifier_front": ("available_at", "claimed_at"),
 }
 _TIMES_OF_TASKS = {
@@ -158,9 +158,9 @@ def age_tasks(conn: psycopg.Connection, by: timedelta, sequences: Sequence[int] 
 
 
 def age_leases(conn: psycopg.Connection, by: timedelta, owner: str | None = None) -> None:
-    """Lets time pass for the lease, the last sign of life and the drain of an owner, or for all and all locks."""
+    """Lets time pass for the lease, the sign of life and the drain of an owner, or for all, also locks."""
     if owner is None:
-        _move_back(conn, by, {"lock": ("locked", "at_least", "until")})
+        _move_back(conn, by, {"lock": ("locked", "at_least", "until"), "consumer_partition": ("lease_until",)})
     chosen = "" if owner is None else sql.SQL("WHERE name = {}").format(owner).as_string(conn).replace("%", "%%")
     _move_back(conn, by, {"owner": ("lease_until", "seen"), "drain": ("began", "finished")}, chosen)
 

@@ -22,7 +22,7 @@ from airflow_provider_taskq.queue import (
     TopicPolicy,
     connect,
 )
-from tests.internals import advance_fronts, fronts, interrupted, passed_tasks, set_fronts_ahead
+from tests.internals import advance_fronts, age_upkeep, fronts, interrupted, passed_tasks, set_fronts_ahead
 from tests.queue.conftest import InBackground, await_lock_wait, identifiers, lapse, pass_time, task_in
 from tests.queue.explained import explain
 
@@ -244,13 +244,37 @@ def test_a_task_is_polled_although_the_clock_of_the_server_was_set_back(
     assert drain(queue, owner) == ["retried"]
     queue.push("work", ["a"])
     pass_time(queue, -HOUR)
-    session.push("work", ["open"])
-    pass_time(queue, HOUR)  # what was pushed before the change of the clock is due
     assert drain(queue, owner) == ["a"]
+    session.push("work", ["open"])
     advance(queue)
     session.conn.commit()
     assert passed_tasks(queue.conn) == []
     assert drain(queue, owner) == ["open"]
+
+
+@pytest.mark.parametrize("noticed_by", ["a poll", "a poll of batches", "a push", "upkeep"])
+def test_what_is_due_at_its_push_is_due_although_the_clock_was_ahead_then(
+    queue: TaskQueue, owner: Owner, noticed_by: str
+) -> None:
+    queue.push("work", [NewTask("scheduled", delay=timedelta(minutes=1))])
+    queue.push("work", ["a", NewTask("b", priority=1), NewTask("held", priority=2)])
+    assert identifiers(queue.poll("work", owner)) == ["held"]
+    queue.push("work", [NewTask("delayed", delay=timedelta(minutes=1)), "c"])
+    pass_time(queue, -2 * HOUR)
+    age_upkeep(queue.conn, -2 * HOUR)
+    if noticed_by == "a push":
+        queue.push("work", [NewTask("last", priority=-1)])
+    if noticed_by in {"a push", "upkeep"}:
+        queue.maintain()
+        assert queue.ready("work", 9) == 3 + (noticed_by == "a push")
+    if noticed_by == "a poll of batches":
+        found = list(queue.poll_batch("work", owner, 9))
+    else:
+        found = identifiers(queue.poll("work", owner, 9))
+    assert found == ["b", "a", "c", *["last"] * (noticed_by == "a push")]
+    queue.release(owner)
+    assert drain(queue, queue.register("other")) == ["held", *found]
+    assert passed_tasks(queue.conn) == []
 
 
 def test_an_empty_priority_costs_a_poll_no_query_of_its_own(own_queue: TaskQueue) -> None:

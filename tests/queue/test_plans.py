@@ -264,6 +264,7 @@ def test_a_call_locks_as_much_at_two_thousand_topics_as_at_one(own_queue: TaskQu
 
 def test_a_push_and_a_poll_of_one_task_run_few_statements(own_queue: TaskQueue) -> None:
     own_queue.create_topic("few", notify=True)
+    own_queue.push("few", [NewTask("the first in a minute", suspended=True)])
     owner = own_queue.register("owner", timedelta(hours=1))
     polled: list[Task] = []
     pushed = explain(own_queue.conn, lambda: own_queue.push("few", ["a"]))

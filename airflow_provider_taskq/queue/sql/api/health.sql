@@ -14,6 +14,7 @@ LANGUAGE sql AS $$
     found AS MATERIALIZED (
         SELECT 'waiting tasks' AS subject, f.* FROM patience, taskq_internal.health_of_topics(patience) f
         UNION ALL SELECT 'lapsed leases', f.* FROM patience, taskq_internal.health_of_leases(patience) f
+        UNION ALL SELECT 'long leases', f.* FROM taskq_internal.health_of_long_leases() f
         UNION ALL SELECT 'failures', f.* FROM taskq_internal.health_of_failures() f
         UNION ALL SELECT 'dependencies', f.* FROM taskq_internal.health_of_dependencies() f
         UNION ALL SELECT 'ended partitions', f.* FROM taskq_internal.health_of_partitions() f
@@ -27,6 +28,7 @@ LANGUAGE sql AS $$
     FROM (VALUES
         ('waiting tasks', 'no task has been due for longer than ' || taskq.format_duration(p_patience)),
         ('lapsed leases', 'no lease has lapsed'),
+        ('long leases', 'no lease or lock reaches further than its length'),
         ('failures', 'no task has FAILED in the last hour'),
         ('dependencies', 'no task waits for one that has ended otherwise than by success'),
         ('ended partitions', 'no error has ended a partition of a consumer group'),
@@ -139,6 +141,39 @@ BEGIN
                taskq.format_duration(n.oldest), n.name, n.held),
         n.count, 'taskq maintain', p_owner => n.name) f
     WHERE n.count > 0;
+END $$;
+
+-- Reports leases of owners and members, and locks by name, that reach further than their length: they were taken while
+-- the clock of the server was ahead, and hold their tasks and events for that much longer. Reads a thousand of each.
+CREATE FUNCTION taskq_internal.health_of_long_leases() RETURNS SETOF taskq_internal.finding
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp() + interval '1 second';
+BEGIN
+    RETURN QUERY
+    SELECT f.*
+    FROM (SELECT n.*, count(*) OVER () AS count
+          FROM (SELECT format('the lease of owner %L', o.name) AS what, o.name,
+                       taskq_internal.clamp_moment(o.lease_until) - taskq_internal.clamp_age(o.lease) AS began,
+                       'taskq release ' || taskq_internal.shell_word(o.name) AS remedy
+                FROM (SELECT * FROM taskq_internal.owner w WHERE w.fence IS NOT NULL ORDER BY w.fence LIMIT 1000) o
+                UNION ALL
+                SELECT format('the lease of partition %s in group %L', c.partition, c.group_name), NULL,
+                       taskq_internal.clamp_moment(c.lease_until) - taskq_internal.clamp_age(c.lease),
+                       format('SELECT taskq.release_partition(%L, %L, %s, %s, NULL)', c.group_name, p.name,
+                              c.partition, c.fence)
+                FROM (SELECT * FROM taskq_internal.consumer_partition w WHERE w.fence IS NOT NULL
+                      ORDER BY w.fence LIMIT 1000) c JOIN taskq_internal.topic p USING (topic_id)
+                UNION ALL
+                SELECT format('the lock %L', k.name), NULL, taskq_internal.clamp_moment(k.locked),
+                       format('SELECT taskq.unlock(%L, %L)', k.name, k.held_by)
+                FROM (SELECT * FROM taskq_internal.lock w ORDER BY w.name LIMIT 1000) k) n
+          WHERE n.began > v_now ORDER BY n.began DESC LIMIT 5) n
+    CROSS JOIN LATERAL taskq_internal.finding(
+        'warning', format('%s reaches %s further than its length, as do %s more: it is of a time when the clock of the'
+                          ' server was ahead. The next heartbeat of its holder shortens it, if it is a lease',
+                          n.what, taskq.format_duration(n.began - v_now), n.count - 1),
+        extract(epoch FROM n.began - v_now)::bigint, n.remedy, p_owner => n.name) f;
 END $$;
 
 -- Reports the ten topics with the most tasks that FAILED in the last hour, with their share and their error groups. A

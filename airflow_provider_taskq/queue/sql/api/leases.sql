@@ -243,7 +243,9 @@ BEGIN
         OR NOT taskq_internal.is_lock_held(p_name, p_by) THEN
         RETURN false;
     END IF;
-    UPDATE taskq_internal.lock SET held_by = '', until = at_least WHERE name = p_name;
+    UPDATE taskq_internal.lock SET held_by = '',
+        until = least(at_least, clock_timestamp() + (at_least - locked))  -- the clock may have been set back
+    WHERE name = p_name;
     DELETE FROM taskq_internal.lock WHERE name = p_name AND until <= clock_timestamp();
     RETURN true;
 END $$;

@@ -111,7 +111,8 @@ BEGIN
         v_claimed := taskq_internal.cut_claim(v_topic.topic_id, v_owner_id, v_claimed);
         PERFORM taskq_internal.requeue_waiting(v_topic.topic_id, v_promoted);
         v_advanced := taskq_internal.advance_fronts_at_random(v_topic.topic_id, v_claimed, false, true);
-        IF v_claimed = '{}' AND taskq_internal.take_back_lapsed(v_topic.topic_id) THEN
+        IF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(v_topic.topic_id)
+            OR taskq_internal.recall_early_tasks(v_topic.topic_id, clock_timestamp()) > 0) THEN
             RETURN QUERY SELECT * FROM taskq.poll_batch(p_topic, p_owner, p_fence, p_identifiers, p_size);
             RETURN;
         END IF;
@@ -330,7 +331,8 @@ BEGIN
     END IF;
     v_advanced := taskq_internal.advance_fronts_at_random(p_topic.topic_id, v_claimed, v_lifo,
                 p_condition <> 'NONE');
-    IF v_claimed = '{}' AND taskq_internal.take_back_lapsed(p_topic.topic_id) THEN
+    IF v_claimed = '{}' AND (taskq_internal.take_back_lapsed(p_topic.topic_id)
+        OR taskq_internal.recall_early_tasks(p_topic.topic_id, clock_timestamp()) > 0) THEN
         RETURN taskq_internal.claim_for_owner(p_topic, p_owner, p_fence, p_size, p_order, p_condition);
     END IF;
     RETURN v_claimed;

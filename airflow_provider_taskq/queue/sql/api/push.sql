@@ -23,6 +23,7 @@ DECLARE
     v_now      timestamptz := clock_timestamp();
     v_due      timestamptz := v_now;
     v_front    timestamptz;
+    v_pushed   timestamptz;
     v_sequence bigint;
 BEGIN
     -- The array form handles a task that it may reject, or that needs more than two rows, because only the array form
@@ -45,12 +46,15 @@ BEGIN
     END IF;
     SELECT greatest(f.available_at, (
         SELECT i.available_at FROM taskq_internal.identifier_front i
-        WHERE i.topic_id = v_topic.topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1))
-    INTO v_front FROM taskq_internal.front f
+        WHERE i.topic_id = v_topic.topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1)), f.pushed
+    INTO v_front, v_pushed FROM taskq_internal.front f
     WHERE f.topic_id = v_topic.topic_id AND f.priority = coalesce(push.priority, 0)
     ORDER BY f.priority DESC, f.number DESC LIMIT 1;
     IF NOT FOUND THEN
         PERFORM taskq_internal.add_fronts(v_topic.topic_id, ARRAY[priority]);
+    END IF;
+    IF (v_pushed BETWEEN v_now - interval '1 minute' AND v_now) IS NOT TRUE THEN
+        PERFORM taskq_internal.note_push(v_topic.topic_id, v_now);
     END IF;
     v_sequence := nextval('taskq_internal.task_sequence');
     INSERT INTO taskq_internal.task (sequence, created, due, pushed_in, topic_id, priority, identifier, reference, ttl,

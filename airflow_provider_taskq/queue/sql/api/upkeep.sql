@@ -70,7 +70,9 @@ DECLARE
 BEGIN
     count := 0;
     more := false;
-    SELECT * INTO v_run FROM taskq_internal.upkeep WHERE due <= v_began FOR UPDATE SKIP LOCKED;
+    SELECT * INTO v_run FROM taskq_internal.upkeep
+    WHERE due <= v_began OR due > v_began + interval '1 minute'  -- the clock was set back
+    FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         IF NOT EXISTS (SELECT FROM taskq_internal.upkeep) THEN
             PERFORM taskq_internal.create_rows();
@@ -80,6 +82,8 @@ BEGIN
     END IF;
     IF v_run.topic_id = 0 AND NOT v_run.unfinished_only THEN
         PERFORM taskq_internal.remove_old_fronts(50000);
+        PERFORM taskq_internal.recall_early_tasks(f.topic_id, v_began)
+        FROM (SELECT DISTINCT w.topic_id FROM taskq_internal.front w WHERE w.pushed > v_began) f;
     END IF;
     FOR v_topic IN
         SELECT p.* FROM taskq_internal.topic p

@@ -18,6 +18,9 @@
 -- the bound is no later than the announcement. If it announced itself after that read, it read the clock later than
 -- the session did. In these two cases the task lies behind the bound.
 --
+-- A front also has the time of a recent push. After the clock was set back, it is later than the clock, and the tasks
+-- that were due at their push are made due again (recall_early_tasks).
+--
 -- This requires that the clock of the server does not go back. After a clock was set back, pushes and retries compare
 -- due times with the front, and tasks before it are late. One case is left: a poll has advanced a front and has not
 -- committed while the clock is set back, and another transaction pushes in that moment.
@@ -38,12 +41,69 @@ END $$;
 CREATE FUNCTION taskq_internal.front_time(p_topic_id int, p_priorities int[], p_now timestamptz) RETURNS timestamptz
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_sort = off AS $$
+DECLARE
+    v_front   timestamptz;
+    v_is_past boolean;
 BEGIN
     PERFORM taskq_internal.add_fronts(p_topic_id, coalesce(p_priorities, '{0}'));
-    RETURN greatest(p_now, (SELECT max(f.available_at) FROM taskq_internal.newest_fronts(p_topic_id) f), (
+    SELECT max(f.available_at), bool_or(f.pushed NOT BETWEEN p_now - interval '1 minute' AND p_now)
+    INTO v_front, v_is_past FROM taskq_internal.newest_fronts(p_topic_id) f;
+    IF v_is_past THEN
+        PERFORM taskq_internal.note_push(p_topic_id, p_now);
+    END IF;
+    RETURN greatest(p_now, v_front, (
         SELECT i.available_at FROM taskq_internal.identifier_front i
         WHERE i.topic_id = p_topic_id AND i.identifier = '' ORDER BY i.number DESC LIMIT 1));
 END $$;
+
+-- Stores the time of a push in the fronts of its topic. Calls come once a minute, and after the clock was set back.
+CREATE FUNCTION taskq_internal.note_push(p_topic_id int, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM taskq_internal.recall_early_tasks(p_topic_id, p_now);
+    PERFORM taskq_internal.store_push_time(p_topic_id, p_now)
+    WHERE NOT EXISTS (SELECT FROM taskq_internal.newest_fronts(p_topic_id) f WHERE f.pushed >= p_now);
+END $$;
+
+-- A task without a due time is due at its push. If the clock was ahead then, and was set back since, that time is to
+-- come: this function makes such tasks of a topic due, and returns their number. A stored time of a push that is later
+-- than p_now tells it; by a second, because pushes read the clock before they commit. Pushes, empty polls and upkeep
+-- call this function. It does nothing above READ COMMITTED.
+CREATE FUNCTION taskq_internal.recall_early_tasks(p_topic_id int, p_now timestamptz) RETURNS bigint
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off AS $$
+DECLARE
+    v_found bigint[];
+    v_due   bigint[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM taskq_internal.newest_fronts(p_topic_id) f WHERE f.pushed > p_now + interval '1 second')
+        OR current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN 0;
+    END IF;
+    v_found := ARRAY(
+        SELECT t.sequence FROM taskq_internal.task t
+        WHERE t.topic_id = p_topic_id AND t.sequence >= taskq_internal.resolve(ARRAY[p_topic_id], p_now, false)
+          AND t.created > p_now AND t.due = t.created
+        FOR UPDATE SKIP LOCKED);
+    v_due := ARRAY(
+        SELECT l.sequence FROM taskq_internal.live l
+        WHERE l.topic_id = p_topic_id AND l.sequence = ANY (v_found) AND l.holder IS NULL AND l.available_at = (
+            SELECT t.due FROM taskq_internal.task t WHERE t.topic_id = p_topic_id AND t.sequence = l.sequence)
+        FOR UPDATE SKIP LOCKED);
+    UPDATE taskq_internal.live SET available_at = p_now, late = true
+    WHERE topic_id = p_topic_id AND sequence = ANY (v_due);
+    -- The others are held or have ended: what restores their due time finds this one.
+    UPDATE taskq_internal.task SET due = p_now WHERE topic_id = p_topic_id AND sequence = ANY (v_found);
+    PERFORM taskq_internal.store_push_time(p_topic_id, p_now);
+    RETURN cardinality(v_due);
+END $$;
+
+CREATE FUNCTION taskq_internal.store_push_time(p_topic_id int, p_now timestamptz) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO taskq_internal.front (topic_id, priority, available_at, sequence, pushed, gap_low_at, gap_low_sequence,
+        gap_high_at, gap_high_sequence)
+    SELECT f.topic_id, f.priority, f.available_at, f.sequence, p_now, f.gap_low_at, f.gap_low_sequence, f.gap_high_at,
+        f.gap_high_sequence
+    FROM taskq_internal.newest_fronts(p_topic_id) f
+$$;
 
 -- Returns the newest row of each priority of a topic, the highest priority first.
 CREATE FUNCTION taskq_internal.newest_fronts(p_topic_id int) RETURNS SETOF taskq_internal.front
@@ -170,10 +230,10 @@ BEGIN
     LOOP
         v_next := taskq_internal.next_front(v_front, p_bound, p_lifo);
         IF v_next IS DISTINCT FROM v_front THEN
-            INSERT INTO taskq_internal.front (topic_id, priority, available_at, sequence, gap_low_at, gap_low_sequence,
-                gap_high_at, gap_high_sequence)
-            VALUES (v_next.topic_id, v_next.priority, v_next.available_at, v_next.sequence, v_next.gap_low_at,
-                    v_next.gap_low_sequence, v_next.gap_high_at, v_next.gap_high_sequence);
+            INSERT INTO taskq_internal.front (topic_id, priority, available_at, sequence, pushed, gap_low_at,
+                gap_low_sequence, gap_high_at, gap_high_sequence)
+            VALUES (v_next.topic_id, v_next.priority, v_next.available_at, v_next.sequence, v_next.pushed,
+                    v_next.gap_low_at, v_next.gap_low_sequence, v_next.gap_high_at, v_next.gap_high_sequence);
         END IF;
     END LOOP;
 END $$;

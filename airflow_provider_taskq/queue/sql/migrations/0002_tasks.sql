@@ -154,6 +154,8 @@ CREATE TABLE taskq_internal.front (
     number       bigint GENERATED ALWAYS AS IDENTITY,
     available_at timestamptz NOT NULL DEFAULT '0001-01-01 00:00Z',
     sequence     bigint NOT NULL DEFAULT 0,
+    -- The time of a push, at most a minute before the latest. After the clock was set back, it is later than the clock.
+    pushed       timestamptz NOT NULL DEFAULT '0001-01-01 00:00Z',
     -- Both ends are NULL without a gap. The task at the lower end may be READY, and so may the one at the upper end.
     gap_low_at        timestamptz,
     gap_low_sequence  bigint,
