@@ -2,6 +2,9 @@
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _IDLE_FACTOR = 4.0  # least pause after an empty poll, as a multiple of its duration
 
@@ -50,10 +53,15 @@ class IdleWait:
             # notify() alone might reach a thread in `sleep`, and no thread would take over the periodic polls.
             self._changed.notify_all()
 
-    def wait_for(self, is_woken: Callable[[], bool], *, or_end: bool = False) -> None:
-        """Wait until `is_woken()`, which is called again after `wake_decided`; with `or_end` until `end`, too."""
+    def wait_for(self, find: Callable[[], T], *, or_end: bool = False) -> T:
+        """Wait until `find()` returns something true, and return it; with `or_end` return at `end`, too.
+
+        Calls `find` under the lock of this object, again after each `wake_decided`.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: is_woken() or (or_end and self._ended))
+            while not (found := find()) and not (or_end and self._ended):
+                self._changed.wait()
+            return found
 
     def seconds_after(self, took: float) -> float:
         """Return the pause, in seconds, after an empty poll that took `took` seconds."""

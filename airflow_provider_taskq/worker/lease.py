@@ -42,7 +42,6 @@ class InFlightBatch:
         self.token = token
         self.trace = trace
         self.loop: HandlingLoop | None = None  # the loop that handles it
-        self.error: BaseException | None = None  # fails the batch instead of a call of the handler
         self.next: InFlightBatch | None = None  # of its group, which starts after the commit of this one
         self.committed: Mapping[Task, Decision] = {}
         self.abandoned_for: BaseException | None = None

@@ -48,10 +48,6 @@ class Loop(ABC):
     def _work(self) -> None:
         """Work until the worker stops."""
 
-    @abstractmethod
-    def _wake(self) -> None:
-        """End a wait of the thread, because a batch is decided."""
-
     def _commit(self, batch: InFlightBatch, decisions: Mapping[Task, Decision]) -> None:
         self._committer.complete(batch, decisions)
 
@@ -66,8 +62,9 @@ class Loop(ABC):
                 return
             self._handling = None
             self._decided.append((stuck, None))
-            self.thread = self._new_thread()
-        self._runtime.threads.start(self)
+            thread = self._new_thread()
+            thread.start()  # before a stop can see it
+            self.thread = thread
 
     def _new_thread(self) -> threading.Thread:
         return threading.Thread(target=self._run, name=f"taskq {self._runtime.config.name}", daemon=True)
@@ -78,7 +75,6 @@ class Loop(ABC):
         except _Replaced:
             return
         self._session.close()
-        self._runtime.threads.remove(self)
 
     def _run_step(self, step: Callable[[], bool | None]) -> bool | None:
         """Run one step and return its result. After an error, call `on_fatal`, pause, and return None."""
@@ -107,7 +103,7 @@ class Loop(ABC):
         batch.loop = self
         with self._lock:
             self._handling = batch
-        returned = batch.error or self._runtime.call_handler(batch)
+        returned = self._runtime.call_handler(batch)
         with self._lock:
             if self.thread is not threading.current_thread():
                 raise _Replaced
@@ -129,7 +125,7 @@ class Loop(ABC):
                 self._decided.append((batch, future))
             activity.close()
             self._runtime.handler_ended(batch)
-            self._wake()
+            self._runtime.idle_wait.wake_decided()
 
         def abandon() -> None:
             future.cancel()
@@ -148,6 +144,12 @@ class Loop(ABC):
                 self._end(*self._decided.popleft())
             else:
                 self._handle(self._following.popleft())
+
+    def _finish(self) -> None:
+        """End the open batches after the last poll."""
+        while self._open or self._decided:
+            self._runtime.idle_wait.wait_for(self._has_decided)
+            self._run_step(self._go_on)
 
     def _end(self, batch: InFlightBatch, returned: Any) -> None:
         outcome = self._runtime.outcome(batch, returned)

@@ -143,12 +143,6 @@ class BasePollLoop(Loop):
         """Return the number of tasks that the next poll completes."""
         return 0
 
-    def _finish(self) -> None:
-        """End the batches of the loop after its last poll."""
-
-    def _wake(self) -> None:
-        self._runtime.idle_wait.wake_decided()
-
     def _on_lease_lost(self, error: LeaseLost) -> None:
         self._poller.recover(error)
 
@@ -192,8 +186,6 @@ class BasePollLoop(Loop):
         except BaseException:
             token.release()
             raise
-        if self._last is LastPoll.FOUND:
-            self._recheck.reset()
         return True
 
     def _counted_poll(self, size: int, token: Token) -> InFlightBatch | None:
@@ -202,20 +194,22 @@ class BasePollLoop(Loop):
         is_retry, self._last = self._last is LastPoll.UNANSWERED, LastPoll.UNANSWERED
         quiet = runtime.counters.poll_started(self._completed_by_poll(), retried=is_retry)
         began = time.monotonic()
-        tasks = self._poll(size)
+        polled = self._poll(size)
         self._poll_seconds = time.monotonic() - began
-        batch = runtime.start_batch(tasks, self._poller.lease(), token) if tasks else None
-        missed = not tasks and self._has_missed(quiet)
-        stayed_quiet = runtime.counters.poll_ended(quiet)
-        if not tasks and not missed and stayed_quiet:
-            runtime.idle.set()
-        if tasks:
+        if polled:
+            batch = runtime.start_batch(polled, self._poller.lease(), token)
             self._last = LastPoll.FOUND
-        elif missed or (stayed_quiet is False and not runtime.idle.is_set()):
-            self._last = LastPoll.MISSED
-        else:
-            self._last = LastPoll.EMPTY
-        return batch
+            self._recheck.reset()
+            if batch is None:  # a drain has tried all these tasks before
+                runtime.counters.poll_ended(quiet)
+            return batch
+        missed = self._has_missed(quiet)
+        stayed_quiet = runtime.counters.poll_ended(quiet)
+        if stayed_quiet and not missed:
+            runtime.idle.set()
+        missed = missed or (stayed_quiet is False and not runtime.idle.is_set())
+        self._last = LastPoll.MISSED if missed else LastPoll.EMPTY
+        return None
 
     def _has_missed(self, quiet: int | None) -> bool:
         """Return whether to poll again soon, because the poll left ready tasks."""
@@ -254,9 +248,7 @@ class PollLoop(BasePollLoop):
         if self._handled is not None:
             (batch, decisions), self._handled = self._handled, None
             self._run_step(lambda: self._committer.complete(batch, decisions))
-        while self._open or self._decided:
-            self._runtime.idle_wait.wait_for(self._has_decided)
-            self._run_step(self._go_on)
+        super()._finish()
 
     def _capacity(self) -> int:
         if self._has_room():
@@ -284,7 +276,8 @@ class PollLoop(BasePollLoop):
         return self._poller.poll(size)
 
     def _dispatch(self, batch: InFlightBatch) -> None:
-        if len(batch.batch.tasks) >= self._runtime.config.size:
+        config = self._runtime.config
+        if config.workers > 1 and len(batch.batch.tasks) >= config.size:
             self._runtime.idle_wait.wake()  # there may be more tasks, for other threads
         self._handle(batch)
         self._go_on()

@@ -1,8 +1,6 @@
-"""Prefetching: one thread polls batches ahead into a buffer, the other threads handle them."""
+"""Prefetching: one thread polls batches ahead, the other threads handle them."""
 
-import threading
 from collections import deque
-from collections.abc import Callable
 
 from airflow_provider_taskq.worker.lease import InFlightBatch
 from airflow_provider_taskq.worker.loop import Loop
@@ -10,94 +8,58 @@ from airflow_provider_taskq.worker.poll_loop import BasePollLoop
 from airflow_provider_taskq.worker.runtime import WorkerRuntime
 
 
-class PrefetchBuffer:
-    """Batches that are polled and not yet handled. Has room for `tasks` tasks."""
-
-    def __init__(self, tasks: int) -> None:
-        self._tasks = tasks
-        self._batches: deque[InFlightBatch] = deque()
-        self._changed = threading.Condition()
-        self.has_ended = False
-
-    def capacity(self) -> int:
-        """Wait for room, and return the number of tasks that fit. Return 0 after `end`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.has_ended or self._room() > 0)
-            return 0 if self.has_ended else self._room()
-
-    def put(self, batch: InFlightBatch) -> None:
-        """Add a batch."""
-        with self._changed:
-            self._batches.append(batch)
-            self._changed.notify_all()
-
-    def take(self, is_woken: Callable[[], bool]) -> InFlightBatch | None:
-        """Wait for the next batch and remove it. Return None after `end`, or if `is_woken()`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.has_ended or self._batches or is_woken())
-            batch = self._batches.popleft() if self._batches and not self.has_ended else None
-            self._changed.notify_all()
-            return batch
-
-    def wait_for(self, is_woken: Callable[[], bool]) -> None:
-        """Wait until `is_woken()`, which is called again after each `wake`."""
-        with self._changed:
-            self._changed.wait_for(is_woken)
-
-    def wake(self) -> None:
-        """Let the waiting threads call their `is_woken`."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """Hand out no more batches. The worker releases those that are left, with their lease."""
-        self.has_ended = True
-        self.wake()
-
-    def _room(self) -> int:
-        return self._tasks - sum(len(batch.batch.tasks) for batch in self._batches)
-
-
 class Prefetcher(BasePollLoop):
-    """Polls while there is room in the buffer, as one owner for all threads that handle batches."""
+    """Polls while fewer than `prefetch` tasks wait to be handled, as one owner for all threads that handle batches.
 
-    def __init__(self, runtime: WorkerRuntime, buffer: PrefetchBuffer) -> None:
+    Its threads wait for each other with the runtime's `IdleWait`, whose lock guards the batches.
+    """
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
         super().__init__(runtime, 0)
-        self._buffer = buffer
+        self._waiting: deque[InFlightBatch] = deque()
+
+    def take(self) -> InFlightBatch | None:
+        """Remove a batch, if there is one, under the lock. A stop releases those that are left, with their lease."""
+        if not self._waiting or self._runtime.stopping.is_set():
+            return None
+        self._runtime.idle_wait.wake_decided()  # there is room again
+        return self._waiting.popleft()
 
     def _capacity(self) -> int:
-        return min(self._runtime.config.size, self._buffer.capacity())
+        return min(self._runtime.config.size, self._runtime.idle_wait.wait_for(self._room_left, or_end=True))
+
+    def _room_left(self) -> int:
+        left = self._runtime.config.prefetch - sum(len(batch.batch.tasks) for batch in self._waiting)
+        return 0 if self._runtime.stopping.is_set() else max(0, left)
 
     def _dispatch(self, batch: InFlightBatch) -> None:
-        self._buffer.put(batch)
+        self._waiting.append(batch)
+        self._runtime.idle_wait.wake_decided()
 
 
 class HandleLoop(Loop):
-    """Handles and commits the batches of the buffer."""
+    """Handles and commits the batches of a Prefetcher."""
 
-    def __init__(self, runtime: WorkerRuntime, room: int, buffer: PrefetchBuffer) -> None:
+    def __init__(self, runtime: WorkerRuntime, room: int, prefetcher: Prefetcher) -> None:
         super().__init__(runtime, room)
-        self._buffer = buffer
-
-    def _wake(self) -> None:
-        self._buffer.wake()
+        self._prefetcher = prefetcher
 
     def _work(self) -> None:
-        while not self._buffer.has_ended or self._open or self._decided:
+        while not self._runtime.stopping.is_set():
             self._run_step(self._take_once)
+        self._finish()
 
     def _take_once(self) -> None:
         self._go_on()
-        if self._has_room() and not self._buffer.has_ended:
-            batch = self._buffer.take(self._has_decided)
-            if batch is not None and batch.abandoned_for is None:  # else it was abandoned while it was in the buffer
-                self._handle(batch)
-        elif self._open:
-            self._buffer.wait_for(self._has_decided)
+        found = self._runtime.idle_wait.wait_for(self._next, or_end=True)
+        if isinstance(found, InFlightBatch) and found.abandoned_for is None:  # else it was abandoned while it waited
+            self._handle(found)
+
+    def _next(self) -> InFlightBatch | bool | None:
+        return self._has_decided() or (self._prefetcher.take() if self._has_room() else None)
 
 
 def prefetching_loops(runtime: WorkerRuntime) -> list[Loop]:
     """Make the loops of a worker that prefetches."""
-    buffer = PrefetchBuffer(runtime.config.prefetch)
-    runtime.on_stopping.append(buffer.end)
-    return [Prefetcher(runtime, buffer), *(HandleLoop(runtime, room, buffer) for room in runtime.rooms())]
+    prefetcher = Prefetcher(runtime)
+    return [prefetcher, *(HandleLoop(runtime, room, prefetcher) for room in runtime.rooms())]

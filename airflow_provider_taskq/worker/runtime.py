@@ -46,42 +46,10 @@ class WorkerStopped(Exception):
     """The worker stopped before a batch was committed."""
 
 
-class WorkerThread(Protocol):
-    """A loop of a worker, which runs in a thread of its own."""
+class WorkerLoop(Protocol):
+    """A loop of a worker, which runs in a thread of its own. Another thread may take the place of a stuck one."""
 
     thread: threading.Thread
-
-
-class ThreadRegistry:
-    """The threads of a worker. A stop waits until they have ended."""
-
-    def __init__(self) -> None:
-        self._threads: set[WorkerThread] = set()
-        self._changed = threading.Condition()
-
-    def start(self, thread: WorkerThread) -> None:
-        """Add a loop if it is new, and start its thread."""
-        with self._changed:
-            self._threads.add(thread)
-        thread.thread.start()
-
-    def remove(self, thread: WorkerThread) -> None:
-        """Remove a thread that ends."""
-        with self._changed:
-            self._threads.discard(thread)
-            self._changed.notify_all()
-
-    def wait(self, deadline: float | None, is_hurried: Callable[[], bool]) -> None:
-        """Wait until all threads but the caller's are removed, at most until `deadline` or until `is_hurried()`.
-
-        :param deadline: by time.monotonic(); None for no limit.
-        """
-        with self._changed:
-            while any(each.thread is not threading.current_thread() for each in self._threads) and not is_hurried():
-                left = _CHECK_SECONDS if deadline is None else min(_CHECK_SECONDS, deadline - time.monotonic())
-                if left <= 0:
-                    return
-                self._changed.wait(left)
 
 
 class WorkerRuntime:
@@ -105,12 +73,11 @@ class WorkerRuntime:
         self.idle_wait = IdleWait(config.pause.total_seconds())
         self.keeper = LeaseKeeper(connect, config.lease.total_seconds(), self._on_lease_lost)
         self.watchdog = Watchdog(config, self.listeners, self._handler_timed_out, self.keeper.check_clock)
-        self.threads = ThreadRegistry()
+        self._loops: Sequence[WorkerLoop] = ()
         self.has_lease = threading.Event()  # set when a thread holds a lease
         self.idle = threading.Event()  # set when a poll found nothing while no task was in flight
         self.stopping = threading.Event()  # when set, no thread starts another batch
         self.stopped = threading.Event()  # when set, decisions are ignored
-        self.on_stopping: list[Callable[[], None]] = []
         # A batch keeps its token until it is completed, and a poll waits for a token. So with a limiter, a completion
         # must not wait for the next poll.
         self.completes_with_poll = isinstance(config.limiter, NoLimit) and config.groups is None
@@ -127,7 +94,7 @@ class WorkerRuntime:
         self._owner_names = (worker_owner_name(config.name, place, number) for number in itertools.count(1))
         self._lock = threading.Lock()
 
-    def start(self, threads: Sequence[WorkerThread], timeout: float | None) -> None:
+    def start(self, loops: Sequence[WorkerLoop], timeout: float | None) -> None:
         """Start all threads, and return when one of them holds a lease.
 
         Raises TimeoutError if none holds a lease after `timeout` seconds. Stops all threads if it raises an error.
@@ -146,8 +113,9 @@ class WorkerRuntime:
         if self._notifications is not None:
             self._notifications.start()
         try:
-            for thread in threads:
-                self.threads.start(thread)
+            self._loops = loops
+            for loop in loops:
+                loop.thread.start()
             if not self.has_lease.wait(timeout):
                 message = f"worker {self.config.name!r} got no lease within {timeout} seconds"
                 raise TimeoutError(message)  # noqa: TRY301 -- it stops the threads as any other error
@@ -163,7 +131,7 @@ class WorkerRuntime:
         """
         try:
             self.stop_polling()
-            self.threads.wait(None if timeout is None else time.monotonic() + timeout, is_hurried)
+            self._wait_for_loops(None if timeout is None else time.monotonic() + timeout, is_hurried)
         finally:  # also after KeyboardInterrupt
             self.stopped.set()
             self._release_leases()
@@ -178,8 +146,15 @@ class WorkerRuntime:
         """End all polls, so that no thread starts another batch."""
         self.stopping.set()
         self.idle_wait.end()
-        for call in self.on_stopping:
-            call()
+
+    def _wait_for_loops(self, deadline: float | None, is_hurried: Callable[[], bool]) -> None:
+        """Wait until all threads but this one have ended, at most until `deadline`, or until `is_hurried()`."""
+        for loop in self._loops:
+            while (thread := loop.thread).is_alive() and thread is not threading.current_thread() and not is_hurried():
+                left = _CHECK_SECONDS if deadline is None else min(_CHECK_SECONDS, deadline - time.monotonic())
+                if left <= 0:
+                    return
+                thread.join(left)
 
     def rooms(self) -> list[int]:
         """Return for each loop that handles batches how many of them may be open at once.
@@ -222,18 +197,18 @@ class WorkerRuntime:
             polled = fresh
         if not polled:
             return None
+        self.counters.polled(polled, 1 if self.config.groups is None else len(polled))
         if self.config.groups is None:
             return self._in_flight(polled, polled.fence, lease, token)
-        ordered, errors = self.config.groups.sort(list(polled))
         # A group has one token, which goes back with its last batch.
-        tokens = [*repeat(NO_TOKEN, len(ordered) - 1), token]
-        batches = [self._in_flight([task], polled.fence, lease, own) for task, own in zip(ordered, tokens, strict=True)]
-        return chain_batches(batches, errors)
+        tokens = [*repeat(NO_TOKEN, len(polled) - 1), token]
+        return chain_batches(
+            [self._in_flight([task], polled.fence, lease, own) for task, own in zip(polled, tokens, strict=True)]
+        )
 
     def _in_flight(self, tasks: Sequence[Task], fence: int, lease: Lease, token: Token) -> InFlightBatch:
         batch = Batch(tasks, BatchOwner(lease.owner.name, fence))
         in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(tasks))
-        self.counters.polled(tasks)
         lease.add(in_flight)
         return in_flight
 
@@ -271,11 +246,7 @@ class WorkerRuntime:
         except TaskResultException as error:
             outcome = {**dict.fromkeys(tasks, decision_on(error)), **failures_of_unreadable(tasks)}
         except BaseException as error:  # noqa: BLE001 -- as above
-            if self.config.groups is None or self.config.groups.rule_of(error) is None:
-                return error
-            outcome = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
-        if self.config.groups is not None:
-            outcome = {task: self.config.groups.ruled(decision) for task, decision in outcome.items()}
+            return error
         if self.returned is None:  # the worker would poll an undecided task again without a pause
             snooze = Decision(Result.SUSPENSION, delay=self.config.pause)
             outcome = {task: snooze if is_undecided(decision) else decision for task, decision in outcome.items()}
@@ -290,7 +261,7 @@ class WorkerRuntime:
 
     def _count_end(self, tasks: int, committed: Mapping[Task, Decision]) -> None:
         self.counters.ended(tasks, committed.values())
-        if self.returned is not None and not self.counters.in_flight:
+        if self.config.prefetch and self.returned is not None and not self.counters.in_flight:
             self.idle_wait.wake()  # the thread that prefetches polls again, and ends the drain
 
     def on_abandoned(self, batch: InFlightBatch) -> None:

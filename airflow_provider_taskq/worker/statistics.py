@@ -55,7 +55,7 @@ class WorkerCounters:
     """The counters of a worker, which it also sends to recorders. Any thread may use them."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()  # the fields of WorkerStatistics, and `started` and `polling`
+        self._counts: Counter[str] = Counter()  # the fields of WorkerStatistics, and `polling`
         self._recorders: tuple[Recorder, ...] = ()
         self._lock = threading.Lock()
 
@@ -70,14 +70,18 @@ class WorkerCounters:
         """Tasks that are handled or prefetched now."""
         return self._counts["in_flight"]
 
-    def polled(self, tasks: Sequence[Task]) -> None:
-        """Count a polled batch."""
-        for record in self._add({"in_flight": len(tasks), "started": 1}):
+    def polled(self, tasks: Sequence[Task], batches: int) -> None:
+        """Count the end of a poll that found these tasks, which are this many batches."""
+        with self._lock:
+            self._counts["in_flight"] += len(tasks)
+            self._counts["batches"] += batches
+            self._counts["polling"] -= 1
+        for record in self._recorders:
             record_polled(record, tasks)
 
     def handled(self, seconds: float) -> None:
-        """Count a batch whose handler took this many seconds."""
-        for record in self._add({"batches": 1}):
+        """Record that a handler took this many seconds for a batch."""
+        for record in self._recorders:
             record(RUN_TIME, seconds)
 
     def lease_lost(self) -> None:
@@ -86,13 +90,14 @@ class WorkerCounters:
 
     def ended(self, tasks: int, committed: Collection[Decision]) -> None:
         """Count the end of a batch: the results of committed decisions, and the other tasks as abandoned."""
-        results = Counter([each.result for each in committed])
-        numbers = {_FIELDS[result]: number for result, number in results.items()}
-        if suspended := numbers.get("suspended", 0):
-            numbers["undecided"] = sum(map(is_undecided, committed))
-            numbers["suspended"] = suspended - numbers["undecided"]
-        handled = len(committed) - numbers.get("undecided", 0)
-        self._add({**numbers, "handled": handled, "abandoned": tasks - len(committed), "in_flight": -tasks})
+        results = [0] * len(Result)
+        for decision in committed:
+            results[decision.result] += 1
+        undecided = sum(map(is_undecided, committed)) if results[Result.SUSPENSION] else 0
+        results[Result.SUSPENSION] -= undecided
+        numbers = {_FIELDS[Result(place)]: number for place, number in enumerate(results) if number}
+        numbers |= {"undecided": undecided, "handled": len(committed) - undecided}
+        self._add({**numbers, "abandoned": tasks - len(committed), "in_flight": -tasks})
 
     def poll_started(self, completing: int, *, retried: bool) -> int | None:
         """Count the start of a poll. Return a mark for `is_quiet` and `poll_ended`, or None if tasks are in flight.
@@ -102,37 +107,36 @@ class WorkerCounters:
         """
         with self._lock:
             self._counts["polling"] += not retried
-            return self._counts["started"] if self._counts["in_flight"] == completing else None
+            return self._counts["batches"] if self._counts["in_flight"] == completing else None
 
     def is_quiet(self, quiet: int | None) -> bool:
         """Return whether no task was in flight, and no other poll ran, since the poll of this mark started."""
         with self._lock:
             counts = self._counts
-            return quiet == counts["started"] and counts["polling"] == 1 and not counts["in_flight"]
+            return quiet == counts["batches"] and counts["polling"] == 1 and not counts["in_flight"]
 
     def poll_ended(self, quiet: int | None) -> bool | None:
-        """Count the end of a poll. Return whether no task was in flight during the poll.
+        """Count the end of a poll that found nothing. Return whether no task was in flight during the poll.
 
         Return None if a task is in flight now.
         """
         with self._lock:
             self._counts["polling"] -= 1
-            return None if self._counts["polling"] or self._counts["in_flight"] else quiet == self._counts["started"]
+            return None if self._counts["polling"] or self._counts["in_flight"] else quiet == self._counts["batches"]
 
     def snapshot(self) -> WorkerStatistics:
         """Return the current values."""
         with self._lock:
             return WorkerStatistics(**{field.name: self._counts[field.name] for field in fields(WorkerStatistics)})
 
-    def _add(self, numbers: Mapping[str, int]) -> tuple[Recorder, ...]:
-        """Add to counters and send them to the recorders, which are returned."""
+    def _add(self, numbers: Mapping[str, int]) -> None:
+        """Add to counters and send them to the recorders."""
         with self._lock:
             for name, number in numbers.items():
                 self._counts[name] += number
             recorders = self._recorders
         for recorder in recorders:
             _record(recorder, numbers)
-        return recorders
 
 
 def _record(recorder: Recorder, numbers: Mapping[str, int]) -> None:

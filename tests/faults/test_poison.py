@@ -109,33 +109,6 @@ def test_a_result_that_a_handler_raises_is_not_that_of_an_unreadable_task(
     assert only_failure(queue) == bad
 
 
-def test_a_worker_of_groups_fails_a_task_whose_sort_key_cannot_be_computed(
-    queue: TaskQueue, make_worker: MakeWorker
-) -> None:
-    queue.push(
-        "work", [NewTask("a", {"place": 2}), NewTask("a", {}), NewTask("a", {"place": 1}), NewTask("b", {"place": 1})]
-    )
-    seen: list[object] = []
-
-    def place(task: Task) -> object:
-        assert isinstance(task.payload, dict)
-        return task.payload["place"]
-
-    tally = make_worker(lambda task: seen.append(task.payload), groups=Groups(sorter=place)).drain()
-    assert (tally.succeeded, tally.failed) == (3, 1)
-    assert seen == [{"place": 1}, {"place": 2}, {"place": 1}]
-    assert [info.identifier for info in everything(queue) if "KeyError: 'place'" in str(info.error)] == ["a"]
-
-
-def test_a_worker_of_groups_fails_a_group_whose_sort_keys_do_not_compare(
-    queue: TaskQueue, make_worker: MakeWorker
-) -> None:
-    queue.push("work", [NewTask("a", 1), NewTask("a", "1"), NewTask("b", 1)])
-    tally = make_worker(lambda _: None, groups=Groups(sorter=lambda task: task.payload)).drain()
-    assert (tally.succeeded, tally.failed) == (1, 2)
-    assert states(queue) == [("a", State.FAILED), ("a", State.FAILED), ("b", State.SUCCEEDED)]
-
-
 CONSUMERS: dict[str, dict[str, object]] = {
     "one by one": {},
     "transactions of five": {"transaction_size": 5, "transactional": True},

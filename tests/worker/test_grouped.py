@@ -1,4 +1,4 @@
-"""Workers of groups: order, errors, rules, Futures, leases, the cluster lock, and actions of operators on tasks."""
+"""Workers of groups: order, errors, Futures, leases, the cluster lock, and actions of operators on tasks."""
 
 import threading
 from collections.abc import Callable
@@ -164,13 +164,10 @@ def test_a_drain_holds_a_group_whose_task_comes_back_at_once(dsn: str, queue: Ta
 
 
 @pytest.mark.parametrize("size", [None, 1, 2])
-@pytest.mark.parametrize("sorts", [False, True], ids=["by push", "by the sorter"])
 def test_a_poll_claims_at_most_size_tasks_of_a_group_in_their_order(
-    dsn: str, queue: TaskQueue, size: int | None, sorts: bool
+    dsn: str, queue: TaskQueue, size: int | None
 ) -> None:
-    high = 5 if size is None else 0  # a group that is claimed whole is sorted without a look at priorities
-    queue.push("work", [NewTask("key", 2), NewTask("key", 1, priority=high), NewTask("key", 4), NewTask("key", 3)])
-    options: dict[str, Any] = {"sorter": lambda task: task.payload} if sorts else {}
+    queue.push("work", [NewTask("key", 2), NewTask("key", 1, priority=5), NewTask("key", 4), NewTask("key", 3)])
     claimed: list[int] = []
     recorder = Recorder()
 
@@ -178,23 +175,15 @@ def test_a_poll_claims_at_most_size_tasks_of_a_group_in_their_order(
         recorder(task)
         claimed.append(len(queue.held(queue.owners()[0])))
 
-    batches(dsn, handle, size=size, **options).drain()
-    assert recorder.handled == ([1, 2, 3, 4] if sorts else [2, 1, 4, 3])
+    batches(dsn, handle, size=size).drain()
+    assert recorder.handled == [1, 2, 4, 3]
     assert claimed == {None: [4, 3, 2, 1], 1: [1, 1, 1, 1], 2: [2, 1, 2, 1]}[size]
 
 
 # What an error, or what raises it, makes of its task, and whether its group goes on.
 SUCCESS_ON: dict[str, Any] = {"success_on": (Exception,)}
 ERRORS: dict[str, tuple[Exception, dict[str, Any], str, bool]] = {
-    "no rule": (ValueError("x"), {}, "retrying", False),
-    "rule of a base class": (KeyError("x"), {"rules": {LookupError: Result.FILTER}}, "filtered", True),
-    "rule with a decision": (
-        ConnectionResetError("away"),
-        {"rules": {ConnectionError: Decision(Result.SUSPENSION, delay=HOUR)}},
-        "scheduled",
-        True,
-    ),
-    "rule of success": (UniqueViolation("done"), {"rules": {UniqueViolation: Result.SUCCESS}}, "succeeded", True),
+    "error": (ValueError("x"), {}, "retrying", False),
     "result exception": (TaskResultException(Result.SUSPENSION), {}, "suspended", True),
     "success_on": (ValueError("x"), SUCCESS_ON, "succeeded", True),
     "result exception before success_on": (TaskResultException(Result.SUSPENSION), SUCCESS_ON, "suspended", True),
@@ -202,14 +191,12 @@ ERRORS: dict[str, tuple[Exception, dict[str, Any], str, bool]] = {
 
 
 @pytest.mark.parametrize(("error", "options", "status", "goes_on"), ERRORS.values(), ids=ERRORS)
-def test_rules_map_types_of_errors_to_decisions(
+def test_a_group_goes_on_unless_its_task_fails(
     dsn: str, queue: TaskQueue, error: Exception, options: dict[str, Any], status: str, goes_on: bool
 ) -> None:
     queue.alter_topic("work", retrying)
     tasks = push(queue, 1, 2)
-    rules, success_on = options.get("rules", {}), options.get("success_on", ())
-    handler = each(Recorder(1, error=error), success_on=success_on)
-    batches(dsn, handler, mode="fail_first", rules=rules).drain()
+    batches(dsn, each(Recorder(1, error=error), **options), mode="fail_first").drain()
     assert [known(queue, task).status for task in tasks] == [status, "succeeded" if goes_on else "ready"]
     assert not goes_on or status != "succeeded" or known(queue, tasks[0]).error is None
 

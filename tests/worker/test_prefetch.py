@@ -54,7 +54,13 @@ def test_a_stop_waits_for_the_batch_in_hand_and_gives_back_the_prefetched_tasks(
     worker.start()
     until(lambda: worker.statistics().in_flight == 1 + prefetch and gate.started)
     assert worker._runtime is not None
-    worker._runtime.on_stopping.append(gate.open.set)
+    stopping = worker._runtime.stopping
+
+    def open_gate() -> None:
+        stopping.wait(10)
+        gate.open.set()
+
+    threading.Thread(target=open_gate).start()
     assert worker.stop(timedelta(seconds=10))
     assert queue.owners() == []
     assert [state for _, state in states(queue)] == [State.SUCCEEDED, *[State.READY] * 3]

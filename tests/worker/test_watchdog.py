@@ -11,7 +11,8 @@ import pytest
 
 from airflow_provider_taskq.queue import State, Task, TaskQueue
 from airflow_provider_taskq.worker import Batch, SlowReports, WorkerListener, batch, each
-from airflow_provider_taskq.worker.runtime import WorkerThread
+from airflow_provider_taskq.worker.lease import InFlightBatch
+from airflow_provider_taskq.worker.loop import Loop
 from tests.queue.conftest import everything, states, until
 from tests.worker.conftest import MakeWorker
 
@@ -105,15 +106,14 @@ def test_a_stuck_batch_is_failed_although_the_worker_stops_meanwhile(
     worker.start()
     runtime = worker._runtime
     assert runtime is not None
-    start = runtime.threads.start
+    replace_thread = Loop.replace_thread
 
-    def start_and_stop(thread: WorkerThread) -> None:
-        start(thread)
-        if threading.current_thread() is runtime.watchdog._thread:
-            runtime.stop(20)
-            stopped.set()
+    def replace_and_stop(loop: Loop, batch: InFlightBatch) -> None:
+        replace_thread(loop, batch)
+        runtime.stop(20)
+        stopped.set()
 
-    monkeypatch.setattr(runtime.threads, "start", start_and_stop)
+    monkeypatch.setattr(Loop, "replace_thread", replace_and_stop)
     queue.push("work", ["a"])
     worker.resume()
     assert stopped.wait(30)
