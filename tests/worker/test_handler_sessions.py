@@ -51,7 +51,7 @@ def commit_hooks(size: int) -> Run:
         def register(task: Task, batch: Batch) -> None:
             batch.in_commit(lambda queue, _: handle(task, queue), task)
 
-        Worker(dsn, "work", each(register), size=size, prefetch=False).drain()
+        Worker(dsn, "work", each(register), size=size).drain()
 
     return run
 
