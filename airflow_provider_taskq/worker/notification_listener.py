@@ -34,7 +34,7 @@ class NotificationListener(RepeatedService):
         connect: Connect,
         channel: str,
         on_notification: Callable[[str], None],
-        on_missed: Callable[[], None],
+        on_missed: Callable[[], object],
         every: float | None = None,
     ) -> None:
         self._connect = connect

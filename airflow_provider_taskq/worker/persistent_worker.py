@@ -14,8 +14,7 @@ CHANNEL = "taskq_worker"
 class PersistentWorker:
     """A worker whose state, on or off, is stored under its name. All processes with such a worker follow the state.
 
-    `start` and `stop` change the stored state. This process follows at once, other processes after a notification.
-    `initialize` and `shutdown` change nothing in the database: this process starts or stops to follow the state.
+    `TaskQueue.activate_worker` and `deactivate_worker` change the state, and notify these processes.
 
     :param check_every: time between two reads of the stored state without a notification.
     """
@@ -29,57 +28,15 @@ class PersistentWorker:
         self._ended = threading.Event()
         self._lock = threading.RLock()
 
-    @property
-    def worker(self) -> Worker:
-        """The worker that this object starts and stops."""
-        return self._worker
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the worker runs in this process."""
-        return self._worker.is_active
-
     def initialize(self) -> bool:
         """Start to follow the stored state, and start the worker if the state is on.
 
         Return False if no state is stored.
         """
-        with self._lock:
-            stored = self._stored_state()
-            if not self._notifications.is_running:
-                self._ended.clear()
-                self._notifications.start()
-            if stored:
-                self._worker.start()
-            return stored is not None
-
-    def start(self) -> bool:
-        """Start the worker, here and in the other processes.
-
-        Return False if the worker runs in this process already.
-        """
-        with self._lock:
-            if not self._worker.start():
-                return False
-            with self._session.queue() as queue:
-                queue.activate_worker(self._worker.name)
-            return True
-
-    def stop(self, timeout: DurationLike | None = GRACE) -> bool:
-        """Stop the worker, here and in the other processes.
-
-        Return False if the worker does not run in this process.
-        """
-        with self._lock:
-            if not self._worker.is_active:
-                return False
-            with self._session.queue() as queue:
-                queue.deactivate_worker(self._worker.name)
-            return self._worker.stop(timeout)
-
-    def resume(self) -> bool:
-        """Let the worker poll now instead of after its pause. Return False if the worker does not run."""
-        return self._worker.resume()
+        if not self._notifications.is_running:
+            self._ended.clear()
+            self._notifications.start()
+        return self._follow() is not None
 
     def shutdown(self, timeout: DurationLike | None = GRACE) -> bool:
         """Stop the worker in this process only, and keep the stored state. Return False if the worker does not run."""
@@ -94,7 +51,9 @@ class PersistentWorker:
         with StopSignals(self._worker.hurry) as signals:
             try:
                 if not self.initialize():
-                    self.start()
+                    with self._lock, self._session.queue() as queue:
+                        queue.activate_worker(self._worker.name)
+                    self._follow()
                 while not signals.received and not self._ended.wait(CHECK_SECONDS):
                     pass
             finally:
@@ -104,15 +63,15 @@ class PersistentWorker:
         if name == self._worker.name:
             self._follow()
 
-    def _follow(self) -> None:
-        """Start or stop the worker as the stored state says, in the thread of the notifications."""
+    def _follow(self) -> bool | None:
+        """Start or stop the worker as the stored state says. Return the state; None if there is none."""
         with self._lock:
-            stored = None if self._ended.is_set() else self._stored_state()
+            if self._ended.is_set():
+                return None
+            with self._session.queue() as queue:
+                stored = queue.is_worker_active(self._worker.name)
             if stored is True:
                 self._worker.start()
             elif stored is False:
                 self._worker.stop()
-
-    def _stored_state(self) -> bool | None:
-        with self._session.queue() as queue:
-            return queue.is_worker_active(self._worker.name)
+            return stored

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any
 
@@ -370,19 +370,8 @@ def test_a_stuck_step_does_not_keep_the_program_from_ending() -> None:
     assert subprocess.run([sys.executable, "-c", STUCK], timeout=SECONDS, check=False).returncode == 0
 
 
-# Executors of the caller
-
-
-@pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1, thread_name_prefix="mine") as executor:
-        yield executor
-
-
-@pytest.mark.parametrize("threads", [None, 2], ids=["as many as it has", "2"])
-def test_threads_limits_the_tasks_of_a_step_in_an_executor(threads: int | None) -> None:
-    together = threads or 8
-    lock, busy, most, barrier = threading.Lock(), [0], [0], threading.Barrier(together)
+def test_threads_limits_the_tasks_of_a_step() -> None:
+    lock, busy, most, barrier = threading.Lock(), [0], [0], threading.Barrier(2)
 
     def count(_: Task) -> None:
         with lock:
@@ -392,17 +381,12 @@ def test_threads_limits_the_tasks_of_a_step_in_an_executor(threads: int | None) 
         with lock:
             busy[0] -= 1
 
-    with ThreadPoolExecutor(8) as executor:
-        limited = Composite("some", executor=executor, threads=threads)
-        assert results(limited.with_step(count), 16) == [SUCCESS] * 16
-    assert most[0] == together
+    assert results(Composite("some", threads=2).with_step(count), 16) == [SUCCESS] * 16
+    assert most[0] == 2
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["threads of the composite", "executor of the caller"])
-def test_steps_see_the_context_variables_of_the_thread_that_submits_the_batch(
-    executor: ThreadPoolExecutor, own: bool
-) -> None:
-    composite = Composite("baggage", concurrency=1, threads=2) if own else Composite("baggage", executor=executor)
+def test_steps_see_the_context_variables_of_the_thread_that_submits_the_batch() -> None:
+    composite = Composite("baggage", concurrency=1, threads=2)
     for name in ("a", "b"):
         composite.step(name=name)(lambda _: Decision(SUCCESS, BAGGAGE.get()))
 
@@ -415,17 +399,14 @@ def test_steps_see_the_context_variables_of_the_thread_that_submits_the_batch(
         assert [each.message for each in decisions(composite)] == ["me"] * 4
     finally:
         BAGGAGE.reset(token)
-    assert executor.submit(lambda: "open").result() == "open", "the caller shuts it down, and not the composite"
 
 
 def of_the_batch(tasks: Sequence[Task]) -> Mapping[Task, Result]:
     return dict.fromkeys(tasks, FILTER)
 
 
-def test_an_executor_of_processes_raises_and_a_pickled_composite_has_no_executor(executor: ThreadPoolExecutor) -> None:
-    with ProcessPoolExecutor(1) as processes, pytest.raises(TypeError, match="a ProcessPoolExecutor cannot share"):
-        Composite("processes", executor=processes)
-    composite = Composite("pickled", executor=executor).with_batch(of_the_batch)
+def test_a_pickled_composite_runs_in_threads_of_its_own() -> None:
+    composite = Composite("pickled").with_batch(of_the_batch)
+    assert results(composite, 1) == [FILTER]
     made: Composite = pickle.loads(pickle.dumps(composite))  # noqa: S301 -- our own
-    executor.shutdown()
     assert results(made, 1) == [FILTER]

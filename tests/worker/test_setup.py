@@ -40,10 +40,6 @@ HANDLERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "composite without steps": (lambda: Composite("empty"), "composite 'empty' has no steps"),
     "closed executor": (lambda: each(print, executor=closed_executor()), "cannot call print in the executor"),
-    "closed executor of a composite": (
-        lambda: Composite("late", executor=closed_executor()).with_step(print),
-        "cannot call late in the executor",
-    ),
 }
 
 

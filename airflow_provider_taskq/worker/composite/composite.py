@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -14,7 +14,6 @@ from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite.engine import CompositeRun, CompositeThreads
 from airflow_provider_taskq.worker.composite.steps import After, CompositeDefinition, Context, Step, StepMode
-from airflow_provider_taskq.worker.executors import OtherExecutor
 from airflow_provider_taskq.worker.handlers import Decisions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,30 +32,20 @@ class Composite:
 
     Steps that do not depend on each other run at once. A step gets the tasks that all steps before it have continued.
     The decisions of all steps on a task are merged by priority. After its first batch, a composite accepts no more
-    steps. It pickles its definition and options, but neither threads nor the executor.
+    steps. It pickles its definition and options, but not its threads.
 
-    :param threads: tasks of parallel steps that run at once. None means as many as the executor runs, or without an
-        executor four more than there are processors, at most 32.
+    :param threads: tasks of parallel steps that run at once; by default four more than there are processors, at most
+        32.
     :param concurrency: batches that run at once in threads of the composite, so that `handle` returns a Future, and a
         thread of a worker may have several batches open. With 0, `handle` runs the batch in the calling thread.
-    :param executor: an executor of threads, such as a ThreadPoolExecutor, that calls the functions of all steps, except
-        coroutines, which run on an event loop. The caller shuts it down after `close`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        threads: int | None = None,
-        concurrency: int = 0,
-        executor: Executor | None = None,
-    ) -> None:
+    def __init__(self, name: str, *, threads: int | None = None, concurrency: int = 0) -> None:
         to_integer(concurrency, "concurrency", 0)
         if threads is not None:
             to_integer(threads, "threads", 1)
         self._definition = CompositeDefinition(name)
         self._options = (threads, concurrency)
-        self._executor = None if executor is None else OtherExecutor(executor, f"composite {name!r}")
         self._threads: CompositeThreads | None = None
         self._open: set[Future[Decisions]] = set()
         self._lock = threading.Lock()
@@ -152,11 +141,9 @@ class Composite:
         return self._with(lambda copied: copied.batch(name=name, after=after)(function))
 
     def open(self) -> None:
-        """Raise InvalidArgument if the composite has no steps, or its executor accepts no calls."""
+        """Raise InvalidArgument if the composite has no steps."""
         if not self.steps:
             raise InvalidArgument(f"composite {self.name!r} has no steps")
-        if self._executor is not None:
-            self._executor.open(self)
 
     def handle(self, batch: Batch) -> Decisions | Future[Decisions]:
         """Run a batch through the steps. Return the decision on each task, or with `concurrency` a Future of them."""
@@ -196,7 +183,6 @@ class Composite:
 
     def _with(self, add: Callable[[Self], object]) -> Self:
         copied = copy(self)  # by __getstate__ and __setstate__
-        copied._executor = self._executor  # noqa: SLF001 -- of the same class
         add(copied)
         return copied
 
@@ -205,9 +191,7 @@ class Composite:
             if self._threads is None:
                 self.open()
                 size, concurrency = self._options
-                if self._executor is None:
-                    size = size or min(32, (os.cpu_count() or 1) + 4)
-                self._threads = CompositeThreads(self.name, concurrency, size, self._executor)
+                self._threads = CompositeThreads(self.name, concurrency, size or min(32, (os.cpu_count() or 1) + 4))
             return self._threads
 
     def __getstate__(self) -> tuple[CompositeDefinition, tuple[int | None, int]]:
@@ -215,7 +199,7 @@ class Composite:
 
     def __setstate__(self, state: tuple[CompositeDefinition, tuple[int | None, int]]) -> None:
         self._definition, self._options = state
-        self._threads, self._executor, self._open, self._lock = None, None, set(), threading.Lock()
+        self._threads, self._open, self._lock = None, set(), threading.Lock()
 
     def __repr__(self) -> str:
         return f"Composite({self.name!r}, steps={[step.name for step in self.steps]})"

@@ -17,7 +17,7 @@ from airflow_provider_taskq.worker.composite.steps import (
     Step,
     StepMode,
 )
-from airflow_provider_taskq.worker.executors import EventLoop, OtherExecutor, Threads, in_batch
+from airflow_provider_taskq.worker.executors import EventLoop, Threads, in_batch
 from airflow_provider_taskq.worker.futures import attempt, then
 from airflow_provider_taskq.worker.handlers import (
     Decisions,
@@ -35,16 +35,14 @@ _SUCCESS = Decision(Result.SUCCESS)
 class CompositeThreads:
     """The executors of a composite. Batches wait for steps, and steps for calls, so each has executors of its own.
 
-    :param size: tasks of a step that run at once; None for as many as the executor has free threads.
-    :param executor: an executor of the user, which calls the functions of steps.
+    :param size: tasks of a step that run at once.
     """
 
-    def __init__(self, name: str, concurrency: int, size: int | None, executor: OtherExecutor | None) -> None:
+    def __init__(self, name: str, concurrency: int, size: int) -> None:
         self.size = size
-        self.executor = executor
         self.batches = Threads(max(1, concurrency), f"taskq {name} batch")
         self.steps = Threads(_STEP_THREADS, f"taskq {name} step")
-        self.calls = executor or Threads(size or 1, f"taskq {name} task")
+        self.calls = Threads(size, f"taskq {name} task")
         self.loop = EventLoop(f"taskq {name} loop")
 
 
@@ -156,10 +154,7 @@ class StepRun:
         return complete_decisions(f"step {self.step.name!r}", self.tasks, decided)
 
     def _call_whole(self) -> dict[Task, Decision]:
-        call: Callable[[], Any] = partial(self.step.function, self.tasks, batch=self.batch)
-        if self.threads.executor is not None and not self.step.is_coroutine:
-            call = partial(self._wait, self.threads.executor.submit(self.batch, self._name, call))
-        return decisions_of(self._result_of(call()), self.tasks)
+        return decisions_of(self._result_of(self.step.function(self.tasks, batch=self.batch)), self.tasks)
 
     def _call_each(self) -> dict[Task, Decision]:
         """Call the step for each task: on the event loop, in this thread, or in several threads."""
@@ -180,8 +175,8 @@ class StepRun:
                     return  # another thread has taken the last task
                 decided[task] = self._decide(task)
 
-        count = min(threads.size or len(left), len(left)) if is_parallel else 1
-        if count == 1 and (threads.executor is None or step.is_coroutine):
+        count = min(threads.size, len(left)) if is_parallel else 1
+        if count == 1:
             work()
         else:
             shares = [threads.calls.submit(self.batch, self._name, work) for _ in range(count)]
