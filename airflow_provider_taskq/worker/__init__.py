@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         TaskResultException,
         WorkHandler,
     )
-    from airflow_provider_taskq.worker.limiter import Limiter, NoLimit, PriorityLimiter
+    from airflow_provider_taskq.worker.limiter import Limiter, PriorityLimiter
     from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
     from airflow_provider_taskq.worker.metrics_endpoint import MetricsEndpoint
     from airflow_provider_taskq.worker.persistent_worker import PersistentWorker
@@ -43,7 +43,7 @@ _MODULES = {
     "functions": ("batch", "each"),
     "handlers": ("UNDECIDED", "ForeignDecision", "HandlerOutcome", "TaskResultException", "WorkHandler"),
     "groups": ("GroupMode", "Groups"),
-    "limiter": ("Limiter", "NoLimit", "PriorityLimiter"),
+    "limiter": ("Limiter", "PriorityLimiter"),
     "listener": ("FatalListener", "WorkerListener"),
     "persistent_worker": ("PersistentWorker",),
     "metrics_endpoint": ("MetricsEndpoint",),
@@ -71,7 +71,6 @@ __all__ = [
     "HandlerStuck",
     "Limiter",
     "MetricsEndpoint",
-    "NoLimit",
     "PersistentWorker",
     "PriorityLimiter",
     "Release",

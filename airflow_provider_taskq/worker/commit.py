@@ -65,11 +65,7 @@ def commit_batch(
     """Commit a batch in one transaction, and return the decisions as the commit hooks have left them.
 
     The transaction calls the commit hooks, completes the tasks, pushes the follow-ups of continued tasks, and releases
-    their groups, in this order. After the commit, the function wakes the topics that got tasks, and calls the functions
-    of `after_commit`. The connection must not have an open transaction.
-
-    The function raises the errors of `complete`, `push` and `junction`, and CommitHookInterrupted for a transient error
-    of a commit hook, such as a deadlock. An error undoes the whole transaction.
+    their groups, in this order. An error undoes it. It is CommitHookInterrupted for a transient error of a hook.
     """
     with queue.conn.transaction():
         final = dict(decisions)
@@ -82,12 +78,7 @@ def commit_batch(
 
 
 def run_commit_hook(queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision]) -> None:
-    """Call a hook and merge its decisions into `decisions`. An error undoes its writes and fails its tasks.
-
-    What the hook changes in the session ends with the call.
-
-    Do not call a hook that was interrupted too often. Raises CommitHookInterrupted for a transient error.
-    """
+    """Call a hook and merge its decisions into `decisions`. An error undoes its writes and fails its tasks."""
     concerned = {task: decision for task, decision in decisions.items() if hook.tasks is None or task in hook.tasks}
     if not concerned:
         return
@@ -173,10 +164,7 @@ class BatchCommitter:
     def complete(
         self, batch: InFlightBatch, decisions: Mapping[Task, Decision], earlier: UnansweredCommit | None = None
     ) -> None:
-        """Commit the decisions. After an error, commit FAILURE for the batch. If the lease is lost, abandon the batch.
-
-        :param earlier: an earlier call for this commit, which has failed.
-        """
+        """Commit the decisions, perhaps after an earlier call. After an error, commit FAILURE for the batch."""
         try:
             committed = self._commit(batch, batch.batch, decisions, earlier or UnansweredCommit())
         except (LeaseLost, WorkerStopped) as error:
@@ -192,10 +180,7 @@ class BatchCommitter:
         self._runtime.listeners.on_complete(batch.trace, decisions)
 
     def fail(self, batch: InFlightBatch, error: BaseException) -> None:
-        """Commit FAILURE for all tasks of a batch.
-
-        If this commit fails too, mark the lease as lost and abandon all its batches.
-        """
+        """Commit FAILURE for all tasks of a batch. If this fails, too, abandon all batches of the lease."""
         tasks = batch.batch.tasks
         failed = dict.fromkeys(tasks, Decision(Result.FAILURE, error=error))
         try:
@@ -212,10 +197,10 @@ class BatchCommitter:
     def _commit(
         self, in_flight: InFlightBatch, batch: Batch, decisions: Mapping[Task, Decision], calls: UnansweredCommit
     ) -> Mapping[Task, Decision]:
-        """Commit the decisions on the tasks that the owner still holds. Return the committed decisions.
+        """Commit the decisions on the tasks that the owner still holds, and return them.
 
-        Retry as long as the lease lasts, unless the error is known to be the fault of the tasks: finished work must not
-        fail because of the server.
+        Retry as long as the lease lasts, unless the error is the fault of the tasks: the server must not fail finished
+        work.
         """
         attempts = count(1)
 

@@ -1,6 +1,6 @@
 """The options of a worker."""
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Condition, Order
@@ -10,7 +10,7 @@ from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Connect, Timeouts
 from airflow_provider_taskq.worker.groups import Groups
 from airflow_provider_taskq.worker.handlers import TaskFunction, WorkHandler
-from airflow_provider_taskq.worker.limiter import Limiter, NoLimit
+from airflow_provider_taskq.worker.limiter import Limiter
 from airflow_provider_taskq.worker.listener import WorkerListener
 
 MAX_NAME_LENGTH = 900  # the name of an owner may have 1000: the host, the process and a number follow
@@ -40,7 +40,7 @@ class WorkerConfig:
     size: int = 1
     workers: int = 1
     prefetch: int = 0
-    limiter: Limiter = field(default_factory=NoLimit)
+    limiter: Limiter | None = None
     # When:
     lease: Duration[timedelta] = Duration("1m")
     pause: Duration[timedelta] = Duration("1s")

@@ -179,11 +179,11 @@ class EventLoop(CallExecutor):
             complete(future, lambda: result)
 
 
-def in_batch(batch: Batch, name: str, call: Callable[[], T], stack: Callable[[], str] | None = None) -> T:
+def in_batch(batch: Batch, name: str, call: Callable[[], T]) -> T:
     """Call a function as an activity of the batch. Raise InterruptedError if the batch was abandoned."""
     if batch.cancelled.is_set():
         raise InterruptedError("the batch was abandoned")
-    with batch.running(name, stack):
+    with batch.running(name):
         return call()
 
 

@@ -25,10 +25,7 @@ class IdleWait:
         self._ended = False
 
     def wakes(self) -> int:
-        """Return the number of wakes so far.
-
-        Read the number before a poll, because a wake during the poll must end the next wait.
-        """
+        """Return the number of wakes so far. Read it before a poll: a wake during the poll ends the next wait."""
         return self._wakes
 
     def wait(self, wakes: int, took: float = 0.0, is_woken: Callable[[], bool] = lambda: False) -> None:

@@ -73,9 +73,7 @@ class InFlightBatch:
 class Lease:
     """The lease of one owner, and the batches that are held under it. A lost lease stays lost.
 
-    :param since: start of the registration, by `time.monotonic()`; by default now.
-    :param on_abandon: a function that the lease calls with each batch that it takes away from a handler.
-    :param lost_after: seconds without a heartbeat after which the lease counts as lost; by default its length.
+    It was registered at `since`, and counts as lost after `lost_after` seconds without a heartbeat.
     """
 
     def __init__(
@@ -155,13 +153,9 @@ class Lease:
 
 
 class LeaseKeeper(PeriodicService):
-    """Extends leases every third of their length, in a thread with a connection of its own.
+    """Extends leases every third of their length, which is in seconds, over a connection of its own.
 
-    A lease is lost when a heartbeat raises LeaseLost, or when `check_clock` finds it overdue. The keeper then removes
-    the lease, abandons its batches, and calls `on_loss`.
-
-    :param length: length of the leases, in seconds.
-    :param limit: time limit of a heartbeat's call; by default a quarter of the lease.
+    A lease is lost when a heartbeat raises LeaseLost, or when `check_clock` finds it overdue.
     """
 
     def __init__(
@@ -185,10 +179,7 @@ class LeaseKeeper(PeriodicService):
             return list(self._leases.values())
 
     def owner_names(self) -> list[str]:
-        """Return the owners of the leases that the keeper extends.
-
-        These include owners whose lease was lost because the database could not be reached.
-        """
+        """Return the owners of all leases that may exist in the database."""
         with self._lock:
             return list({lease.owner.name for lease in (*self._leases.values(), *self._unreachable.values())})
 
@@ -209,10 +200,7 @@ class LeaseKeeper(PeriodicService):
             self._on_loss(error)
 
     def check_clock(self) -> None:
-        """Mark the leases that are overdue as lost.
-
-        This method makes no call to the database, because the network may block the heartbeats.
-        """
+        """Mark overdue leases as lost, without a call to the database: the network may block the heartbeats."""
         for lease in self.leases:
             if (error := lease.overdue()) is not None:
                 with self._lock:
@@ -269,14 +257,10 @@ class LeaseKeeper(PeriodicService):
 
 
 class UpkeepThread(PeriodicService):
-    """Carries out upkeep (`TaskQueue.maintain`) every third of a lease, at least every minute, in a thread of its own.
+    """Carries out upkeep (`TaskQueue.maintain`) every third of a lease, at least every minute.
 
-    An expiry may be slow, because leases may hold many tasks. Heartbeats have another thread and do not wait for it. It
-    leaves out the program's own leases: a worker must not expire them after the database could not be reached. A stop
-    does not wait for a call that is stuck.
-
-    :param own_names: returns the names of the program's own owners.
-    :param length: length of the leases.
+    It leaves out the owners of `own_names()`: a worker must not expire them after the database could not be reached. It
+    is no part of the LeaseKeeper, as an expiry of many tasks is slow, and heartbeats must not wait for it.
     """
 
     def __init__(

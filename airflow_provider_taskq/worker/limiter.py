@@ -25,17 +25,6 @@ class Limiter(Protocol):
         """Wait for a token. Return None as soon as `withdrawn()` returns True."""
 
 
-class NoLimit:
-    """Hands out any number of tokens."""
-
-    def request(self, withdrawn: Callable[[], bool]) -> Token | None:  # noqa: ARG002 -- no request waits
-        """Return a token at once."""
-        return NO_TOKEN
-
-    def __repr__(self) -> str:
-        return "NoLimit()"
-
-
 class PriorityLimiter:
     """Hands out up to `limit` tokens at a time, by priority, then in the order of the requests.
 

@@ -23,12 +23,9 @@ class _Replaced(BaseException):
 
 
 class Loop(ABC):
-    """Base class of the loops of a worker. Each has a thread and a session.
+    """Base class of the loops of a worker. Each has a thread and a session, and room for some open batches.
 
-    If a handler returns a Future, its batch is open, and the thread goes on. When the Future is done, the thread
-    commits the batch. If a handler is stuck beyond its limit, another thread goes on with the loop.
-
-    :param room: how many batches may be open at once.
+    If a handler returns a Future, its batch is open until the Future is done. Then the thread commits the batch.
     """
 
     def __init__(self, runtime: WorkerRuntime, room: int) -> None:

@@ -22,10 +22,7 @@ MAX_RECHECKS = 20  # polls in a row that get none of the ready tasks; they take 
 
 
 class TaskPoller:
-    """Polls for one thread, as an owner of its own.
-
-    If a poll got no answer, the next polls find the tasks that it may have claimed.
-    """
+    """Polls for one thread, as an owner of its own."""
 
     def __init__(self, runtime: WorkerRuntime, session: DatabaseSession, owner: str) -> None:
         self._runtime = runtime
@@ -36,14 +33,11 @@ class TaskPoller:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last lease is lost."""
+        """Whether the lease is lost."""
         return self._lease is not None and self._lease.lost is not None
 
     def lease(self) -> Lease:
-        """Return the lease to poll under.
-
-        Register the owner if it has no lease, or if its last lease is lost.
-        """
+        """Return the lease to poll under. Register the owner if it has none, or has lost it."""
         if self._lease is None or self.is_lost:
             with self._session.queue() as queue:
                 since = time.monotonic()
@@ -55,10 +49,7 @@ class TaskPoller:
         return self._lease
 
     def poll(self, size: int) -> Polled:
-        """Poll up to `size` tasks.
-
-        If the owner holds tasks that this process does not know yet, return these tasks instead.
-        """
+        """Poll up to `size` tasks, or return tasks that the owner holds and this process does not know yet."""
         lease, config = self.lease(), self._runtime.config
         if self.claims.is_due():
             with self._session.queue() as queue:

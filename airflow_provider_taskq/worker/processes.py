@@ -17,11 +17,11 @@ from typing import Any
 
 from airflow_provider_taskq.queue import InvalidArgument
 from airflow_provider_taskq.queue.errors import picklable_error
-from airflow_provider_taskq.worker.batches import Batch, name_of, stack_of
+from airflow_provider_taskq.worker.batches import Batch, name_of
 from airflow_provider_taskq.worker.executors import CallExecutor, Threads
 from airflow_provider_taskq.worker.futures import on_cancel
 
-_ANSWER_SECONDS = 1.0  # that a process has to send its stack, or to end
+_END_SECONDS = 1.0  # that a process has to end
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -83,7 +83,7 @@ class Processes(CallExecutor):
         try:
             if batch.cancelled.is_set():  # before `_busy` had the process
                 raise InterruptedError("the batch was abandoned")
-            with batch.running(f"{name} in process {process.pid}", process.stack):
+            with batch.running(f"{name} in process {process.pid}"):
                 return process.call(sent)
         finally:
             with self._lock:
@@ -102,17 +102,14 @@ class Processes(CallExecutor):
 
 
 class _ChildProcess:
-    """A child process with two pipes: one for calls, one for requests of its stack."""
+    """A child process, and the pipe by which it gets calls."""
 
     def __init__(self) -> None:
         self._calls, calls = _SPAWN.Pipe()
-        self._requests, requests = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(calls, requests), daemon=True)
+        self._process = _SPAWN.Process(target=_serve, args=(calls,), daemon=True)
         self._process.start()
         atexit.register(self._process.kill)  # or else multiprocessing would wait for it at exit
         calls.close()
-        requests.close()
-        self._requesting = threading.Lock()
 
     @property
     def pid(self) -> int | None:
@@ -138,15 +135,6 @@ class _ChildProcess:
         died = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         raise CallFailed(f"the process that handled this task {died}")
 
-    def stack(self) -> str:
-        """Return the stack of the main thread, which another thread of the process sends."""
-        with self._requesting:
-            try:
-                self._requests.send(None)
-                return str(self._requests.recv()) if self._requests.poll(_ANSWER_SECONDS) else "(no answer)\n"
-            except (OSError, EOFError):
-                return "(ended)\n"
-
     def kill(self) -> None:
         self._process.kill()
 
@@ -154,19 +142,17 @@ class _ChildProcess:
         """End the process and wait for its end. Kill the process if it does not end in time."""
         atexit.unregister(self._process.kill)
         self._calls.close()
-        self._process.join(timeout=_ANSWER_SECONDS)
+        self._process.join(timeout=_END_SECONDS)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-        self._requests.close()
 
 
-def _serve(calls: Connection, requests: Connection) -> None:
+def _serve(calls: Connection) -> None:
     """Run calls in a child process until the parent closes the pipe."""
     for each in (signal.SIGINT, signal.SIGTERM):
         # A terminal or a service manager signals all processes of a group. The parent decides when this one ends.
         signal.signal(each, signal.SIG_IGN)
-    threading.Thread(target=_send_stacks, args=(requests, threading.get_ident()), daemon=True).start()
     while True:
         try:
             sent = calls.recv_bytes()
@@ -177,13 +163,3 @@ def _serve(calls: Connection, requests: Connection) -> None:
         except BaseException as error:  # noqa: BLE001 -- of the call, or of pickle
             answer = ForkingPickler.dumps((None, picklable_error(error)))
         calls.send_bytes(answer)
-
-
-def _send_stacks(requests: Connection, thread: int) -> None:
-    stack = stack_of(thread)
-    while True:
-        try:
-            requests.recv()
-            requests.send(stack())
-        except (EOFError, OSError):
-            return

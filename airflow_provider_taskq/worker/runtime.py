@@ -30,7 +30,7 @@ from airflow_provider_taskq.worker.handlers import (
 )
 from airflow_provider_taskq.worker.idle_wait import IdleWait
 from airflow_provider_taskq.worker.lease import InFlightBatch, Lease, LeaseKeeper, UpkeepThread
-from airflow_provider_taskq.worker.limiter import NO_TOKEN, NoLimit, Token
+from airflow_provider_taskq.worker.limiter import NO_TOKEN, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.returns import ReturnedTasks
@@ -80,7 +80,7 @@ class WorkerRuntime:
         self.stopped = threading.Event()  # when set, decisions are ignored
         # A batch keeps its token until it is completed, and a poll waits for a token. So with a limiter, a completion
         # must not wait for the next poll.
-        self.completes_with_poll = isinstance(config.limiter, NoLimit) and config.groups is None
+        self.completes_with_poll = config.limiter is None and config.groups is None
         self.started: datetime | None = None  # by the database's clock
         self.error: BaseException | None = None  # of the limiter, which ended all polls
         self._upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
@@ -95,10 +95,7 @@ class WorkerRuntime:
         self._lock = threading.Lock()
 
     def start(self, loops: Sequence[WorkerLoop], timeout: float | None) -> None:
-        """Start all threads, and return when one of them holds a lease.
-
-        Raises TimeoutError if none holds a lease after `timeout` seconds. Stops all threads if it raises an error.
-        """
+        """Start all threads, and return when one of them holds a lease. Stop them if it raises an error."""
         with closing(self.session()) as session, session.queue() as queue:
             # Raises the error of a worker that cannot work: no server, another schema, no topic, no such condition.
             verify_for_work(queue.conn)
@@ -124,11 +121,7 @@ class WorkerRuntime:
             raise
 
     def stop(self, timeout: float | None, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Wait `timeout` seconds for the batches in flight, abandon those that are left, and release all leases.
-
-        :param timeout: None for no limit.
-        :param is_hurried: ends the wait when it returns True.
-        """
+        """Wait for the batches in flight, at most `timeout` seconds or until `is_hurried()`, and release all leases."""
         try:
             self.stop_polling()
             self._wait_for_loops(None if timeout is None else time.monotonic() + timeout, is_hurried)
@@ -157,10 +150,7 @@ class WorkerRuntime:
                 thread.join(left)
 
     def rooms(self) -> list[int]:
-        """Return for each loop that handles batches how many of them may be open at once.
-
-        The sum is what `open_batches` of the handler returns, by default one for each loop.
-        """
+        """Return how many batches each loop may have open. The sum is what the handler's `open_batches` returns."""
         workers, open_batches = self.config.workers, getattr(self.handler, "open_batches", None)
         total = (open_batches(self.config.size) if open_batches else None) or workers
         return [max(1, total // workers + (number < total % workers)) for number in range(workers)]
@@ -175,12 +165,12 @@ class WorkerRuntime:
             return next(self._owner_names)
 
     def token(self, is_woken: Callable[[], bool]) -> Token | None:
-        """Wait for the limiter's token. Return None if the worker stops, or `is_woken()`.
-
-        An error of the limiter stops all polls.
-        """
+        """Wait for the limiter's token. Return None if the worker stops, or if `is_woken()`."""
+        limiter = self.config.limiter
+        if limiter is None:
+            return NO_TOKEN
         try:
-            return self.config.limiter.request(lambda: self.stopping.is_set() or is_woken())
+            return limiter.request(lambda: self.stopping.is_set() or is_woken())
         except BaseException as error:  # noqa: BLE001 -- whatever a limiter raises
             self.error = error
             self.listeners.on_fatal(error)
@@ -235,8 +225,6 @@ class WorkerRuntime:
         """Claim the batch, and return the decisions of its handler, or the error that fails the whole batch.
 
         Return None if the batch was abandoned before.
-
-        :param returned: what `call_handler` returned. A Future is done.
         """
         if not in_flight.claim():
             return None

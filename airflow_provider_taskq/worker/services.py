@@ -63,10 +63,7 @@ class ServiceThread(ABC):
 
 
 class RepeatedService(ServiceThread):
-    """Base class of services that do the same again and again.
-
-    :param backoff: computes the pause after a run that failed, which the service logs; by default up to 5 seconds.
-    """
+    """Base class of services that do the same again and again, after a pause of `backoff` if a run fails."""
 
     def __init__(self, name: str, backoff: Backoff | None = None) -> None:
         super().__init__(name)

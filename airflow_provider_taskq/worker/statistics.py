@@ -100,10 +100,9 @@ class WorkerCounters:
         self._add({**numbers, "abandoned": tasks - len(committed), "in_flight": -tasks})
 
     def poll_started(self, completing: int, *, retried: bool) -> int | None:
-        """Count the start of a poll. Return a mark for `is_quiet` and `poll_ended`, or None if tasks are in flight.
+        """Count the start of a poll, which completes some tasks in flight, or replaces one that got no answer.
 
-        :param completing: tasks in flight that the same call completes.
-        :param retried: whether the poll replaces a poll that got no answer.
+        Return a mark for `is_quiet` and `poll_ended`, or None if other tasks are in flight.
         """
         with self._lock:
             self._counts["polling"] += not retried
@@ -116,9 +115,9 @@ class WorkerCounters:
             return quiet == counts["batches"] and counts["polling"] == 1 and not counts["in_flight"]
 
     def poll_ended(self, quiet: int | None) -> bool | None:
-        """Count the end of a poll that found nothing. Return whether no task was in flight during the poll.
+        """Count the end of a poll that found nothing.
 
-        Return None if a task is in flight now.
+        Return whether no task was in flight during the poll, or None if one is in flight now.
         """
         with self._lock:
             self._counts["polling"] -= 1

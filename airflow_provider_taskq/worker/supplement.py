@@ -62,10 +62,7 @@ class Supplement:
         return found.result() if found is not None and found.done() else None
 
     def suggest(self, kind: type[T], make: Callable[[], T], task: Task | None = None, qualifier: Hashable = None) -> T:
-        """Return a stored value. Call `make` if there is none; concurrent calls wait for its value and share it.
-
-        If `make` raises an error, all these calls raise it, and the next call tries again.
-        """
+        """Return a stored value. Call `make` if there is none; concurrent calls share its value, or its error."""
         key, made = (kind, task, qualifier), _Value()
         with self._lock:
             found = self._values.setdefault(key, made)

@@ -29,10 +29,7 @@ class _Watched:
 
 
 class Watchdog(RepeatedService):
-    """Watches the batches that handlers work on, in a thread that makes no network call.
-
-    Calls `on_timeout` once for each batch whose handler exceeds the limit, and `check` at least once a second.
-    """
+    """Watches the batches that handlers work on, and calls `check` at least once a second. Makes no network call."""
 
     def __init__(
         self,
