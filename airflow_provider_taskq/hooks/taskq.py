@@ -10,11 +10,13 @@ from airflow.providers.common.compat.connection import get_async_connection
 from airflow.providers.common.compat.sdk import AirflowException, NoOpCollector, get_hook_lineage_collector
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from psycopg.rows import TupleRow, tuple_row
+from psycopg.types.json import set_json_dumps
 
 from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topic_asset
 from airflow_provider_taskq.hooks.instrumented_queue import InstrumentedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 from airflow_provider_taskq.queue.connection import INVALID_TEXT, connection_defaults, given_hosts
+from airflow_provider_taskq.queue.encoding import JsonDefault, json_dumps
 from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
 
 # DbApiHook reads these from a connection's extra. libpq rejects them as unknown options.
@@ -50,6 +52,8 @@ class TaskQHook(PostgresHook):
 
     :param taskq_conn_id: the Airflow connection.
     :param database: overrides the database of the connection.
+    :param json_default: converts an object in a payload or a message that JSON does not have, as that of `json.dumps`;
+        for example `str`.
     """
 
     conn_name_attr = "taskq_conn_id"
@@ -60,8 +64,11 @@ class TaskQHook(PostgresHook):
 
     _connect: Callable[..., Any] = staticmethod(psycopg.connect)
 
-    def __init__(self, *args: Any, log_sql: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, log_sql: bool = False, json_default: JsonDefault | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, log_sql=log_sql, **kwargs)
+        self.json_default = json_default
         self.hosts: dict[str, str] = {}  # host, hostaddr and port of the Airflow connection, once it is open
 
     def __repr__(self) -> str:
@@ -70,7 +77,10 @@ class TaskQHook(PostgresHook):
     def get_conn(self) -> psycopg.Connection[TupleRow]:
         """Open a new connection. Raises TaskQConnectionError, whose message does not contain the password."""
         with self._connection_errors():
-            return cast(psycopg.Connection[TupleRow], super().get_conn())
+            connection = cast(psycopg.Connection[TupleRow], super().get_conn())
+        if self.json_default is not None:
+            set_json_dumps(json_dumps(self.json_default), connection)
+        return connection
 
     @contextmanager
     def transaction(self) -> Iterator[TaskQueue]:

@@ -11,6 +11,7 @@ from airflow_provider_taskq import hooks
 from airflow_provider_taskq.operators.task_source import TaskSource, TaskSourceTemplater
 from airflow_provider_taskq.queue import Insertion, Json
 from airflow_provider_taskq.queue.arguments import DurationLike
+from airflow_provider_taskq.queue.encoding import JsonDefault
 
 if TYPE_CHECKING:
     import jinja2
@@ -38,6 +39,8 @@ class TaskQNotifier(TaskSourceTemplater, BaseNotifier):
     :param delay: how long after the push the task is due: a timedelta, seconds or text such as `5m`.
     :param insertion: how the push treats older tasks of the same identifier.
     :param create_topic: whether to create a missing topic with the default policy.
+    :param json_default: converts an object in the payload that JSON does not have, such as a datetime, as that of
+        `json.dumps`; for example `str`.
     :param taskq_conn_id: the Airflow connection (templated).
     """
 
@@ -54,6 +57,7 @@ class TaskQNotifier(TaskSourceTemplater, BaseNotifier):
         delay: DurationLike | None = None,
         insertion: Insertion | str = Insertion.APPEND,
         create_topic: bool = False,
+        json_default: JsonDefault | None = None,
         taskq_conn_id: str = "taskq_default",
         **kwargs: Any,
     ) -> None:
@@ -63,11 +67,12 @@ class TaskQNotifier(TaskSourceTemplater, BaseNotifier):
         self.tasks = TaskSource([{**task, "delay": delay}])
         self.insertion = Insertion(insertion)
         self.create_topic = create_topic
+        self.json_default = json_default
         self.taskq_conn_id = taskq_conn_id
 
     def notify(self, context: "Context") -> None:
         """Push the task in a transaction of its own."""
-        with hooks.TaskQHook(taskq_conn_id=self.taskq_conn_id).transaction() as queue:
+        with hooks.TaskQHook(taskq_conn_id=self.taskq_conn_id, json_default=self.json_default).transaction() as queue:
             if self.create_topic:
                 queue.create_topic(self.topic)
             queue.push_stream(self.topic, self.tasks.tasks(context), self.insertion)

@@ -8,6 +8,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_provider_taskq import hooks
 from airflow_provider_taskq.links import TaskQTopicLink
+from airflow_provider_taskq.queue.encoding import JsonDefault
 
 if TYPE_CHECKING:
     import psycopg
@@ -17,11 +18,12 @@ class TaskQHookMixin:
     """Creates the hook of `taskq_conn_id` on first use."""
 
     taskq_conn_id: str
+    json_default: JsonDefault | None = None
 
     @cached_property
     def hook(self) -> "hooks.TaskQHook":
         """The hook of the Airflow connection."""
-        return hooks.TaskQHook(taskq_conn_id=self.taskq_conn_id)
+        return hooks.TaskQHook(taskq_conn_id=self.taskq_conn_id, json_default=self.json_default)
 
 
 class TaskQBaseOperator(TaskQHookMixin, BaseOperator):

@@ -31,6 +31,7 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.drains import parse_max_undecided
+from airflow_provider_taskq.queue.encoding import JsonDefault
 from airflow_provider_taskq.queue.errors import error_summary
 from airflow_provider_taskq.worker import WorkerListener
 
@@ -87,6 +88,8 @@ class TaskQProcessOperator(TaskQBaseOperator):
     :param success_on: exception classes that mean SUCCESS of a task, one or a tuple, such as
         `psycopg.errors.UniqueViolation` after a write that an earlier attempt made. For a handler of batches, pass them
         to `each` or `batch` instead.
+    :param json_default: converts an object in the message of a decision that JSON does not have, such as a datetime,
+        as that of `json.dumps`; for example `str`.
     """
 
     template_fields: Sequence[str] = (
@@ -112,6 +115,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         max_failed: "MaxFailed | XComArg" = None,
         max_undecided: "int | str | XComArg | None" = 0,
         success_on: "Exceptions" = (),
+        json_default: JsonDefault | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -128,6 +132,7 @@ class TaskQProcessOperator(TaskQBaseOperator):
         self.max_failed = max_failed
         self.max_undecided = max_undecided
         self.success_on = _exception_classes(success_on)
+        self.json_default = json_default
         self._worker: Worker | None = None
         self._killed = False
         if not callable(python_callable) and not hasattr(python_callable, "handle"):

@@ -10,6 +10,7 @@ from airflow_provider_taskq.assets.taskq import topic_asset
 from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.operators.task_source import TaskSource, TaskSourceTemplater
 from airflow_provider_taskq.queue import Insertion, NewTask
+from airflow_provider_taskq.queue.encoding import JsonDefault
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -48,6 +49,8 @@ class TaskQPushOperator(TaskSourceTemplater, TaskQBaseOperator):
     :param insertion: how the push treats older tasks of the same identifiers.
     :param create_topic: whether to create a missing topic with the default policy.
     :param emit_asset: whether to emit an event of the topic's asset.
+    :param json_default: converts an object in a payload that JSON does not have, such as a datetime, as that of
+        `json.dumps`; for example `str`.
     """
 
     template_fields: Sequence[str] = ("topic", "tasks", "taskq_conn_id")
@@ -60,6 +63,7 @@ class TaskQPushOperator(TaskSourceTemplater, TaskQBaseOperator):
         insertion: Insertion | str = Insertion.APPEND,
         create_topic: bool = False,
         emit_asset: bool = False,
+        json_default: JsonDefault | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -68,6 +72,7 @@ class TaskQPushOperator(TaskSourceTemplater, TaskQBaseOperator):
         self.insertion = Insertion(insertion)
         self.create_topic = create_topic
         self.emit_asset = emit_asset
+        self.json_default = json_default
         if emit_asset:  # only then: the first Asset that a process creates imports the asset modules of all providers
             outlet = _outlet(topic, self.taskq_conn_id)
             if outlet not in self.outlets and ALIAS not in self.outlets:  # `partial` may have added it already

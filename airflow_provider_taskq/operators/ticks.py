@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
 from airflow_provider_taskq.parameters import parse_duration
-from airflow_provider_taskq.queue import Json, NewTask
+from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue
 from airflow_provider_taskq.queue.arguments import DurationLike
+from airflow_provider_taskq.queue.encoding import JsonDefault, decode_json
 from airflow_provider_taskq.queue.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class TaskQTicksOperator(TaskQBaseOperator):
     :param payload: the payload of each tick, or a function of the tick's time that returns a payload or a NewTask. Not
         templated. A changed payload is a changed schedule; a changed function is not detected.
     :param create_topic: whether to create a missing topic with the default policy.
+    :param json_default: converts an object in a payload that JSON does not have, such as a datetime, as that of
+        `json.dumps`; for example `str`.
     """
 
     template_fields: Sequence[str] = ("topic", "prefix", "every", "daily", "cron", "zone", "ahead", "taskq_conn_id")
@@ -55,6 +58,7 @@ class TaskQTicksOperator(TaskQBaseOperator):
         ahead: DurationLike = ONE_DAY,
         payload: Json | Callable[[datetime], NewTask | Json] = None,
         create_topic: bool = False,
+        json_default: JsonDefault | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -67,6 +71,7 @@ class TaskQTicksOperator(TaskQBaseOperator):
         self.ahead = ahead
         self.payload = payload
         self.create_topic = create_topic
+        self.json_default = json_default
         if sum(schedule is not None for schedule in (every, daily, cron)) != 1:
             raise ValueError("give exactly one of every, daily and cron")
 
@@ -77,7 +82,7 @@ class TaskQTicksOperator(TaskQBaseOperator):
                 queue.create_topic(self.topic)
             schedule = self._schedule()
             moments = schedule.times(database_now(queue.conn), parse_duration("ahead", self.ahead))
-            configuration = schedule.hash(None if callable(self.payload) else self.payload)
+            configuration = schedule.hash(None if callable(self.payload) else self._as_json(queue))
             ticks = [(moment, self._task(moment)) for moment in moments]
             installed = queue.install_ticks(self.topic, self.prefix, configuration, ticks)
         self.log.info(
@@ -99,6 +104,13 @@ class TaskQTicksOperator(TaskQBaseOperator):
             return Schedule.daily(hours, self.zone)
         assert self.cron is not None  # noqa: S101  for the type checker; one of the three is there
         return Schedule.cron(self.cron, self.zone)
+
+    def _as_json(self, queue: TaskQueue) -> Json:
+        """Return the payload as it will be read, for the hash. Raises InvalidArgument if it cannot be stored."""
+        try:
+            return decode_json(queue.json_encoder()(self.payload) or "null")
+        except ValueError as error:
+            raise InvalidArgument(f"the payload of the ticks {error}") from None
 
     def _task(self, moment: datetime) -> NewTask | Json:
         return self.payload(moment) if callable(self.payload) else self.payload

@@ -303,7 +303,8 @@ class AdminMixin(FunctionCaller):
             if getattr(moment, "tzinfo", None) is None:
                 raise InvalidTask(f"topic {topic!r}, task at position {place}: its nominal time has no time zone")
         moments = [moment for moment, _ in given]
-        chunks = list(split_into_chunks(topic, (task for _, task in given))) or [TaskChunk(topic, 0, [], [])]
+        chunks = list(split_into_chunks(topic, (task for _, task in given), self.json_encoder()))
+        chunks = chunks or [TaskChunk(topic, 0, [], [])]
         with all_or_nothing(self.conn) if len(chunks) > 1 else nullcontext():
             return sum(self._install_chunk(topic, prefix, config_hash, chunk, moments) for chunk in chunks)
 

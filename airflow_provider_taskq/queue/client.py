@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 from airflow_provider_taskq.queue.admin import AdminMixin
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.drains import DrainMixin
-from airflow_provider_taskq.queue.encoding import interval_text, json_text, model_row, polled_row, task_row
+from airflow_provider_taskq.queue.encoding import JsonEncoder, interval_text, model_row, polled_row, task_row
 from airflow_provider_taskq.queue.errors import (
     InvalidArgument,
     InvalidTask,
@@ -58,6 +58,10 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
 
         with psycopg.connect(dsn) as conn:
             TaskQueue(conn).push("orders", [NewTask("order-17", {"total": 12})])
+
+    :param json_default: converts an object in a payload or a message that JSON does not have, such as a datetime: a
+        function as that of `json.dumps`, for example `str`. Without it, the function that psycopg's `set_json_dumps`
+        has set for the connection encodes payloads and messages.
     """
 
     # Topics
@@ -370,7 +374,7 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
             self._rows(
                 "SELECT taskq.complete(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
                 " %b::text[]::interval[], %b::text[], %b::int[])",
-                (owner.name, owner.fence, *_decision_columns(decisions), _attempts(decisions)),
+                (owner.name, owner.fence, *self._decision_columns(decisions), _attempts(decisions)),
             )
 
     def exchange(
@@ -394,7 +398,7 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
             " FROM taskq.exchange(%s::text, %s::bigint, %b::bigint[], %b::smallint[], %b::text[], %b::text[],"
             " %b::text[]::interval[], %b::text[], %s::text, %s::int, %s::text, %s::text, %b::int[]) t",
             (
-                *(owner.name, owner.fence, *_decision_columns(decisions)),
+                *(owner.name, owner.fence, *self._decision_columns(decisions)),
                 *(topic, size, Order(order), Condition(condition), _attempts(decisions)),
             ),
         )
@@ -408,33 +412,35 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
         polled.extend(self._fetch(polled_row(topic, polled), call, (owner.name, owner.fence, *arguments)))
         return polled
 
+    def _decision_columns(
+        self, decisions: Mapping[Task | int, Decision | Result | str]
+    ) -> tuple[list[Any] | None, ...]:
+        """Return the array arguments of taskq.complete; a column without values is None."""
+        by_sequence: dict[int, Decision] = {}
+        for key, value in decisions.items():
+            sequence = key.sequence if isinstance(key, Task) else key
+            if sequence in by_sequence:
+                raise InvalidTask(f"the task of sequence {sequence} is decided twice in one call")
+            by_sequence[sequence] = value if isinstance(value, Decision) else Decision(Result.of(value))
+        values = list(by_sequence.values())
+        delays = [interval_text(decision.delay) for decision in values]
+        encode = self.json_encoder()
+        has_errors = any(decision.error is not None for decision in values)
+        return (
+            list(by_sequence),
+            [int(decision.result) for decision in values],
+            [_message_text(sequence, decision, encode) for sequence, decision in by_sequence.items()],
+            [trace_text(decision.error) for decision in values] if has_errors else None,
+            delays if any(delays) else None,
+            [error_summary(decision.error) for decision in values] if has_errors else None,
+        )
+
 
 def _json_value(value: Any) -> str | bool | None:
     # Numbers travel as text: JSON has no infinite ones.
     if value is None or isinstance(value, bool):
         return value
     return interval_text(value) if isinstance(value, timedelta) else str(value)
-
-
-def _decision_columns(decisions: Mapping[Task | int, Decision | Result | str]) -> tuple[list[Any] | None, ...]:
-    """Return the array arguments of taskq.complete; a column without values is None."""
-    by_sequence: dict[int, Decision] = {}
-    for key, value in decisions.items():
-        sequence = key.sequence if isinstance(key, Task) else key
-        if sequence in by_sequence:
-            raise InvalidTask(f"the task of sequence {sequence} is decided twice in one call")
-        by_sequence[sequence] = value if isinstance(value, Decision) else Decision(Result.of(value))
-    values = list(by_sequence.values())
-    delays = [interval_text(decision.delay) for decision in values]
-    has_errors = any(decision.error is not None for decision in values)
-    return (
-        list(by_sequence),
-        [int(decision.result) for decision in values],
-        [_message_text(sequence, decision) for sequence, decision in by_sequence.items()],
-        [trace_text(decision.error) for decision in values] if has_errors else None,
-        delays if any(delays) else None,
-        [error_summary(decision.error) for decision in values] if has_errors else None,
-    )
 
 
 def _attempts(decisions: Mapping[Task | int, Any]) -> list[int | None] | None:
@@ -444,8 +450,8 @@ def _attempts(decisions: Mapping[Task | int, Any]) -> list[int | None] | None:
     return attempts if any(attempts) else None
 
 
-def _message_text(sequence: int, decision: Decision) -> str | None:
+def _message_text(sequence: int, decision: Decision, encode: JsonEncoder) -> str | None:
     try:
-        return json_text(decision.message)
+        return encode(decision.message)
     except ValueError as error:
         raise InvalidTask(f"the message of the decision on sequence {sequence} {error}") from None

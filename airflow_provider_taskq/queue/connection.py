@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, LiteralString, TypeVar
@@ -15,7 +16,15 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import BaseRowFactory, TupleRow, tuple_row
 
-from airflow_provider_taskq.queue.encoding import register_loaders, sql_arguments
+from airflow_provider_taskq.queue.encoding import (
+    JsonDefault,
+    JsonEncoder,
+    connection_dumps,
+    json_dumps,
+    json_text,
+    register_loaders,
+    sql_arguments,
+)
 from airflow_provider_taskq.queue.errors import (
     CallTimeout,
     ConnectionFailed,
@@ -276,10 +285,22 @@ deferred_statements: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDi
 
 
 class FunctionCaller:
-    """Calls SQL functions of the schema `taskq` through a connection that belongs to the caller."""
+    """Calls SQL functions of the schema `taskq` through a connection that belongs to the caller.
 
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+    :param json_default: converts an object in a payload or a message that JSON does not have, as that of `json.dumps`.
+        Without it, the function that psycopg's `set_json_dumps` has set for the connection encodes them.
+    """
+
+    def __init__(self, conn: psycopg.Connection[Any], *, json_default: JsonDefault | None = None) -> None:
         self.conn = require_connection(conn)
+        self._dumps = None if json_default is None else json_dumps(json_default)
+
+    def json_encoder(self) -> JsonEncoder:
+        """Return the function that encodes payloads and messages of this queue, and returns None for None.
+
+        It raises ValueError for a value that cannot be stored. The message continues "its payload ...".
+        """
+        return partial(json_text, dumps=self._dumps or connection_dumps(self.conn))
 
     def _fetch(self, factory: BaseRowFactory[T], call: LiteralString, arguments: Sequence[object] = ()) -> list[T]:
         # With a row factory of its own: the connection belongs to the caller, and may have any. Not prepared: after an

@@ -12,20 +12,24 @@ from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import postgres
 from psycopg.abc import AdaptContext, Buffer
-from psycopg.adapt import Loader
+from psycopg.adapt import Loader, PyFormat
 from psycopg.pq import Format
 from psycopg.rows import BaseRowFactory, RowMaker
 from psycopg.types.datetime import IntervalLoader
+from psycopg.types.json import Json as PsycopgJson
 
 from airflow_provider_taskq.queue.arguments import to_integer, to_timedelta
 from airflow_provider_taskq.queue.models import Json, Polled, State, Task, UnreadablePayload
 
 T = TypeVar("T")
+JsonDefault: TypeAlias = Callable[[Any], Any]
+JsonDumps: TypeAlias = Callable[[Any], str | bytes]
+JsonEncoder: TypeAlias = Callable[[Any], str | None]
 
 # JSON
 
@@ -34,12 +38,22 @@ _MAX_DIGITS = 308  # an integer with more digits may exceed a double; one with m
 _DIGITS = str.maketrans("123456789", "000000000")
 _LONG_INTEGER = "0" * (_MAX_DIGITS + 1)
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^][{}"]+')
-_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 # Created at import: near the end of the stack there is no room for a constructor's frames.
 _TOO_DEEP = UnreadablePayload("unreadable JSON: it is nested deeper than Python can decode")
 _OUT_OF_RANGE = UnreadablePayload("unreadable JSON: it holds a number outside the range of a double")
 _NOT_JSON = UnreadablePayload("unreadable JSON: Python finds no valid JSON in it")
+
+
+_NO_NUMBER = UnreadablePayload("unreadable JSON: it holds NaN or an infinity, which JSON does not have")
+
+
+class _Defect(ValueError):
+    """A reason that continues "its payload ..."."""
+
+
+class _NotFinite(ValueError):
+    """NaN or an infinity."""
 
 
 class _OutOfRange(ValueError):
@@ -59,7 +73,7 @@ def _finite_integer(text: str) -> int:
 
 
 def _refuse_constant(_: str) -> None:
-    raise ValueError  # NaN, Infinity and -Infinity, which JSON lacks
+    raise _NotFinite
 
 
 # Integers are checked only in a text with enough digits: the hook costs more than the rest of a small payload.
@@ -79,36 +93,73 @@ def decode_json(text: str) -> Json:
         return _TOO_DEEP
     except _OutOfRange:
         return _OUT_OF_RANGE
+    except _NotFinite:
+        return _NO_NUMBER
     except ValueError:
         return _NOT_JSON
     return value
 
 
-def json_text(value: Json) -> str | None:
-    """Encode a value as compact JSON. Return None for None.
+def json_dumps(default: JsonDefault | None = None) -> JsonDumps:
+    """Return an encoder of compact JSON.
+
+    :param default: converts an object that JSON does not have, as that of `json.dumps`.
+    """
+
+    def converted(value: Any) -> Any:
+        made = default(value) if default is not None else None
+        if defect := _key_defect(made):
+            raise _Defect(defect)
+        return made
+
+    encoder = json.JSONEncoder(
+        ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=None if default is None else converted
+    )
+    return encoder.encode
+
+
+_COMPACT = json_dumps()
+
+
+def json_text(value: Any, dumps: JsonDumps = _COMPACT) -> str | None:
+    """Encode a value as JSON, compact unless `dumps` writes it in another way. Return None for None.
 
     :raises ValueError: if some client could not read the JSON back. The message continues "its payload ...".
     """
     if value is None:
         return None
     try:
-        text = _COMPACT.encode(value)
+        encoded = dumps(value)
+        text = encoded if isinstance(encoded, str) else str(encoded, "utf-8")
         text.encode()
-    except UnicodeEncodeError:
+    except UnicodeError:
         raise ValueError("holds a lone surrogate") from None
     except RecursionError:
         raise ValueError(f"is nested deeper than {MAX_DEPTH} levels, or than the stack has room for") from None
+    except _Defect:
+        raise
     except (TypeError, ValueError) as error:
-        raise ValueError(_NOT_FINITE if "float" in str(error) else f"is not JSON: {error}") from None
-    if defect := json_defect(text) or (_key_defect(value) if _MAYBE_CONVERTED_KEY.search(text) else None):
+        hint = _CONVERT if dumps is _COMPACT and isinstance(error, TypeError) else ""
+        raise ValueError(_NOT_FINITE if "float" in str(error) else f"is not JSON: {error}{hint}") from None
+    may_have_keys = dumps is not _COMPACT or _MAYBE_CONVERTED_KEY.search(text)
+    if defect := json_defect(text) or (_key_defect(value) if may_have_keys else None):
         raise ValueError(defect)
+    if dumps is not _COMPACT and isinstance(made := decode_json(text), UnreadablePayload):
+        raise ValueError(_NOT_FINITE if made is _NO_NUMBER else f"is not JSON: {made.reason}")
     return text
+
+
+def connection_dumps(conn: psycopg.Connection[Any]) -> JsonDumps:
+    """Return the encoder that `psycopg.types.json.set_json_dumps` has set for a connection; ours if it has set none."""
+    dumper: Any = conn.adapters.get_dumper(PsycopgJson, PyFormat.TEXT)(PsycopgJson, conn)
+    return _COMPACT if dumper.dumps is json.dumps else dumper.dumps
 
 
 # A key that is a number, a bool or None, as Python's encoder writes it. Most payloads are spared the search for one.
 _MAYBE_CONVERTED_KEY = re.compile(
     r'":(?:(?<=\d":)|(?<=[{,]"true":)|(?<="false":)|(?<="null":)|(?<="NaN":)|(?<=Infinity":))'
 )
+_CONVERT = "; json_default=str, or psycopg's set_json_dumps, would convert it"
 _NOT_FINITE = "holds NaN or an infinity, which JSON does not have: write None"
 
 

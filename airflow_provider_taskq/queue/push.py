@@ -49,7 +49,7 @@ class PushMixin(FunctionCaller):
         """
         refuse_unknown_options("push", unknown, "insertion")
         insertion, given = Insertion(insertion), list(to_new_tasks(topic, tasks))
-        chunks = split_into_chunks(topic, given)
+        chunks = split_into_chunks(topic, given, self.json_encoder())
         head = list(islice(chunks, 2))
         sequences: list[int | None] = []
         with all_or_nothing(self.conn) if len(head) > 1 else nullcontext():
@@ -78,7 +78,8 @@ class PushMixin(FunctionCaller):
         """Push an iterator of any length in bounded memory, all or none; the parameters are those of `push`."""
         refuse_unknown_options("push_stream", unknown, "insertion")
         count, first, last = 0, None, None
-        insertion, chunks = Insertion(insertion), split_into_chunks(topic, to_new_tasks(topic, tasks))
+        chunks = split_into_chunks(topic, to_new_tasks(topic, tasks), self.json_encoder())
+        insertion = Insertion(insertion)
         head = list(islice(chunks, 2))
         with all_or_nothing(self.conn) if len(head) > 1 else nullcontext():
             for chunk in chain(head, chunks):
@@ -149,7 +150,7 @@ class PushMixin(FunctionCaller):
         :raises TaskQueueError: above READ COMMITTED.
         """
         refuse_unknown_options("offer_many", unknown, "if_exists")
-        chunks = list(split_into_chunks(topic, to_new_tasks(topic, tasks)))
+        chunks = list(split_into_chunks(topic, to_new_tasks(topic, tasks), self.json_encoder()))
         for chunk in chunks:
             chunk.require_offerable()
         offered: list[Offered] = []

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from airflow_provider_taskq.queue.arguments import to_integer, to_timedelta
-from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION, interval_text, json_text
+from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION, JsonEncoder, interval_text, json_text
 from airflow_provider_taskq.queue.errors import InvalidArgument, InvalidTask
 from airflow_provider_taskq.queue.models import NewTask
 
@@ -209,15 +209,15 @@ class TaskChunk:
         raise InvalidTask(f"topic {self.topic!r}, task at position {self.offset + place}: {reason}")
 
 
-def split_into_chunks(topic: str, tasks: Iterable[NewTask]) -> Iterator[TaskChunk]:
-    """Cut tasks of any number into chunks of bounded size.
+def split_into_chunks(topic: str, tasks: Iterable[NewTask], encode: JsonEncoder = json_text) -> Iterator[TaskChunk]:
+    """Cut tasks of any number into chunks of bounded size, with their payloads encoded by `encode`.
 
     :raises InvalidTask: for a payload that is not JSON.
     """
     chunk, characters = TaskChunk(topic, 0, [], []), 0
     for task in tasks:
         try:
-            payload = json_text(task.payload)
+            payload = encode(task.payload)
         except ValueError as error:
             position = chunk.offset + len(chunk.tasks)
             raise InvalidTask(f"topic {topic!r}, task at position {position}: its payload {error}") from None

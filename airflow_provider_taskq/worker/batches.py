@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from airflow_provider_taskq.queue import Decision, Insertion, InvalidTask, Junction, NewTask, Task, TaskQueue
+from airflow_provider_taskq.queue.encoding import JsonEncoder, json_text
 from airflow_provider_taskq.queue.task_input import TaskInput, split_into_chunks, to_new_tasks
 from airflow_provider_taskq.worker.supplement import Supplement
 
@@ -102,10 +103,11 @@ class BatchContext:
 class Batch(BatchContext, Supplement):
     """A batch of tasks, in the order of the poll. All threads may use it until the handler returns its decisions."""
 
-    def __init__(self, tasks: Iterable[Task], owner: BatchOwner | None = None) -> None:
+    def __init__(self, tasks: Iterable[Task], owner: BatchOwner | None = None, encode: JsonEncoder = json_text) -> None:
         BatchContext.__init__(self, owner)
         Supplement.__init__(self)
         self.tasks: Sequence[Task] = tuple(tasks)
+        self._encode = encode
         self.cancelled = threading.Event()  # set when the worker ignores the decisions of this batch
         self.follow_ups: list[FollowUp] = []
         self.releases: list[Release] = []
@@ -133,7 +135,7 @@ class Batch(BatchContext, Supplement):
         """
         self._require_member(task)
         new = tuple(to_new_tasks(topic, tasks))
-        for chunk in split_into_chunks(topic, new):
+        for chunk in split_into_chunks(topic, new, self._encode):
             chunk.columns()  # raises InvalidTask here, where it fails this task only
         self.follow_ups.append(FollowUp(task, topic, new, Insertion(insertion)))
 

@@ -17,6 +17,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
 )
 from airflow_provider_taskq.queue.backoff import retrying
+from airflow_provider_taskq.queue.encoding import JsonEncoder
 from airflow_provider_taskq.queue.errors import first_line
 from airflow_provider_taskq.queue.faults import Fault, classify
 from airflow_provider_taskq.queue.handler_statements import handler_statements
@@ -71,10 +72,21 @@ def commit_batch(
         final = dict(decisions)
         for hook in batch.commit_hooks:
             run_commit_hook(queue, hook, final)
+        encode = queue.json_encoder()
+        final = {task: _storable(decision, encode) for task, decision in final.items()}
         queue.complete(owner, cast("Mapping[Task | int, Decision | Result]", final))
         topics = push_follow_ups(queue, batch, final)
     run_after_commit(queue, batch, topics)
     return final
+
+
+def _storable(decision: Decision, encode: JsonEncoder) -> Decision:
+    """Return a decision, or a FAILURE if the queue cannot store its message: it must not fail the other tasks."""
+    try:
+        encode(decision.message)
+    except ValueError as error:
+        return Decision(Result.FAILURE, error=ValueError(f"the message of the decision {error}"))
+    return decision
 
 
 def run_commit_hook(queue: TaskQueue, hook: CommitHook, decisions: dict[Task, Decision]) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from airflow_provider_taskq.queue import Decision, InvalidTask, Json, Result, Task, UnreadablePayload
 from airflow_provider_taskq.queue.arguments import DurationLike
-from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.queue.models import UNDECIDED_DELAY
 from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of
 from airflow_provider_taskq.worker.futures import final, then
@@ -80,12 +79,11 @@ def decision_of(outcome: object) -> Decision:
     """Convert the outcome of a handler to a decision.
 
     Anything but a Decision, a Result, the name of a result or None is a mistake of the program: a failure that is not
-    retried. Raises ValueError if the outcome cannot be stored.
+    retried.
     """
     if outcome is None:
         return _SUCCESS
     if isinstance(outcome, Decision):
-        json_text(outcome.message)  # raises ValueError
         return outcome
     if isinstance(outcome, Result):
         return Decision(outcome)
@@ -104,10 +102,7 @@ def is_undecided(decision: Decision) -> bool:
 
 
 def decisions_of(outcome: object, tasks: Iterable[Task]) -> dict[Task, Decision]:
-    """Convert a mapping of outcomes by task, or one outcome for all tasks, to decisions.
-
-    Raises the errors of `decision_of`.
-    """
+    """Convert a mapping of outcomes by task, or one outcome for all tasks, to decisions."""
     if isinstance(outcome, Mapping):
         return {task: decision_of(each) for task, each in outcome.items()}
     return dict.fromkeys(tasks, decision_of(outcome))

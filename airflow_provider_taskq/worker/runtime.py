@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import psycopg
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Polled, Result, Task, TaskQueueError, verify_for_work
+from airflow_provider_taskq.queue.encoding import JsonEncoder, json_text
 from airflow_provider_taskq.queue.owner_names import worker_instance_id, worker_owner_name
 from airflow_provider_taskq.worker.batches import Batch, BatchOwner, name_of
 from airflow_provider_taskq.worker.config import WorkerConfig
@@ -82,6 +83,7 @@ class WorkerRuntime:
         # must not wait for the next poll.
         self.completes_with_poll = config.limiter is None and config.groups is None
         self.started: datetime | None = None  # by the database's clock
+        self._encode: JsonEncoder = json_text
         self.error: BaseException | None = None  # of the limiter, which ended all polls
         self._upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
         self._notifications = (
@@ -99,7 +101,7 @@ class WorkerRuntime:
         with closing(self.session()) as session, session.queue() as queue:
             # Raises the error of a worker that cannot work: no server, another schema, no topic, no such condition.
             verify_for_work(queue.conn)
-            self.started = queue.now()
+            self.started, self._encode = queue.now(), queue.json_encoder()
             queue.ready(self.config.topic, 1, self.config.condition)
         open_handler = getattr(self.handler, "open", None)
         if open_handler is not None:  # raises the error of a handler that cannot work, before a task is polled
@@ -197,7 +199,7 @@ class WorkerRuntime:
         )
 
     def _in_flight(self, tasks: Sequence[Task], fence: int, lease: Lease, token: Token) -> InFlightBatch:
-        batch = Batch(tasks, BatchOwner(lease.owner.name, fence))
+        batch = Batch(tasks, BatchOwner(lease.owner.name, fence), self._encode)
         in_flight = InFlightBatch(batch, lease, token, self.listeners.on_start(tasks))
         lease.add(in_flight)
         return in_flight

@@ -8,8 +8,9 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 
-from airflow_provider_taskq.operators import TaskQPushOperator
-from airflow_provider_taskq.queue import InvalidTask, NewTask, State, TaskQueue, UnknownTopic
+from airflow_provider_taskq.notifications import TaskQNotifier
+from airflow_provider_taskq.operators import TaskQProcessOperator, TaskQPushOperator, TaskQTicksOperator
+from airflow_provider_taskq.queue import Decision, InvalidTask, NewTask, Result, State, TaskQueue, UnknownTopic
 from tests.airflow.conftest import context_of, executed
 from tests.airflow.serialization import stored
 
@@ -41,6 +42,19 @@ def test_pushes_identifiers_dicts_and_new_tasks(queue: TaskQueue) -> None:
     assert (one.payload, one.reference, two.payload) == ({"a": 1}, "r", [1])
     assert one.available_at > one.created + timedelta(seconds=59)
     assert (moment.available_at, moment.priority) == (datetime(2013, 1, 1, 5, 15, tzinfo=UTC), 7)
+
+
+def test_a_function_of_an_operator_or_notifier_encodes_what_json_does_not_have(queue: TaskQueue) -> None:
+    moment: Any = {"at": datetime(2013, 1, 1, tzinfo=UTC)}
+    common: dict[str, Any] = {"topic": "work", "json_default": str}
+    TaskQPushOperator(task_id="push", tasks=[NewTask("a", moment)], **common).execute(context_of())
+    TaskQTicksOperator(task_id="t", prefix="t", every=60, ahead=0, payload=moment, **common).execute(context_of())
+    TaskQNotifier(identifier="b", payload=moment, **common).notify(context_of())
+    decided = Decision(Result.SUCCESS, moment)
+    TaskQProcessOperator(task_id="p", python_callable=lambda _: decided, **common).execute(context_of())
+    tasks = queue.page("work")
+    assert [task.payload for task in tasks] == [{"at": "2013-01-01 00:00:00+00:00"}] * 3
+    assert [task.output for task in tasks if task.state is State.SUCCEEDED] == [tasks[0].payload] * 2
 
 
 def test_streams_a_generator_function_that_takes_the_context(queue: TaskQueue) -> None:

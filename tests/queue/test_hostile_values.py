@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import time, timedelta
+from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 import numpy as np
 import psycopg
 import pytest
+from psycopg.types.json import set_json_dumps
 
 from airflow_provider_taskq.queue import (
     Condition,
@@ -26,6 +28,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
     TopicPolicy,
+    connect,
     partition_of,
     ticks_cron,
     ticks_daily,
@@ -284,6 +287,51 @@ def test_python_refuses_an_output_that_sql_refuses(queue: TaskQueue, owner: Owne
     with pytest.raises(InvalidTask, match=rf"sequence {bad.sequence}\b.*{reason}"):
         queue.complete(owner, {good: Result.SUCCESS, bad: Decision(Result.SUCCESS, value)})
     assert queue.held(owner) == [good, bad]
+
+
+def plain(value: object) -> object:
+    """JSON of an object that JSON does not have."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def with_default(conn: psycopg.Connection) -> TaskQueue:
+    """A queue with a function for objects."""
+    return TaskQueue(conn, json_default=plain)
+
+
+def with_dumps(conn: psycopg.Connection) -> TaskQueue:
+    """A queue on a connection whose JSON another function writes."""
+    set_json_dumps(lambda value: json.dumps(value, default=plain, indent=1).encode(), conn)
+    return TaskQueue(conn)
+
+
+@pytest.mark.promise("A payload comes back as it was pushed, or is refused")
+@pytest.mark.parametrize("make", [with_default, with_dumps])
+def test_a_function_of_the_queue_or_its_connection_encodes_what_json_does_not_have(
+    dsn: str, queue: TaskQueue, make: Callable[[psycopg.Connection], TaskQueue]
+) -> None:
+    data: Any = {"at": NEW_YEAR, "key": UUID(int=7), "price": Decimal("1.50"), "n": np.int64(3), "x": np.float32(0.5)}
+    kept = {"at": str(NEW_YEAR), "key": str(UUID(int=7)), "price": "1.50", "n": 3, "x": 0.5}
+    with connect(dsn) as conn:
+        given = make(conn)
+        for store in PUSHES.values():
+            store(given, [NewTask("a", data)])
+        given.offer("work", "b", data)
+        given.install_ticks("work", "c", "hash", [(NEW_YEAR, data)])
+        assert {json.dumps(task.payload) for task in given.page("work")} == {json.dumps(kept)}
+        owner = given.register("me")
+        [task] = given.poll("work", owner)
+        given.complete(owner, {task: Decision(Result.SUCCESS, data)})
+        assert known(given, task).output == kept
+        wrongs: list[tuple[Any, str]] = [
+            ({"x": np.float32("nan")}, "holds NaN"),
+            ({"x": {1: NEW_YEAR}}, "has a key that"),
+        ]
+        for wrong, reason in wrongs:
+            with pytest.raises(InvalidTask, match=f"position 0: its payload {reason}"):
+                given.push("work", [NewTask("a", wrong)])
+    with pytest.raises(InvalidTask, match="datetime is not JSON serializable; json_default=str, or psycopg's set_json"):
+        queue.push("work", [NewTask("a", data)])
 
 
 FIT = {**ACCEPTED_TASKS, **{name: NewTask("a", value) for name, value in ACCEPTED_VALUES.items()}}

@@ -55,7 +55,7 @@ def test_the_return_value_of_a_function_becomes_a_decision(outcome: object, expe
     ("outcome", "words"),
     [
         ("DONE", "a handler returned 'DONE': expected a Decision"),
-        (Decision(Result.SUCCESS, message=float("nan")), "is not JSON"),
+        (Decision(Result.SUCCESS, message=float("nan")), "holds NaN or an infinity"),
         (TaskOutcome(push={"next": [""]}), None),
         (TaskOutcome(push={"next": [NewTask("b", {1: object()})]}), "its payload is not JSON"),  # type: ignore[dict-item]
         (TaskOutcome(push={"next": [NewTask("b", priority=101)]}), "its priority 101 is outside"),

@@ -1,31 +1,36 @@
 """Batches: values that handlers share, follow-ups, the owner, and the commit with its hooks."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import set_json_dumps
 
 from airflow_provider_taskq.consumer import Consumer, ConsumerGroup
 from airflow_provider_taskq.queue import (
     Decision,
     InvalidTask,
+    NewTask,
     Owner,
     Result,
     State,
     Task,
     TaskQueue,
     UnknownTopic,
+    connect,
 )
 from airflow_provider_taskq.worker import (
     Batch,
     BatchContext,
     BatchOwner,
     SupplementError,
+    Worker,
     batch,
     each,
 )
@@ -259,6 +264,35 @@ def test_decisions_of_commit_hooks_are_merged_by_priority(queue: TaskQueue, owne
     assert [stands[task].result for task in batch.tasks] == [Result.SUSPENSION, Result.FILTER]
     assert stands[b].message == "noted"
     assert states(queue) == [("a", State.SUSPENDED), ("b", State.FILTERED)]
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_worker_encodes_messages_and_follow_ups_as_its_connections_do_and_fails_one_task_for_another(
+    dsn: str, queue: TaskQueue, is_set: bool
+) -> None:
+    """A message that cannot be stored must not fail the other tasks of the batch."""
+    queue.push("work", ["moment", "fine"])
+    moment: Any = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def connected() -> psycopg.Connection:
+        conn = connect(dsn)
+        if is_set:
+            set_json_dumps(partial(json.dumps, default=str), conn)
+        return conn
+
+    def handle(given: Batch) -> dict[Task, Decision]:
+        if is_set:
+            given.push(given.tasks[0], "work", [NewTask("next", moment, delay=3600)])
+        return {task: Decision(Result.SUCCESS, moment if task.identifier == "moment" else 1) for task in given.tasks}
+
+    Worker(connected, "work", batch(handle), size=2, pause=1).drain()
+    stored, fine, *later = queue.page("work")
+    assert (fine.state, fine.output, [task.payload for task in later]) == (State.SUCCEEDED, 1, [str(moment)] * is_set)
+    if is_set:
+        assert (stored.state, stored.output) == (State.SUCCEEDED, str(moment))
+    else:
+        assert stored.error_summary is not None
+        assert "the message of the decision is not JSON" in stored.error_summary
 
 
 def test_a_follow_up_that_cannot_be_pushed_undoes_the_whole_commit(
