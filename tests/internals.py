@@ -41,6 +41,7 @@ _TABLES = (
     "taskq_internal.group_release",
     "taskq_internal.history",
     "taskq_internal.consumer_group",
+    "taskq_internal.skipped_event",
     "taskq_internal.audit",
     "taskq_internal.worker",
     "taskq_internal.drain",

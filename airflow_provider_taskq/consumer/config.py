@@ -7,13 +7,13 @@ from itertools import islice
 from typing import TypeAlias
 
 from airflow_provider_taskq.consumer.progress import ProgressTracker
-from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task
+from airflow_provider_taskq.queue import InvalidArgument, RetryPolicy, Task, partition_of
 from airflow_provider_taskq.queue.arguments import Duration, DurationLike, to_integer, to_timedelta
 from airflow_provider_taskq.queue.connection import CallLimit
 from airflow_provider_taskq.queue.encoding import MAX_STORED_DURATION
 from airflow_provider_taskq.worker.connection import DEFAULT_TIMEOUTS, Timeouts
 
-SequenceResolver: TypeAlias = Callable[[Task], str]
+Resolver: TypeAlias = Callable[[Task], str | int]
 RetryDelay: TypeAlias = Callable[[int], DurationLike | None]
 _RETRY = RetryPolicy.event_handling()
 
@@ -28,7 +28,7 @@ class ConsumerConfig:
     :param auto_start: `Consumers.start` starts the consumer.
     :param partitions: the number of partitions of the group.
     :param level: maps events to partitions as `sequence_id` does: a number, None, or a function of the event that
-        returns the text to hash.
+        returns the text to hash, or the number of the partition.
     :param version: the version of the function `level`. Change it with the function: while programs with another
         version hold partitions, the consumer waits.
     :param progress: where the progress is stored: None for the database, a MemoryTracker, or a tracker of yours.
@@ -51,7 +51,7 @@ class ConsumerConfig:
     recursive: bool = True
     auto_start: bool = True
     partitions: int = 1
-    level: int | SequenceResolver | None = None
+    level: int | Resolver | None = None
     version: str = ""
     progress: ProgressTracker | None = None
     transactional: bool = False
@@ -104,6 +104,21 @@ class ConsumerConfig:
     def division(self) -> tuple[int, int | None, str | None]:
         """The number of partitions, and the level or the version of the function that maps events to them."""
         return (self.partitions, None, self.version) if callable(self.level) else (self.partitions, self.level, None)
+
+    def partition(self, event: Task) -> int | None:
+        """Return the partition of an event by the function `level`, or None if the database maps the events.
+
+        Raises InvalidArgument if the function returns neither a text nor the number of a partition.
+        """
+        if not callable(self.level):
+            return None
+        key = self.level(event)
+        if isinstance(key, str):
+            return partition_of(key, self.partitions)
+        if type(key) is int and 0 <= key < self.partitions:
+            return key
+        last = self.partitions - 1
+        raise InvalidArgument(f"level must return a text, or the number of a partition, 0 to {last}, not {key!r:.100}")
 
     @property
     def stored_lease(self) -> timedelta:

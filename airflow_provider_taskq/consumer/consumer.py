@@ -14,7 +14,14 @@ from airflow_provider_taskq.consumer.group import ConsumerGroup, EventHandler
 from airflow_provider_taskq.consumer.partition_lease import PartitionLeases, TrackedPartitionLeases
 from airflow_provider_taskq.consumer.partition_loop import OnFailure, PartitionLoop
 from airflow_provider_taskq.consumer.progress import DatabaseProgress, PartitionProgress, TrackedProgress
-from airflow_provider_taskq.queue import InvalidArgument, InvalidState, PartitionLease, TaskQueueError, verify_for_work
+from airflow_provider_taskq.queue import (
+    InvalidArgument,
+    InvalidState,
+    PartitionLease,
+    TaskQueue,
+    TaskQueueError,
+    verify_for_work,
+)
 from airflow_provider_taskq.queue.arguments import DurationLike, to_seconds
 from airflow_provider_taskq.queue.faults import classify, is_read_only
 from airflow_provider_taskq.worker.connection import Connect, connect_limited, connection_factory
@@ -75,6 +82,7 @@ class Consumer(ServiceThread):
 
         :raises TaskQueueError: if the consumer runs already.
         :raises UnknownTopic: if the topic does not exist.
+        :raises InvalidArgument: if `level` is a function that returns something else than a text or a partition.
         :raises SchemaMismatch: if the schema is missing in the database, or older than this package.
         """
         with self._starting:
@@ -84,7 +92,7 @@ class Consumer(ServiceThread):
             leases = kind(self._connect, self.group.name, self.topic, self.member_id, self.config)
             try:
                 verify_for_work(leases.queue.conn)
-                leases.queue.progress(self.group.name, self.topic)
+                self._check_level(leases.queue)
             except BaseException:
                 leases.queue.conn.close()
                 raise
@@ -95,6 +103,16 @@ class Consumer(ServiceThread):
             self._notifications = NotificationListener(self._connect, "taskq", self._on_notification, self._wake_loops)
             self._notifications.start()
             super().start()
+
+    def _check_level(self, queue: TaskQueue) -> None:
+        """Map the first event of the topic to its partition. Raises InvalidArgument for a result of another type."""
+        for _, event in queue.events(self.topic, None, 1):
+            try:
+                self.config.partition(event)
+            except InvalidArgument:
+                raise
+            except Exception as error:  # noqa: BLE001 -- a failure of this event, which its loop handles
+                log.debug("level failed: topic=%s sequence=%s error=%s", self.topic, event.sequence, error)
 
     def stop(self, timeout: DurationLike | None = None) -> bool:
         """Stop after the current events, and release the partitions. Do not wait if a handler makes the call.

@@ -17,6 +17,7 @@ from airflow_provider_taskq.consumer.group import EventHandler, Interrupted, Non
 from airflow_provider_taskq.consumer.progress import PartitionProgress, ProgressMoved
 from airflow_provider_taskq.queue import (
     Cursor,
+    InvalidArgument,
     InvalidTask,
     LeaseLost,
     PartitionBatch,
@@ -24,7 +25,6 @@ from airflow_provider_taskq.queue import (
     Task,
     TaskQueue,
     UnreadablePayload,
-    partition_of,
 )
 from airflow_provider_taskq.queue.backoff import Backoff, retrying
 from airflow_provider_taskq.queue.errors import CallTimeout, first_line
@@ -144,6 +144,9 @@ class PartitionLoop:
     def _handle_all(self, progress: PartitionProgress, events: PartitionBatch) -> None:
         # Events without a handler need no call of their own: the next handled event, or the end, stores their progress.
         after = events.after
+        for again in events.again:
+            if not self._handle(progress, again, after) and self._is_ours(again[1]):
+                progress.skip(after, again[0])
         for begin in range(0, len(events), self._config.transaction_size):
             some = events[begin : begin + self._config.transaction_size]
             if len(some) > 1:
@@ -163,9 +166,10 @@ class PartitionLoop:
             try:
                 return self._proceed(progress, [at], after)
             except HandlerFailed as failed:
-                delay = self._delay_after(at[1], failed.__cause__ or failed)
+                error = failed.__cause__ or failed
+                delay = self._delay_after(at[1], error)
             if delay is None:
-                progress.skip(after, at[0])
+                progress.skip(after, at[0], error)
                 self._failures = 0
                 return True
             self._wait(delay.total_seconds(), may_wake=False)
@@ -200,9 +204,10 @@ class PartitionLoop:
             raise HandlerFailed from error
 
     def _is_ours(self, event: Task) -> bool:
-        level = self._config.level
-        # With a number, the database reads the events of this partition only.
-        return not callable(level) or partition_of(level(event), self._config.partitions) == self.lease.partition
+        try:
+            return self._config.partition(event) in (None, self.lease.partition)
+        except InvalidArgument as error:
+            raise NonTransient(str(error)) from error
 
     def _delay_after(self, event: Task, error: BaseException) -> timedelta | None:
         """Report a failure. Return the delay until the next attempt, None to skip the event, or raise to end here."""

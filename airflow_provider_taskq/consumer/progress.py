@@ -44,9 +44,12 @@ class DatabaseProgress:
                 raise
             raise HandlerFailed from error
 
-    def skip(self, after: Cursor, cursor: Cursor) -> None:
-        """Store progress past events without a call. Raises ProgressMoved if it is not at `after` any more."""
-        if not self.queue.advance_partition(self.lease, after, cursor):
+    def skip(self, after: Cursor, cursor: Cursor, error: BaseException | None = None) -> None:
+        """Store progress past events without a call, and the error that skips the last one.
+
+        Raises ProgressMoved if the progress is not at `after` any more.
+        """
+        if not self.queue.advance_partition(self.lease, after, cursor, error):
             raise ProgressMoved
 
 
@@ -105,7 +108,7 @@ class TrackedProgress:
         """Run the call, then store the cursor."""
         self.tracker.proceed(*self._key, lambda: call(None), cursor)
 
-    def skip(self, after: Cursor, cursor: Cursor) -> None:
+    def skip(self, after: Cursor, cursor: Cursor, error: BaseException | None = None) -> None:  # noqa: ARG002
         """Store the cursor."""
         self.proceed(lambda _: None, after, cursor)
 

@@ -35,6 +35,7 @@ from airflow_provider_taskq.queue.log import (
     PartitionBatch,
     PartitionLease,
     PartitionState,
+    SkippedEvent,
     partition_of,
     sequence_id,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "Revival",
     "SchemaMismatch",
     "Severity",
+    "SkippedEvent",
     "State",
     "StuckOwner",
     "Task",

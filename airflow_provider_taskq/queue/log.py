@@ -66,12 +66,15 @@ class PartitionLease:
 class PartitionBatch(Events):
     """The next tasks of a leased partition, each with the cursor after it.
 
-    `after` is the progress before the first task, and `cursor` the place up to which the log was read.
+    `after` is the progress before the first task, and `cursor` the place up to which the log was read. `again` has
+    skipped tasks that the group is to handle again.
     """
 
     def __init__(self, events: Iterable[tuple[Cursor, Task]], cursor: Cursor, after: Cursor) -> None:
-        super().__init__(events, cursor)
+        found = list(events)
+        super().__init__([each for each in found if each[0] > after], cursor)
         self.after = after
+        self.again = [each for each in found if each[0] <= after]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,20 @@ class PartitionState:
     behind_since: datetime | None
     failed: datetime | None
     error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedEvent:
+    """A task that a group has skipped after its last retry, with the error.
+
+    `again` is True if the group is to handle it again.
+    """
+
+    sequence: int
+    identifier: str
+    skipped: datetime
+    error: str
+    again: bool
 
 
 def sequence_id(identifier: str, level: int | None = None, sequence: int | None = None) -> str:
@@ -235,15 +252,20 @@ class LogMixin(FunctionCaller):
         place, _, _, _, after = rows[-1]
         return PartitionBatch(_events(lease.topic, rows), Cursor(place), Cursor(after))
 
-    def advance_partition(self, lease: PartitionLease, after: Cursor, cursor: Cursor) -> bool:
+    def advance_partition(
+        self, lease: PartitionLease, after: Cursor, cursor: Cursor, error: BaseException | str | None = None
+    ) -> bool:
         """Move progress from one place to another. Call this method last in the transaction that has the effects.
 
-        :return: False, and nothing stored, if progress was moved in the meantime.
+        For a task of `again`, pass its cursor: the group forgets the task, and the progress stays.
+
+        :param error: why the task at `cursor` is skipped; `skipped_events` returns it.
+        :return: False, and no progress stored, if progress was moved in the meantime.
         :raises LeaseLost: if another consumer has the partition.
         """
         return self._flag(
-            "SELECT taskq.advance_partition(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)",
-            (lease.group, lease.topic, lease.partition, lease.fence, after.place, cursor.place),
+            "SELECT taskq.advance_partition(%s::text, %s::text, %s::int, %s::bigint, %s::bigint, %s::bigint, %s::text)",
+            (lease.group, lease.topic, lease.partition, lease.fence, after.place, cursor.place, trace_text(error)),
         )
 
     def release_partition(self, lease: PartitionLease, error: BaseException | str | None = None) -> bool:
@@ -271,6 +293,30 @@ class LogMixin(FunctionCaller):
         :raises InvalidState: if a consumer holds a partition.
         """
         return self._flag("SELECT taskq.forget_group(%s::text, %s::text)", (group, topic))
+
+    def rewind_group(self, group: str, topic: str, moment: datetime) -> Cursor | None:
+        """Let a group handle all tasks again that were pushed at or after a moment. Progress before that stays.
+
+        :return: the place before the first of these tasks; None, with no effect, if there is no such task or group.
+        :raises InvalidState: if a consumer holds a partition.
+        """
+        place = self._value("SELECT taskq.rewind_group(%s::text, %s::text, %s::timestamptz)", (group, topic, moment))
+        return None if place is None else Cursor(place)
+
+    def skipped_events(self, group: str, topic: str, size: int = 100) -> list[SkippedEvent]:
+        """Return up to `size` tasks that a group has skipped after the last retry, in order."""
+        call = "SELECT * FROM taskq.skipped_events(%s::text, %s::text, %s::int)"
+        return self._fetch(model_row(SkippedEvent), call, (group, topic, size))
+
+    def handle_again(self, group: str, topic: str, sequences: Iterable[int] | None = None) -> int:
+        """Let a group handle skipped tasks again, the named ones or all. Return their number.
+
+        Their consumer handles them before the next task of its partition, and so out of order.
+        """
+        named = None if sequences is None else list(sequences)
+        call = "SELECT taskq.handle_again(%s::text, %s::text, %s::bigint[])"
+        count: int = self._value(call, (group, topic, named))
+        return count
 
 
 def _events(topic: str, rows: Iterable[Sequence[Any]]) -> list[tuple[Cursor, Task]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import time, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,13 @@ from airflow_provider_taskq.consumer import (
     ConsumerConfig,
     Consumers,
     MemoryTracker,
+    NonTransient,
 )
+from airflow_provider_taskq.consumer.config import Resolver
 from airflow_provider_taskq.queue import (
     Cursor,
     InvalidArgument,
+    InvalidState,
     NewTask,
     Result,
     RetryPolicy,
@@ -38,7 +42,7 @@ from airflow_provider_taskq.worker import (
     batch,
     each,
 )
-from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, quick
+from tests.consumer.consumers import NOW, QUICK, Heard, heard_all, place, quick, until_at_end
 from tests.queue.conftest import until
 from tests.queue.hostile import NO_DURATIONS, NO_INTEGERS
 
@@ -161,17 +165,25 @@ def by_customer(event: Task) -> str:
     return str(event.payload["customer"])
 
 
-def key_of(event: Task, level: int | Callable[[Task], str] | None) -> str:
-    """What decides on the partition of an event."""
-    return level(event) if callable(level) else sequence_id(event.identifier, level, event.sequence)
+def by_number(event: Task) -> int:
+    """The partition of an order, by the last digit of its identifier."""
+    return int(event.identifier[-1]) % 3
+
+
+def partition_by(event: Task, level: int | Resolver | None) -> int:
+    """The partition of an event, of three."""
+    key = level(event) if callable(level) else sequence_id(event.identifier, level, event.sequence)
+    return key if isinstance(key, int) else partition_of(key, 3)
 
 
 @pytest.mark.parametrize("in_memory", [False, True], ids=["database", "memory"])
 @pytest.mark.parametrize(
-    "level", [by_customer, None, 0, 1], ids=["a function", "the identifier", "the sequence", "its first level"]
+    "level",
+    [by_customer, by_number, None, 0, 1],
+    ids=["a text", "a number", "the identifier", "the sequence", "its first level"],
 )
 def test_each_partition_gets_its_events_in_their_order_and_no_other(
-    dsn: str, queue: TaskQueue, in_memory: bool, level: int | Callable[[Task], str] | None
+    dsn: str, queue: TaskQueue, in_memory: bool, level: int | Resolver | None
 ) -> None:
     orders = [NewTask(f"day-{n % 5}/order-{n}", {"customer": f"customer-{n % 7}"}) for n in range(60)]
     pushed = queue.push("work", orders)
@@ -191,9 +203,56 @@ def test_each_partition_gets_its_events_in_their_order_and_no_other(
         for consumer in consumers:
             consumer.stop()
     for number, one in enumerate(heard):
-        mine = [task.identifier for task in pushed if partition_of(key_of(task, level), 3) == number]
+        mine = [task.identifier for task in pushed if partition_by(task, level) == number]
         assert one.identifiers == mine
     assert max(len(each.events) for each in heard) < len(pushed)
+
+
+@pytest.mark.parametrize("key", [1.5, 2, -1, None, b"a", True])
+def test_a_function_that_returns_no_partition_is_refused_at_the_start_and_ends_partitions_later(
+    dsn: str, queue: TaskQueue, key: object
+) -> None:
+    queue.push("work", ["fine"])
+    heard = heard_all()
+    resolve: Any = lambda event: 0 if event.identifier == "fine" else key  # noqa: E731
+    with Consumer(dsn, heard.group, "work", quick(level=resolve, partitions=2)) as consumer:
+        heard.wait(1)
+        queue.push("work", ["odd"])
+        with pytest.raises(NonTransient, match="level must return a text, or the number of a partition, 0 to 1, not"):
+            consumer.wait(20)
+    queue.purge_all("work")
+    queue.push("work", ["odd"])
+    with pytest.raises(InvalidArgument, match="level must return a text, or the number of a partition, 0 to 1, not"):
+        Consumer(dsn, heard.group, "work", quick(level=resolve, partitions=2)).start()
+
+
+@pytest.mark.promise("Another number of partitions leaves no gap and no duplicate")
+def test_a_program_with_another_version_of_the_function_waits_until_the_group_is_at_one_place(
+    dsn: str, queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.push("work", [f"id-{n}" for n in range(20)])
+    old, new = heard_all(), heard_all()
+    settings = quick(partitions=2, level=lambda event: event.identifier, version="1")
+    with Consumer(dsn, old.group, "work", settings) as first:
+        old.wait(20)
+        until_at_end(queue)
+        settings = replace(settings, level=lambda event: event.sequence % 2, version="2")
+        with Consumer(dsn, new.group, "work", settings) as second:
+            until(lambda: "group 'readers' is in use: programs hold its partitions 0, 1" in caplog.text)
+            queue.advance("readers", "work", 0, place(queue, 1))
+            old.wait(21)
+            until_at_end(queue)
+            first.stop()
+            queue.push("work", ["last"])
+            assert new.wait(1) == ["last"]
+            until_at_end(queue)
+            second.stop()
+    assert {each.resolver for each in queue.partition_states()} == {"2"}
+    queue.advance("readers", "work", 0, place(queue, 1))
+    with pytest.raises(InvalidState, match="only programs with version '2' of its resolver know what they handled"):
+        queue.acquire_partition("readers", "work", "me", 60, 2, resolver="3")
+    assert queue.rewind_group("readers", "work", queue.now() - timedelta(days=1)) == Cursor(place(queue, 1).place - 1)
+    assert queue.acquire_partition("readers", "work", "me", 60, 2, resolver="3") is not None
 
 
 class FileTracker:

@@ -357,6 +357,11 @@ def test_a_new_division_handles_exactly_what_the_old_ones_left_in_order(queue: T
         done += handle(queue, each)
         assert handle(queue, each) == []
     assert sorted(done) == [task.sequence for task in tasks]
+    queue.release_partition(held[0])
+    queue.release_partition(held[1])
+    queue.rewind_group("readers", "work", queue.now() - HOUR)
+    held = acquire_all(queue, 2)
+    assert sorted(handle(queue, held[0]) + handle(queue, held[1])) == sorted(done)
     acquire_all(queue, 2)  # forgets what the old divisions had handled
     queue.advance("readers", "work", 0, Cursor(0))
     assert set(handle(queue, held[0])) == {

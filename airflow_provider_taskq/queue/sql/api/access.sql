@@ -36,7 +36,7 @@ UNION ALL SELECT 'reader', unnest(ARRAY[
     'dependencies', 'task_texts', 'find_drain', 'count_ended_by', 'find_failed_by', 'browse_topics']), true
 UNION ALL SELECT 'reader', unnest(ARRAY[
     'throughput', 'results', 'resolve', 'health', 'log_blockers', 'explain_ready', 'explain_ended',
-    'explain_dependency', 'explain_turn', 'oldest_due', 'oldest_due_by_topic', 'partition_states', 'handling_times',
+    'explain_dependency', 'explain_turn', 'oldest_due', 'oldest_due_by_topic', 'partition_states', 'skipped_events', 'handling_times',
     'topic_errors', 'stuck_owners', 'workers', 'browse_owners', 'browse_locks', 'browse_groups', 'browse_held',
     'search_tasks', 'audit_trail', 'count_lapsed']), false
 UNION ALL SELECT DISTINCT 'operator', p.proname::text, false FROM pg_proc p

@@ -503,6 +503,7 @@ BEGIN
     DELETE FROM taskq_internal.task WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     DELETE FROM taskq_internal.dependency WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     DELETE FROM taskq_internal.history WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
+    DELETE FROM taskq_internal.skipped_event WHERE topic_id = p_topic_id AND sequence = ANY (p_sequences);
     IF cardinality(v_identifiers) > 0 THEN
         PERFORM taskq_internal.wake_dependents(p_topic_id, v_identifiers);
     END IF;

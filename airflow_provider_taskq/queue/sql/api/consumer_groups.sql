@@ -103,6 +103,13 @@ BEGIN
                        t.sequence) = p_partition)
           AND (v_group.handled = '[]' OR NOT taskq_internal.was_handled(v_group.handled, t.identifier, t.sequence))
         ORDER BY t.sequence LIMIT p_size);
+    RETURN QUERY SELECT t.sequence, t.identifier, t.payload, t.reference, v_after
+                 FROM taskq_internal.skipped_event s
+                 JOIN taskq_internal.task t ON t.topic_id = s.topic_id AND t.sequence = s.sequence
+                 WHERE s.group_name = p_group AND s.topic_id = v_topic_id AND s.again AND s.sequence <= v_after
+                   AND (v_group.resolver IS NOT NULL OR taskq_internal.partition_of(
+                       t.identifier, v_group.partitions, v_group.level, t.sequence) = p_partition)
+                 ORDER BY t.sequence LIMIT p_size;
     RETURN QUERY SELECT t.sequence, t.identifier, t.payload, t.reference, v_after FROM taskq_internal.task t
                  WHERE t.topic_id = v_topic_id AND t.sequence = ANY (v_places) ORDER BY t.sequence;
     IF cardinality(v_places) < p_size THEN
@@ -118,13 +125,15 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.read_partition IS
 'Returns up to p_size tasks that follow the progress of a partition, for the member that holds the partition under
-p_fence. The column after has the place to pass to advance_partition as p_after. If fewer than p_size tasks remain, a
-last row without a task has the place up to which the call read the log. For a group with a resolver, the call returns
-the tasks of all partitions. Raises TQ001 for an unknown topic, TQ005 if the fence does not hold the partition, and
-TQ008 if p_size is below 1. Raises TQ000 above READ COMMITTED or on a standby.';
+p_fence. The column after has the place to pass to advance_partition as p_after. Before them come up to p_size skipped
+tasks, at or before that place, that taskq.handle_again has marked. If fewer than p_size tasks follow, a last row
+without a task has the place up to which the call read the log. For a group with a resolver, the call returns the tasks
+of all partitions. Raises TQ001 for an unknown topic, TQ005 if the fence does not hold the partition, and TQ008 if
+p_size is below 1. Raises TQ000 above READ COMMITTED or on a standby.';
 
 CREATE FUNCTION taskq.advance_partition(
-    p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint
+    p_group text, p_topic text, p_partition int, p_fence bigint, p_after bigint, p_cursor bigint,
+    p_error text DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_topic_id  int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
@@ -133,6 +142,19 @@ DECLARE
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout',
                        least(ceil(extract(epoch FROM v_partition.lease) * 1000), 2147483647)::bigint::text, true);
+    IF p_cursor <= p_after AND p_error IS NULL THEN
+        DELETE FROM taskq_internal.skipped_event
+        WHERE topic_id = v_topic_id AND group_name = p_group AND sequence = p_cursor;
+        RETURN FOUND;
+    ELSIF p_error IS NOT NULL THEN
+        INSERT INTO taskq_internal.skipped_event (group_name, topic_id, sequence, skipped, error)
+        VALUES (p_group, v_topic_id, p_cursor, clock_timestamp(), left(p_error, 10000))
+        ON CONFLICT (topic_id, group_name, sequence)
+        DO UPDATE SET skipped = excluded.skipped, error = excluded.error, again = false;
+        IF p_cursor <= p_after THEN
+            RETURN true;
+        END IF;
+    END IF;
     UPDATE taskq_internal.consumer_partition
     SET cursor = p_cursor, advanced = clock_timestamp(), failed = NULL, error = NULL
     WHERE fence = p_fence AND coalesce(cursor, 0) = p_after;
@@ -140,9 +162,12 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.advance_partition IS
 'Moves the progress of a partition from p_after to p_cursor, for the member that holds the partition under p_fence.
-Returns false and changes nothing if the progress is not at p_after. Until the calling transaction ends, no other member
-can acquire the partition. For this reason the server ends a session that is idle in this transaction for longer than
-the lease. Raises TQ001 for an unknown topic, and TQ005 if the fence does not hold the partition.';
+With p_error, the member skips the task at p_cursor, and the group keeps the task''s sequence and the error. With a
+p_cursor at or before p_after the progress stays: the member has handled a skipped task again, which the group forgets,
+or with p_error keeps. Returns false and moves nothing if the progress is not at p_after. Until the calling transaction
+ends, no other member can acquire the partition. For this reason the server ends a session that is idle in this
+transaction for longer than the lease. Raises TQ001 for an unknown topic, and TQ005 if the fence does not hold the
+partition.';
 
 CREATE FUNCTION taskq.release_partition(p_group text, p_topic text, p_partition int, p_fence bigint, p_error text)
 RETURNS boolean LANGUAGE plpgsql AS $$
@@ -187,11 +212,69 @@ DECLARE
 BEGIN
     DELETE FROM taskq_internal.consumer_group WHERE topic_id = v_topic_id AND group_name = p_group;
     DELETE FROM taskq_internal.consumer_partition WHERE topic_id = v_topic_id AND group_name = p_group;
+    DELETE FROM taskq_internal.skipped_event WHERE topic_id = v_topic_id AND group_name = p_group;
     RETURN v_found;
 END $$;
 COMMENT ON FUNCTION taskq.forget_group IS
 'Removes a consumer group of a topic and its progress. Returns false if the topic has neither the group nor any progress
 of it. Raises TQ001 for an unknown topic, and TQ003 if a member holds a partition or a transaction stores progress.';
+
+CREATE FUNCTION taskq.rewind_group(p_group text, p_topic text, p_moment timestamptz) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_place    bigint := taskq_internal.resolve(ARRAY[v_topic_id], p_moment, false) - 1;
+BEGIN
+    IF taskq_internal.lock_idle_group(p_group, v_topic_id) IS NULL OR v_place IS NULL THEN
+        RETURN NULL;
+    END IF;
+    UPDATE taskq_internal.consumer_partition SET cursor = v_place, advanced = clock_timestamp()
+    WHERE group_name = p_group AND topic_id = v_topic_id AND cursor > v_place;
+    UPDATE taskq_internal.consumer_group SET handled = (
+        SELECT jsonb_agg(jsonb_set(d, '{places}', (
+            SELECT jsonb_agg(least(n::bigint, v_place) ORDER BY i)
+            FROM jsonb_array_elements(d -> 'places') WITH ORDINALITY AS e (n, i))))
+        FROM jsonb_array_elements(handled) d)
+    WHERE group_name = p_group AND topic_id = v_topic_id AND handled <> '[]';
+    DELETE FROM taskq_internal.skipped_event
+    WHERE group_name = p_group AND topic_id = v_topic_id AND sequence > v_place;
+    RETURN v_place;
+END $$;
+COMMENT ON FUNCTION taskq.rewind_group IS
+'Moves the progress of a group back, so that it handles all tasks again that were pushed at or after a moment. Progress
+that is at an earlier place stays. Returns the place before the first of these tasks. Returns NULL and changes nothing
+if there is no such task, or if the group has no progress. Raises TQ001 for an unknown topic, and TQ003 if a member
+holds a partition or a transaction stores progress.';
+
+CREATE FUNCTION taskq.skipped_events(p_group text, p_topic text, p_size int DEFAULT 100)
+RETURNS TABLE (sequence bigint, identifier text, skipped timestamptz, error text, again boolean)
+LANGUAGE sql STABLE AS $$
+    SELECT s.sequence, t.identifier, s.skipped, s.error, s.again FROM taskq_internal.skipped_event s
+    JOIN taskq_internal.task t ON t.topic_id = s.topic_id AND t.sequence = s.sequence
+    WHERE s.group_name = p_group
+      AND s.topic_id = (SELECT p.topic_id FROM taskq_internal.topic p WHERE p.name = p_topic)
+    ORDER BY s.sequence LIMIT greatest(p_size, 0)
+$$;
+COMMENT ON FUNCTION taskq.skipped_events IS
+'Returns up to p_size tasks that a group has skipped after the last retry, in order, with the error of that retry. The
+column again is true if the group is to handle the task again. Returns no row for an unknown topic.';
+
+CREATE FUNCTION taskq.handle_again(p_group text, p_topic text, p_sequences bigint[] DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.find_topic(p_topic)).topic_id;
+    v_count    int;
+BEGIN
+    UPDATE taskq_internal.skipped_event SET again = true
+    WHERE group_name = p_group AND topic_id = v_topic_id
+      AND (p_sequences IS NULL OR sequence = ANY (p_sequences));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+COMMENT ON FUNCTION taskq.handle_again IS
+'Lets a group handle skipped tasks again: the named ones, or with p_sequences NULL all of them. Their member handles
+them before the next task of its partition, and so out of order. Returns their number. Raises TQ001 for an unknown
+topic.';
 
 -- Creates the partitions of a division, without members.
 CREATE FUNCTION taskq_internal.create_partitions(p_group text, p_topic_id int, p_partitions int, p_cursor bigint)

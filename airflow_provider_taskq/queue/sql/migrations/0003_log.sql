@@ -32,6 +32,17 @@ CREATE TABLE taskq_internal.consumer_partition (
     PRIMARY KEY (group_name, topic_id, partition)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
+-- Events that a group has skipped after its last retry, with the error. A member handles them once more if again is set.
+CREATE TABLE taskq_internal.skipped_event (
+    group_name text COLLATE "C" NOT NULL,
+    topic_id   int NOT NULL,
+    sequence   bigint NOT NULL,
+    skipped    timestamptz NOT NULL,
+    error      text NOT NULL,
+    again      boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (topic_id, group_name, sequence)
+);
+
 -- Handling times by topic, hour, and bucket of 5 % (taskq.record_handling_times).
 CREATE TABLE taskq_internal.handling (
     topic_id int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
