@@ -13,21 +13,21 @@ from airflow_provider_taskq.queue.schema import install, uninstall, verify
 
 
 def _expire(conn: psycopg.Connection[Any]) -> None:
-    sys.stdout.write(f"{TaskQueue(conn).expire()} tasks of owners whose lease had lapsed\n")
+    print(f"{TaskQueue(conn).expire()} tasks of owners whose lease had lapsed")
 
 
 def _maintain(conn: psycopg.Connection[Any]) -> None:
     while True:
         done = TaskQueue(conn).maintain()
         conn.commit()
-        sys.stdout.write(f"{done.expired} tasks of owners whose lease had lapsed, {done.purged} tasks removed\n")
+        print(f"{done.expired} tasks of owners whose lease had lapsed, {done.purged} tasks removed")
         if not done.more:
             return
 
 
 def _health(conn: psycopg.Connection[Any]) -> None:
     for finding in TaskQueue(conn).health():
-        sys.stdout.write(f"{finding.severity.name:<8} {finding.subject}: {finding.detail}\n")
+        print(f"{finding.severity.name:<8} {finding.subject}: {finding.detail}")
 
 
 _ACTIONS = {"verify": verify, "uninstall": uninstall, "expire": _expire, "maintain": _maintain, "health": _health}
@@ -54,12 +54,12 @@ def main() -> int:
             else:
                 _ACTIONS[action](conn)
     except TaskQueueError as error:
-        sys.stderr.write(f"{error}\n")
+        print(f"{error}", file=sys.stderr)
         return 1
     except psycopg.Error as error:
-        sys.stderr.write(f"{first_line(error)}\n")  # the other lines may have a row with a payload
+        print(f"{first_line(error)}", file=sys.stderr)  # the other lines may have a row with a payload
         return 1
-    sys.stdout.write(f"{action}: done\n")
+    print(f"{action}: done")
     return 0
 
 

@@ -341,6 +341,8 @@ def all_or_nothing(conn: psycopg.Connection[Any]) -> Iterator[None]:
 _SQLALCHEMY_URL = "the URL of the engine has to begin with postgresql+psycopg://"
 _SYNCHRONOUS = "TaskQueue is synchronous: open a connection with psycopg.connect()"
 
+_DJANGO = "pass connection.connection within transaction.atomic(); Django has to use psycopg 3"
+
 # By module and name of a class, so that no other library is imported. A class is also found by its bases.
 _ALTERNATIVES = {
     ("psycopg2", "connection"): "pass a connection of psycopg 3: psycopg.connect(connection.dsn, password=...)",
@@ -359,6 +361,8 @@ _ALTERNATIVES = {
     ("sqlalchemy", "AsyncConnection"): _SYNCHRONOUS,
     ("sqlalchemy", "AsyncSession"): _SYNCHRONOUS,
     ("sqlalchemy", "AsyncEngine"): _SYNCHRONOUS,
+    ("django", "ConnectionProxy"): _DJANGO,
+    ("django", "DatabaseWrapper"): _DJANGO,
     ("builtins", "str"): "open a connection with airflow_provider_taskq.queue.connect(dsn)",
 }
 

@@ -29,6 +29,17 @@ def environment(dsn: str, repository: Path) -> dict[str, str]:
     return {**env, "TASKQ_DSN": dsn, "PYTHONPATH": str(repository), "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["cli stats", "queue health"])
+def test_a_command_runs_without_the_standard_streams_that_its_caller_has_closed(
+    queue: TaskQueue, environment: dict[str, str], command: str, closed: str
+) -> None:
+    queue.push("work", ["a"])
+    shell = f"{sys.executable} -m airflow_provider_taskq.{command} {closed}"
+    done = subprocess.run(shell, shell=True, env=environment, capture_output=True, text=True, check=False)  # noqa: S602
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 class Terminal:
     """A process on a terminal of its own."""
 

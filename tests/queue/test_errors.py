@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import django.db  # type: ignore[import-untyped]
 import psycopg
 import psycopg2  # type: ignore[import-untyped]
 import pytest
@@ -309,6 +310,7 @@ def test_any_other_object_is_refused_with_the_object_to_pass_or_the_call_that_op
         (old, r"not a psycopg2\.extensions\.connection: pass a connection of psycopg 3"),
         (conn.cursor(), r"pass cursor\.connection"),
         (psycopg.AsyncConnection.__new__(psycopg.AsyncConnection), "TaskQueue is synchronous"),
+        (django.db.connection, r"pass connection\.connection within transaction\.atomic\(\)"),
         ("postgresql://host/database", r"airflow_provider_taskq\.queue\.connect\(dsn\)"),
         (None, r"open one with psycopg\.connect\(\)"),
     ]
