@@ -46,6 +46,7 @@ FAB_TESTS = "tests/fab"  # `make test` leaves them out: FAB conflicts with the p
 THEIR_WARNINGS = (
     "ignore:The `airflow.:FutureWarning",  # 3.1: a name has moved
     "ignore:airflow.:FutureWarning",  # 3.2: the same
+    "ignore:`durable` has no effect on Airflow:UserWarning",  # 3.1 and 3.2: the operator of the Spark provider
     "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",  # 3.2's models under SQLAlchemy 2.1
 )
 # The tests that share one Spark session: data source, drain, streams. The others start programs and clusters.

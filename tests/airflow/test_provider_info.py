@@ -73,6 +73,8 @@ def test_the_connection_type_is_the_hooks() -> None:
 
 def test_the_form_of_a_connection_has_a_field_for_each_option() -> None:
     """The fields are those that Airflow's API server returns for the form in the browser."""
+    if not hasattr(ProvidersManager, "_load_ui_metadata"):
+        pytest.skip("Airflow 3.1 takes the fields of a form from a hook that needs Flask")
     from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
 
     (form,) = [one for one in HookMetaService.hook_meta_data() if one.connection_type == "taskq"]

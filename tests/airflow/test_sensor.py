@@ -21,6 +21,7 @@ from airflow_provider_taskq.sensors.base import RESUME_DELAY
 from airflow_provider_taskq.triggers import TaskQTrigger
 from airflow_provider_taskq.triggers.topic import ClaimRequest
 from tests.airflow.conftest import context_of
+from tests.airflow.release_marks import RENDERING
 from tests.airflow.serialization import restored
 from tests.internals import age_tasks
 
@@ -194,6 +195,7 @@ class TestTrigger:
 
 
 class TestStartFromTrigger:
+    @RENDERING
     def test_the_scheduler_gets_the_arguments_of_the_trigger(self) -> None:
         with DAG("dag", schedule=None) as dag:
             output: Any = gate(task_id="upstream").output
@@ -246,6 +248,7 @@ class TestStartFromTrigger:
             TaskQSensor.partial(task_id="gate", deferrable=True, start_from_trigger=True).expand(topic=["a", "b"])
         assert restored(dag).get_task("gate").start_trigger_args is None
 
+    @RENDERING
     def test_airflow_does_not_expand_the_trigger_of_a_mapped_gate(self) -> None:
         """Evidence for docs/why/evidence/decisions.md: the trigger of the scheduler lacks the mapped values."""
 

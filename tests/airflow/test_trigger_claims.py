@@ -28,7 +28,7 @@ def trigger(**arguments: Any) -> TaskQTrigger:
     made = TaskQTrigger(**given)
     if "claim_as" not in arguments:
         ti: Any = SimpleNamespace(dag_id="dag", run_id="run", task_id="gate", map_index=-1)
-        made._task_instance = ti
+        made.task_instance = ti
     return made
 
 
