@@ -18,6 +18,7 @@ from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
 from airflow_provider_taskq.queue.connection import INVALID_TEXT, connection_defaults, given_hosts
 from airflow_provider_taskq.queue.encoding import JsonDefault, json_dumps
 from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
+from airflow_provider_taskq.queue.session_settings import other_settings, set_needed, set_statement
 
 # DbApiHook reads these from a connection's extra. libpq rejects them as unknown options.
 _DB_API_OPTIONS = {
@@ -77,7 +78,7 @@ class TaskQHook(PostgresHook):
     def get_conn(self) -> psycopg.Connection[TupleRow]:
         """Open a new connection. Raises TaskQConnectionError, whose message does not contain the password."""
         with self._connection_errors():
-            connection = cast(psycopg.Connection[TupleRow], super().get_conn())
+            connection = set_needed(cast(psycopg.Connection[TupleRow], super().get_conn()))
         if self.json_default is not None:
             set_json_dumps(json_dumps(self.json_default), connection)
         return connection
@@ -174,8 +175,14 @@ class TaskQAsyncHook(TaskQHook):
         with self._connection_errors():
             # In a thread: PostgresHook may request a token from a cloud provider.
             given: Any = await asyncio.to_thread(PostgresHook.get_conn, self)
-            # No await follows the connect, so a cancelled caller leaves no open connection.
-            return await psycopg.AsyncConnection.connect(**{**given, "autocommit": True})
+            connection = await psycopg.AsyncConnection.connect(**{**given, "autocommit": True})
+            try:
+                if settings := other_settings(connection):
+                    await connection.execute(set_statement(settings))
+            except BaseException:  # also a cancellation: it would leave the connection open
+                await connection.close()
+                raise
+            return connection
 
     async def wants_notifications(self) -> bool:
         """Return whether the extra has `listen: true`, so that the triggerer may LISTEN on a second connection."""

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from airflow_provider_taskq.queue.client import TaskQueue
+from airflow_provider_taskq.queue.connection import open_cursor
 from airflow_provider_taskq.queue.errors import InvalidArgument, LeaseLost
 from airflow_provider_taskq.queue.models import Owner
 
@@ -78,7 +80,7 @@ class Claim:
 
 def held_sequences(connection: psycopg.Connection[Any], owner: Owner, topic: str | None = None) -> list[int]:
     """Return the sequences that an owner holds, in a topic or in all topics, without payloads."""
-    rows = connection.execute(
+    rows = open_cursor(connection, tuple_row).execute(
         "SELECT sequence FROM taskq.held(%s::text, %s::bigint, %s::text)",
         (owner.name, owner.fence, topic),
         prepare=False,

@@ -425,11 +425,12 @@ class TaskQueue(PushMixin, AdminMixin, DrainMixin, InspectMixin, LogMixin):
         values = list(by_sequence.values())
         delays = [interval_text(decision.delay) for decision in values]
         encode = self.json_encoder()
+        messages = [_message_text(sequence, decision, encode) for sequence, decision in by_sequence.items()]
         has_errors = any(decision.error is not None for decision in values)
         return (
             list(by_sequence),
             [int(decision.result) for decision in values],
-            [_message_text(sequence, decision, encode) for sequence, decision in by_sequence.items()],
+            messages if any(messages) else None,
             [trace_text(decision.error) for decision in values] if has_errors else None,
             delays if any(delays) else None,
             [error_summary(decision.error) for decision in values] if has_errors else None,

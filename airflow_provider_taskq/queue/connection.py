@@ -32,6 +32,7 @@ from airflow_provider_taskq.queue.errors import (
     first_line,
     translate_errors,
 )
+from airflow_provider_taskq.queue.session_settings import require_settings, set_needed
 
 T = TypeVar("T")
 
@@ -56,7 +57,8 @@ _TCP_DEFAULTS: Mapping[str, int] = {
 def connect(dsn: str | None = None, **options: Any) -> psycopg.Connection:
     """Open a connection to the queue's database.
 
-    Statements are not prepared, so that the connection works through a transaction pooler. Unless the DSN or the
+    Statements are not prepared, so that the connection works through a transaction pooler. Settings with which the
+    queue does not work, such as an `IntervalStyle` of the role, are set for the session. Unless the DSN or the
     environment sets them, timeouts of TCP are set, and `target_session_attrs=read-write` if several hosts are named.
 
     :param dsn: a connection string. With None, TASKQ_DSN or the file that TASKQ_DSN_FILE names has the string, or else
@@ -81,7 +83,7 @@ def _connection_or_error(dsn: str, options: Mapping[str, Any]) -> psycopg.Connec
         if "@" in str(conninfo_to_dict(dsn).get("host")):
             return TaskQueueError(malformed + "write @ in its password as %40")
         defaults = connection_defaults(dsn, options)
-        return psycopg.connect(dsn, **{"prepare_threshold": None, **defaults, **options})
+        return set_needed(psycopg.connect(dsn, **{"prepare_threshold": None, **defaults, **options}))
     except psycopg.OperationalError as error:
         return ConnectionFailed(f"cannot connect to the queue's database: {first_line(error)}")
     except psycopg.ProgrammingError as error:
@@ -284,6 +286,17 @@ def _cancel_and_close(conn: psycopg.Connection[Any]) -> None:
 deferred_statements: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
 
 
+def open_cursor(conn: psycopg.Connection[Any], factory: BaseRowFactory[T]) -> psycopg.Cursor[T]:
+    """Open a cursor for a call of the queue, whose placeholders are `%s`.
+
+    :raises TaskQueueError: for a session with settings with which the client does not work.
+    """
+    require_settings(conn)
+    if issubclass(conn.cursor_factory, psycopg.RawCursor):  # its placeholders are $1
+        return psycopg.Cursor(conn, row_factory=factory)
+    return conn.cursor(row_factory=factory)
+
+
 class FunctionCaller:
     """Calls SQL functions of the schema `taskq` through a connection that belongs to the caller.
 
@@ -306,7 +319,7 @@ class FunctionCaller:
         # With a row factory of its own: the connection belongs to the caller, and may have any. Not prepared: after an
         # upgrade that adds a column to a result, PostgreSQL refuses the prepared call for the rest of the session.
         if (before := deferred_statements.pop(self.conn, None)) is None:
-            with translate_errors(), self.conn.cursor(row_factory=factory) as cursor:
+            with translate_errors(), open_cursor(self.conn, factory) as cursor:
                 register_loaders(cursor)
                 return cursor.execute(call, sql_arguments(call, arguments), prepare=False).fetchall()
         with translate_errors(), psycopg.ClientCursor(self.conn, row_factory=factory) as cursor:

@@ -121,7 +121,7 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError as error:
-        raise InvalidTask("a name holds a lone surrogate, which PostgreSQL cannot store") from error
+        raise InvalidTask(_unstorable(error)) from error
     except TaskQueueError:  # a Deadlock is an error of psycopg, too
         raise
     except psycopg.Error as error:
@@ -130,6 +130,13 @@ def translate_errors() -> Iterator[None]:
         if own is None:
             raise
         raise own from error
+
+
+def _unstorable(error: UnicodeEncodeError) -> str:
+    character = error.object[error.start]
+    if "\ud800" <= character <= "\udfff":
+        return "a text holds a lone surrogate, which PostgreSQL cannot store"
+    return f"a text holds {character!r}, which the encoding of the connection ({error.encoding}) lacks"
 
 
 def _hide_values(error: psycopg.Error) -> None:

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from airflow_provider_taskq.queue.connection import deferred_statements, limit_of
+from airflow_provider_taskq.queue.connection import deferred_statements, limit_of, open_cursor
 from airflow_provider_taskq.queue.errors import TaskQueueError
 
 # What DISCARD ALL does, but in a transaction, and without the plans of the queue's functions. The first statement also
@@ -68,7 +68,7 @@ def handler_statements(conn: psycopg.Connection[Any], *, savepoint: bool = False
 
 
 def _make_reset(conn: psycopg.Connection[Any]) -> str:
-    [(own,)] = conn.cursor(row_factory=tuple_row).execute(_OWN_SETTINGS, (conn.info.user,)).fetchall()
+    [(own,)] = open_cursor(conn, tuple_row).execute(_OWN_SETTINGS, (conn.info.user,)).fetchall()
     _resets[conn] = reset = f"{_RESET}; SELECT {own}" if own else _RESET
     return reset
 
@@ -79,7 +79,7 @@ def _refuse_ignored_error(conn: psycopg.Connection[Any]) -> None:
 
 
 def _reset(conn: psycopg.Connection[Any], statements: str) -> None:
-    cursor = conn.cursor(row_factory=tuple_row)
+    cursor = open_cursor(conn, tuple_row)
     floor, time, _ = cursor.execute(statements).fetchone() or (None, None, None)
     if floor or time:
         cursor.execute(_KEEP, (floor, time))

@@ -9,7 +9,7 @@ from typing import LiteralString, Never
 import psycopg
 from psycopg.rows import TupleRow, tuple_row
 
-from airflow_provider_taskq.queue.connection import FunctionCaller, all_or_nothing
+from airflow_provider_taskq.queue.connection import FunctionCaller, all_or_nothing, open_cursor
 from airflow_provider_taskq.queue.errors import translate_errors
 from airflow_provider_taskq.queue.models import Insertion, Json, Offered, Outcome, Pushed, Task
 from airflow_provider_taskq.queue.task_input import (
@@ -198,7 +198,7 @@ class PushMixin(FunctionCaller):
         with translate_errors(), self.conn.pipeline():
             try:
                 for chunk in chunks:
-                    cursor = self.conn.cursor(row_factory=tuple_row)
+                    cursor = open_cursor(self.conn, tuple_row)
                     sent.append(cursor)
                     cursor.execute(_PUSH, _push_arguments(topic, chunk, Insertion.APPEND, None), prepare=False)
                 return [sequence for cursor in sent for sequence in cursor.fetchall()[0][0]]

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from airflow_provider_taskq.queue.connection import all_or_nothing
+from airflow_provider_taskq.queue.connection import all_or_nothing, open_cursor
 from airflow_provider_taskq.queue.errors import INSTALL, NewerSchema, SchemaMismatch, TaskQueueError
 from airflow_provider_taskq.queue.models import HistoryKind, LockKind, Result, State, Waits
 
@@ -161,6 +161,11 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
         older than PostgreSQL 14, or the schema belongs to a role that the caller may not act as, or a transaction that
         uses the schema does not end in time. The message names its session, or the prepared transaction.
     """
+    if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
+        raise TaskQueueError(
+            "the database has the encoding SQL_ASCII, in which PostgreSQL knows no characters: create a database with"
+            " ENCODING 'UTF8'"
+        )
     if conn.info.server_version < OLDEST_SERVER:
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
     with all_or_nothing(conn), _acting_as_owner(conn):
@@ -201,16 +206,18 @@ def _in_turns(conn: psycopg.Connection[Any], change: Callable[[], None]) -> None
     All later calls queue behind a session that waits for such a lock. So the change waits for each lock for at most
     half a second. If a lock takes longer, the change releases all its locks, and starts again a second later.
     """
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         [(before, given)] = cursor.execute(_LOCK_TIMEOUT).fetchall()
     patience = float(given) or PATIENCE
     deadline = time.monotonic() + patience
     while True:
         try:
             with conn.transaction():
-                conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{min(patience, TURN)}s",))
+                open_cursor(conn, tuple_row).execute(
+                    "SELECT set_config('lock_timeout', %s, true)", (f"{min(patience, TURN)}s",)
+                )
                 change()
-                conn.execute("SELECT set_config('lock_timeout', %s, true)", (before,))
+                open_cursor(conn, tuple_row).execute("SELECT set_config('lock_timeout', %s, true)", (before,))
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             if time.monotonic() >= deadline:
                 raise _in_use(conn, patience) from error
@@ -220,7 +227,7 @@ def _in_turns(conn: psycopg.Connection[Any], change: Callable[[], None]) -> None
 
 
 def _in_use(conn: psycopg.Connection[Any], patience: float) -> TaskQueueError:
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         found = cursor.execute(_USER.encode()).fetchone()
     if found is None:
         user = "it has ended by now"
@@ -260,7 +267,7 @@ def verify(conn: psycopg.Connection[Any]) -> None:
 
     :raises SchemaMismatch: if the schema is missing, older or newer. The message has the command to run.
     """
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         row = cursor.execute("SELECT to_regclass('taskq.migrations') IS NOT NULL").fetchone()
     if row is None or not row[0]:
         raise SchemaMismatch(f"the schema taskq is missing in this database: run {INSTALL}")
@@ -289,7 +296,7 @@ def verify_for_work(conn: psycopg.Connection[Any]) -> None:
 
 def _require_no_foreign_objects(conn: psycopg.Connection[Any], done: str, kinds: Collection[str]) -> None:
     """Raise TaskQueueError if the schema taskq has objects of these kinds that TaskQ did not create."""
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         found = [f"{kind} {name}" for kind, name in cursor.execute(_FOREIGN).fetchall() if kind in kinds]
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
@@ -315,13 +322,13 @@ def _acting_as_owner(conn: psycopg.Connection[Any]) -> Iterator[None]:
 
     Functions with SECURITY DEFINER run with the rights of their owner, which otherwise would be the installing role.
     """
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         before = cursor.execute("SELECT current_setting('role')").fetchone()
     _set_owner(conn)
     while not _create_schemas(conn):
         _set_owner(conn)  # another installer has created them at the same time
     yield
-    conn.execute("SELECT set_config('role', %s, true)", before)
+    open_cursor(conn, tuple_row).execute("SELECT set_config('role', %s, true)", before)
 
 
 def _set_owner(conn: psycopg.Connection[Any]) -> None:
@@ -330,7 +337,7 @@ def _set_owner(conn: psycopg.Connection[Any]) -> None:
     At the first installation, only schemas of the caller are used: a role that may create schemas could otherwise own
     the queue of a superuser. A superuser is a member of each role, so this does not count.
     """
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         found = cursor.execute(_OWNERS.encode()).fetchall()
     for name, owner, is_owner, is_member, has_ledger in found:
         if not (is_owner or is_member or has_ledger):
@@ -358,7 +365,7 @@ def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
 
     Return False if another installer has created them at the same time.
     """
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         found = cursor.execute(_OWNERS.encode()).fetchall()
     try:
         with conn.transaction():
@@ -378,7 +385,7 @@ def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
 def _read_checksums(conn: psycopg.Connection[Any], relation: sql.Identifier = _VIEW) -> dict[int, str]:
     """Return the checksums of the installed steps by number."""
     query = sql.SQL("SELECT number, checksum FROM {}").format(relation)
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         return dict(cursor.execute(query).fetchall())
 
 
@@ -401,7 +408,7 @@ def _check_migrations(installed: dict[int, str]) -> None:
 
 def _apply(conn: psycopg.Connection[Any], step: SchemaStep) -> None:
     conn.execute(step.script.encode())
-    conn.execute(
+    open_cursor(conn, tuple_row).execute(
         "INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (%s, %s, %s)"
         " ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,"
         " applied = excluded.applied",
@@ -412,7 +419,7 @@ def _apply(conn: psycopg.Connection[Any], step: SchemaStep) -> None:
 def _check_release(conn: psycopg.Connection[Any], relation: sql.Identifier) -> None:
     # Functions of a later release would be replaced by older ones.
     query = sql.SQL("SELECT name FROM {} WHERE number = %s").format(relation)
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         row = cursor.execute(query, (_FUNCTIONS,)).fetchone()
     release = int(row[0].partition(" ")[2] or 0) if row else 0
     if release > RELEASE:
@@ -428,7 +435,7 @@ def _replace_functions(conn: psycopg.Connection[Any], wanted: SchemaStep) -> Non
     If an object outside the schema depends on one of them, raise an error that names the object, and change nothing.
     """
     _require_no_foreign_objects(conn, "upgraded", ("view", "function"))
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with open_cursor(conn, tuple_row) as cursor:
         before = cursor.execute("SELECT current_setting('check_function_bodies')").fetchone()
     try:
         conn.execute(_DROP_FUNCTIONS.encode())
@@ -437,5 +444,5 @@ def _replace_functions(conn: psycopg.Connection[Any], wanted: SchemaStep) -> Non
     conn.execute("SET LOCAL check_function_bodies = off")  # they call each other, across files
     _apply(conn, functions())
     _apply(conn, wanted)
-    conn.execute("SELECT set_config('check_function_bodies', %s, true)", before)
+    open_cursor(conn, tuple_row).execute("SELECT set_config('check_function_bodies', %s, true)", before)
     conn.execute(FINISH)

@@ -46,7 +46,7 @@ class TickSchedule:
         ticks = list(self.make(now))
         with queue.conn.transaction():
             milliseconds = max(1000, self.interval // timedelta(milliseconds=1))
-            queue.conn.execute("SELECT set_config('statement_timeout', %s, true)", (str(milliseconds),))
+            queue.conn.execute(f"SET LOCAL statement_timeout = {milliseconds}".encode())
             return queue.install_ticks(self.topic, self.prefix, self.hash, ticks)
 
 

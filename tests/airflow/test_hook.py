@@ -38,15 +38,18 @@ def parameters(connection: psycopg.Connection | psycopg.AsyncConnection) -> dict
 def test_every_connection_detects_a_vanished_server(connect_airflow: Connect) -> None:
     async def opened(conn_id: str) -> dict[str, str]:
         async with await TaskQAsyncHook(taskq_conn_id=conn_id).get_async_conn() as connection:
+            assert connection.info.parameter_status("IntervalStyle") == "postgres"
             return parameters(connection)
 
     given = {**TIMEOUTS, "target_session_attrs": "any"}
     said = {**given, "connect_timeout": "20", "tcp_user_timeout": "5000", "target_session_attrs": "read-write"}
     default = connect_airflow()
-    own = connect_airflow("own", connect_timeout=20, tcp_user_timeout=5000, target_session_attrs="read-write")
+    extra = {"connect_timeout": 20, "tcp_user_timeout": 5000, "options": "-c IntervalStyle=iso_8601"}
+    own = connect_airflow("own", **extra, target_session_attrs="read-write")
     for conn_id, expected in ((default, given), (own, said)):
         with TaskQHook(conn_id).get_conn() as connection:
             assert parameters(connection) == expected
+            assert connection.info.parameter_status("IntervalStyle") == "postgres"
             assert connection.prepare_threshold is None, "it works behind a pooler"
             assert connection.info.parameter_status("application_name") == "airflow-taskq"
         assert asyncio.run(opened(conn_id)) == expected

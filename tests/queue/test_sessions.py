@@ -4,13 +4,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import TransactionStatus
 
 from airflow_provider_taskq.queue import (
     Decision,
     Insertion,
+    InvalidTask,
     Junction,
     NewTask,
     Owner,
@@ -20,9 +24,13 @@ from airflow_provider_taskq.queue import (
     State,
     Task,
     TaskQueue,
+    TaskQueueError,
     TopicPolicy,
     connect,
+    install,
 )
+from airflow_provider_taskq.queue.claims import held_sequences
+from airflow_provider_taskq.queue.handler_statements import handler_statements
 from tests.internals import SCHEMAS, stored_rows
 from tests.queue.conftest import flush_statistics, numbered
 from tests.queue.test_access import verbs
@@ -138,6 +146,74 @@ def test_verbs_leave_nothing_in_the_session(
                 verb(TaskQueue(conn), owner, task)
             assert conn.execute(LEFT.encode()).fetchone() == (0, 0, 0, 0, 0), name
             assert conn.execute(settings.encode()).fetchall() == before, name
+
+
+OTHER_SETTINGS = {
+    "IntervalStyle": "iso_8601",
+    "DateStyle": "German",
+    "standard_conforming_strings": "off",
+    "client_encoding": "SQL_ASCII",
+    "array_nulls": "off",
+}
+
+
+@pytest.mark.promise("Settings of a role or database change no answer, or are named")
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize(("name", "value"), OTHER_SETTINGS.items())
+def test_a_setting_of_a_role_or_database_changes_no_answer_or_is_named(dsn: str, name: str, value: str) -> None:
+    other = make_conninfo(dsn, options=f"-c {name}={value}")
+    with connect(other) as conn:
+        conn.rollback()
+        session = TaskQueue(conn)
+        owner = session.register("other", HOUR)
+        assert owner.lease == HOUR
+        session.push("work", [NewTask("back\\slash", {"é": "\\"}), NewTask("null", reference="NULL")])
+        [first, second] = session.poll("work", owner, 2)
+        assert (first.payload, second.reference) == ({"é": "\\"}, "NULL")
+        session.complete(owner, dict.fromkeys([first, second], Result.SUCCESS))
+        assert [each.output for each in session.page("work")] == [None, None]
+        conn.commit()
+    with psycopg.connect(other) as conn:
+        if name == "array_nulls":  # the server does not report it, and no call depends on it
+            TaskQueue(conn).push("work", [NewTask("c", {}), NewTask("d")])
+        else:
+            with pytest.raises(TaskQueueError, match=rf"has {name} = {value}.*run SET {name} TO"):
+                TaskQueue(conn).topics()
+            assert conn.info.transaction_status == TransactionStatus.IDLE
+
+
+@pytest.mark.promise("Settings of a role or database change no answer, or are named")
+def test_a_connection_whose_cursors_have_other_placeholders_works(own_queue: TaskQueue) -> None:
+    own_queue.conn.cursor_factory = psycopg.RawCursor
+    install(own_queue.conn)
+    owner = own_queue.register("me")
+    own_queue.push_stream("work", ["a", NewTask("b", {"n": 1})])
+    assert held_sequences(own_queue.conn, owner) == []
+    tasks = own_queue.poll("work", owner, 2)
+    with own_queue.conn.transaction(), handler_statements(own_queue.conn):
+        own_queue.conn.execute("SELECT $1::int", (1,))
+    own_queue.complete(owner, dict.fromkeys(tasks, Result.SUCCESS))
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_in_another_encoding_names_what_it_lacks(own_dsn: str, server_dsn: str, encoding: str) -> None:
+    name = f"taskq_{encoding}_{uuid4().hex[:8]}".lower()
+    with connect(server_dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'".encode())
+        with connect(make_conninfo(own_dsn, dbname=name), autocommit=True) as conn:
+            if encoding == "SQL_ASCII":
+                with pytest.raises(TaskQueueError, match=r"SQL_ASCII.*create a database with ENCODING 'UTF8'"):
+                    install(conn)
+            else:
+                install(conn)
+                queue = TaskQueue(conn)
+                queue.create_topic("work")
+                queue.push("work", [NewTask("é", {"é": "é"})])
+                assert queue.page("work")[0].payload == {"é": "é"}
+                for task in (NewTask("€"), NewTask("a", {"price": "€"})):
+                    with pytest.raises(InvalidTask, match=r"holds '€', which the encoding of the connection .* lacks"):
+                        queue.push("work", [task])
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 NO_REPLICA_IDENTITY = """SELECT c.oid::regclass::text FROM pg_class c
