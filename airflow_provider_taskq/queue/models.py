@@ -182,7 +182,7 @@ class NewTask:
 
     :param identifier: what the task is about, 1 to 500 characters; several tasks may have the same.
     :param payload: any JSON value.
-    :param reference: a text that pages and counts can be filtered by.
+    :param reference: a text of at most 2,000 bytes that pages and counts can be filtered by.
     :param suspended: stores the task as SUSPENDED, so that a junction or `revive` releases it.
     :param available_at: when the task is due, in the years 1 to 9999; at most one of this and `delay`.
     :param delay: how long after the push the task is due, at most 3650 days: a timedelta, a number of seconds, or a

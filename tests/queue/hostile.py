@@ -151,6 +151,7 @@ REFUSED_TASKS: dict[str, tuple[Any, str]] = {
     "empty identifier": (NewTask(""), "its identifier is blank"),
     "blank identifier": (NewTask(" \t\n "), "its identifier is blank"),
     "long identifier": (NewTask("x" * 501), "501"),
+    "long reference": (NewTask("a", reference="r" * 2001), "its reference has 2001 bytes, more than 2000"),
     "low priority": (NewTask("a", priority=-101), "priority -101"),
     "high priority": (NewTask("a", priority=101), "priority 101"),
     "priority beyond any integer": (NewTask("a", priority=2**70), "priority"),
@@ -200,7 +201,7 @@ ACCEPTED_TASKS: dict[str, NewTask] = {
     "quotes": NewTask("a 'quoted' \"{}\", \\ %s NULL"),
     "NULL": NewTask("NULL", "NULL", "NULL"),
     "empty reference": NewTask("a", reference=""),
-    "long reference": NewTask("a", reference="r" * 2000),  # references have no bound
+    "long reference": NewTask("a", reference="r" * 2000),
     "braces": NewTask("{a,b}", "{}", "{}"),
 }
 

@@ -384,6 +384,32 @@ def test_a_name_that_is_blank_or_that_postgresql_cannot_store_is_refused_in_one_
     assert (queue.topics(), queue.owners()) == (["work"], [])
 
 
+# Verbs that store a name in an index, which takes about 2,700 bytes.
+NAMING: dict[str, Callable[[TaskQueue, str], object]] = {
+    "owner": lambda queue, name: queue.register(name),
+    "lock": lambda queue, name: queue.lock(name, "me", HOUR),
+    "worker": lambda queue, name: queue.activate_worker(name),
+    "drain": lambda queue, name: queue.begin_drain(name, "work"),
+    "group": lambda queue, name: queue.acquire_partition(name, "work", "me", HOUR),
+    "group that only advances": lambda queue, name: queue.advance(name, "work", 0, Cursor(0)),
+    "wait": lambda queue, name: queue.release_groups_once(name, "work", [{"a"}]),
+    "stream": lambda queue, name: queue.conn.execute("SELECT taskq.begin_stream_batch(%s, 1)", (name,)),
+    "topic of a grant": lambda queue, name: queue.conn.execute(
+        "SELECT taskq.grant_access(current_user::text, 'reader', ARRAY[%s])", (name,)
+    ),
+}
+
+
+@pytest.mark.parametrize("store", NAMING.values(), ids=NAMING)
+def test_a_name_of_more_bytes_than_an_index_takes_is_refused(
+    queue: TaskQueue, store: Callable[[TaskQueue, str], object]
+) -> None:
+    with pytest.raises((InvalidArgument, psycopg.Error), match="has 2800 bytes, more than 2000"):
+        store(queue, "\N{GRINNING FACE}" * 700)
+    with queue.conn.transaction(force_rollback=True):
+        store(queue, "\N{GRINNING FACE}" * 500)
+
+
 # Durations and moments
 
 FIELDS = ("base", "max_delay", "horizon", "max_elapsed", "ttl", "keep_succeeded", "keep_failed")

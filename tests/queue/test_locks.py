@@ -28,7 +28,7 @@ def test_a_second_call_of_the_holder_only_extends_a_lock_and_its_release_keeps_a
 @pytest.mark.parametrize(
     ("name", "by", "at_most", "at_least", "reason"),
     [
-        (" ", "a", HOUR, MINUTE, "name is out of its range"),
+        (" ", "a", HOUR, MINUTE, "the name of a lock is blank"),
         ("job", " ", HOUR, MINUTE, "the holder needs a name"),
         ("job", "a", timedelta(0), timedelta(0), "at_most 00:00:00 has to be more than 0"),
         ("job", "a", -HOUR, timedelta(0), "invalid duration -3600 s: expected at least 0"),

@@ -265,9 +265,9 @@ def test_the_log_and_the_progress_of_an_unknown_topic_are_refused(queue: TaskQue
 
 
 @pytest.mark.promise("Progress is committed with the rows of the handler, or not at all")
-@pytest.mark.parametrize(("group", "partition"), [(" ", 0), ("x" * 1001, 0), ("readers", -1)])
+@pytest.mark.parametrize(("group", "partition"), [(" ", 0), ("readers", -1)])
 def test_a_group_without_a_name_and_a_partition_below_zero_are_refused(
     queue: TaskQueue, group: str, partition: int
 ) -> None:
-    with pytest.raises(TaskQueueError, match="out of its range"):
+    with pytest.raises(TaskQueueError, match=r"blank|out of its range"):
         queue.advance(group, "work", partition, Cursor(1))

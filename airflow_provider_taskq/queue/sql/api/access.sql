@@ -64,6 +64,7 @@ RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM taskq_internal.forget_dropped_roles();
     PERFORM taskq_internal.check_grant(grant_access.role, grant_access.kind, grant_access.topics);
+    PERFORM taskq_internal.check_name('a topic', u.topic) FROM unnest(grant_access.topics) AS u (topic);
     IF grant_access.topics IS NULL THEN
         DELETE FROM taskq_internal.access a WHERE a.role = grant_access.role AND a.kind = grant_access.kind;
     END IF;

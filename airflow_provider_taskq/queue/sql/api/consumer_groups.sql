@@ -19,6 +19,8 @@ DECLARE
     v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
     v_group    taskq_internal.consumer_group;
 BEGIN
+    PERFORM taskq_internal.check_name('a group', p_group);
+    PERFORM taskq_internal.check_name('a member', p_member);
     PERFORM taskq_internal.check_duration(format('group %L: the lease', p_group), p_lease);
     PERFORM taskq_internal.check_log_read(0, p_partitions, p_level);
     INSERT INTO taskq_internal.consumer_group (group_name, topic_id, partitions, level, resolver)

@@ -14,6 +14,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_owner taskq_internal.owner;
 BEGIN
+    PERFORM taskq_internal.check_name('an owner', p_owner);
     PERFORM taskq_internal.check_duration(format('owner %L: the lease', p_owner), p_lease);
     INSERT INTO taskq_internal.owner AS o (name, fence, lease, lease_until, seen, registered_by)
     VALUES (p_owner, nextval('taskq_internal.fence'), p_lease, clock_timestamp() + p_lease, clock_timestamp(),
@@ -39,7 +40,7 @@ COMMENT ON FUNCTION taskq.register IS
 'Registers an owner for p_lease under a new, greater fence. Tasks that the name still holds stay ACTIVE under the new
 fence. The column resumed tells whether there are such tasks. With p_resume false, the process that held them has died:
 they have had a crash, as by taskq.expire. A caller with the earlier fence loses access to them. The call is atomic
-against taskq.expire. Raises TQ008 for an invalid lease, check_violation for a blank name, and
+against taskq.expire. Raises TQ008 for an invalid lease or name, and
 insufficient_privilege for a name that another role has registered.';
 
 CREATE FUNCTION taskq.take_over(p_owner text, p_claim bigint, p_lease interval)
@@ -234,7 +235,7 @@ END $$;
 COMMENT ON FUNCTION taskq.lock IS
 'Acquires the named lock for p_by, or extends it, for p_at_most. taskq.unlock does not free the lock before p_at_least.
 Returns false if another holder has the lock. Never waits. Raises TQ000 for a blank holder or if p_at_least is longer
-than p_at_most, TQ008 for an invalid duration, and check_violation for a blank name.';
+than p_at_most, and TQ008 for an invalid duration or name.';
 
 CREATE FUNCTION taskq.unlock(p_name text, p_by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -257,6 +258,7 @@ CREATE FUNCTION taskq.set_worker_active(p_name text, p_active boolean) RETURNS b
 DECLARE
     v_before boolean;
 BEGIN
+    PERFORM taskq_internal.check_name('a worker', p_name);
     SELECT w.active INTO v_before FROM taskq_internal.worker w WHERE w.name = p_name FOR UPDATE;
     INSERT INTO taskq_internal.worker AS w (name, active, changed) VALUES (p_name, p_active, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET active = p_active, changed = excluded.changed WHERE w.active <> p_active;
@@ -267,7 +269,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.set_worker_active IS
 'Activates or deactivates the workers with this name, and notifies the channel taskq_worker. Returns the earlier value,
-or NULL if there was none.';
+or NULL if there was none. Raises TQ008 for an invalid name.';
 
 CREATE FUNCTION taskq.is_worker_active(p_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT w.active FROM taskq_internal.worker w WHERE w.name = p_name
@@ -474,6 +476,7 @@ END $$;
 CREATE FUNCTION taskq_internal.check_lock(p_name text, p_by text, p_at_most interval, p_at_least interval) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM taskq_internal.check_name('a lock', p_name);
     IF p_by IS NULL OR p_by !~ '\S' THEN
         PERFORM taskq_internal.raise_error('TQ000', format('lock %L: the holder needs a name', p_name));
     END IF;

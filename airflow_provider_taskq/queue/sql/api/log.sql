@@ -98,6 +98,7 @@ progress. Raises TQ001 for an unknown topic.';
 CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM taskq_internal.check_name('a group', p_group);
     INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, cursor, advanced)
     VALUES (p_group, (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id, p_partition, p_cursor,
             clock_timestamp())
@@ -107,7 +108,7 @@ COMMENT ON FUNCTION taskq.advance IS
 'Stores the place up to which a group has handled a partition of a topic. With an earlier place the group reads the
 following tasks again. If another transaction stores this progress, the call waits for its end, and the later commit
 wins. The call also waits for a transaction that changes the division of the group or removes the group. Raises TQ001
-for an unknown topic.';
+for an unknown topic, and TQ008 for an invalid name.';
 
 -- Announces a push, with its floor and its time (internal/fronts.sql), before the transaction draws a number from
 -- taskq_internal.task_sequence. Returns the floor.

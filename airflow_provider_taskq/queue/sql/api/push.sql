@@ -28,7 +28,7 @@ DECLARE
 BEGIN
     -- The array form handles a task that it may reject, or that needs more than two rows, because only the array form
     -- has the rules. This function stores a plain task in half the time.
-    IF (identifier ~ '\S' AND length(identifier) <= 500
+    IF (identifier ~ '\S' AND length(identifier) <= 500 AND coalesce(octet_length(reference) <= 2000, true)
         AND coalesce(octet_length(payload) <= v_topic.max_payload_bytes, true)
         AND taskq_internal.needs_json_check(payload) IS NOT TRUE
             AND coalesce(priority BETWEEN -100 AND 100, true)) IS NOT TRUE
@@ -116,7 +116,7 @@ BEGIN
             'insertion %L is none of APPEND, SUPERSEDE, REPLACE, DELETE', p_insertion));
     END IF;
     PERFORM taskq_internal.check_tasks(
-        v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
+        v_topic, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     IF p_insertion = 'DELETE' THEN
         PERFORM taskq_internal.check_access(p_topic, 'DELETE');
     END IF;
@@ -226,7 +226,7 @@ BEGIN
             'topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
     END IF;
     PERFORM taskq_internal.check_tasks(
-        v_topic, p_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
+        v_topic, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     PERFORM taskq.lock_offers(p_topic, p_identifiers);
     outcomes := '{}';
     sequences := '{}';
@@ -302,8 +302,8 @@ deadlock. A caller that offers in several calls locks all identifiers first. Rai
 
 -- Raises TQ002 for the first task that breaks a rule. The error names its position.
 CREATE FUNCTION taskq_internal.check_tasks(
-    p_topic taskq_internal.topic, p_identifiers text[], p_payloads text[], p_available_at timestamptz[],
-    p_delays interval[], p_ttls interval[], p_priorities int[], p_offset int
+    p_topic taskq_internal.topic, p_identifiers text[], p_payloads text[], p_references text[],
+    p_available_at timestamptz[], p_delays interval[], p_ttls interval[], p_priorities int[], p_offset int
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_place  int;
@@ -315,6 +315,8 @@ BEGIN
                 THEN 'its identifier is blank'
             WHEN length(identifier) > 500 THEN
                 format('its identifier has %s characters, more than 500', length(identifier))
+            WHEN octet_length(reference) > 2000 THEN  -- as check_name says
+                format('its reference has %s bytes, more than 2000', octet_length(reference))
             WHEN priority NOT BETWEEN -100 AND 100 THEN format('its priority %s is outside -100..100', priority)
             WHEN available_at IS NOT NULL AND delay IS NOT NULL THEN 'it has both available_at and delay'
             WHEN NOT taskq_internal.is_moment(available_at) THEN 'its available_at is outside the years 1 to 9999'
@@ -327,10 +329,11 @@ BEGIN
                 'its payload ' || taskq_internal.json_defect(payload)
             END AS reason
         FROM (SELECT generate_series(1, greatest(
-                         cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_available_at),
-                         cardinality(p_delays), cardinality(p_ttls), cardinality(p_priorities))) AS place,
+                         cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_references),
+                         cardinality(p_available_at), cardinality(p_delays), cardinality(p_ttls),
+                         cardinality(p_priorities))) AS place,
                      unnest(p_identifiers) AS identifier, unnest(p_payloads) AS payload,
-                     unnest(p_available_at) AS available_at,
+                     unnest(p_references) AS reference, unnest(p_available_at) AS available_at,
                      -- PostgreSQL materializes unnest in FROM, but not in the select list.
                      unnest(p_delays) AS delay, unnest(p_ttls) AS ttl, unnest(p_priorities) AS priority) u
     ) n WHERE n.reason IS NOT NULL ORDER BY n.place LIMIT 1;

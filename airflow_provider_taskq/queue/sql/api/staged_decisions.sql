@@ -359,6 +359,7 @@ DECLARE
     v_began timestamptz;
 BEGIN
     PERFORM taskq_internal.accessible_topic(p_topic, 'UPDATE');
+    PERFORM taskq_internal.check_name('a drain', p_name);
     INSERT INTO taskq_internal.drain AS d (name, topic, fence, began)
         VALUES (p_name, p_topic, p_fence, clock_timestamp())
     ON CONFLICT (name) DO UPDATE SET
@@ -375,7 +376,7 @@ END $$;
 COMMENT ON FUNCTION taskq.begin_drain IS
 'Stores the start of a drain. Returns the moment from which its tasks count. If an earlier drain of this name and topic
 left no report, this is the start of the earlier drain. p_fence is the fence of the drain''s owner. It is NULL for a
-drain with several owners. Raises TQ001 for an unknown topic.';
+drain with several owners. Raises TQ001 for an unknown topic, and TQ008 for an invalid name.';
 
 CREATE FUNCTION taskq.end_drain(p_name text, p_fence bigint, p_report text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN

@@ -78,6 +78,7 @@ DECLARE
     v_last taskq_internal.stream;
 BEGIN
     PERFORM taskq_internal.require_read_committed('begin_stream_batch()');
+    PERFORM taskq_internal.check_name('a stream', p_stream);
     INSERT INTO taskq_internal.stream AS s (name, batch, committed, query)
         VALUES (p_stream, p_batch, clock_timestamp(), p_query)
     ON CONFLICT (name) DO UPDATE SET batch = p_batch, committed = clock_timestamp(), query = coalesce(p_query, s.query)
@@ -97,7 +98,7 @@ END $$;
 COMMENT ON FUNCTION taskq.begin_stream_batch IS
 'Records in this transaction that a stream commits a batch. p_query is the ID of the query in Spark''s checkpoint. Waits
 for another run of the same stream. Returns false if the stream has already committed this batch or a later one. Raises
-TQ000 if another query uses the name.';
+TQ000 if another query uses the name, and TQ008 for an invalid name.';
 
 CREATE FUNCTION taskq.forget_stream(p_stream text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN

@@ -24,7 +24,7 @@ BEGIN
     v_identifiers := ARRAY(SELECT taskq_internal.tick_identifier(p_prefix, p_config_hash, u.moment)
                            FROM unnest(p_moments) WITH ORDINALITY AS u (moment, place) ORDER BY u.place);
     PERFORM taskq_internal.check_tasks(
-        v_topic, v_identifiers, p_payloads, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
+        v_topic, v_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
     PERFORM taskq_internal.remove_ticks(v_topic.topic_id, p_prefix, p_config_hash, false);
     v_added := taskq_internal.missing_ticks(v_topic.topic_id, v_identifiers);
     IF cardinality(v_added) = 0 THEN

@@ -92,6 +92,7 @@ DECLARE
     v_open     int[];
     v_released int[];
 BEGIN
+    PERFORM taskq_internal.check_name('a wait', p_name);
     PERFORM taskq_internal.check_junction(p_junction);
     v_open := ARRAY(
         SELECT k.number FROM taskq_internal.group_keys(p_identifiers, p_groups, p_junction) k
@@ -111,7 +112,7 @@ END $$;
 COMMENT ON FUNCTION taskq.release_groups_once IS
 'Releases groups like taskq.junction, each group once for p_name. Returns the numbers of the groups that still wait. The
 queue recognizes a group by its identifiers. It remembers released groups until taskq.purge_group_releases removes them.
-Raises TQ001 for an unknown topic, and TQ000 for an unknown junction.';
+Raises TQ001 for an unknown topic, TQ008 for an invalid name, and TQ000 for an unknown junction.';
 
 CREATE FUNCTION taskq.purge_group_releases(p_older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE

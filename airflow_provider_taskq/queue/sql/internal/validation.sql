@@ -28,6 +28,18 @@ BEGIN
     END IF;
 END $$;
 
+-- Raises TQ008 for a name that is missing, blank, or too long for an index. p_what says what it names. An index of
+-- PostgreSQL takes about 2,700 bytes, and the key of a table may have more columns than the name.
+CREATE FUNCTION taskq_internal.check_name(p_what text, p_name text) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF (p_name ~ '\S') IS NOT TRUE THEN
+        PERFORM taskq_internal.raise_error('TQ008', format('the name of %s is blank', p_what));
+    ELSIF octet_length(p_name) > 2000 THEN
+        PERFORM taskq_internal.raise_error('TQ008', format(
+            'the name of %s has %s bytes, more than 2000: %L', p_what, octet_length(p_name), left(p_name, 40) || '...'));
+    END IF;
+END $$;
+
 -- Returns whether the queue can store a duration, and NULL for NULL. Months and days have bounds of their own. In a
 -- comparison, where a month has 30 days, they may cancel each other out, but not when they are added to a moment.
 CREATE FUNCTION taskq_internal.is_duration(p_duration interval, p_least interval) RETURNS boolean

@@ -42,7 +42,7 @@ CREATE SEQUENCE taskq_internal.fence;
 -- for them or skip them. A heartbeat changes no key, so it waits for neither.
 CREATE TABLE taskq_internal.owner (
     owner_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND length(name) <= 1000),
+    name        text COLLATE "C" NOT NULL UNIQUE CHECK (name ~ '\S' AND octet_length(name) <= 2000),
     fence       bigint UNIQUE,
     claim_fence bigint,  -- the fence of the claim of the held tasks after take_over; NULL if it is `fence`
     lease       interval NOT NULL CHECK (lease > interval '0' AND lease <= interval '3650 days'),
@@ -53,7 +53,7 @@ CREATE TABLE taskq_internal.owner (
 
 -- Named locks. A lock is held until `until`. It stays blocked until `at_least`, even if the holder unlocks it earlier.
 CREATE TABLE taskq_internal.lock (
-    name     text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
+    name     text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND octet_length(name) <= 2000),
     held_by  text NOT NULL,
     locked   timestamptz NOT NULL,
     at_least timestamptz NOT NULL,
@@ -62,7 +62,7 @@ CREATE TABLE taskq_internal.lock (
 
 -- Tells whether the workers with a name may work. This setting outlives their processes.
 CREATE TABLE taskq_internal.worker (
-    name    text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
+    name    text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND octet_length(name) <= 2000),
     active  boolean NOT NULL,
     changed timestamptz NOT NULL
 ) WITH (fillfactor = 50);

@@ -219,7 +219,7 @@ CREATE TABLE taskq_internal.probe (
 
 -- The groups of identifiers (`key`) that a named wait has released.
 CREATE TABLE taskq_internal.group_release (
-    name     text COLLATE "C" NOT NULL CHECK (name ~ '\S' AND length(name) <= 1000),
+    name     text COLLATE "C" NOT NULL CHECK (name ~ '\S' AND octet_length(name) <= 2000),
     topic_id int NOT NULL,
     key      uuid NOT NULL,
     released timestamptz NOT NULL,

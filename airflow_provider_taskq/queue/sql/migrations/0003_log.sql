@@ -4,7 +4,7 @@
 -- tasks to partitions by a function of this version. After a change of the division, handled has, for each earlier one,
 -- its level and the places that its partitions had reached: [{"level": 1, "places": [17, 40]}].
 CREATE TABLE taskq_internal.consumer_group (
-    group_name text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
+    group_name text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND octet_length(group_name) <= 2000),
     topic_id   int NOT NULL REFERENCES taskq_internal.topic ON DELETE CASCADE,
     partitions int NOT NULL CHECK (partitions BETWEEN 1 AND 1000),
     level      int CHECK (level >= 0),
@@ -18,13 +18,13 @@ CREATE TABLE taskq_internal.consumer_group (
 -- program may acquire it under a new fence. A transaction that reads, advances or acquires a partition holds the row
 -- until it ends. Programs that only store progress (taskq.advance) have rows here, and no row in consumer_group.
 CREATE TABLE taskq_internal.consumer_partition (
-    group_name  text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND length(group_name) <= 1000),
+    group_name  text COLLATE "C" NOT NULL CHECK (group_name ~ '\S' AND octet_length(group_name) <= 2000),
     topic_id    int NOT NULL,
     partition   int NOT NULL CHECK (partition >= 0),
     cursor      bigint,
     advanced    timestamptz NOT NULL,
     fence       bigint UNIQUE,
-    member      text CHECK (member ~ '\S' AND length(member) <= 1000),
+    member      text CHECK (member ~ '\S' AND octet_length(member) <= 2000),
     lease       interval CHECK (lease > interval '0' AND lease <= interval '3650 days'),
     lease_until timestamptz,
     failed      timestamptz,                   -- when a member reported an error; NULL after progress

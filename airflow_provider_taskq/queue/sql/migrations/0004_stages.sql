@@ -47,7 +47,7 @@ CREATE UNLOGGED TABLE taskq_internal.deferred_task (
 -- killed. The next drain with the same name continues it, so that the report includes the failures that the killed
 -- program committed.
 CREATE TABLE taskq_internal.drain (
-    name     text PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 1000),
+    name     text PRIMARY KEY CHECK (name ~ '\S' AND octet_length(name) <= 2000),
     topic    text NOT NULL,
     -- The fence of the owner that drains. It is NULL for a drain with several owners, whose names begin with this name.
     fence    bigint,
@@ -96,7 +96,7 @@ CREATE INDEX staged_junction_stage ON taskq.staged_junction (stage, part, attemp
 
 -- The last batch of each stream. A stream that repeats a batch commits nothing.
 CREATE TABLE taskq_internal.stream (
-    name      text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND length(name) <= 500),
+    name      text COLLATE "C" PRIMARY KEY CHECK (name ~ '\S' AND octet_length(name) <= 2000),
     batch     bigint NOT NULL,
     committed timestamptz NOT NULL,
     -- The ID of the checkpoint that committed the batch. A query with a new checkpoint numbers its batches from 0
