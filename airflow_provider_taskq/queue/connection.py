@@ -1,6 +1,7 @@
 """Connections to the queue's database: opening them, deadlines for their calls, and calls of SQL functions."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -44,6 +45,9 @@ DSN_FILE_VARIABLE = "TASKQ_DSN_FILE"
 # Why the parameters of a connection raise a UnicodeError.
 INVALID_TEXT = "it has an invalid host name, or a character that UTF-8 lacks"
 
+# The beginning of an address of another library. It holds no password.
+_SCHEME = re.compile(r"(?P<jdbc>jdbc:)?(?P<scheme>[a-z]\w*)(?P<driver>\+\w+)?:(?P<slashes>//)?", re.IGNORECASE)
+
 # A peer that vanished is noticed within a minute.
 _TCP_DEFAULTS: Mapping[str, int] = {
     "connect_timeout": 10,
@@ -79,6 +83,8 @@ def _connection_or_error(dsn: str, options: Mapping[str, Any]) -> psycopg.Connec
     malformed = "the DSN of the queue's database is malformed: "
     if "\x00" in dsn:  # at which libpq would end it
         return TaskQueueError(malformed + "it has a NUL character")
+    if remedy := _other_form(dsn):
+        return TaskQueueError(malformed + remedy)
     try:
         if "@" in str(conninfo_to_dict(dsn).get("host")):
             return TaskQueueError(malformed + "write @ in its password as %40")
@@ -91,6 +97,21 @@ def _connection_or_error(dsn: str, options: Mapping[str, Any]) -> psycopg.Connec
         return TaskQueueError(malformed + reason)
     except UnicodeError:  # psycopg looks up the hosts by Python's socket module
         return TaskQueueError(malformed + INVALID_TEXT)
+
+
+def _other_form(dsn: str) -> str | None:
+    """Return what to write instead of an address that begins as one of another library; None for all other DSNs."""
+    if dsn.startswith(("postgresql://", "postgres://")) or not (found := _SCHEME.match(dsn)):
+        return None
+    scheme = found["scheme"]
+    if scheme.lower() not in ("postgresql", "postgres"):
+        known = found["jdbc"] or found["slashes"]
+        return f"the queue is in PostgreSQL, and this is an address for {scheme}" if known else None
+    if found["jdbc"]:
+        return "this is an address for JDBC: write postgresql://user:password@host:5432/database"
+    if found["driver"]:
+        return f"this is an address for SQLAlchemy: write postgresql:// instead of {scheme}{found['driver']}://"
+    return f"write postgresql:// instead of {scheme}:"
 
 
 def connection_defaults(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:

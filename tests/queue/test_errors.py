@@ -1,6 +1,7 @@
 """Errors: each is one sentence with the remedy, and changes nothing."""
 
 import pickle
+import re
 import subprocess
 import sys
 import traceback
@@ -100,6 +101,23 @@ def check_failure(call: Callable[[], object]) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(error.tb) if frame.f_code.co_filename != __file__]
     assert frames
     assert [frame.f_code.co_name for frame in frames if SECRET in repr(frame.f_locals)] == []
+
+
+@pytest.mark.parametrize(
+    ("dsn", "words"),
+    [
+        ("postgresql+psycopg2://me:pw@host/db", "SQLAlchemy: write postgresql:// instead of postgresql+psycopg2://"),
+        ("postgres+asyncpg://me:pw@host/db", "SQLAlchemy: write postgresql:// instead of postgres+asyncpg://"),
+        ("jdbc:postgresql://host/db?user=me&password=pw", "JDBC: write postgresql://user:password@host:5432/database"),
+        ("jdbc:postgresql:db", "JDBC: write postgresql://"),
+        ("mysql://me:pw@host/db", "the queue is in PostgreSQL, and this is an address for mysql"),
+        ("postgres:/me:pw@host/db", "write postgresql:// instead of postgres:"),
+        ("POSTGRESQL://me:pw@host/db", "write postgresql:// instead of POSTGRESQL:"),
+    ],
+)
+def test_an_address_of_another_library_is_named_with_what_to_write(dsn: str, words: str) -> None:
+    with pytest.raises(TaskQueueError, match=f"malformed: .*{re.escape(words)}"):
+        connect(dsn)
 
 
 def test_a_dsn_with_a_nul_is_refused_and_not_cut_off_there(dsn: str) -> None:
