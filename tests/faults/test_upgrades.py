@@ -295,7 +295,7 @@ class WideCursor(psycopg.Cursor[Any]):
 
 def test_every_verb_of_the_last_release_answers_as_before_on_the_schema_of_the_next(used: TaskQueue, dsn: str) -> None:
     before = answers(used)
-    assert set(before) == {name for name in dir(TaskQueue) if not name.startswith("_")}
+    assert {*before, "json_encoder"} == {name for name in dir(TaskQueue) if not name.startswith("_")}
     install_next_release(dsn)
     assert answers(used) == before
     owner = used.register("other")

@@ -95,13 +95,6 @@ def await_standstill(conn: psycopg.Connection, waiting: TaskQueue) -> None:
     until(lambda: conn.execute(query, (pid,)).rowcount)
 
 
-def deadlocks(conn: psycopg.Connection) -> int:
-    """The number of deadlocks that the server has ended in this database."""
-    row = conn.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 def hurry(queue: TaskQueue, patience: str = "3s") -> TaskQueue:
     """Makes a session raise an error if it waits for a lock for longer than `patience`.
 
