@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WorkHandler,
     )
     from airflow_provider_taskq.worker.limiter import Limiter, PriorityLimiter
-    from airflow_provider_taskq.worker.listener import FatalListener, WorkerListener
+    from airflow_provider_taskq.worker.listener import WorkerListener
     from airflow_provider_taskq.worker.metrics_endpoint import MetricsEndpoint
     from airflow_provider_taskq.worker.persistent_worker import PersistentWorker
     from airflow_provider_taskq.worker.runtime import WorkerStopped
@@ -44,7 +44,7 @@ _MODULES = {
     "handlers": ("UNDECIDED", "ForeignDecision", "HandlerOutcome", "TaskResultException", "WorkHandler"),
     "groups": ("GroupMode", "Groups"),
     "limiter": ("Limiter", "PriorityLimiter"),
-    "listener": ("FatalListener", "WorkerListener"),
+    "listener": ("WorkerListener",),
     "persistent_worker": ("PersistentWorker",),
     "metrics_endpoint": ("MetricsEndpoint",),
     "runtime": ("WorkerStopped",),
@@ -62,7 +62,6 @@ __all__ = [
     "BatchContext",
     "BatchOwner",
     "Composite",
-    "FatalListener",
     "FollowUp",
     "ForeignDecision",
     "GroupMode",

@@ -49,17 +49,6 @@ class WorkerListener:
         """React to a handler that has run for this many seconds. `stack` is the current stack of the handler."""
 
 
-class FatalListener(WorkerListener):
-    """A listener that passes fatal errors to a function."""
-
-    def __init__(self, call: Callable[[BaseException], None]) -> None:
-        self._call = call
-
-    def on_fatal(self, error: BaseException) -> None:
-        """Call the function."""
-        self._call(error)
-
-
 class ListenerDispatcher(WorkerListener):
     """Calls the hooks of a listener, if there is one, and logs what they raise."""
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Task
 from airflow_provider_taskq.queue.backoff import Backoff
-from airflow_provider_taskq.worker.batches import name_of
 from airflow_provider_taskq.worker.commit import BatchCommitter
 from airflow_provider_taskq.worker.groups import join_batches
 from airflow_provider_taskq.worker.lease import InFlightBatch
@@ -128,7 +127,7 @@ class Loop(ABC):
             future.cancel()
             decide()
 
-        name = f"a Future of {name_of(self._runtime.handler)}"
+        name = f"a Future of {self._runtime.handler_name}"
         activity.enter_context(batch.batch.running(name, lambda: "(not done)\n", abandon))
         future.add_done_callback(decide)
         if batch.batch.cancelled.is_set():  # abandoned before `running` registered the function

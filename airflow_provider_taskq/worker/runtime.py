@@ -67,7 +67,7 @@ class WorkerRuntime:
     ) -> None:
         self.config = config
         self.connect = connect
-        self.handler = handler
+        self.handler, self.handler_name = handler, name_of(handler)
         self.listeners = ListenerDispatcher(config.listener)
         self.counters = counters
         self.returned = ReturnedTasks() if drains else None
@@ -211,7 +211,7 @@ class WorkerRuntime:
         self.watchdog.add(in_flight)
         returned: Any
         try:
-            with batch.running(name_of(self.handler)):
+            with batch.running(self.handler_name):
                 returned = start_batch(self.handler, batch)
         except BaseException as error:  # noqa: BLE001 -- also SystemExit: it ends the batch, not the worker
             returned = error
@@ -232,7 +232,7 @@ class WorkerRuntime:
             return None
         tasks = in_flight.batch.tasks
         try:
-            outcome = complete_decisions(name_of(self.handler), tasks, _result_of(returned))
+            outcome = complete_decisions(self.handler_name, tasks, _result_of(returned))
         except TaskResultException as error:
             outcome = {**dict.fromkeys(tasks, decision_on(error)), **failures_of_unreadable(tasks)}
         except BaseException as error:  # noqa: BLE001 -- as above

@@ -22,7 +22,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum, auto
 
 from airflow_provider_taskq.queue import Decision, Polled, Task, TaskQueue
 from airflow_provider_taskq.queue.faults import classify
@@ -74,24 +73,16 @@ class UnansweredClaims:
         return found
 
 
-class _Commit(Enum):
-    UNSENT = auto()
-    REFUSED = auto()  # each call so far changed nothing
-    UNANSWERED = auto()  # a call may have committed the batch
-
-
 class UnansweredCommit:
     """The commit of one batch: whether an earlier call may have committed the batch."""
 
     def __init__(self) -> None:
-        self._state = _Commit.UNSENT
+        self._is_sent = self._is_unanswered = False
 
     def failed(self, error: BaseException) -> None:
         """Note a failed call."""
-        if not classify(error).is_answer:
-            self._state = _Commit.UNANSWERED
-        elif self._state is _Commit.UNSENT:
-            self._state = _Commit.REFUSED
+        self._is_sent = True
+        self._is_unanswered |= not classify(error).is_answer
 
     def left(
         self, queue: TaskQueue, in_flight: InFlightBatch, decisions: Mapping[Task, Decision]
@@ -100,7 +91,7 @@ class UnansweredCommit:
 
         Leaves out tasks that were purged or dropped meanwhile. Raises LeaseLost if the lease is gone.
         """
-        if self._state is _Commit.UNSENT:
+        if not self._is_sent:
             return decisions
         owner = in_flight.lease.owner
         queue.heartbeat(owner)
@@ -111,4 +102,4 @@ class UnansweredCommit:
                     # The call without an answer made the task ready, and a later poll claimed it again.
                     held.pop(task, None)
         left = {task: decision for task, decision in decisions.items() if held.get(task) == task.attempt}
-        return None if self._state is _Commit.UNANSWERED and not left else left
+        return None if self._is_unanswered and not left else left

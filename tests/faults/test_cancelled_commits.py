@@ -14,12 +14,12 @@ from psycopg import sql
 from airflow_provider_taskq.consumer import Consumer
 from airflow_provider_taskq.queue import State, Task, TaskQueue, connect
 from airflow_provider_taskq.spark.staging import commit_with_retry
-from airflow_provider_taskq.worker import Batch, FatalListener, Timeouts
+from airflow_provider_taskq.worker import Batch, Timeouts
 from tests.consumer.consumers import NEVER, Heard, quick
 from tests.faults.conftest import MakeWorker, ends
 from tests.internals import block_verbs, hold_tasks
 from tests.queue.conftest import until
-from tests.worker.conftest import Gate
+from tests.worker.conftest import FatalListener, Gate
 
 pytestmark = pytest.mark.promise("the server cancels a commit")
 

@@ -8,12 +8,13 @@ import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import NewTask, Severity, State, Task, TaskQueue, connect, install
-from airflow_provider_taskq.worker import Batch, FatalListener
+from airflow_provider_taskq.worker import Batch
 from demo.postgres import EmbeddedPostgres
 from tests.conftest import memory
 from tests.faults.conftest import MakeWorker, ends
 from tests.faults.servers import FAST, programs_of_tests
 from tests.queue.conftest import until
+from tests.worker.conftest import FatalListener
 
 pytestmark = pytest.mark.promise("A notification that cannot be sent fails neither a push nor a commit")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_taskq.queue import Task, TaskQueue
-from airflow_provider_taskq.worker import Worker, WorkHandler
+from airflow_provider_taskq.worker import Worker, WorkerListener, WorkHandler
 
 MakeWorker = Callable[..., Worker]
 HOUR = timedelta(hours=1)
@@ -42,6 +42,13 @@ def listeners(queue: TaskQueue) -> int:
     return queue.conn.execute(
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
     ).rowcount
+
+
+class FatalListener(WorkerListener):
+    """Passes fatal errors to a function, and nothing else."""
+
+    def __init__(self, call: Callable[[BaseException], object]) -> None:
+        self.on_fatal = call  # type: ignore[method-assign,assignment]
 
 
 class Gate:

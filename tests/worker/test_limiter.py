@@ -9,13 +9,12 @@ import pytest
 
 from airflow_provider_taskq.queue import State, TaskQueue
 from airflow_provider_taskq.worker import (
-    FatalListener,
     Limiter,
     PriorityLimiter,
     Worker,
 )
 from tests.queue.conftest import states, until
-from tests.worker.conftest import MakeWorker
+from tests.worker.conftest import FatalListener, MakeWorker
 
 pytestmark = pytest.mark.promise("A limiter bounds the work of all workers that share it")
 

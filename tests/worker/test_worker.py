@@ -26,7 +26,6 @@ from airflow_provider_taskq.queue import (
 )
 from airflow_provider_taskq.worker import (
     Batch,
-    FatalListener,
     TaskResultException,
     Timeouts,
     Worker,
@@ -37,7 +36,7 @@ from airflow_provider_taskq.worker import (
 from airflow_provider_taskq.worker.idle_wait import IdleWait
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, lapse, states, until
-from tests.worker.conftest import HOUR, Gate, MakeWorker, listeners
+from tests.worker.conftest import HOUR, FatalListener, Gate, MakeWorker, listeners
 
 pytestmark = [
     pytest.mark.promise("A handler is a function, a coroutine or an object, in threads or in processes"),
