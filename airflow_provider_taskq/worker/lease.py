@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 
@@ -26,13 +26,6 @@ _SHORTEST_UPKEEP_PAUSE = 0.05
 _UPKEEP_REST_FACTOR = 4.0
 
 
-class HandlingLoop(Protocol):
-    """A loop whose thread can be replaced when a handler is stuck in it."""
-
-    def replace_thread(self, stuck: "InFlightBatch") -> None:
-        """Go on in another thread if the handler of this batch runs in the thread of the loop."""
-
-
 class InFlightBatch:
     """A polled batch until its end. The first thread that claims the batch decides how it ends."""
 
@@ -41,7 +34,7 @@ class InFlightBatch:
         self.lease = lease
         self.token = token
         self.trace = trace
-        self.loop: HandlingLoop | None = None  # the loop that handles it
+        self.replace_thread: Callable[[], None] | None = None  # of the loop that handles it, if the handler is stuck
         self.next: InFlightBatch | None = None  # of its group, which starts after the commit of this one
         self.committed: Mapping[Task, Decision] = {}
         self.abandoned_for: BaseException | None = None

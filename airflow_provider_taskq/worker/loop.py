@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from airflow_provider_taskq.queue import Decision, LeaseLost, Task
@@ -51,7 +52,7 @@ class Loop(ABC):
         """React to a LeaseLost of a step."""
         raise error
 
-    def replace_thread(self, stuck: InFlightBatch) -> None:
+    def _replace_thread(self, stuck: InFlightBatch) -> None:
         """Go on in another thread if the handler of this batch runs in the thread of the loop."""
         with self._lock:
             if self._handling is not stuck:
@@ -96,7 +97,7 @@ class Loop(ABC):
 
     def _handle(self, batch: InFlightBatch) -> None:
         """Call the handler, and commit what it decided, or leave the batch open."""
-        batch.loop = self
+        batch.replace_thread = partial(self._replace_thread, batch)
         with self._lock:
             self._handling = batch
         returned = self._runtime.call_handler(batch)

@@ -290,8 +290,8 @@ class WorkerRuntime:
         """Let the loop of a handler that exceeds its limit fail the batch, in another thread if it is stuck."""
         batch.abandon(HandlerStuck(f"the handler took longer than its limit, {self.config.limit}"))
         # The batch may have been abandoned before, with its lease: the thread is stuck all the same.
-        if batch.loop is not None and not self.stopped.is_set():
-            batch.loop.replace_thread(batch)
+        if batch.replace_thread is not None and not self.stopped.is_set():
+            batch.replace_thread()
 
     def _on_notification(self, topic: str) -> None:
         if topic == self.config.topic:

@@ -106,14 +106,14 @@ def test_a_stuck_batch_is_failed_although_the_worker_stops_meanwhile(
     worker.start()
     runtime = worker._runtime
     assert runtime is not None
-    replace_thread = Loop.replace_thread
+    replace_thread = Loop._replace_thread
 
     def replace_and_stop(loop: Loop, batch: InFlightBatch) -> None:
         replace_thread(loop, batch)
         runtime.stop(20)
         stopped.set()
 
-    monkeypatch.setattr(Loop, "replace_thread", replace_and_stop)
+    monkeypatch.setattr(Loop, "_replace_thread", replace_and_stop)
     queue.push("work", ["a"])
     worker.resume()
     assert stopped.wait(30)
