@@ -10,16 +10,17 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import suppress
-from contextvars import Context, copy_context
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from airflow_provider_taskq.queue import InvalidArgument
-from airflow_provider_taskq.worker.batches import Batch, name_of, stack_of
+from airflow_provider_taskq.queue import Decision, InvalidArgument, Task
+from airflow_provider_taskq.worker.batches import Batch, Exceptions, name_of, stack_of
 from airflow_provider_taskq.worker.futures import complete, on_cancel
+from airflow_provider_taskq.worker.handlers import decision_of, decision_on
 
 T = TypeVar("T")
 
@@ -129,25 +130,20 @@ class EventLoop(CallExecutor):
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._new: list[tuple[Future[Any], Context, Callable[[], Coroutine[Any, Any, None]]]] = []
 
     def submit(self, batch: Batch, name: str, call: Callable[[], Any]) -> Future[Any]:
         """Run a call on the loop; see `CallExecutor`."""
         future: Future[Any] = Future()
+        run = partial(self._run, batch, name, call, future)
         with self._lock:
             loop = self._started()
-            self._new.append((future, copy_context(), partial(self._run, batch, name, call, future)))
-            if len(self._new) == 1:  # else the loop is woken already
-                loop.call_soon_threadsafe(self._begin, loop)
+            loop.call_soon_threadsafe(partial(_begin, loop, future, run), context=copy_context())
         return future
 
     def close(self) -> None:
         """Stop the loop and cancel its tasks. Wait at most a second if a task blocks the loop."""
         with self._lock:
             loop, thread, self._loop = self._loop, self._thread, None
-            new, self._new = self._new, []
-        for future, *_ in new:
-            future.cancel()
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(timeout=_LOOP_STOP_SECONDS)
@@ -158,14 +154,6 @@ class EventLoop(CallExecutor):
             self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name=self._name, daemon=True)
             self._thread.start()
         return self._loop
-
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._lock:
-            new, self._new = self._new, []
-        for future, context, run in new:
-            if not future.cancelled():
-                task = loop.create_task(run(), context=context)
-                on_cancel(future, partial(_cancel_on, loop, task))
 
     async def _run(self, batch: Batch, name: str, call: Callable[[], Any], future: Future[Any]) -> None:
         """Complete a Future with the result of a call, or with its error: also SystemExit, which would end the loop."""
@@ -198,6 +186,36 @@ def stack_of_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> Callable[[], 
         return "".join("".join(traceback.format_stack(frame, 1)) for frame in frames)
 
     return stack
+
+
+async def decide_all(
+    batch: Batch,
+    name: str,
+    function: Callable[[Task], Awaitable[Any]],
+    tasks: Sequence[Task],
+    success_on: Exceptions = (),
+    room: asyncio.Semaphore | None = None,
+) -> dict[Task, Decision]:
+    """Await a function for all tasks at once, in one call of the loop, as a call for each costs several times as much.
+
+    :param room: bounds how many are awaited at once.
+    """
+
+    async def decide_later(task: Task) -> Decision:
+        try:
+            async with room or nullcontext():
+                return decision_of(await function(task))
+        except BaseException as error:  # noqa: BLE001 -- also SystemExit, which would end the loop
+            return decision_on(error, success_on)
+
+    started = [asyncio.create_task(decide_later(task)) for task in tasks]
+    with batch.running(f"the tasks of {name}", stack_of_tasks(started)):
+        return dict(zip(tasks, await asyncio.gather(*started), strict=True))
+
+
+def _begin(loop: asyncio.AbstractEventLoop, future: Future[Any], run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    if not future.cancelled():
+        on_cancel(future, partial(_cancel_on, loop, loop.create_task(run())))
 
 
 def _cancel_on(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:

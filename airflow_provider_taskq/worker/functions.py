@@ -12,7 +12,7 @@ from airflow_provider_taskq.queue import Decision, Result, Task
 from airflow_provider_taskq.queue.arguments import to_integer
 from airflow_provider_taskq.queue.errors import picklable_error
 from airflow_provider_taskq.worker.batches import Batch, Exceptions
-from airflow_provider_taskq.worker.executors import CallExecutor, EventLoop, OtherExecutor, Threads, stack_of_tasks
+from airflow_provider_taskq.worker.executors import CallExecutor, EventLoop, OtherExecutor, Threads, decide_all
 from airflow_provider_taskq.worker.futures import attempt, final, then
 from airflow_provider_taskq.worker.handlers import (
     BatchFunction,
@@ -176,25 +176,15 @@ class CoroutineHandler(EachHandler):
 
     def handle(self, batch: Batch) -> Future[Decisions]:
         """Return a Future of the decision on each task."""
-        return self._loop.submit(batch, self.name, partial(self._decide_all, batch))
+        call = partial(self._function, batch=batch)
+        return self._loop.submit(
+            batch, self.name, partial(decide_all, batch, self.name, call, batch.tasks, self._success_on, self._room)
+        )
 
     def close(self) -> None:
         """Cancel the coroutines that still run, and end the loop."""
         self._loop.close()
         self._room = self._new_room()  # the old one belongs to the ended loop
-
-    async def _decide_all(self, batch: Batch) -> Decisions:
-        """Decide on all tasks in one call of the loop, since a call for each task costs several times as much."""
-        started = [asyncio.create_task(self._decide_later(task, batch)) for task in batch.tasks]
-        with batch.running(f"the tasks of {self.name}", stack_of_tasks(started)):
-            return dict(zip(batch.tasks, await asyncio.gather(*started), strict=True))
-
-    async def _decide_later(self, task: Task, batch: Batch) -> Decision:
-        try:
-            async with self._room:
-                return decision_of(await self._function(task, batch=batch))
-        except BaseException as error:  # noqa: BLE001 -- also SystemExit, which would end the loop
-            return decision_on(error, self._success_on)
 
 
 class ProcessHandler(EachHandler):

@@ -17,7 +17,7 @@ from airflow_provider_taskq.worker.composite.steps import (
     Step,
     StepMode,
 )
-from airflow_provider_taskq.worker.executors import EventLoop, Threads, in_batch
+from airflow_provider_taskq.worker.executors import EventLoop, Threads, decide_all, in_batch
 from airflow_provider_taskq.worker.futures import attempt, then
 from airflow_provider_taskq.worker.handlers import (
     Decisions,
@@ -161,9 +161,8 @@ class StepRun:
         step, threads = self.step, self.threads
         is_parallel = step.mode is StepMode.PARALLEL and len(self.tasks) > 1
         if step.is_coroutine and is_parallel:
-            calls = {task: self._on_loop(partial(step.function, task, batch=self.batch)) for task in self.tasks}
-            self._wait(then(calls.values(), lambda: None))
-            return {task: decide(future) for task, future in calls.items()}
+            call = partial(step.function, batch=self.batch)
+            return dict(self._wait(self._on_loop(partial(decide_all, self.batch, self._name, call, self.tasks))))
         decided: dict[Task, Decision] = {}
         left = deque(self.tasks)
 
