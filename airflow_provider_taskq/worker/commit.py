@@ -273,4 +273,4 @@ class BatchCommitter:
         batch.committed = committed
         batch.lease.remove(batch)
         batch.token.release()
-        self._runtime.on_committed(len(batch.batch.tasks), committed)
+        self._runtime.count_end(len(batch.batch.tasks), committed)

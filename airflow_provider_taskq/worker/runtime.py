@@ -35,6 +35,7 @@ from airflow_provider_taskq.worker.limiter import NO_TOKEN, Token
 from airflow_provider_taskq.worker.listener import ListenerDispatcher
 from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from airflow_provider_taskq.worker.returns import ReturnedTasks
+from airflow_provider_taskq.worker.services import RepeatedService
 from airflow_provider_taskq.worker.statistics import WorkerCounters
 from airflow_provider_taskq.worker.watchdog import HandlerStuck, Watchdog
 
@@ -85,16 +86,12 @@ class WorkerRuntime:
         self.started: datetime | None = None  # by the database's clock
         self._encode: JsonEncoder = json_text
         self.error: BaseException | None = None  # of the limiter, which ended all polls
-        self._upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
-        self._notifications = (
-            NotificationListener(connect, "taskq", self._on_notification, self.idle_wait.wake)
-            if config.listen
-            else None
-        )
-        place = worker_instance_id()
-        self.owner_prefix = f"{config.name}/{place}"
-        self._owner_names = (worker_owner_name(config.name, place, number) for number in itertools.count(1))
-        self._lock = threading.Lock()
+        upkeep = UpkeepThread(self.keeper.owner_names, connect, config.lease, config.call_limit())
+        self._services: list[RepeatedService] = [self.keeper, upkeep, self.watchdog]
+        if config.listen:
+            self._services.append(NotificationListener(connect, "taskq", self._on_notification, self.idle_wait.wake))
+        self._place, self._numbers = worker_instance_id(), itertools.count(1)
+        self.owner_prefix = f"{config.name}/{self._place}"
 
     def start(self, loops: Sequence[WorkerLoop], timeout: float | None) -> None:
         """Start all threads, and return when one of them holds a lease. Stop them if it raises an error."""
@@ -106,12 +103,9 @@ class WorkerRuntime:
         open_handler = getattr(self.handler, "open", None)
         if open_handler is not None:  # raises the error of a handler that cannot work, before a task is polled
             open_handler()
-        self.keeper.start()
-        self._upkeep.start()
-        self.watchdog.start()
-        if self._notifications is not None:
-            self._notifications.start()
         try:
+            for service in self._services:
+                service.start()
             self._loops = loops
             for loop in loops:
                 loop.thread.start()
@@ -130,11 +124,8 @@ class WorkerRuntime:
         finally:  # also after KeyboardInterrupt
             self.stopped.set()
             self._release_leases()
-            self.keeper.stop()
-            self._upkeep.stop()
-            if self._notifications is not None:
-                self._notifications.stop()
-            self.watchdog.stop(None)
+            for service in self._services:
+                service.stop()
             self.handler.close()
 
     def stop_polling(self) -> None:
@@ -163,8 +154,7 @@ class WorkerRuntime:
 
     def next_owner_name(self) -> str:
         """Return an owner name that was not used before."""
-        with self._lock:
-            return next(self._owner_names)
+        return worker_owner_name(self.config.name, self._place, next(self._numbers))
 
     def token(self, is_woken: Callable[[], bool]) -> Token | None:
         """Wait for the limiter's token. Return None if the worker stops, or if `is_woken()`."""
@@ -243,13 +233,10 @@ class WorkerRuntime:
         self.listeners.on_callback(in_flight.trace, outcome)
         return outcome
 
-    def on_committed(self, tasks: int, committed: Mapping[Task, Decision]) -> None:
+    def count_end(self, tasks: int, committed: Mapping[Task, Decision]) -> None:
         """Count the committed decisions of a batch, and the other ones of its tasks as abandoned."""
         if self.returned is not None:
             self.returned.note(committed)
-        self._count_end(tasks, committed)
-
-    def _count_end(self, tasks: int, committed: Mapping[Task, Decision]) -> None:
         self.counters.ended(tasks, committed.values())
         if self.config.prefetch and self.returned is not None and not self.counters.in_flight:
             self.idle_wait.wake()  # the thread that prefetches polls again, and ends the drain
@@ -257,7 +244,7 @@ class WorkerRuntime:
     def on_abandoned(self, batch: InFlightBatch) -> None:
         """Count, log and report a batch that was taken away from its handler. Its tasks are polled again later."""
         batch.token.release()
-        self._count_end(len(batch.batch.tasks), {})
+        self.count_end(len(batch.batch.tasks), {})
         log.warning("batch abandoned: %s reason=%s", batch.describe(), batch.abandoned_for)
         if batch.abandoned_for is not None:
             self.listeners.on_error(batch.trace, batch.abandoned_for)
