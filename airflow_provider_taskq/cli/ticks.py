@@ -12,7 +12,8 @@ from airflow_provider_taskq.cli._session import Session, audited
 from airflow_provider_taskq.cli._times import format_age
 from airflow_provider_taskq.cli.push import payload_option
 from airflow_provider_taskq.cli.topics import summaries
-from airflow_provider_taskq.queue import Json, NewTask
+from airflow_provider_taskq.queue import Json
+from airflow_provider_taskq.queue.recurring import CATCH_UPS, CatchUp, RecurringTask
 from airflow_provider_taskq.queue.schedules import Schedule
 
 WAITING_CAP = 1_000  # of the count of waiting ticks
@@ -68,6 +69,13 @@ def ticks(ctx: click.Context, topic: str | None) -> None:
 @click.option("--cron", metavar="FIELDS", help="A cron expression of five fields, or @hourly and the like.")
 @click.option("--zone", default="UTC", show_default=True, help="The time zone of --daily and --cron.")
 @click.option("--ahead", type=DURATION, default="1d", show_default=True, help="How far ahead; at least the next tick.")
+@click.option(
+    "--catch-up",
+    type=click.Choice(CATCH_UPS),
+    default="none",
+    show_default=True,
+    help="Which ticks to install of those missed since the last installed one.",
+)
 @payload_option
 @dry_run_option
 @click.pass_obj
@@ -80,15 +88,13 @@ def install(
     cron: str | None,
     zone: str,
     ahead: timedelta,
+    catch_up: CatchUp,
     payload: Json,
     dry_run: bool,
 ) -> None:
-    schedule = _schedule(every, daily, cron, zone)
-    schedule_hash = schedule.hash(payload)
+    task = RecurringTask(_schedule(every, daily, cron, zone), payload, None, ahead, catch_up)
     with session.transaction(dry_run=dry_run) as queue:
-        moments = schedule.times(queue.now(), ahead)
-        new_ticks = [(moment, NewTask(prefix, payload)) for moment in moments]
-        count = queue.install_ticks(topic, prefix, schedule_hash, new_ticks)
+        schedule_hash, count, moments = task.install(queue, topic, prefix)
         audited(queue).record("install ticks", topic, f"{prefix}/{schedule_hash}", count)
     verb = "Would install" if dry_run else "Installed"
     sentence = f"{verb} {plural(count, 'tick')} of {prefix}/{schedule_hash}, up to {moments[-1]:%Y-%m-%d %H:%M %Z}."

@@ -1,14 +1,15 @@
 """The operator that installs the ticks of a schedule."""
 
-from collections.abc import Callable, Sequence
-from datetime import datetime, time, timedelta
+from collections.abc import Sequence
+from datetime import time, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_taskq.operators.base import TaskQBaseOperator, database_now
+from airflow_provider_taskq.operators.base import TaskQBaseOperator
 from airflow_provider_taskq.parameters import parse_duration
-from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue
+from airflow_provider_taskq.queue import Json
 from airflow_provider_taskq.queue.arguments import DurationLike
-from airflow_provider_taskq.queue.encoding import JsonDefault, decode_json
+from airflow_provider_taskq.queue.encoding import JsonDefault
+from airflow_provider_taskq.queue.recurring import CatchUp, Payload, RecurringTask
 from airflow_provider_taskq.queue.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -37,8 +38,11 @@ class TaskQTicksOperator(TaskQBaseOperator):
     :param cron: a cron expression of five fields, or @hourly and the like (templated).
     :param zone: the time zone of `daily` and `cron` (templated).
     :param ahead: how far ahead to install ticks, a timedelta or seconds; installs at least the next one (templated).
-    :param payload: the payload of each tick, or a function of the tick's time that returns a payload or a NewTask. Not
-        templated. A changed payload is a changed schedule; a changed function is not detected.
+    :param payload: the payload of each tick, a NewTask, or a function of the tick's time that returns one of them. Not
+        templated. A changed payload is a changed schedule.
+    :param version: change it with the code of a payload function, because the operator does not see such a change.
+    :param catch_up: which ticks to install of those that were missed while no run installed any: `none`, the `last`
+        one, or `all`.
     :param create_topic: whether to create a missing topic with the default policy.
     :param json_default: converts an object in a payload that JSON does not have, such as a datetime, as that of
         `json.dumps`; for example `str`.
@@ -56,7 +60,9 @@ class TaskQTicksOperator(TaskQBaseOperator):
         cron: str | None = None,
         zone: str = "UTC",
         ahead: DurationLike = ONE_DAY,
-        payload: Json | Callable[[datetime], NewTask | Json] = None,
+        payload: Payload = None,
+        version: Json = None,
+        catch_up: CatchUp = "none",
         create_topic: bool = False,
         json_default: JsonDefault | None = None,
         **kwargs: Any,
@@ -70,6 +76,8 @@ class TaskQTicksOperator(TaskQBaseOperator):
         self.zone = zone
         self.ahead = ahead
         self.payload = payload
+        self.version = version
+        self.catch_up: CatchUp = catch_up
         self.create_topic = create_topic
         self.json_default = json_default
         if sum(schedule is not None for schedule in (every, daily, cron)) != 1:
@@ -80,20 +88,17 @@ class TaskQTicksOperator(TaskQBaseOperator):
         with self.hook.transaction() as queue:
             if self.create_topic:
                 queue.create_topic(self.topic)
-            schedule = self._schedule()
-            moments = schedule.times(database_now(queue.conn), parse_duration("ahead", self.ahead))
-            configuration = schedule.hash(None if callable(self.payload) else self._as_json(queue))
-            ticks = [(moment, self._task(moment)) for moment in moments]
-            installed = queue.install_ticks(self.topic, self.prefix, configuration, ticks)
-        self.log.info(
-            "Installed ticks: topic=%s prefix=%s count=%d last=%s", self.topic, self.prefix, installed, moments[-1]
-        )
+            ahead = parse_duration("ahead", self.ahead)
+            task = RecurringTask(self._schedule(), self.payload, self.version, ahead, self.catch_up)
+            installed = task.install(queue, self.topic, self.prefix)
+        named = (self.topic, self.prefix, installed.added, installed.moments[-1])
+        self.log.info("Installed ticks: topic=%s prefix=%s count=%d last=%s", *named)
         return {
             "topic": self.topic,
             "prefix": self.prefix,
-            "config_hash": configuration,
-            "installed": installed,
-            "last": moments[-1].isoformat(),
+            "config_hash": installed.config_hash,
+            "installed": installed.added,
+            "last": installed.moments[-1].isoformat(),
         }
 
     def _schedule(self) -> Schedule:
@@ -104,13 +109,3 @@ class TaskQTicksOperator(TaskQBaseOperator):
             return Schedule.daily(hours, self.zone)
         assert self.cron is not None  # noqa: S101  for the type checker; one of the three is there
         return Schedule.cron(self.cron, self.zone)
-
-    def _as_json(self, queue: TaskQueue) -> Json:
-        """Return the payload as it will be read, for the hash. Raises InvalidArgument if it cannot be stored."""
-        try:
-            return decode_json(queue.json_encoder()(self.payload) or "null")
-        except ValueError as error:
-            raise InvalidArgument(f"the payload of the ticks {error}") from None
-
-    def _task(self, moment: datetime) -> NewTask | Json:
-        return self.payload(moment) if callable(self.payload) else self.payload

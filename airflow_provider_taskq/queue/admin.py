@@ -312,6 +312,12 @@ class AdminMixin(FunctionCaller):
         """Remove the waiting ticks of exactly this prefix and hash. Return their number."""
         return self._number("SELECT taskq.uninstall_ticks(%s::text, %s::text, %s::text)", (topic, prefix, config_hash))
 
+    def last_tick(self, topic: str, prefix: str, config_hash: str) -> datetime | None:
+        """Return the nominal time of the latest tick of a prefix and a hash, in any state; None if there is none."""
+        call = "SELECT taskq.last_tick(%s::text, %s::text, %s::text)"
+        found: datetime | None = self._value(call, (topic, prefix, config_hash))
+        return found
+
     def _install_chunk(
         self, topic: str, prefix: str, config_hash: str, chunk: TaskChunk, moments: list[datetime]
     ) -> int:

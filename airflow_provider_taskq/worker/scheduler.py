@@ -4,14 +4,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from datetime import time as time_of_day
-from typing import Any
 
-from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue
+from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue, config_hash
 from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
-from airflow_provider_taskq.queue.schedules import Schedule
+from airflow_provider_taskq.queue.recurring import CatchUp, Payload, RecurringTask
+from airflow_provider_taskq.queue.schedules import ONE_DAY, Schedule
 from airflow_provider_taskq.worker.connection import Connect, DatabaseSession, Disconnected, connection_factory
 from airflow_provider_taskq.worker.services import PeriodicService
 
@@ -19,35 +19,28 @@ log = logging.getLogger(__name__)
 
 Ticks = Iterable[tuple[datetime, NewTask | Json]]
 MakeTicks = Callable[[datetime], Ticks]
-Payload = NewTask | Json | Callable[[datetime], NewTask | Json]
 
 _RECONNECT_SECONDS = 1.0
 
-SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
+SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 
 
 @dataclass(slots=True)
 class TickSchedule:
-    """A schedule of a topic, under a prefix and a hash. `make` returns the next ticks after a moment."""
+    """A schedule of a topic under a prefix. `add_missing` adds the missing ticks, and returns their number."""
 
     topic: str
     prefix: str
-    hash: str
     interval: timedelta
-    make: MakeTicks
+    add_missing: Callable[[TaskQueue], int]
     due: float = 0.0  # by time.monotonic()
 
     def install(self, queue: TaskQueue) -> int:
-        """Add the missing ticks, and return their number.
-
-        The call fails if it takes longer than the interval.
-        """
-        now = queue.now()
-        ticks = list(self.make(now))
+        """Add the missing ticks. The call fails if it takes longer than the interval."""
         with queue.conn.transaction():
             milliseconds = max(1000, self.interval // timedelta(milliseconds=1))
             queue.conn.execute(f"SET LOCAL statement_timeout = {milliseconds}".encode())
-            return queue.install_ticks(self.topic, self.prefix, self.hash, ticks)
+            return self.add_missing(queue)
 
 
 class Scheduler(PeriodicService):
@@ -67,15 +60,14 @@ class Scheduler(PeriodicService):
         self.schedules: list[TickSchedule] = []
         super().__init__("scheduler", connection_factory(dsn))
 
-    def add(self, topic: str, prefix: str, hash_: str, interval: DurationLike, make: MakeTicks) -> None:
+    def add(self, topic: str, prefix: str, version: Json, interval: DurationLike, make: MakeTicks) -> None:
         """Add a schedule whose ticks `make(now)` returns. `interval` is the time between installations.
 
-        Raises InvalidArgument if the prefix is blank or the interval is not longer than 0.
+        :param version: change it with the code of `make`: the first installation then replaces the ticks that wait.
+        :raises InvalidArgument: if the prefix is blank or the interval is not longer than 0.
         """
-        if not prefix.strip():
-            raise InvalidArgument("the prefix of ticks must not be blank")
-        length = to_timedelta(interval, "interval", timedelta.resolution)
-        self.schedules.append(TickSchedule(topic, prefix, hash_, length, make))
+        hash_ = config_hash(version)
+        self._add(topic, prefix, interval, lambda queue: queue.install_ticks(topic, prefix, hash_, make(queue.now())))
 
     def every(
         self,
@@ -86,16 +78,15 @@ class Scheduler(PeriodicService):
         ahead: int = 1,
         *,
         version: Json = None,
+        catch_up: CatchUp = "none",
     ) -> None:
         """Add ticks at each multiple of a period since the epoch. Install them every quarter of the period.
 
-        :param payload: JSON, a NewTask, or a function of the tick's moment that returns one of them.
-        :param ahead: number of ticks that are installed ahead.
-        :param version: change it with the code of a payload function, because the scheduler does not see such a change.
+        :param ahead: number of ticks that are installed ahead. For the other parameters see `RecurringTask`.
         """
         length, count = to_timedelta(period, "period", timedelta.resolution), to_integer(ahead, "ahead", 1)
-        interval = max(length / 4, SECOND)
-        self._add(topic, prefix, Schedule.every(length), payload, version, length * count, interval)
+        task = RecurringTask(Schedule.every(length), payload, version, length * count, catch_up)
+        self._add_recurring(topic, prefix, task, max(length / 4, SECOND))
 
     def daily(
         self,
@@ -105,16 +96,17 @@ class Scheduler(PeriodicService):
         zone: str,
         payload: Payload = None,
         *,
-        ahead: DurationLike = DAY,
+        ahead: DurationLike = ONE_DAY,
         interval: DurationLike | None = None,
         version: Json = None,
+        catch_up: CatchUp = "none",
     ) -> None:
-        """Add ticks at times of day in a time zone. For `payload` and `version` see `every`.
+        """Add ticks at times of day in a time zone. For the other parameters see `RecurringTask`.
 
-        :param ahead: installs the ticks within this time, and at least the next one.
         :param interval: time between installations; by default a quarter of `ahead`, at most an hour.
         """
-        self._add(topic, prefix, Schedule.daily(hours, zone), payload, version, ahead, interval)
+        task = RecurringTask(Schedule.daily(hours, zone), payload, version, ahead, catch_up)
+        self._add_recurring(topic, prefix, task, interval)
 
     def cron(
         self,
@@ -124,40 +116,33 @@ class Scheduler(PeriodicService):
         zone: str,
         payload: Payload = None,
         *,
-        ahead: DurationLike = DAY,
+        ahead: DurationLike = ONE_DAY,
         interval: DurationLike | None = None,
         version: Json = None,
+        catch_up: CatchUp = "none",
     ) -> None:
         """Add ticks at the times of a cron expression in a time zone.
 
         Each installation checks the expression and the zone: `install()` raises InvalidArgument, and a running
-        scheduler logs a warning and tries again after `interval`. For the other parameters see `daily` and `every`.
+        scheduler logs a warning and tries again after `interval`. For the other parameters see `daily`.
 
         :param expression: five fields (minute, hour, day of month, month, day of week), or @hourly, @daily, @weekly,
             @monthly or @yearly.
         :param zone: the name of a time zone, for example `Europe/Berlin`.
         """
-        self._add(topic, prefix, Schedule.cron(expression, zone), payload, version, ahead, interval)
+        task = RecurringTask(Schedule.cron(expression, zone), payload, version, ahead, catch_up)
+        self._add_recurring(topic, prefix, task, interval)
 
-    def _add(
-        self,
-        topic: str,
-        prefix: str,
-        schedule: Schedule,
-        payload: Payload,
-        version: Json,
-        ahead: DurationLike,
-        interval: DurationLike | None,
-    ) -> None:
-        span = to_timedelta(ahead, "ahead")
-
-        def make(now: datetime) -> Ticks:
-            times = schedule.times(now, span)
-            return [(moment, payload(moment) if callable(payload) else payload) for moment in times]
-
+    def _add_recurring(self, topic: str, prefix: str, task: RecurringTask, interval: DurationLike | None) -> None:
         if interval is None:
-            interval = min(max(span / 4, SECOND), HOUR)
-        self.add(topic, prefix, schedule.hash(_hashed(payload, version)), interval, make)
+            interval = min(max(to_timedelta(task.ahead, "ahead") / 4, SECOND), HOUR)
+        self._add(topic, prefix, interval, lambda queue: task.install(queue, topic, prefix).added)
+
+    def _add(self, topic: str, prefix: str, interval: DurationLike, add_missing: Callable[[TaskQueue], int]) -> None:
+        if not prefix.strip():
+            raise InvalidArgument("the prefix of ticks must not be blank")
+        length = to_timedelta(interval, "interval", timedelta.resolution)
+        self.schedules.append(TickSchedule(topic, prefix, length, add_missing))
 
     def start(self) -> None:
         """Start the thread, which installs all schedules at once. Raises TaskQueueError if it runs already."""
@@ -186,20 +171,3 @@ class Scheduler(PeriodicService):
             schedule.due = time.monotonic() + schedule.interval.total_seconds()
         next_ = min((each.due for each in list(self.schedules)), default=time.monotonic() + 1)
         return max(0.0, min(next_ - time.monotonic(), 1.0))
-
-
-def _hashed(payload: Payload, version: Json) -> Json:
-    """Return the part of a schedule's hash that stands for its payload: the payload, or the version of a function."""
-    if callable(payload):
-        return version
-    if isinstance(payload, NewTask):
-        payload = {each.name: _as_json(getattr(payload, each.name)) for each in fields(payload)}
-    return payload if version is None else [payload, version]
-
-
-def _as_json(value: Any) -> Json:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return [list(pair) for pair in value] if isinstance(value, tuple) else value  # a tuple: the pairs of depends_on

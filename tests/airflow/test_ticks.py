@@ -49,6 +49,20 @@ def test_installs_daily_ticks_in_a_zone(queue: TaskQueue, daily: Any) -> None:
     assert {(moment.hour, moment.minute) for moment in moments(queue)} == {(0, 15), (12, 45)}
 
 
+def test_another_version_of_a_payload_function_replaces_the_waiting_ticks(queue: TaskQueue) -> None:
+    for version, kind in ((1, "old"), (1, "other"), (2, "new")):
+        install(every=3600, payload=lambda _moment, kind=kind: kind, version=version, ahead=3600)
+    assert [task.payload for task in queue.page("work")] == ["new"]
+
+
+def test_ticks_that_no_run_installed_are_caught_up(queue: TaskQueue) -> None:
+    hour = queue.now().replace(minute=0, second=0, microsecond=0)
+    hash_ = install(every=3600, ahead=3600)["config_hash"]
+    queue.purge_all("work")
+    queue.install_ticks("work", "report", hash_, [(hour - timedelta(hours=3), None)])
+    assert install(every=3600, ahead=3600, catch_up="all")["installed"] == 4
+
+
 def test_the_same_schedule_is_installed_once_and_a_changed_one_replaces_the_waiting_ticks(queue: TaskQueue) -> None:
     installed = [
         install(prefix=prefix, cron=f"0 {hour} * * *", zone="{{ 'UTC' }}", ahead=timedelta(days=5))["installed"]

@@ -309,6 +309,9 @@ def test_ticks_are_installed_and_uninstalled(ask: Ask, run: Run, queue: TaskQueu
     assert ask(*removal, "--dry-run")["removed"] == 4
     assert ask(*removal)["removed"] == 4
     assert run("ticks").stdout == "No tick waits.\n"
+    last = queue.now() - timedelta(hours=13)
+    queue.install_ticks("work", "report", made["config_hash"], [(last, None)])
+    assert ask(*words, "--catch-up", "all", "--dry-run")["installed"] - ask(*words, "--dry-run")["installed"] in (2, 3)
     for bad in (
         [],
         ["--every", "1h", "--cron", "@daily"],

@@ -183,6 +183,7 @@ SELECT taskq.purge_streams('0');
 -- Ticks, locks and workers
 SELECT taskq.install_ticks('mails', 'daily', 'hash-1', ARRAY[timestamptz '2030-01-01 00:00Z']);
 SELECT * FROM taskq.browse_ticks('mails', 10);
+SELECT taskq.last_tick('orders', 'hourly', 'hash');
 SELECT taskq.uninstall_ticks('mails', 'daily', 'hash-1');
 SELECT taskq.lock('nightly', 'worker-1', '1 minute', '0');
 SELECT * FROM taskq.browse_locks(NULL, 10);

@@ -231,6 +231,8 @@ def further_verbs(queue: TaskQueue) -> dict[str, Callable[[], object]]:
         "handle_again": lambda: queue.handle_again("group", "work"),
         "handling_times": queue.handling_times,
         "is_worker_active": lambda: queue.is_worker_active("worker"),
+        "json_encoder": lambda: queue.json_encoder()({"total": 12}),
+        "last_tick": lambda: queue.last_tick("work", "hourly", "hash"),
         "lock_tasks": lambda: queue.lock_tasks("work", [1], [State.ACTIVE]),
         "log_blockers": lambda: queue.log_blockers("work"),
         "newest_sequences": lambda: queue.newest_sequences("work", ["a"]),

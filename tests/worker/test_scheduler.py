@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_taskq.queue import InvalidArgument, NewTask, TaskQueue, TaskQueueError, ticks_every
+from airflow_provider_taskq.queue import InvalidArgument, NewTask, Result, TaskQueue, TaskQueueError, ticks_every
+from airflow_provider_taskq.queue.recurring import CatchUp, RecurringTask
+from airflow_provider_taskq.queue.schedules import Schedule
 from airflow_provider_taskq.worker.scheduler import Scheduler, Ticks
 from tests.queue.conftest import until
 
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.promise("Any number of schedulers store one task for ea
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 FIRST = datetime(2000, 1, 1, tzinfo=UTC)
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
+HOURS = [time(hour) for hour in range(24)]
 
 
 def installed(queue: TaskQueue) -> list[str]:
@@ -105,6 +108,53 @@ def test_another_version_of_a_payload_function_replaces_the_waiting_ticks(dsn: s
     assert three_kinds(dsn, lambda _moment: "new", 1)[0].install() == 0
     assert three_kinds(dsn, lambda _moment: "new", 2)[0].install() == 2
     assert payloads(queue) == ["new", "new"]
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "missed"), [("none", []), ("last", [0]), ("all", [3, 2, 1, 0])], ids=["none", "last", "all"]
+)
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["every", "daily", "cron"])
+def test_ticks_that_were_missed_while_no_scheduler_ran_are_installed_by_the_policy(
+    dsn: str, queue: TaskQueue, kind: int, catch_up: CatchUp, missed: list[int]
+) -> None:
+    """The last tick has ended, four hours and more ago."""
+    ticker, hour = Scheduler(dsn), queue.now().replace(minute=0, second=0, microsecond=0)
+    schedule = [Schedule.every(HOUR), Schedule.daily(HOURS, "UTC"), Schedule.cron("0 * * * *", "UTC")][kind]
+    hash_ = RecurringTask(schedule).config_hash(queue.json_encoder())
+    queue.install_ticks("work", "p", hash_, [(hour - 4 * HOUR, None)])
+    queue.install_ticks("work", "p", hash_, [(hour - 5 * HOUR, None)])
+    assert queue.last_tick("work", "p", hash_) == hour - 4 * HOUR
+    owner = queue.register("worker")
+    queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 2), Result.SUCCESS))
+    if kind == 0:
+        ticker.every("work", "p", HOUR, catch_up=catch_up)
+    elif kind == 1:
+        ticker.daily("work", "p", HOURS, "UTC", ahead=HOUR, catch_up=catch_up)
+    else:
+        ticker.cron("work", "p", "0 * * * *", "UTC", ahead=HOUR, catch_up=catch_up)
+    assert ticker.install() == len(missed) + 1
+    due = sorted(info.available_at for info in queue.page("work", state="READY"))
+    assert due == [*(hour - HOUR * n for n in missed), hour + HOUR]
+    assert ticker.install() == 0
+
+
+def test_the_last_missed_tick_is_found_although_there_are_more_than_one_call_makes(queue: TaskQueue) -> None:
+    task = RecurringTask(Schedule.every(1), ahead=1, catch_up="last")
+    queue.install_ticks("work", "p", task.config_hash(queue.json_encoder()), [(FIRST, None)])
+    assert task.install(queue, "work", "p").added == 2
+    with pytest.raises(InvalidArgument, match="catch_up must be none, last or all, not 'first'"):
+        RecurringTask(Schedule.every(1), catch_up="first")  # type: ignore[arg-type]
+    sparse = RecurringTask(Schedule.cron("0 0 29 2 *", "UTC"), catch_up="last")
+    queue.install_ticks("work", "leap", sparse.config_hash(queue.json_encoder()), [(FIRST, None)])
+    assert [moment.day for moment in sparse.install(queue, "work", "leap").moments] == [29, 29]
+
+
+def test_another_version_of_a_function_of_ticks_replaces_the_waiting_ones(dsn: str, queue: TaskQueue) -> None:
+    for version, hours in ((1, (1, 2)), (1, (3,)), (2, (4,))):
+        ticker = Scheduler(dsn)
+        ticker.add("work", "p", version, HOUR, lambda _now, hours=hours: far(*hours))  # type: ignore[misc]
+        ticker.install()
+    assert payloads(queue) == [{"hour": 4}]
 
 
 def test_ticks_are_installed_every_quarter_of_ahead_and_at_least_every_hour(dsn: str) -> None:

@@ -15,7 +15,7 @@
 CREATE VIEW taskq.privileges AS
 SELECT 'producer' AS kind, unnest(ARRAY[
     'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged',
-    'abandon_push', 'install_ticks', 'notify', 'topics', 'policy']) AS function, true AS by_topic
+    'abandon_push', 'install_ticks', 'last_tick', 'notify', 'topics', 'policy']) AS function, true AS by_topic
 UNION ALL SELECT 'producer', unnest(ARRAY['begin_stream_batch']), false
 UNION ALL SELECT 'consumer', unnest(ARRAY[
     'register', 'take_over', 'heartbeat', 'draw_fence', 'release', 'owner', 'owners', 'held', 'max_claim', 'poll',

@@ -97,11 +97,12 @@ progress. Raises TQ001 for an unknown topic.';
 
 CREATE FUNCTION taskq.advance(p_group text, p_topic text, p_partition int, p_cursor bigint) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id;
 BEGIN
     PERFORM taskq_internal.check_name('a group', p_group);
     INSERT INTO taskq_internal.consumer_partition (group_name, topic_id, partition, cursor, advanced)
-    VALUES (p_group, (taskq_internal.accessible_topic(p_topic, 'UPDATE')).topic_id, p_partition, p_cursor,
-            clock_timestamp())
+    VALUES (p_group, v_topic_id, p_partition, p_cursor, clock_timestamp())
     ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET cursor = p_cursor, advanced = clock_timestamp();
 END $$;
 COMMENT ON FUNCTION taskq.advance IS

@@ -65,6 +65,21 @@ COMMENT ON FUNCTION taskq.uninstall_ticks IS
 'Removes the ticks of a prefix and a configuration hash, except held and ended ticks. Returns how many ticks it removed.
 Raises TQ001 for an unknown topic, TQ002 for an invalid prefix or hash, and TQ000 above READ COMMITTED.';
 
+CREATE FUNCTION taskq.last_tick(p_topic text, p_prefix text, p_config_hash text) RETURNS timestamptz
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_topic_id int := (taskq_internal.accessible_topic(p_topic, 'INSERT')).topic_id;
+BEGIN
+    RETURN (SELECT right(t.identifier, 23)::timestamptz FROM taskq_internal.task t
+            WHERE t.topic_id = v_topic_id AND t.identifier > p_prefix || '/' || p_config_hash || '/'
+              AND t.identifier < p_prefix || '/' || p_config_hash || '0'
+              AND taskq_internal.tick_hash(t.identifier, p_prefix) = p_config_hash
+            ORDER BY t.identifier DESC LIMIT 1);
+END $$;
+COMMENT ON FUNCTION taskq.last_tick IS
+'Returns the nominal time of the latest tick of a prefix and a configuration hash, in any state. Returns NULL if there is
+none. Raises TQ001 for an unknown topic.';
+
 -- Returns the identifier of a tick.
 CREATE FUNCTION taskq_internal.tick_identifier(p_prefix text, p_config_hash text, p_moment timestamptz) RETURNS text
 LANGUAGE sql STABLE AS $$
