@@ -18,7 +18,7 @@ SECOND = timedelta(seconds=1)
 # For queries on the catalog that mean the whole installation.
 SCHEMAS = ["taskq", "taskq_internal"]
 
-# All tables but those whose rows are created with the schema: migrations and locks.
+# All tables but those whose rows are created with the schema.
 _TABLES = (
     "taskq_internal.live",
     "taskq_internal.ended",
@@ -52,10 +52,8 @@ _EMPTY = ";".join(
         *(f"DELETE FROM {table}" for table in _TABLES),
         "SELECT setval('taskq_internal.task_sequence', 1, false), setval('taskq_internal.fence', 1, false)",
         """UPDATE taskq_internal.upkeep SET due = DEFAULT, called = DEFAULT, ended = DEFAULT, topic_id = DEFAULT,
-           unfinished_only = DEFAULT WHERE called IS NOT NULL""",
-        # health counts the time without upkeep from the installation on
-        """UPDATE taskq_internal.migration SET applied = clock_timestamp()
-           WHERE applied < clock_timestamp() - interval '1 minute'""",
+           unfinished_only = DEFAULT
+           WHERE called IS NOT NULL OR due < clock_timestamp() - interval '1 minute'""",
     ]
 ).encode()
 
@@ -102,19 +100,22 @@ def private_rights(conn: psycopg.Connection, role: str) -> list[str]:
 
 
 Release = Literal["older", "other functions", "other views", "other migration", "newer functions", "newer"]
-_RELEASES: dict[Release, str] = {
-    "older": "DELETE FROM taskq_internal.migration WHERE number = (SELECT max(number) FROM taskq_internal.migration)",
-    "other functions": "UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 0",
-    "other views": "UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = -1",
-    "other migration": "UPDATE taskq_internal.migration SET checksum = 'of another release' WHERE number = 2",
-    "newer functions": "UPDATE taskq_internal.migration SET name = 'functions 9999', checksum = 'x' WHERE number = 0",
-    "newer": "INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (9999, '9999_later', 'x')",
-}
+_RECORD = "SELECT taskq_internal.record_migrations(%s, %s, %s)"
 
 
 def pretend_release(conn: psycopg.Connection, release: Release = "other functions") -> None:
     """Makes the installation look like one of another release. The migration of `other migration` is number 2."""
-    conn.execute(_RELEASES[release].encode())
+    steps = {row[0]: list(row[1:]) for row in conn.execute("SELECT number, name, checksum FROM taskq.migrations")}
+    match release:
+        case "older":
+            del steps[max(steps)]
+        case "newer":
+            steps[9999] = ["9999_later", "x"]
+        case "newer functions":
+            steps[0][0] = "functions 9999"
+        case _:
+            steps[{"other functions": 0, "other views": -1}.get(release, 2)][1] = "of another release"
+    conn.execute(_RECORD, (list(steps), *map(list, zip(*steps.values(), strict=True))))
 
 
 # Time
@@ -168,7 +169,7 @@ def age_leases(conn: psycopg.Connection, by: timedelta, owner: str | None = None
 
 def age_upkeep(conn: psycopg.Connection, by: timedelta) -> None:
     """Lets time pass for the installation, the upkeep of the past and the next one that is due."""
-    columns = {"upkeep": ("due", "called", "ended"), "retention_walk": ("restarts",), "migration": ("applied",)}
+    columns = {"upkeep": ("due", "called", "ended"), "retention_walk": ("restarts",)}
     _move_back(conn, by, columns)
 
 

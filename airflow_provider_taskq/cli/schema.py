@@ -25,27 +25,23 @@ _HEAD = """\
 -- Run it as the role that is to own the schema: psql -v ON_ERROR_STOP=1 -f this-file
 -- It is one transaction, and fails in a database at another step than the one it starts from.
 """
-_LEDGER = """\
+_SCHEMAS = """\
 CREATE SCHEMA IF NOT EXISTS taskq;
 CREATE SCHEMA IF NOT EXISTS taskq_internal;
-CREATE TABLE IF NOT EXISTS taskq_internal.migration (
-    number int PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,
-    applied timestamptz NOT NULL DEFAULT clock_timestamp());
 """
 _GUARD = """\
 {lock};
 DO $guard$ DECLARE
-    steps int[] := ARRAY(SELECT number FROM taskq_internal.migration WHERE number > 0 ORDER BY number);
+    steps int[] := '{{}}';
 BEGIN
+    IF to_regclass('taskq.migrations') IS NOT NULL THEN
+        steps := ARRAY(SELECT number FROM taskq.migrations WHERE number > 0 ORDER BY number);
+    END IF;
     IF steps <> ARRAY[{steps}]::int[] THEN
         RAISE EXCEPTION 'this script is for a schema taskq with steps {{{steps}}}, and here are %', steps
             USING HINT = 'taskq verify prints the last step, taskq sql --from N the script for it';
     END IF;
 END $guard$;
-"""
-_ENTRY = """\
-INSERT INTO taskq_internal.migration (number, name, checksum) VALUES ({number}, '{name}', '{checksum}')
-ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.checksum, applied = excluded.applied;
 """
 
 
@@ -58,27 +54,27 @@ def ddl_script(begin: int = 0, *, bare: bool = False, with_views: bool = True) -
     """
     before = ", ".join(str(step.number) for step in migrations() if step.number <= begin)
     missing = [step for step in migrations() if step.number > begin]
+    wanted = views() if with_views else NO_VIEWS
     what = f"from step {begin} to {migrations()[-1].number}" if begin else "whole"
     parts = [
         _HEAD.format(version=__version__, what=what),
         "" if bare else "BEGIN;\n",
-        "" if begin else _LEDGER,
+        "" if begin else _SCHEMAS,
         _GUARD.format(lock=schema.LOCK, steps=before),
-        *map(_recorded_step, missing),
+        *map(_script, missing),
         schema._DROP_FUNCTIONS + ";\n" if begin else "",  # noqa: SLF001  the statement of install
         "SET LOCAL check_function_bodies = off;\n",
-        _recorded_step(functions()),
-        _recorded_step(views() if with_views else NO_VIEWS),
-        schema.FINISH + ";\n",
+        _script(functions()),
+        _script(wanted),
+        schema.finishing(wanted) + ";\n",
         "SET LOCAL check_function_bodies = on;\n",
         "" if bare else "COMMIT;\n",
     ]
     return "\n".join(filter(None, parts))
 
 
-def _recorded_step(step: SchemaStep) -> str:
-    heading = f"-- {step.name}\n"
-    return f"{heading}{step.script}\n" + _ENTRY.format(number=step.number, name=step.name, checksum=step.checksum)
+def _script(step: SchemaStep) -> str:
+    return f"-- {step.name}\n{step.script}\n"
 
 
 @click.command(help="Create the schema taskq, or upgrade it. Safe to repeat, and to run from several places at once.")

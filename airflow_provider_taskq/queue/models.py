@@ -98,6 +98,7 @@ class LockKind(IntEnum):
     STAGE = 0x7E47  # a stage
     PRUNE = 0x7E48  # the removal of stages of dead jobs
     ROWS = 0x7E49  # the creation of rows that belong to the schema
+    INSTALL = 0x7E4A  # an installation or upgrade
 
 
 class Insertion(NamedEnum, StrEnum):

@@ -23,13 +23,8 @@ from airflow_provider_taskq.queue.models import HistoryKind, LockKind, Result, S
 logger = logging.getLogger(__name__)
 
 OLDEST_SERVER = 140_000
-# Serializes installers. Any role that can connect could take an advisory lock, so this locks a table, in a mode that a
-# role without rights cannot delay: nextval() of any relation's oid takes ROW EXCLUSIVE before it checks the rights.
-LOCK = "LOCK TABLE taskq_internal.migration IN SHARE UPDATE EXCLUSIVE MODE"
-FINISH = "SELECT taskq_internal.set_planner_costs(), taskq_internal.secure_schema(), taskq_internal.create_rows()"
-_TABLE = sql.Identifier("taskq_internal", "migration")  # exists before the functions and views do
-_VIEW = sql.Identifier("taskq", "migrations")  # readable by every granted role
-_FUNCTIONS = 0  # the number in the table of migrations of all function files together
+LOCK = f"SELECT pg_advisory_xact_lock({LockKind.INSTALL << 48})"  # serializes installers
+_FUNCTIONS = 0  # the number in the record of migrations of all function files together
 _VIEWS = -1  # the number of the readable views, or of the choice to leave them out
 PATIENCE = 60.0  # seconds for the transactions that use the schema, if the session has no lock_timeout
 TURN = 0.5  # seconds at most of a wait for one lock; less than PostgreSQL's deadlock_timeout
@@ -103,7 +98,7 @@ class SchemaStep:
 
     @property
     def checksum(self) -> str:
-        """The SHA-256 of the script, as the table of migrations stores it."""
+        """The SHA-256 of the script, as the record of migrations has it."""
         return hashlib.sha256(self.script.encode()).hexdigest()
 
 
@@ -170,9 +165,9 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
         raise TaskQueueError(f"PostgreSQL 14 or newer is needed; this server is {conn.info.server_version // 10_000}")
     with all_or_nothing(conn), _acting_as_owner(conn):
         conn.execute(LOCK)
-        installed = _read_checksums(conn, _TABLE)
+        installed = _read_checksums(conn)
         _check_migrations(installed)
-        _check_release(conn, _TABLE)
+        _check_release(conn)
         new = [step for step in migrations() if step.number not in installed]
         wanted = _views_to_install(installed, views)
         if new or installed.get(_FUNCTIONS) != functions().checksum or installed.get(_VIEWS) != wanted.checksum:
@@ -181,7 +176,7 @@ def install(conn: psycopg.Connection[Any], *, views: bool | None = None) -> None
 
 def _upgrade(conn: psycopg.Connection[Any], new: Collection[SchemaStep], wanted: SchemaStep) -> None:
     for step in new:
-        _apply(conn, step)
+        conn.execute(step.script.encode())
     _replace_functions(conn, wanted)
 
 
@@ -273,7 +268,7 @@ def verify(conn: psycopg.Connection[Any]) -> None:
         raise SchemaMismatch(f"the schema taskq is missing in this database: run {INSTALL}")
     installed = _read_checksums(conn)
     _check_migrations(installed)
-    _check_release(conn, _VIEW)
+    _check_release(conn)
     missing = [step.name for step in migrations() if step.number not in installed]
     replaced = (functions(), _views_to_install(installed, None))
     if missing or any(installed.get(step.number) != step.checksum for step in replaced):
@@ -311,14 +306,14 @@ _OWNERS = """
 SELECT n.nspname, pg_get_userbyid(n.nspowner), pg_get_userbyid(n.nspowner) = current_user,
        pg_has_role(n.nspowner, 'MEMBER') AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user),
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace i ON i.oid = c.relnamespace
-               WHERE i.nspname = 'taskq_internal' AND c.relname = 'migration')
+               WHERE i.nspname = 'taskq' AND c.relname = 'migrations')
 FROM pg_namespace n WHERE n.nspname IN ('taskq', 'taskq_internal') ORDER BY n.nspname
 """
 
 
 @contextmanager
 def _acting_as_owner(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Create the schemas and the table of migrations, and act as the owner of the schemas in the block.
+    """Create the schemas, and act as their owner in the block.
 
     Functions with SECURITY DEFINER run with the rights of their owner, which otherwise would be the installing role.
     """
@@ -361,7 +356,7 @@ def _set_owner(conn: psycopg.Connection[Any]) -> None:
 
 
 def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
-    """Create the schemas and the table of migrations, unless they exist.
+    """Create the schemas unless they exist.
 
     Return False if another installer has created them at the same time.
     """
@@ -372,21 +367,36 @@ def _create_schemas(conn: psycopg.Connection[Any]) -> bool:
             # In one order, whatever seed of hashes a process has: else two installers may end in a deadlock.
             for name in sorted({"taskq", "taskq_internal"}.difference(name for name, *_ in found)):
                 conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
-            if not any(has_ledger for *_, has_ledger in found):
-                conn.execute(
-                    "CREATE TABLE taskq_internal.migration (number int PRIMARY KEY, name text NOT NULL,"
-                    " checksum text NOT NULL, applied timestamptz NOT NULL DEFAULT clock_timestamp())"
-                )
-    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable):
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema):
         return False
     return True
 
 
-def _read_checksums(conn: psycopg.Connection[Any], relation: sql.Identifier = _VIEW) -> dict[int, str]:
+def _read_checksums(conn: psycopg.Connection[Any]) -> dict[int, str]:
     """Return the checksums of the installed steps by number."""
-    query = sql.SQL("SELECT number, checksum FROM {}").format(relation)
+    return {number: checksum for number, _, checksum in _read_record(conn)}
+
+
+def _read_record(conn: psycopg.Connection[Any]) -> list[tuple[int, str, str]]:
+    """Return number, name and checksum of the installed steps."""
     with open_cursor(conn, tuple_row) as cursor:
-        return dict(cursor.execute(query).fetchall())
+        if cursor.execute("SELECT to_regclass('taskq.migrations')").fetchall() == [(None,)]:
+            return []
+        return cursor.execute("SELECT number, name, checksum FROM taskq.migrations").fetchall()
+
+
+def finishing(wanted: SchemaStep) -> str:
+    """Return the statement that ends an installation with the `wanted` views, once the functions are there."""
+    steps = [*migrations(), functions(), wanted]
+    numbers = ", ".join(str(step.number) for step in steps)
+    texts = (
+        ", ".join(f"'{text}'" for text in column) for column in zip(*((s.name, s.checksum) for s in steps), strict=True)
+    )
+    record = ", ".join(f"ARRAY[{column}]" for column in (numbers, *texts))
+    return (
+        f"SELECT taskq_internal.record_migrations({record}), taskq_internal.set_planner_costs(),"
+        " taskq_internal.secure_schema(), taskq_internal.create_rows()"
+    )
 
 
 def _check_migrations(installed: dict[int, str]) -> None:
@@ -406,22 +416,10 @@ def _check_migrations(installed: dict[int, str]) -> None:
         )
 
 
-def _apply(conn: psycopg.Connection[Any], step: SchemaStep) -> None:
-    conn.execute(step.script.encode())
-    open_cursor(conn, tuple_row).execute(
-        "INSERT INTO taskq_internal.migration (number, name, checksum) VALUES (%s, %s, %s)"
-        " ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,"
-        " applied = excluded.applied",
-        (step.number, step.name, step.checksum),
-    )
-
-
-def _check_release(conn: psycopg.Connection[Any], relation: sql.Identifier) -> None:
+def _check_release(conn: psycopg.Connection[Any]) -> None:
     # Functions of a later release would be replaced by older ones.
-    query = sql.SQL("SELECT name FROM {} WHERE number = %s").format(relation)
-    with open_cursor(conn, tuple_row) as cursor:
-        row = cursor.execute(query, (_FUNCTIONS,)).fetchone()
-    release = int(row[0].partition(" ")[2] or 0) if row else 0
+    names = [name for number, name, _ in _read_record(conn) if number == _FUNCTIONS]
+    release = int(names[0].partition(" ")[2] or 0) if names else 0
     if release > RELEASE:
         raise NewerSchema(
             f"the schema taskq in this database is newer (functions of release {release}) than this package"
@@ -442,7 +440,7 @@ def _replace_functions(conn: psycopg.Connection[Any], wanted: SchemaStep) -> Non
     except psycopg.errors.DependentObjectsStillExist as error:
         raise TaskQueueError(f"the schema taskq cannot be upgraded: {error.diag.message_detail}") from error
     conn.execute("SET LOCAL check_function_bodies = off")  # they call each other, across files
-    _apply(conn, functions())
-    _apply(conn, wanted)
+    conn.execute(functions().script.encode())
+    conn.execute(wanted.script.encode())
     open_cursor(conn, tuple_row).execute("SELECT set_config('check_function_bodies', %s, true)", before)
-    conn.execute(FINISH)
+    conn.execute(finishing(wanted).encode())

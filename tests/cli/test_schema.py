@@ -93,9 +93,12 @@ def test_the_sql_script_upgrades_an_older_step(
 ) -> None:
     older = [step for step in migrations() if step.number <= 2]
     with connect(empty_dsn) as conn:
-        conn.execute(schema_commands._LEDGER.encode())
+        conn.execute(schema_commands._SCHEMAS.encode())
         for step in older:
-            conn.execute(schema_commands._recorded_step(step).encode())
+            conn.execute(step.script.encode())
+        steps = ", ".join(f"({step.number}, '{step.name}', '{step.checksum}')" for step in older)
+        conn.execute(f"CREATE VIEW taskq.migrations (number, name, checksum) AS VALUES {steps}".encode())
+        conn.execute("COMMENT ON VIEW taskq.migrations IS ''")
         conn.execute("CREATE FUNCTION taskq.of_old() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     result = run_script(run("sql", "--from", "2", "--bare").stdout, "-1", "-v", "ON_ERROR_STOP=1")
     assert (result.returncode, result.stderr) == (0, "")

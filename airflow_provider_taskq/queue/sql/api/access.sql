@@ -45,10 +45,18 @@ COMMENT ON VIEW taskq.privileges IS
 'The functions of this schema that each kind of role may call (see taskq.grant_access). With by_topic true, a role that
 is limited to topics may call the function, too.';
 
--- The installed migrations. Clients compare these migrations with those of their own release.
-CREATE VIEW taskq.migrations AS SELECT number, name, checksum, applied FROM taskq_internal.migration;
-COMMENT ON VIEW taskq.migrations IS
-'The installed migrations with their checksums. Number 0 stands for all functions, and -1 for the optional views.';
+-- Records the installed migrations, which clients compare with those of their own release. The record is a view, and not
+-- a table, so that a copy of the schema without rows has it, and TRUNCATE does not empty it.
+CREATE FUNCTION taskq_internal.record_migrations(p_numbers int[], p_names text[], p_checksums text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE 'CREATE OR REPLACE VIEW taskq.migrations AS ' || (
+        SELECT string_agg(format('SELECT %s AS number, %L::text AS name, %L::text AS checksum', u.number, u.name,
+                                 u.checksum), ' UNION ALL ' ORDER BY u.number)
+        FROM unnest(p_numbers, p_names, p_checksums) AS u (number, name, checksum));
+    COMMENT ON VIEW taskq.migrations IS
+    'The installed migrations with their checksums. Number 0 stands for all functions, and -1 for the optional views.';
+END $$;
 
 -- Privileges on this view, which has no rows, are the rights on every topic: INSERT to push, DELETE to push with the
 -- insertion DELETE, UPDATE to consume, SELECT to read. A role that is limited to topics has none of them. A check looks

@@ -355,6 +355,8 @@ DECLARE
     v_now    timestamptz := clock_timestamp();
     v_late   interval := p_patience + interval '5 minutes';
     v_idle   interval := (SELECT v_now - taskq_internal.clamp_moment(u.called) FROM taskq_internal.upkeep u);
+    v_known  interval := (SELECT v_now - taskq_internal.clamp_moment(coalesce(u.called, u.due))  -- since the installation
+                          FROM taskq_internal.upkeep u);
     v_silent text := format('no program has called taskq.maintain() %s',
                             coalesce('for ' || taskq.format_duration(v_idle), 'so far'));
 BEGIN
@@ -384,8 +386,7 @@ BEGIN
         extract(epoch FROM v_idle)::bigint,
         CASE WHEN c.runs AND c.behind THEN format('SELECT taskq.forget_group(%L, %L)', g.group_name, p.name)
              ELSE 'taskq maintain' END, p.name) f;
-    IF FOUND OR coalesce(v_idle, (SELECT v_now - taskq_internal.clamp_moment(max(m.applied))
-                                  FROM taskq_internal.migration m)) <= v_late THEN
+    IF FOUND OR coalesce(v_known <= v_late, true) THEN
         RETURN;
     END IF;
     RETURN QUERY
