@@ -262,7 +262,9 @@ BEGIN
     IF taskq_internal.current_actor() IS NULL THEN
         PERFORM taskq_internal.raise_error('TQ000', 'record_action() needs an actor: call set_actor() first');
     END IF;
-    PERFORM taskq_internal.check_name('a topic', p_topic) WHERE p_topic IS NOT NULL;
+    IF p_topic IS NOT NULL THEN
+        PERFORM taskq_internal.check_name('a topic', p_topic);
+    END IF;
     INSERT INTO taskq_internal.audit (happened, actor, role, action, topic, what, count)
     VALUES (clock_timestamp(), taskq_internal.current_actor(), session_user, p_action, p_topic, left(p_what, 2000),
             p_count);
