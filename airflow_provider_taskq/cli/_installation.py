@@ -44,6 +44,12 @@ WHERE NOT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.proname
                   WHERE n.nspname || '.' || c.relname = u.name)
 ORDER BY u.name
 """
+_ROW_SECURITY = """
+SELECT c.oid::regclass::text FROM pg_class c
+WHERE c.relnamespace = 'taskq'::regnamespace AND c.relrowsecurity AND c.relname IN ('staged', 'staged_task',
+    'staged_junction')
+ORDER BY c.relname
+"""
 _CREATED = re.compile(r"^CREATE (?:FUNCTION|VIEW) (taskq\w*\.\w+)", re.MULTILINE)
 
 
@@ -170,6 +176,23 @@ def check_schema(conn: psycopg.Connection[Any]) -> Iterator[HealthFinding]:
     else:
         detail = f"the schema taskq matches this release (step {migrations()[-1].number}), with the readable views"
         yield _finding(Severity.FINE, "schema", detail)
+
+
+def check_row_security(conn: psycopg.Connection[Any]) -> Iterator[HealthFinding]:
+    """Yield a finding for each table for staging with row level security, which PostgreSQL's COPY refuses."""
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        found = [name for (name,) in cursor.execute(_ROW_SECURITY).fetchall()]
+    for name in found:
+        yield _finding(
+            Severity.CRITICAL,
+            "row security",
+            f"row level security is on for {name}, so that Spark cannot stage rows there",
+            f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY",
+        )
+    if not found:
+        yield _finding(
+            Severity.FINE, "row security", "row level security is off for the tables into which Spark writes"
+        )
 
 
 def check_grants(conn: psycopg.Connection[Any], needs: Sequence[str]) -> Iterator[HealthFinding]:

@@ -75,6 +75,7 @@ def _findings_of_database(
     yield from schema
     if any(finding.severity is Severity.CRITICAL for finding in schema):
         return
+    yield from installation.check_row_security(conn)
     yield from installation.check_grants(conn, needs)
     if installation.may_call_health(conn):
         yield from TaskQueue(conn).health(patience)

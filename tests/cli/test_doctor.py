@@ -124,6 +124,14 @@ class TestInstallation:
         carry_out(found)
         assert doctor()["schema"]["severity"] == "FINE"
 
+    def test_row_level_security_of_a_table_for_staging_is_a_finding(self, doctor: Doctor, own_dsn: str) -> None:
+        with connect(own_dsn, autocommit=True) as conn:
+            conn.execute("ALTER TABLE taskq.staged_task ENABLE ROW LEVEL SECURITY")
+            found = doctor(on=own_dsn, code=1)["row security"]
+            assert "Spark cannot stage rows" in found["detail"]
+            conn.execute(found["remedy"].encode())
+        assert doctor()["row security"]["severity"] == "FINE"
+
     @pytest.mark.parametrize("release", ["newer", "newer functions", "other migration"])
     def test_a_schema_of_another_release_asks_for_another_package(
         self, doctor: Doctor, own_dsn: str, release: Release, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

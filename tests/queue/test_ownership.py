@@ -165,6 +165,7 @@ def test_default_privileges_of_the_installing_role_open_nothing(admin: psycopg.C
     owner, stranger = login(), login()
     open_defaults(owner, stranger.info.user)
     install(owner)
+    TaskQueue(owner).create_topic("work", own_tables=True)
     assert rights(admin) == []
     make_older(admin)
     install(owner, views=False)

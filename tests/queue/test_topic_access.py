@@ -229,12 +229,23 @@ def test_a_consumer_of_a_topic_cannot_use_the_owner_of_another_role(queue: TaskQ
         lambda queue: run(queue, "SELECT taskq.complete_staged(%s, %s, %s, '{}', '{}', '{}')", *key, uuid4()),
         lambda queue: run(queue, "SELECT taskq.defer_held_tasks(%s, %s)", *key),
     ):
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLost, match=f"another role than {consumer.name}[.] .* ALTER ROLE {consumer.name} SET"):
             consumer.does(call)
-    with pytest.raises(Denied, match="owner 'theirs' was registered by another role"):
+    with pytest.raises(Denied, match=r"owner 'theirs' was registered by another role .* SET role"):
         consumer.does(lambda queue: queue.register("theirs"))
     assert contents(queue) == before
     queue.complete(theirs, {task.sequence: Result.SUCCESS})
+
+
+def test_login_roles_that_rotate_use_the_owners_of_their_common_role(limited: Limited) -> None:
+    group, before, after = limited("consumer"), limited(), limited()
+    for login in (before, after):
+        login.joins(group)
+    owner = before.does(lambda queue: queue.register("program", LEASE), set_role=group.name)
+    [task] = before.does(lambda queue: queue.poll("orders", owner), set_role=group.name)
+    with pytest.raises(LeaseLost, match="belongs to another role"):
+        after.does(lambda queue: queue.heartbeat(owner))
+    after.does(lambda queue: queue.complete(owner, {task: Result.SUCCESS}), set_role=group.name)
 
 
 @pytest.mark.parametrize(

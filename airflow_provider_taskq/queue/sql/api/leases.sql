@@ -26,8 +26,8 @@ BEGIN
     RETURNING o.* INTO v_owner;
     IF NOT FOUND THEN
         PERFORM taskq_internal.raise_error('42501', format(
-            'owner %L was registered by another role than %I, which is limited to topics: register'
-            ' another name', p_owner, taskq_internal.acting_role()));
+            'owner %L was registered by another role than %I, which is limited to topics: register another name. %s',
+            p_owner, taskq_internal.acting_role(), taskq_internal.common_role_remedy()));
     END IF;
     IF NOT p_resume THEN
         PERFORM taskq_internal.require_read_committed('register() after a crash');
@@ -416,9 +416,20 @@ END $$;
 
 -- Raises TQ005 for an owner that has no lease under a fence.
 CREATE FUNCTION taskq_internal.raise_lease_lost(p_owner text, p_fence bigint) RETURNS void LANGUAGE sql AS $$
-    SELECT taskq_internal.raise_error('TQ005', format(
-        'the lease of owner %L under fence %s is gone: it expired, was released, or the name was registered again',
-        p_owner, p_fence))
+    SELECT taskq_internal.raise_error('TQ005', CASE WHEN EXISTS (
+            SELECT FROM taskq_internal.owner o
+            WHERE o.name = p_owner AND (o.fence = p_fence OR o.fence IS NOT NULL AND o.claim_fence = p_fence)
+              AND NOT taskq_internal.may_act_as(o.registered_by))
+        THEN format('the lease of owner %L under fence %s belongs to another role than %I. %s', p_owner, p_fence,
+                    taskq_internal.acting_role(), taskq_internal.common_role_remedy())
+        ELSE format('the lease of owner %L under fence %s is gone: it expired, was released, or the name was '
+                    'registered again', p_owner, p_fence) END)
+$$;
+
+-- Returns what lets several roles of one program, such as those that a secrets manager creates, use the same owners.
+CREATE FUNCTION taskq_internal.common_role_remedy() RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT format('Roles of one program act as one role after: ALTER ROLE %I SET role = ''their common role''',
+                  taskq_internal.acting_role())
 $$;
 
 -- Returns the number of an owner that has a lease under p_fence, and keeps the lease from ending until the transaction

@@ -9,6 +9,7 @@ DECLARE
     v_table   text;
     v_own     text;
     v_options text;
+    v_grantee oid;
 BEGIN
     FOREACH v_table IN ARRAY ARRAY['task', 'live', 'ended'] LOOP
         v_own := v_table || '_' || p_topic_id;
@@ -16,6 +17,11 @@ BEGIN
                       WHERE c.oid = format('taskq_internal.%I_shared', v_table)::regclass);
         EXECUTE format('CREATE TABLE taskq_internal.%I (LIKE taskq_internal.%I INCLUDING ALL)%s', v_own, v_table,
                        v_options);
+        FOR v_grantee IN SELECT DISTINCT x.grantee FROM pg_class c, aclexplode(c.relacl) x  -- of default privileges
+                         WHERE c.oid = format('taskq_internal.%I', v_own)::regclass AND x.grantee <> c.relowner LOOP
+            EXECUTE format('REVOKE ALL ON taskq_internal.%I FROM %s', v_own,
+                           CASE v_grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(v_grantee)) END);
+        END LOOP;
         EXECUTE format('ALTER TABLE taskq_internal.%I ATTACH PARTITION taskq_internal.%I FOR VALUES FROM (%s) TO (%s)',
                        v_table, v_own, p_topic_id, p_topic_id + 1);
     END LOOP;
