@@ -143,7 +143,10 @@ def push(
 )
 @_new_tasks
 @click.option(
-    "--if-exists", type=Choice(("update", "ignore")), default="update", help="What happens to a waiting task."
+    "--if-exists",
+    type=Choice(("update", "ignore", "ignore_held")),
+    default="update",
+    help="What happens to a waiting task. With ignore_held, a held task counts like a waiting one.",
 )
 @dry_run_option
 @click.pass_obj

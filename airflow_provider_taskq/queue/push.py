@@ -123,7 +123,8 @@ class PushMixin(FunctionCaller):
         offer creates a task.
 
         :param if_exists: "update" gives the waiting task the payload, reference, ttl, priority and schedule of the
-            offer, under the same sequence; "ignore" leaves the waiting task as it is.
+            offer, under the same sequence; "ignore" leaves the waiting task as it is; "ignore_held" leaves a waiting or
+            a held task as it is.
         :param available_at: the moment, or a text in ISO 8601.
         :param delay: as in `NewTask`, or seconds, or a text such as 90s; `ttl` likewise.
         :return: CREATED, UPDATED, or IGNORED if nothing changed, with the sequence.
@@ -146,7 +147,7 @@ class PushMixin(FunctionCaller):
 
         :param tasks: as in `push`.
         :raises InvalidTask: for a task that breaks a rule of `push`, is suspended, or depends on others.
-        :raises InvalidArgument: for another `if_exists` than "update" and "ignore", or an option that does not exist.
+        :raises InvalidArgument: for another `if_exists`, or an option that does not exist.
         :raises TaskQueueError: above READ COMMITTED.
         """
         refuse_unknown_options("offer_many", unknown, "if_exists")

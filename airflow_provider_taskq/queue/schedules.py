@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
@@ -40,10 +40,14 @@ def ticks_every(period: DurationLike, now: datetime, ahead: int = 1) -> list[dat
         return [EPOCH + length * (past + nth) for nth in range(1, ahead + 1)]
 
 
-def ticks_daily(hours: Sequence[time], zone: str, now: datetime, ahead: DurationLike = ONE_DAY) -> list[datetime]:
+def ticks_daily(
+    hours: Sequence[time], zone: str | ZoneInfo, now: datetime, ahead: DurationLike = ONE_DAY
+) -> list[datetime]:
     """Return times of day in a time zone, strictly after `now` and at most `ahead` after it; at least the next one.
 
     The function needs pendulum, as Airflow does.
+
+    :param zone: a name such as `Europe/Berlin`, or a zone with a name: a ZoneInfo, or that of `pendulum.timezone`.
 
     :raises InvalidArgument: for no hours, hours with a time zone, an unknown zone, more than 100,000 ticks, and times
         outside the years 1 to 9999.
@@ -71,7 +75,7 @@ def _ascending(hours: Iterable[time]) -> list[time]:
     return sorted(given)
 
 
-def ticks_cron(expression: str, zone: str, now: datetime, ahead: DurationLike = ONE_DAY) -> list[datetime]:
+def ticks_cron(expression: str, zone: str | ZoneInfo, now: datetime, ahead: DurationLike = ONE_DAY) -> list[datetime]:
     """Return the times of a cron expression in a time zone, within the bounds of `ticks_daily`.
 
     An expression has five fields (minute, hour, day of month, month, day of week), or is one of @hourly, @daily,
@@ -111,14 +115,15 @@ class Schedule(NamedTuple):
         )
 
     @classmethod
-    def daily(cls, hours: Sequence[time], zone: str) -> "Schedule":
+    def daily(cls, hours: Sequence[time], zone: str | ZoneInfo) -> "Schedule":
         """Return times of day in a time zone: see `ticks_daily`."""
-        return cls(("daily", _hashed_hours(hours), zone), lambda now, ahead: ticks_daily(hours, zone, now, ahead))
+        name = zone_name(zone)
+        return cls(("daily", _hashed_hours(hours), name), lambda now, ahead: ticks_daily(hours, name, now, ahead))
 
     @classmethod
-    def cron(cls, expression: str, zone: str) -> "Schedule":
+    def cron(cls, expression: str, zone: str | ZoneInfo) -> "Schedule":
         """Return the times of a cron expression: see `ticks_cron`."""
-        return cls(("cron", expression, zone), lambda now, ahead: ticks_cron(expression, zone, now, ahead))
+        return cls(("cron", expression, zone_name(zone)), lambda now, ahead: ticks_cron(expression, zone, now, ahead))
 
     def hash(self, payload: Json) -> str:
         """Return the hash of the schedule with a payload."""
@@ -203,13 +208,24 @@ def _moment(now: datetime) -> datetime:
     return now.astimezone(UTC)
 
 
-def _zone(name: str) -> ZoneInfo:
+def zone_name(zone: str | ZoneInfo) -> str:
+    """Return the name of a time zone, which is in the hash of a schedule."""
+    name: Any = zone.key if isinstance(zone, ZoneInfo) else zone
+    if not isinstance(name, str):
+        raise InvalidArgument(
+            f"unknown time zone {zone!r}: expected a name such as Europe/Berlin, or a zone with a name"
+        )
+    return name
+
+
+def _zone(zone: str | ZoneInfo) -> ZoneInfo:
     """Return a time zone, from the data of pendulum if the system has none."""
+    name = zone_name(zone)
     import pendulum  # not at the top: Spark executors have psycopg only, and make no ticks
 
     try:
         return pendulum.timezone(name)
-    except (ValueError, OSError, TypeError, AttributeError):  # AttributeError: not a text
+    except (ValueError, OSError):
         raise InvalidArgument(f"unknown time zone {name!r}") from None
 
 

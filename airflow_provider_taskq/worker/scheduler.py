@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from datetime import time as time_of_day
+from zoneinfo import ZoneInfo
 
 from airflow_provider_taskq.queue import InvalidArgument, Json, NewTask, TaskQueue, config_hash
 from airflow_provider_taskq.queue.arguments import DurationLike, to_integer, to_timedelta
@@ -93,7 +94,7 @@ class Scheduler(PeriodicService):
         topic: str,
         prefix: str,
         hours: Sequence[time_of_day],
-        zone: str,
+        zone: str | ZoneInfo,
         payload: Payload = None,
         *,
         ahead: DurationLike = ONE_DAY,
@@ -113,7 +114,7 @@ class Scheduler(PeriodicService):
         topic: str,
         prefix: str,
         expression: str,
-        zone: str,
+        zone: str | ZoneInfo,
         payload: Payload = None,
         *,
         ahead: DurationLike = ONE_DAY,

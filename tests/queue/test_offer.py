@@ -16,6 +16,7 @@ from airflow_provider_taskq.queue import (
     Result,
     TaskQueue,
     UnknownTopic,
+    connect,
 )
 from tests.queue.conftest import everything, identifiers, known
 
@@ -56,6 +57,20 @@ def test_the_schedule_is_replaced_and_stays_the_tasks_place(queue: TaskQueue, ow
     assert known(queue, first.sequence).available_at == later, "release gives the place back that was offered last"
     assert queue.offer("work", "a") == Offered(UPDATED, first.sequence)
     assert known(queue, first.sequence).status == "ready", "without a schedule it is due at once"
+
+
+def test_an_offer_that_counts_held_tasks_creates_none_until_the_task_has_ended(
+    dsn: str, queue: TaskQueue, owner: Owner
+) -> None:
+    first = queue.offer("work", "a", if_exists="ignore_held")
+    assert queue.offer("work", "a", 1, if_exists="ignore_held") == Offered(IGNORED, first.sequence)
+    with connect(dsn) as conn:
+        [held] = TaskQueue(conn).poll("work", owner)
+        assert queue.offer("work", "a", if_exists="ignore_held") == Offered(IGNORED, first.sequence), "an open poll"
+    assert queue.offer_many("work", ["a", "b", "a"], if_exists="ignore_held")[0] == Offered(IGNORED, held.sequence)
+    queue.complete(owner, {held: Result.SUCCESS})
+    assert queue.offer("work", "a", if_exists="ignore_held").outcome is CREATED
+    assert queue.offer("work", "a", if_exists="ignore").outcome is IGNORED
 
 
 def test_a_paused_or_blocked_task_waits_on_and_is_due_as_it_was_offered_last(queue: TaskQueue, owner: Owner) -> None:
@@ -125,7 +140,7 @@ def test_an_unknown_topic_and_an_unknown_if_exists_are_refused(queue: TaskQueue)
         queue.offer("nowhere", "a")
     with pytest.raises(UnknownTopic, match="nowhere"):
         queue.drop("nowhere", "a")
-    with pytest.raises(InvalidArgument, match="if_exists is update or ignore, not 'replace'"):
+    with pytest.raises(InvalidArgument, match="if_exists is update, ignore or ignore_held, not 'replace'"):
         queue.offer("work", "a", if_exists="replace")
     with pytest.raises(InvalidTask, match="tasks is one str"):
         queue.offer_many("work", "abc")

@@ -7,8 +7,10 @@ from datetime import UTC, datetime, time, timedelta, timezone
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
+import pendulum
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ from airflow_provider_taskq.queue import (
     ticks_daily,
     ticks_every,
 )
-from airflow_provider_taskq.queue.schedules import describe_schedule
+from airflow_provider_taskq.queue.schedules import Schedule, describe_schedule
 
 pytestmark = pytest.mark.promise("An hour that a time change skips gives no tick, and one that occurs twice gives one")
 
@@ -182,6 +184,15 @@ def test_the_zone_of_now_does_not_matter() -> None:
         assert ticks_cron("30 2 * * *", "Europe/Oslo", local) == ticks_cron("30 2 * * *", "Europe/Oslo", now)
 
 
+def test_a_zone_is_a_name_or_an_object_with_one_and_both_make_the_same_ticks() -> None:
+    """pendulum.timezone(), as a DAG has it, or a ZoneInfo."""
+    hours, name = [time(8)], "Europe/Oslo"
+    for zone in (pendulum.timezone(name), ZoneInfo(name)):
+        assert ticks_daily(hours, zone, NOW) == ticks_daily(hours, name, NOW)
+        assert ticks_cron("@daily", zone, NOW) == ticks_cron("@daily", name, NOW)
+        assert Schedule.daily(hours, zone).hash(None) == Schedule.daily(hours, name).hash(None)
+
+
 NOW = utc("2026-01-01T00:00")
 NAIVE, LAST_DAY = NOW.replace(tzinfo=None), datetime(9999, 12, 31, 12, tzinfo=UTC)
 INVALID: dict[str, Callable[[], object]] = {
@@ -195,6 +206,7 @@ INVALID: dict[str, Callable[[], object]] = {
     "hours without a zone": lambda: ticks_daily([time(8)], "UTC", NAIVE),
     "hours in the past": lambda: ticks_daily([time(8)], "UTC", NOW, timedelta(seconds=-1)),
     "an unknown zone": lambda: ticks_daily([time(8)], "Europe/Nowhere", NOW),
+    "a fixed offset": lambda: ticks_daily([time(8)], cast("Any", pendulum.timezone(7200)), NOW),
     "a path as a zone": lambda: ticks_daily([time(8)], "../etc/passwd", NOW),
     "hours to the year 9999": lambda: ticks_daily([time(8)], "UTC", LAST_DAY),
     "an empty zone": lambda: ticks_cron("0 8 * * *", "", NOW),

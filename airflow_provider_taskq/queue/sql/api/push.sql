@@ -204,7 +204,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION taskq.offer IS
 'Stores a task, unless a task of the identifier already waits: it is READY and not held. If if_exists is ''update'', the
-offer updates that task. If it is ''ignore'', the task does not change. Give at most one of delay and available_at.
+offer updates that task. If it is ''ignore'', the task does not change. If it is ''ignore_held'', a held task counts like a
+waiting one. Give at most one of delay and available_at.
 Returns the outcome, which is CREATED, UPDATED or IGNORED, and the sequence of the waiting task. Waits for open offers
 of the identifier. Raises TQ001 for an unknown topic, TQ002 for an invalid task, TQ008 for an invalid if_exists, and
 TQ000 above READ COMMITTED.';
@@ -221,9 +222,9 @@ DECLARE
     v_places bigint[] := '{}';
     v_made   record;
 BEGIN
-    IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore') THEN
+    IF p_if_exists IS NULL OR p_if_exists NOT IN ('update', 'ignore', 'ignore_held') THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
-            'topic %L: if_exists is update or ignore, not %L', p_topic, p_if_exists));
+            'topic %L: if_exists is update, ignore or ignore_held, not %L', p_topic, p_if_exists));
     END IF;
     PERFORM taskq_internal.check_tasks(
         v_topic, p_identifiers, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities, p_offset);
@@ -238,13 +239,13 @@ BEGIN
     LOOP
         IF cardinality(v_round) = cardinality(p_identifiers) THEN
             SELECT d.outcomes, d.sequences INTO outcomes, sequences
-            FROM taskq_internal.offer_distinct(v_topic, p_if_exists = 'update', p_identifiers, p_payloads, p_references,
+            FROM taskq_internal.offer_distinct(v_topic, p_if_exists, p_identifiers, p_payloads, p_references,
                     p_available_at,
                                       p_delays, p_ttls, p_priorities) d;
             RETURN;
         END IF;
         v_made := taskq_internal.offer_distinct(
-            v_topic, p_if_exists = 'update', taskq_internal.pick_elements(p_identifiers, v_round),
+            v_topic, p_if_exists, taskq_internal.pick_elements(p_identifiers, v_round),
             taskq_internal.pick_elements(p_payloads, v_round), taskq_internal.pick_elements(p_references, v_round),
             taskq_internal.pick_elements(p_available_at, v_round), taskq_internal.pick_elements(p_delays, v_round),
             taskq_internal.pick_elements(p_ttls, v_round), taskq_internal.pick_elements(p_priorities, v_round));
@@ -525,6 +526,19 @@ BEGIN
                  ORDER BY u.place);
 END $$;
 
+-- Returns the newest waiting or held task of each identifier in input order, and NULL for an identifier without one. A
+-- task that an open transaction polls or completes is still such a task.
+CREATE FUNCTION taskq_internal.newest_unfinished(p_topic_id int, p_identifiers text[]) RETURNS bigint[]
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN ARRAY(SELECT w.sequence FROM unnest(p_identifiers) WITH ORDINALITY AS u (identifier, place)
+                 LEFT JOIN LATERAL (
+                     SELECT b.sequence FROM taskq_internal.live b
+                     WHERE b.topic_id::bigint = p_topic_id AND b.identifier = u.identifier
+                     ORDER BY b.sequence DESC LIMIT 1) w ON true
+                 ORDER BY u.place);
+END $$;
+
 -- Locks the waiting tasks of an identifier that no other transaction has locked, and returns them.
 CREATE FUNCTION taskq_internal.lock_waiting(p_topic_id int, p_identifier text) RETURNS bigint[]
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -537,17 +551,19 @@ END $$;
 -- Offers tasks with different identifiers, for which the caller holds the locks of lock_offers. Returns the results in
 -- input order.
 CREATE FUNCTION taskq_internal.offer_distinct(
-    p_topic taskq_internal.topic, p_update boolean, p_identifiers text[], p_payloads text[], p_references text[],
+    p_topic taskq_internal.topic, p_if_exists text, p_identifiers text[], p_payloads text[], p_references text[],
     p_available_at timestamptz[], p_delays interval[], p_ttls interval[], p_priorities int[], OUT outcomes text[],
     OUT sequences bigint[]
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_waiting bigint[] := taskq_internal.lock_newest_waiting(p_topic.topic_id, p_identifiers);
+    v_waiting bigint[] := CASE WHEN p_if_exists = 'ignore_held'
+                          THEN taskq_internal.newest_unfinished(p_topic.topic_id, p_identifiers)
+                          ELSE taskq_internal.lock_newest_waiting(p_topic.topic_id, p_identifiers) END;
     v_updated bigint[] := '{}';
     v_missing bigint[];
     v_created bigint[];
 BEGIN
-    IF p_update THEN
+    IF p_if_exists = 'update' THEN
         v_updated := taskq_internal.replace_waiting(
             p_topic.topic_id, v_waiting, p_payloads, p_references, p_available_at, p_delays, p_ttls, p_priorities);
         -- A changed task may be due earlier. For a new task, the call of push below sends the notification.
