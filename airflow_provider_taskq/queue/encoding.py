@@ -183,8 +183,7 @@ def _key_defect(value: object) -> str | None:
 def json_defect(text: str) -> str | None:
     """Return why some client could not read a JSON text that Python encoded; None if every client can read the text.
 
-    The reason continues the words "its payload ...". The database refuses the same texts (taskq_internal.json_defect).
-    It also refuses exponents that overflow, which Python's encoder does not write.
+    The reason continues the words "its payload ...". The database takes such texts.
     """
     if len(text) > 2 * MAX_DEPTH and text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         return f"is nested deeper than {MAX_DEPTH} levels"

@@ -52,49 +52,20 @@ TOO_GREAT = "a number outside the range of a double"
 NO_TEXT = "a NUL or a lone surrogate"
 LARGEST = str(int(sys.float_info.max))  # 309 digits
 
-# JSON that PostgreSQL takes and that some clients cannot read, with the reason.
+# JSON that PostgreSQL takes and that no client can store as text, with the reason.
 REFUSED_JSON = {
-    "a list of 101 levels": ("[" * 101 + "]" * 101, TOO_DEEP),
-    "an object of 101 levels": ('{"a":' * 101 + "1" + "}" * 101, TOO_DEEP),
-    "101 levels of both": ('[{"a":' * 50 + "[]" + "}]" * 50, TOO_DEEP),
-    "levels after shallow siblings": ("[" + "{}, {}," * 60 + "[" * 100 + "]" * 101, TOO_DEEP),
-    "levels under a key that comes twice": ('{"a":%s,"a":1}' % ("[" * 100 + "]" * 100), TOO_DEEP),
-    "levels with brackets in strings beside": ('["]]]]",' * 101 + "1" + "]" * 101, TOO_DEEP),
-    "128 KiB of nested lists": ("[" * 131_072 + "]" * 131_072, TOO_DEEP),
-    "256 KiB of open brackets": ("[" * 262_144, TOO_DEEP),
-    "an exponent of 309": ("1e309", TOO_GREAT),
-    "an exponent with a sign": ('{"a": [-1.5E+400]}', TOO_GREAT),
-    "an exponent of many digits": ("1e99999999999999999999999", TOO_GREAT),
-    "an exponent with leading zeros": ("[1e0000000000000000000000309 ]", TOO_GREAT),
-    "an exponent under a key that comes twice": ('{"a":1e400,"a":1}', TOO_GREAT),
-    "an exponent after an escaped quote": (r'["\"",1e400,"\\"]', TOO_GREAT),
-    "an exponent after a line break": ('{"a":\n1e400\n}', TOO_GREAT),
-    "309 digits above the greatest double": ("17976931348623158" + "0" * 292, TOO_GREAT),
-    "310 digits": ("1" + "0" * 309, TOO_GREAT),
-    "5,000 digits": ("9" * 5_000, TOO_GREAT),
-    "256 KiB of digits": ("9" * 262_144, TOO_GREAT),
-    "digits and an exponent of two digits": ("-" + "1" * 250 + "e99", TOO_GREAT),
-    "a fraction and an exponent": ("0." + "0" * 400 + "1e710", TOO_GREAT),
     "NUL": (r'"\\\u0000"', NO_TEXT),
     "a high surrogate": (r'["\ud83d\\\ude00"]', NO_TEXT),
     "a low surrogate": (r'{"\uDE00":1}', NO_TEXT),
     "NUL beside a fraction of many digits": (r'["\u0000",0.%s]' % ("1" * 20_000), NO_TEXT),
 }
-# JSON that each client reads, beside the limits.
+# JSON that each client reads.
 ACCEPTED_JSON = {
     "a list of 100 levels": "[" * 100 + "]" * 100,
-    "an object of 100 levels": '{"a":' * 100 + "1" + "}" * 100,
-    "100 levels of both": '[{"a":' * 50 + "1" + "}]" * 50,
-    "many shallow lists": "[" + "[[]],[{}], {}, {}," * 2_000 + "1]",
     "brackets in a string": json.dumps({"a": "[" * 5_000 + '"' + "{\\" * 5_000}),
-    "the greatest double": "[1.7976931348623157e308,-1.7976931348623157E+308]",
     "the greatest double as an integer": LARGEST,
-    "308 digits": "9" * 308,
     "a number in a string": json.dumps([" 1e400 ", ",1e400,", "9" * 5_000, '"1e400']),
     "a fraction of many digits": "0." + "3" * 20_000,
-    "zero with an exponent": "[0e99999999999999999999,0.000E+400]",
-    "an exponent that a fraction takes back": "0." + "0" * 400 + "1e700",
-    "hexadecimal digits": '{"id":"6f1b8a52-5b52-4d43-3e412-412f0c8a7b11","color":"1e4000"}',
     "an escaped backslash before u": r'"\\u0000 \\ud800"',
     "a pair of surrogates": r'"\ud83d\uDE00\u00e9"',
     "escapes beside a fraction of many digits": r'["\ud83d\ude00",0.%s]' % ("1" * 20_000),

@@ -28,6 +28,7 @@ from airflow_provider_taskq.queue import (
     TaskQueue,
     TaskQueueError,
     TopicPolicy,
+    UnreadablePayload,
     connect,
     partition_of,
     ticks_cron,
@@ -182,7 +183,7 @@ def wide_queue(queue: TaskQueue) -> TaskQueue:
 @pytest.mark.promise("A payload comes back as it was pushed, or is refused")
 @pytest.mark.parametrize(("text", "reason"), REFUSED_JSON.values(), ids=REFUSED_JSON)
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_in_refuses_json_that_not_every_client_can_read(
+def test_each_way_in_refuses_json_that_no_client_can_store_as_text(
     wide_queue: TaskQueue, owner: Owner, way: str, text: str, reason: str
 ) -> None:
     what = "" if WAYS[way].output else "its payload "
@@ -202,6 +203,12 @@ def test_each_way_in_takes_json_within_the_limits(wide_queue: TaskQueue, owner: 
     assert (stored.output if WAYS[way].output else stored.payload) == json.loads(text)
 
 
+@pytest.mark.parametrize("text", ["[1e400]", "9" * 5_000, "[" * 150 + "]" * 150], ids=["exponent", "digits", "depth"])
+def test_sql_takes_json_that_some_client_cannot_read(queue: TaskQueue, text: str) -> None:
+    queue.conn.execute("SELECT taskq.push('work', 'a', %s)", (text,))
+    assert isinstance(everything(queue)[0].payload, UnreadablePayload) is not text.startswith("[[")
+
+
 def test_a_payload_above_the_limit_of_its_topic_is_refused_for_that(queue: TaskQueue, owner: Owner) -> None:
     with pytest.raises(psycopg.Error, match="position 1: its payload has 300000 bytes"):
         push(queue, owner, ["1", "[" * 300_000])
@@ -215,8 +222,8 @@ def test_a_large_stage_of_decisions_refuses_an_output_that_not_every_client_can_
     queue.push_stream("work", map(str, range(50_001)))
     assert queue.claim("work", owner, 50_001) == 50_001
     task = queue.page("work", size=2)[1]
-    stage = stage_decisions(queue, owner, {task.sequence: "[1e400]"})
-    with pytest.raises(psycopg.Error, match=f"sequence {task.sequence} holds a number outside") as refusal:
+    stage = stage_decisions(queue, owner, {task.sequence: r'"\u0000"'})
+    with pytest.raises(psycopg.Error, match=f"sequence {task.sequence} holds a NUL") as refusal:
         queue.conn.execute(COMMIT, (owner.name, owner.fence, stage, 50_001))
     assert refusal.value.sqlstate == "TQ002"
     assert queue.count("work")["work"].keys() == {State.ACTIVE}

@@ -110,15 +110,12 @@ END $$;
 -- Raises TQ002 for an output that a client could not read. The error names the task.
 CREATE FUNCTION taskq_internal.check_outputs(p_sequences bigint[], p_outputs text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_sequence bigint;
-    v_output   text;
+    v_sequence bigint := (SELECT min(u.sequence) FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
+                          WHERE taskq_internal.has_unstorable_escape(u.output));
 BEGIN
-    SELECT u.sequence, u.output INTO v_sequence, v_output FROM unnest(p_sequences, p_outputs) AS u (sequence, output)
-    WHERE taskq_internal.needs_json_check(u.output) AND taskq_internal.json_defect(u.output) IS NOT NULL
-        ORDER BY u.sequence LIMIT 1;
-    IF FOUND THEN
+    IF v_sequence IS NOT NULL THEN
         PERFORM taskq_internal.raise_error('TQ002', format(
-            'the message of the decision on sequence %s %s', v_sequence, taskq_internal.json_defect(v_output)));
+            'the message of the decision on sequence %s holds a NUL or a lone surrogate', v_sequence));
     END IF;
 END $$;
 

@@ -30,7 +30,7 @@ BEGIN
     -- has the rules. This function stores a plain task in half the time.
     IF (identifier ~ '\S' AND length(identifier) <= 500 AND coalesce(octet_length(reference) <= 2000, true)
         AND coalesce(octet_length(payload) <= v_topic.max_payload_bytes, true)
-        AND taskq_internal.needs_json_check(payload) IS NOT TRUE
+        AND taskq_internal.has_unstorable_escape(payload) IS NOT TRUE
             AND coalesce(priority BETWEEN -100 AND 100, true)) IS NOT TRUE
        OR insertion IS DISTINCT FROM 'APPEND' OR suspended OR available_at IS NOT NULL
        OR NOT taskq_internal.is_duration(delay, interval '0')
@@ -326,8 +326,7 @@ BEGIN
             WHEN octet_length(payload) > p_topic.max_payload_bytes THEN
                 format('its payload has %s bytes, more than the %s that topic %L takes',
                        octet_length(payload), p_topic.max_payload_bytes, p_topic.name)
-            WHEN taskq_internal.needs_json_check(payload) AND taskq_internal.json_defect(payload) IS NOT NULL THEN
-                'its payload ' || taskq_internal.json_defect(payload)
+            WHEN taskq_internal.has_unstorable_escape(payload) THEN 'its payload holds a NUL or a lone surrogate'
             END AS reason
         FROM (SELECT generate_series(1, greatest(
                          cardinality(p_identifiers), cardinality(p_payloads), cardinality(p_references),

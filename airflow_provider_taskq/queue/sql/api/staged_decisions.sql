@@ -380,7 +380,7 @@ drain with several owners. Raises TQ001 for an unknown topic, and TQ008 for an i
 
 CREATE FUNCTION taskq.end_drain(p_name text, p_fence bigint, p_report text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF octet_length(p_report) > 65536 OR taskq_internal.json_defect(p_report) IS NOT NULL THEN
+    IF octet_length(p_report) > 65536 OR taskq_internal.has_unstorable_escape(p_report) THEN
         PERFORM taskq_internal.raise_error('TQ008', format(
             'the report of drain %L is not JSON of at most 64 KiB', p_name));
     END IF;
@@ -593,8 +593,7 @@ DECLARE
     v_ended    bigint;
 BEGIN
     SELECT * INTO v_bad FROM taskq.staged s
-    WHERE s.stage = p_stage AND taskq_internal.needs_json_check(s.output)
-        AND taskq_internal.json_defect(s.output) IS NOT NULL
+    WHERE s.stage = p_stage AND taskq_internal.has_unstorable_escape(s.output)
     ORDER BY s.sequence LIMIT 1;
     IF FOUND THEN
         PERFORM taskq_internal.check_outputs(ARRAY[v_bad.sequence], ARRAY[v_bad.output]);
