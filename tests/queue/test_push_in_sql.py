@@ -42,6 +42,21 @@ def test_the_short_form_stores_a_task_and_returns_its_sequence(
     assert (task.identifier, task.payload, task.state, task.priority) == ("a", payload, State.READY, 0)
 
 
+BY_NAMES = """SELECT taskq.{0}(topic => b.topic, identifier => b.identifier, payload => b.payload)
+    FROM json_to_record(%s::json) AS b (topic text, identifier text, payload json)"""
+OVERLOADED = """SELECT proname::text FROM pg_proc WHERE pronamespace = 'taskq'::regnamespace
+    GROUP BY proname HAVING count(*) > 1 ORDER BY 1"""
+
+
+def test_a_client_that_knows_only_the_names_of_arguments_finds_one_function(queue: TaskQueue) -> None:
+    """As PostgREST calls a function, with the members of a JSON body."""
+    assert queue.conn.execute(OVERLOADED).fetchall() == [("push",)]
+    body = Json({"topic": "work", "identifier": "a", "payload": {"b": 1, "a": [1.50]}})
+    queue.conn.execute(BY_NAMES.format("push_task").encode(), (body,))
+    [task] = queue.page("work")
+    assert (task.identifier, list((task.payload or {}).items())) == ("a", [("b", 1), ("a", [1.5])])  # type: ignore[union-attr]
+
+
 def test_all_other_arguments_go_by_name(queue: TaskQueue) -> None:
     task = push(
         queue,

@@ -14,7 +14,7 @@
 -- schema that is in no list is for operators. Only the owner of the schema may call grant_access and revoke_access.
 CREATE VIEW taskq.privileges AS
 SELECT 'producer' AS kind, unnest(ARRAY[
-    'push', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged',
+    'push', 'push_task', 'offer', 'offer_many', 'lock_offers', 'drop', 'first_pushed', 'open_push', 'check_push', 'push_staged',
     'abandon_push', 'install_ticks', 'last_tick', 'notify', 'topics', 'policy']) AS function, true AS by_topic
 UNION ALL SELECT 'producer', unnest(ARRAY['begin_stream_batch']), false
 UNION ALL SELECT 'consumer', unnest(ARRAY[
