@@ -326,7 +326,7 @@ END $$;
 -- Ends the lapsed leases of owners that hold tasks of a topic, for a poll that has found nothing. Never waits, and writes
 -- nothing if there are none. Returns whether it ended one.
 CREATE FUNCTION taskq_internal.take_back_lapsed(p_topic_id int) RETURNS boolean
-LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
 BEGIN
