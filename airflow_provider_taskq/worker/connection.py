@@ -66,7 +66,7 @@ class DatabaseSession:
 
         Raises Disconnected if the connection fails, before the block or in it.
         """
-        if self._queue is not None and is_read_only(self._queue.conn):
+        if self._queue is not None and (is_read_only(self._queue.conn) or _has_ended(self._queue.conn)):
             self.close()  # the address may lead to a writable server by now
         queue = self._queue
         try:
@@ -84,6 +84,16 @@ class DatabaseSession:
         queue, self._queue = self._queue, None
         if queue is not None:
             queue.conn.close()
+
+
+def _has_ended(conn: psycopg.Connection[Any]) -> bool:
+    """Return whether the server has ended a session between two calls, as by `idle_session_timeout`. No round trip."""
+    try:
+        for _ in range(2):  # first the message that says why, then the end
+            conn.pgconn.consume_input()
+    except psycopg.OperationalError:
+        return True
+    return conn.closed
 
 
 def connect_limited(connect: Connect, limit: CallLimit) -> psycopg.Connection[Any]:

@@ -67,6 +67,7 @@ class NotificationListener(RepeatedService):
 
     def _run_once(self) -> float:
         with connect_limited(self._connect, CallLimit(_ANSWER_SECONDS, grows=False)) as conn:
+            conn.execute("SELECT set_config('idle_session_timeout', '0', false)")  # it is idle by design
             conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
             self._backoff.reset()
             self._on_missed()

@@ -4,9 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from airflow_provider_taskq.queue import (
@@ -33,7 +35,9 @@ from airflow_provider_taskq.worker import (
     batch,
     poll_loop,
 )
+from airflow_provider_taskq.worker.connection import DatabaseSession, connection_factory
 from airflow_provider_taskq.worker.idle_wait import IdleWait
+from airflow_provider_taskq.worker.notification_listener import NotificationListener
 from tests.internals import block_verbs, hold_turns
 from tests.queue.conftest import everything, lapse, states, until
 from tests.worker.conftest import HOUR, FatalListener, Gate, MakeWorker, listeners
@@ -392,3 +396,35 @@ def test_a_worker_keeps_its_lease_while_a_handler_runs_longer(dsn: str, queue: T
     gate.open.set()
     until(lambda: states(queue) == [("a", State.SUCCEEDED)])
     worker.stop()
+
+
+def test_a_session_that_the_server_has_ended_while_it_was_idle_is_replaced_without_an_error(
+    dsn: str, queue: TaskQueue
+) -> None:
+    """As by idle_session_timeout, with more threads than tasks."""
+    session = DatabaseSession(connection_factory(dsn))
+    with session.queue() as before:
+        ended = before.conn.info.backend_pid
+    queue.conn.execute("SELECT pg_terminate_backend(%s, 60000)", (ended,))
+    with session.queue() as after:
+        assert after.topics() == ["work"]
+        assert after.conn.info.backend_pid != ended
+    session.close()
+
+
+def test_a_session_that_listens_outlives_the_limit_for_idle_ones(dsn: str, queue: TaskQueue) -> None:
+    def connected() -> psycopg.Connection:
+        return connect(dsn, options="-c idle_session_timeout=20", application_name="idle")
+
+    def sessions() -> set[int]:
+        found = queue.conn.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'idle'").fetchall()
+        return {pid for (pid,) in found}
+
+    missed = threading.Event()
+    with NotificationListener(connected, "some", print, missed.set):
+        assert missed.wait(60)
+        listening = sessions()
+        with suppress(psycopg.OperationalError), connected() as other:
+            pid = other.info.backend_pid
+            until(lambda: pid not in sessions())
+        assert sessions() == listening
