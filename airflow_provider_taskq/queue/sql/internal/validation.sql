@@ -130,39 +130,12 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM unnest(p_errors, p_summaries) WITH ORDINALITY AS u (error, summary, place)
 $$;
 
--- Returns the line of an error text that describes the error, at most 200 characters. In a Python traceback that is the
--- last exception of the chain, without notes, further lines of its message and inner exceptions of a group. In any
--- other text it is the first line that is not blank.
-CREATE FUNCTION taskq_internal.error_summary(p_error text) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
-DECLARE
-    v_lines text[] := string_to_array(replace(p_error, E'\r', ''), E'\n');
-    v_first int := taskq_internal.last_exception_line(v_lines);
-    v_line  text;
-    v_found text := '';
-BEGIN
-    FOR v_place IN coalesce(v_first, 1) .. cardinality(v_lines) LOOP
-        -- the frame that is drawn around an exception group
-        v_line := regexp_replace(v_lines[v_place], '^  [|+] ', '');
-        CONTINUE WHEN v_line ~ '^\s*$' OR v_first IS NOT NULL AND v_found = ''
-            AND v_line ~ '^(\s|\.\.\. ?|Traceback |Exception Group Traceback )';
-        v_found := v_found || btrim(v_line, E' \t');
-        EXIT WHEN v_found !~ ':$';  -- `ValueError:`, whose message begins with a line break
-        v_found := v_found || ' ';
-    END LOOP;
-    v_found := rtrim(CASE WHEN v_found = '' THEN btrim(p_error, E' \t\n') ELSE v_found END);
-    RETURN CASE WHEN length(v_found) > 200 THEN left(v_found, 197) || '...' ELSE v_found END;
-END $$;
-
--- Returns the number of the line after which a Python traceback has its last exception. Returns NULL for other texts.
-CREATE FUNCTION taskq_internal.last_exception_line(p_lines text[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    FOR v_place IN REVERSE cardinality(p_lines) .. 1 LOOP
-        IF p_lines[v_place] IN ('Traceback (most recent call last):',
-                                '  + Exception Group Traceback (most recent call last):',
-                                'The above exception was the direct cause of the following exception:',
-                                'During handling of the above exception, another exception occurred:') THEN
-            RETURN v_place + 1;
-        END IF;
-    END LOOP;
-    RETURN NULL;
-END $$;
+-- Returns the line of an error text that describes the error, at most 200 characters, for a caller that gives no summary:
+-- the line after the frames of a Python traceback, or the first line of any other text that is not blank.
+CREATE FUNCTION taskq_internal.error_summary(p_error text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN length(n.line) > 200 THEN left(n.line, 197) || '...' ELSE n.line END
+    FROM (SELECT rtrim(coalesce(
+              substring(regexp_replace(p_error, '^  [|+] ', '', 'gn') FROM  -- the frame of an exception group
+                        '.*Traceback \(most recent call last\):\r?\n(?:(?:[ \t]|\.\.\.)[^\n]*\n)*(\S[^\n]*)'),
+              split_part(ltrim(p_error, E' \t\r\n'), E'\n', 1)), E' \t\r') AS line) n
+$$;
