@@ -1,5 +1,6 @@
 """The Spark data source `taskq`."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
@@ -10,15 +11,21 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_taskq.queue import TaskQueueError
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.options import HeldOptions, PushOptions, parse_mode
-from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, TasksOptions, TasksReader
+from airflow_provider_taskq.spark.readers import HELD_SCHEMA, HeldReader, TasksOptions, TasksReader, spark_schema
 from airflow_provider_taskq.spark.streams import LOG_SCHEMA, LogOptions, LogReader
+from airflow_provider_taskq.spark.transforms import DECISION_SCHEMA
 from airflow_provider_taskq.spark.writers import BatchWriter, Decisions, NewTasks, Rows, StreamWriter
 
+_OPTIONS = "taskq"  # the metadata of a column with the options of its table
+_PUSH_SCHEMA = spark_schema(
+    "identifier string, payload string, reference string, suspended boolean, available_at timestamp,"
+    " delay double, ttl double, priority integer, depends_on string"
+)
 _registered: list[ConnectionInfo] = []
 
 
@@ -42,6 +49,9 @@ class TaskQDataSource(DataSource):
     The driver's environment (TASKQ_DSN, TASKQ_DSN_FILE or libpq's variables) names the database, as it was when the
     driver's JVM started. For another database, register `TaskQDataSource.with_connection(...)`. Executors receive the
     connection parameters with the code that they run. An executor with its own TASKQ_DSN uses that DSN.
+
+    In SQL, CREATE TEMPORARY VIEW ... USING taskq OPTIONS (...) and CREATE TABLE make names for reading and, with the
+    modes of a write, for INSERT INTO. Spark stores only the columns of such a table. So its columns carry the options.
     """
 
     connection_info: ClassVar[ConnectionInfo | None] = None
@@ -69,52 +79,68 @@ class TaskQDataSource(DataSource):
         return ConnectedDataSource
 
     def schema(self) -> StructType:
-        """Return the columns of a read."""
-        mode = parse_mode(self.options, "read", ("held", "tasks", "log"))
-        if mode == "tasks":
-            return TasksOptions.parse(self.options).schema()
-        if mode == "log":
-            LogOptions.parse(self.options)
-            return LOG_SCHEMA
-        HeldOptions.parse(self.options, "held")
-        return HELD_SCHEMA
+        """Return the columns of a read, or in SQL those of a name for INSERT INTO."""
+        # CREATE TABLE passes the properties of the table. Its options are those that begin so.
+        table = {name[7:].lower(): value for name, value in self.options.items() if name.lower().startswith("option.")}
+        columns = _columns_of(table or self.options)
+        metadata = {_OPTIONS: table} if table else None
+        return StructType([StructField(each.name, each.dataType, True, metadata) for each in columns.fields])
+
+    def _options_of(self, schema: StructType) -> Mapping[str, str]:
+        """Return the options of a read or write: if they have no mode, after those that the columns carry."""
+        given = {name.lower(): value for name, value in self.options.items()}
+        carried = [each.metadata[_OPTIONS] for each in schema.fields if _OPTIONS in each.metadata]
+        return {**carried[0], **given} if carried and "mode" not in given else given
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of mode=held or mode=tasks."""
-        if parse_mode(self.options, "read", ("held", "tasks")) == "tasks":
-            return TasksReader(TasksOptions.parse(self.options), schema, self._connection())
-        options = HeldOptions.parse(self.options, "held")
+        options, connection = self._options_of(schema), self._connection()
+        if parse_mode(options, "read", ("held", "tasks")) == "tasks":
+            return TasksReader(TasksOptions.parse(options), schema, connection)
+        held = HeldOptions.parse(options, "held")
         _check_schema(schema, HELD_SCHEMA, "held")
-        connection = self._connection()
-        return HeldReader(options.with_fence(connection), connection)
+        return HeldReader(held.with_fence(connection), connection)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of mode=push or mode=complete."""
-        connection = self._connection()
-        return BatchWriter.open(self._rows('.mode("append")', overwrite, connection), schema, connection)
+        return BatchWriter.open(self._rows(schema, overwrite, '.mode("append")'), schema, self._connection())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of mode=log."""
-        parse_mode(self.options, "read a stream", ("log",))
-        options = LogOptions.parse(self.options)
+        options = self._options_of(schema)
+        parse_mode(options, "read a stream", ("log",))
         _check_schema(schema, LOG_SCHEMA, "log")
-        return LogReader(options, self._connection())
+        return LogReader(LogOptions.parse(options), self._connection())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the stream writer of mode=push or mode=complete."""
-        connection = self._connection()
-        return StreamWriter.open(self._rows('.outputMode("append")', overwrite, connection), schema, connection)
+        return StreamWriter.open(self._rows(schema, overwrite, '.outputMode("append")'), schema, self._connection())
 
-    def _rows(self, append: str, overwrite: bool, connection: ConnectionInfo) -> Rows:
-        mode = parse_mode(self.options, "write", ("push", "complete"))
+    def _rows(self, schema: StructType, overwrite: bool, append: str) -> Rows:
+        options = self._options_of(schema)
+        mode = parse_mode(options, "write", ("push", "complete"))
         if overwrite:
             raise TaskQueueError(f"format taskq, mode {mode}: cannot overwrite: use {append}")
         if mode == "push":
-            return NewTasks(PushOptions.parse(self.options))
-        return Decisions(HeldOptions.parse(self.options, "complete").with_fence(connection))
+            return NewTasks(PushOptions.parse(options))
+        return Decisions(HeldOptions.parse(options, "complete").with_fence(self._connection()))
 
     def _connection(self) -> ConnectionInfo:
         return self.connection_info or ConnectionInfo.resolve()
+
+
+def _columns_of(options: Mapping[str, str]) -> StructType:
+    mode = parse_mode(options, "use the format", ("tasks", "held", "log", "push", "complete"))
+    if mode == "tasks":
+        return TasksOptions.parse(options).schema()
+    if mode == "push":
+        pushed = PushOptions.parse(options)
+        return _PUSH_SCHEMA if pushed.topic else StructType([StructField("topic", StringType()), *_PUSH_SCHEMA.fields])
+    if mode == "log":
+        LogOptions.parse(options)
+        return LOG_SCHEMA
+    HeldOptions.parse(options, mode)
+    return HELD_SCHEMA if mode == "held" else spark_schema(DECISION_SCHEMA)
 
 
 def _check_schema(schema: StructType, fixed: StructType, mode: str) -> None:

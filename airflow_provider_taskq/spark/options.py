@@ -12,6 +12,7 @@ _MAX_INT, _MAX_BIGINT = 2**31 - 1, 2**63 - 1  # of the types of PostgreSQL
 _MAX_DIGITS = len(str(_MAX_BIGINT))
 _HELD_NAMES = {"topic", "owner", "fence", "partitions", "until"}
 _COMPLETE_NAMES = {"topic", "owner", "fence", "stage", "stream"}
+_ADDRESS_NAMES = {"conninfo", "dbname", "dsn", "host", "password", "port", "url", "user"}
 _SPARK_NAMES = {"checkpointlocation", "queryname"}  # Spark passes its own options of a stream along
 
 
@@ -84,11 +85,18 @@ class PushOptions:
 
 
 def parse_mode(options: Mapping[str, str], action: str, modes: tuple[str, ...]) -> str:
-    """Return the option `mode`. Raises TaskQueueError unless it is one of `modes`."""
-    mode = {name.lower(): value for name, value in options.items()}.get("mode")
+    """Return the option `mode`. Raises TaskQueueError unless it is one of `modes`, or if an option is an address."""
+    values = {name.lower(): value for name, value in options.items()}
+    if address := sorted(_ADDRESS_NAMES & set(values)):
+        raise TaskQueueError(
+            f"format taskq: option {address[0]!r} is refused, as Spark shows options: the address is that of TASKQ_DSN,"
+            " TASKQ_DSN_FILE or libpq's environment, or of TaskQDataSource.with_connection()"
+        )
+    mode = values.get("mode")
     if mode not in modes:
         allowed = " or ".join(repr(each) for each in modes)
-        raise TaskQueueError(f"format taskq: to {action}, set option mode to {allowed}, not {mode!r}")
+        lost = "" if mode else ": Spark forgets the options of a table whose CREATE TABLE names columns"
+        raise TaskQueueError(f"format taskq: to {action}, set option mode to {allowed}, not {mode!r}{lost}")
     return mode
 
 

@@ -41,7 +41,9 @@ def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(python_environment: Mapping[str, str], spark_log: Path) -> Iterator["SparkSession"]:
+def spark(
+    python_environment: Mapping[str, str], spark_log: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["SparkSession"]:
     """A session with two cores and three tries of a task. Its JVM starts without a database in the environment."""
     from pyspark.sql import SparkSession
 
@@ -58,6 +60,7 @@ def spark(python_environment: Mapping[str, str], spark_log: Path) -> Iterator["S
             .config("spark.ui.port", "0")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
             # For a few rows, plans that adapt and compiled stages cost more CPU than they save: 6 and 9 % of a drain.
             .config("spark.sql.adaptive.enabled", "false")
             .config("spark.sql.codegen.wholeStage", "false")

@@ -40,7 +40,12 @@ def parse(kind: str, **options: str) -> object:
         ("held", {"fence": ""}, "option 'fence' must be a whole number of at least 1, not ''"),
         ("held", {"partitions": "many"}, "option 'partitions' must be a whole number of at least 1, not 'many'"),
         ("held", {"partition": "4"}, "unknown option 'partition': use fence, owner, partitions, topic"),
-        ("held", {"dsn": "postgresql://u:secret@h/d"}, "unknown option 'dsn'"),
+        (
+            "held",
+            {"dsn": "postgresql://u:secret@h/d"},
+            "option 'dsn' is refused, as Spark shows options: the",
+        ),
+        ("push", {"URL": "jdbc:postgresql:secret"}, "option 'url' is refused.* that of TASKQ_DSN, TASKQ_DSN_FILE or"),
         ("push", {"insertion": "UPSERT"}, "unknown insertion 'UPSERT': use one of APPEND"),
         ("push", {"owner": "me"}, "unknown option 'owner'"),
         ("push", {"batch": "3"}, "option 'batch' needs option 'stream'"),

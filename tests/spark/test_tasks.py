@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     EqualTo,
@@ -67,6 +68,38 @@ def test_tasks_are_read_with_all_columns(load: Load, queue: TaskQueue) -> None:
         assert (row.state, row.payload) == (task.state.name, f'{{"n":{row.identifier[5:]}}}')
         assert (row.completed is None) == (task.completed is None)
         assert row.created.timestamp() == pytest.approx(task.created.timestamp(), abs=1e-5)
+
+
+def test_sql_reads_from_tables_and_views_and_pushes_by_insert(
+    spark: SparkSession, source: str, queue: TaskQueue
+) -> None:
+    def kept() -> list[list[str]]:
+        found = [spark.sql(f"SELECT identifier FROM {name} ORDER BY sequence") for name in ("kept", "viewed")]
+        return [[row.identifier for row in frame.collect()] for frame in found]
+
+    reads, new = "OPTIONS (mode 'tasks', topic 'work')", "(identifier, payload, delay, depends_on)"
+    queue.push("work", ["old"])
+    try:
+        spark.sql(f"CREATE TABLE kept USING {source} {reads}")
+        spark.sql(f"CREATE TEMPORARY VIEW viewed USING {source} {reads}")
+        spark.sql(f"CREATE TABLE pushed USING {source} OPTIONS (mode 'push', Topic 'work')")
+        assert kept() == [["old"]] * 2
+        values = "to_json(struct(state)), 3600, to_json(array(array(topic, identifier)))"
+        for _ in range(2):  # the second time, the batch is known
+            spark.sql(f"INSERT INTO pushed WITH (stream 's', batch '1') {new} SELECT 'new', {values} FROM kept")
+        assert kept() == [["old", "new"], ["old"]]  # a view plans its read once
+        with pytest.raises(PySparkException, match="to write, set option mode to 'push' or 'complete', not 'tasks'"):
+            spark.table("kept").writeTo("kept").append()
+        with pytest.raises(PySparkException, match="option 'url' is refused"):
+            spark.sql(f"CREATE TABLE addressed USING {source} OPTIONS (mode 'tasks', url 'postgresql://')")
+        frame = spark.table("kept").select("identifier")  # its own options are those that count
+        frame.write.format(source).mode("append").options(mode="push", topic="work").save()
+        assert kept()[0] == ["old", "new"] * 2
+    finally:
+        for kind, name in (("TABLE", "kept"), ("VIEW", "viewed"), ("TABLE", "pushed")):
+            spark.sql(f"DROP {kind} IF EXISTS {name}")
+    _, task, *_ = queue.page("work")
+    assert (task.payload, task.available_at - task.created) == ({"state": "READY"}, timedelta(hours=1))
 
 
 @pytest.mark.promise("Payloads and passwords are in no log, error, metric, argument, XCom or plan")
