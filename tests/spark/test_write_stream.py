@@ -92,9 +92,13 @@ def test_batches_written_by_foreachbatch_belong_to_a_checkpoint_too(
         frame.select("identifier").write.format(source).mode("append").options(**options).save()
 
     def ran(checkpoint: str) -> None:
-        stream = logged.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / checkpoint))
+        stream = logged.writeStream.outputMode("update").foreachBatch(write)
+        stream = stream.option("checkpointLocation", str(tmp_path / checkpoint))
         assert stream.trigger(availableNow=True).start().awaitTermination(180)
 
+    refused = logged.writeStream.format(source).outputMode("update").options(mode="push", topic="copies")
+    with pytest.raises(PySparkException, match=r"(?i)update"):  # by Spark itself
+        refused.start(checkpointLocation=str(tmp_path / "refused")).awaitTermination(180)
     ran("one")
     forget_last_commit(tmp_path / "one")
     ran("one")
