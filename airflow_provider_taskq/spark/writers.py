@@ -125,7 +125,7 @@ class Decisions(Rows):
         """Check that these columns can be decisions, and the structs in the column `push` new tasks."""
         check_decision_columns(column_types(schema))
         for field in schema.fields:
-            if field.name == "push" and isinstance(field.dataType, ArrayType):
+            if field.name.lower() == "push" and isinstance(field.dataType, ArrayType):
                 element = field.dataType.elementType
                 if not isinstance(element, StructType):
                     raise InvalidTask(

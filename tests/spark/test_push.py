@@ -1,5 +1,6 @@
 """mode=push: all rows of a DataFrame become tasks, each once, or none."""
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -128,14 +129,28 @@ def test_structs_maps_and_arrays_become_json(spark: SparkSession, write: Write, 
         "list": [1, None],
         "map": {"k": 1.5},
         "day": "2026-01-02",
-        "at": "2026-01-02T03:04:05",
+        "at": "2026-01-02T03:04:05.000",
         "nested": {"a": [{"b": 1}]},
         "structs": [{"n": 1, "none": None}],
         "days": {"2026-01-02": 1},
-        "moments": {"2026-01-02T03:04:05": 1},
+        "moments": {"2026-01-02T03:04:05.000": 1},
         "numbers": {"7": True},
         "flags": {"true": 1},
     }
+
+
+def test_a_payload_is_written_as_to_json_writes_it(spark: SparkSession, write: Write, queue: TaskQueue) -> None:
+    payload = (
+        "struct(1.50BD AS price, 1e-10BD AS tiny, 1e20D AS large, float(0.1) AS small, x'00ff' AS bytes,"
+        " timestamp'2026-01-02 03:04:05.678' AS at, date'2026-01-02' AS day,"
+        " array(struct(2.5BD AS of, null AS none)) AS nested, parse_json('{\"a\": [1, 2.50, null]}') AS variant)"
+    )
+    frame = spark.range(1).selectExpr("'a' AS Identifier", f"{payload} AS PAYLOAD")
+    write(frame.selectExpr("*", "to_json(PAYLOAD, map('ignoreNullFields', 'false')) AS Reference"))
+    write(frame.selectExpr("Identifier", "PAYLOAD.variant AS payload"))
+    built, variant = everything(queue)
+    assert built.payload == json.loads(built.reference or "")
+    assert variant.payload == {"a": [1, 2.5, None]}
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str)
@@ -197,7 +212,7 @@ MOMENT = datetime(2031, 1, 1, tzinfo=UTC)
         ({"priority": 200}, "position 7 (identifier '7'): its priority 200"),
         ({"payload": "{marked"}, "7 (identifier '7'): its payload is not"),
         ({"payload": '"\\u0000"'}, "7'): its payload holds a NUL or"),
-        ({"payload": {"x": float("nan")}}, "7'): its payload"),
+        ({"payload": {"x": float("nan")}}, "7'): its payload holds NaN or an infinity, which JSON lacks"),
         ({"reference": "a\0"}, "row 7 of partition 0 (identifier '7'): its reference holds a NUL"),
         ({"delay": float("nan")}, "its delay is not a number, or longer than"),
         ({"delay": 1, "available_at": MOMENT}, "has both available_at and delay"),
@@ -224,7 +239,7 @@ def test_a_row_that_breaks_a_rule_is_named_and_nothing_is_pushed(
         ({"identifier": "string", "name": "string"}, "unknown column 'name' in the new tasks"),
         ({"priority": "int"}, "new tasks need a column identifier: these have priority"),
         ({"identifier": "string", "topic": "string"}, "either by the option topic or by a column"),
-        ({"identifier": "string", "payload": "struct<price:decimal(2,1)>"}, "holds a decimal, which is not JSON"),
+        ({"identifier": "string", "payload": "struct<wait:interval day>"}, "holds an interval, which is not JSON"),
     ],
 )
 def test_columns_of_new_tasks_are_checked_by_name_and_type(columns: dict[str, str], words: str) -> None:

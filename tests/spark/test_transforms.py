@@ -74,14 +74,14 @@ def test_a_return_value_that_is_not_a_decision_fails_its_task_only(outcome: obje
 
 def test_decisions_are_converted_to_one_schema() -> None:
     push = [{"at": datetime(2026, 1, 1, tzinfo=UTC)}]
-    given = {"delay": timedelta(seconds=2), "sequence": 1, "result": 1, "push": push}
+    given = {"Delay": timedelta(seconds=2), "SEQUENCE": 1, "result": 1, "push": push}
     assert decisions_batch(pa.RecordBatch.from_pylist([given])).to_pylist() == [
         {
             **dict.fromkeys(("message", "error", "continued", "junctions")),
             "sequence": 1,
             "result": "SUSPENSION",
             "delay": 2.0,
-            "push": '[{"at":"2026-01-01T00:00:00+00:00"}]',
+            "push": '[{"at":"2026-01-01T00:00:00.000Z"}]',
         }
     ]
 

@@ -67,7 +67,7 @@ def test_decisions_have_no_internal_column(name: str) -> None:
     rows = Decisions(HeldOptions.parse({"mode": "complete", "owner": "me", "fence": "1"}, "complete"))
     schema = StructType().add("sequence", "long").add("result", "string").add(name, "binary")
     for writer in (BatchWriter, StreamWriter):
-        with pytest.raises(InvalidTask, match=f"unknown column '{name}' in the decisions: {ALLOWED}"):
+        with pytest.raises(InvalidTask, match=f"unknown column '{name.lower()}' in the decisions: {ALLOWED}"):
             writer.open(rows, schema, ConnectionInfo("postgresql://absent@127.0.0.1:1/nowhere"))
 
 
