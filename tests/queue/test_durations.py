@@ -47,14 +47,6 @@ def test_a_text_that_is_no_duration_or_too_long_is_refused_with_the_reason(text:
         parse_duration(text)
 
 
-def test_a_setting_is_a_timedelta_a_number_of_seconds_or_a_text() -> None:
-    settings = (timedelta(minutes=5), 300, 300.0, "300", "5m", "PT5M")
-    assert {to_timedelta(setting) for setting in settings} == {timedelta(minutes=5)}
-    for wrong in (float("nan"), float("inf"), 1e300):
-        with pytest.raises(InvalidArgument, match="invalid duration"):
-            to_timedelta(wrong)
-
-
 def test_without_pendulum_short_durations_are_read_and_iso_8601_names_the_missing_library() -> None:
     """A Spark executor, or a driver on a cluster, may have psycopg and nothing more."""
     program = (

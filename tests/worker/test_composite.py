@@ -105,7 +105,6 @@ TWICE = LOADED.with_step(task, name="a").with_step(task, name="b")
         (lambda: TWICE.with_step(len, after=task), "'task' names several steps; give a step name"),
         (lambda: Composite("orders").handle(batch_of(1)), "'orders' has no steps"),
         (lambda: Composite("orders").with_step(7, name="seven"), "needs a function of the task, not a int"),  # type: ignore[arg-type]
-        (lambda: Composite("orders", threads=0), "invalid threads 0: expected at least 1"),
     ],
     ids=[
         "unknown",
@@ -115,7 +114,6 @@ TWICE = LOADED.with_step(task, name="a").with_step(task, name="b")
         "ambiguous",
         "no steps",
         "no function",
-        "no threads",
     ],
 )
 def test_an_invalid_composite_raises_when_it_is_made(make: Callable[[], object], words: str) -> None:

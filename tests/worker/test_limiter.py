@@ -84,8 +84,6 @@ def test_a_withdrawn_request_leaves_the_queue() -> None:
     assert held is not None
     assert limiter.request(lambda: True) is None
     assert limiter._waiting == []
-    with pytest.raises(ValueError, match="invalid limit 0: expected at least 1"):
-        PriorityLimiter(0)
 
 
 def test_workers_that_share_a_limiter_share_its_limit(queue: TaskQueue, make_worker: MakeWorker) -> None:

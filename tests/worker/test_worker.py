@@ -75,8 +75,6 @@ def test_a_start_that_cannot_work_raises_the_reason(dsn: str) -> None:
         Worker(dsn, "none", lambda _: None).start()
     with pytest.raises(TaskQueueError, match="cannot connect"):
         Worker("host=127.0.0.1 port=1", "work", lambda _: None).start()
-    with pytest.raises(ValueError, match="invalid size 0: expected at least 1"):
-        Worker(dsn, "work", lambda _: None, size=0)
     for name in ("a" * 901, "a\x00"):
         with pytest.raises(ValueError, match="name must have at most 900 characters"):
             Worker(dsn, "work", lambda _: None, name=name)
