@@ -259,7 +259,8 @@ def test_what_is_due_at_its_push_is_due_although_the_clock_was_ahead_then(
     queue.push("work", [NewTask("scheduled", delay=timedelta(minutes=1))])
     queue.push("work", ["a", NewTask("b", priority=1), NewTask("held", priority=2)])
     assert identifiers(queue.poll("work", owner)) == ["held"]
-    queue.push("work", [NewTask("delayed", delay=timedelta(minutes=1)), "c"])
+    delayed, _ = queue.push("work", [NewTask("delayed", delay=timedelta(minutes=1)), "c"])
+    queue.set_priority("work", [delayed.sequence], 7)
     pass_time(queue, -2 * HOUR)
     age_upkeep(queue.conn, -2 * HOUR)
     if noticed_by == "a push":

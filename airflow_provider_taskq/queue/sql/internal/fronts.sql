@@ -25,12 +25,15 @@
 -- due times with the front, and tasks before it are late. One case is left: a poll has advanced a front and has not
 -- committed while the clock is set back, and another transaction pushes in that moment.
 
--- Stores the first row of the priorities that have none.
+-- Stores the first row of the priorities that have none, with the time of a push that the highest one has.
 CREATE FUNCTION taskq_internal.add_fronts(p_topic_id int, p_priorities int[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
-    INSERT INTO taskq_internal.front (topic_id, priority)
-    SELECT DISTINCT p_topic_id, coalesce(u.priority, 0) FROM unnest(p_priorities) AS u (priority)
+    INSERT INTO taskq_internal.front (topic_id, priority, pushed)
+    SELECT DISTINCT p_topic_id, coalesce(u.priority, 0), coalesce(
+        (SELECT f.pushed FROM taskq_internal.front f WHERE f.topic_id = p_topic_id
+         ORDER BY f.priority DESC, f.number DESC LIMIT 1), '0001-01-01 00:00Z')
+    FROM unnest(p_priorities) AS u (priority)
     WHERE (SELECT f.number FROM taskq_internal.front f
            WHERE f.topic_id = p_topic_id AND f.priority = coalesce(u.priority, 0)
            ORDER BY f.priority DESC, f.number DESC LIMIT 1) IS NULL;
@@ -69,16 +72,22 @@ END $$;
 -- than p_now tells it; by a second, because pushes read the clock before they commit. Pushes, empty polls and upkeep
 -- call this function. It does nothing above READ COMMITTED.
 CREATE FUNCTION taskq_internal.recall_early_tasks(p_topic_id int, p_now timestamptz) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    -- The front of the highest priority has the time that all have.
+    RETURN CASE WHEN (SELECT f.pushed FROM taskq_internal.front f WHERE f.topic_id = p_topic_id
+                      ORDER BY f.priority DESC, f.number DESC LIMIT 1) > p_now + interval '1 second'
+        AND current_setting('transaction_isolation') = 'read committed'
+        THEN taskq_internal.make_early_tasks_due(p_topic_id, p_now) ELSE 0 END;
+END $$;
+
+CREATE FUNCTION taskq_internal.make_early_tasks_due(p_topic_id int, p_now timestamptz) RETURNS bigint
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off AS $$
 DECLARE
     v_found bigint[];
     v_due   bigint[];
 BEGIN
-    IF NOT EXISTS (SELECT FROM taskq_internal.newest_fronts(p_topic_id) f WHERE f.pushed > p_now + interval '1 second')
-        OR current_setting('transaction_isolation') <> 'read committed' THEN
-        RETURN 0;
-    END IF;
     v_found := ARRAY(
         SELECT t.sequence FROM taskq_internal.task t
         WHERE t.topic_id = p_topic_id AND t.sequence >= taskq_internal.resolve(ARRAY[p_topic_id], p_now, false)
