@@ -99,7 +99,7 @@ class Consumer(ServiceThread):
             self._leases, self._renewed = leases, time.monotonic()
             self.errors, self._loops = {}, []
             self._ended: set[int] = set()  # partitions that this consumer does not acquire again
-            self._refusal = ""
+            self._refusal, self._refused_until = "", 0.0
             self._notifications = NotificationListener(self._connect, "taskq", self._on_notification, self._wake_loops)
             self._notifications.start()
             super().start()
@@ -127,7 +127,12 @@ class Consumer(ServiceThread):
         return super().stop(0 if is_handler else timeout)
 
     def resume(self) -> bool:
-        """Let the consumer read now instead of after its pause. Return False if the consumer does not run."""
+        """Let the consumer read now instead of after its pause, or try now what it waits for.
+
+        Return False if the consumer does not run.
+        """
+        self._refused_until = 0.0
+        self._changed.set()
         self._wake_loops()
         return self.is_running
 
@@ -239,11 +244,15 @@ class Consumer(ServiceThread):
 
     def _renew_and_acquire(self) -> None:
         self._renew()
+        if time.monotonic() < self._refused_until:
+            return
         limit = self.config.max_partitions
         while not self._stopped.is_set() and (limit is None or len(self._loops) < limit):
             try:
                 lease = self._leases.acquire([*self._ended, *self.partitions, *self._not_allowed()])
             except InvalidState as error:
+                # Each try is an error in the server's log.
+                self._refused_until = time.monotonic() + self.config.lease.total_seconds() / 2
                 if str(error) != self._refusal:
                     self._refusal = str(error)
                     log.warning("consumer waits: group=%s topic=%s reason=%s", self.group.name, self.topic, error)

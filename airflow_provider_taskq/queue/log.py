@@ -260,7 +260,7 @@ class LogMixin(FunctionCaller):
         For a task of `again`, pass its cursor: the group forgets the task, and the progress stays.
 
         :param error: why the task at `cursor` is skipped; `skipped_events` returns it.
-        :return: False, and no progress stored, if progress was moved in the meantime.
+        :return: False, and nothing stored, if progress was moved in the meantime.
         :raises LeaseLost: if another consumer has the partition.
         """
         return self._flag(

@@ -208,7 +208,7 @@ def test_each_partition_gets_its_events_in_their_order_and_no_other(
     assert max(len(each.events) for each in heard) < len(pushed)
 
 
-@pytest.mark.parametrize("key", [1.5, 2, -1, None, b"a", True])
+@pytest.mark.parametrize("key", [1.5, 2, None])
 def test_a_function_that_returns_no_partition_is_refused_at_the_start_and_ends_partitions_later(
     dsn: str, queue: TaskQueue, key: object
 ) -> None:
@@ -243,6 +243,7 @@ def test_a_program_with_another_version_of_the_function_waits_until_the_group_is
             old.wait(21)
             until_at_end(queue)
             first.stop()
+            second.resume()
             queue.push("work", ["last"])
             assert new.wait(1) == ["last"]
             until_at_end(queue)

@@ -399,6 +399,7 @@ def test_consumers_of_another_division_wait_say_so_and_handle_each_event_once(
             assert (len(first.partitions), second.partitions) == (2, [])
             first.stop()
             queue.push("work", names[200:])
+            second.resume()
             until_at_end(queue)
             assert second.partitions == [0, 1, 2]
     handled = sorted(event.sequence for event in old.events + new.events)

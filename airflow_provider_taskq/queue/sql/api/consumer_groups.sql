@@ -144,29 +144,30 @@ DECLARE
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout',
                        least(ceil(extract(epoch FROM v_partition.lease) * 1000), 2147483647)::bigint::text, true);
-    IF p_cursor <= p_after AND p_error IS NULL THEN
-        DELETE FROM taskq_internal.skipped_event
-        WHERE topic_id = v_topic_id AND group_name = p_group AND sequence = p_cursor;
-        RETURN FOUND;
-    ELSIF p_error IS NOT NULL THEN
+    IF p_cursor > p_after THEN
+        UPDATE taskq_internal.consumer_partition
+        SET cursor = p_cursor, advanced = clock_timestamp(), failed = NULL, error = NULL
+        WHERE fence = p_fence AND coalesce(cursor, 0) = p_after;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    IF p_error IS NOT NULL THEN
         INSERT INTO taskq_internal.skipped_event (group_name, topic_id, sequence, skipped, error)
         VALUES (p_group, v_topic_id, p_cursor, clock_timestamp(), left(p_error, 10000))
         ON CONFLICT (topic_id, group_name, sequence)
         DO UPDATE SET skipped = excluded.skipped, error = excluded.error, again = false;
-        IF p_cursor <= p_after THEN
-            RETURN true;
-        END IF;
+    ELSIF p_cursor <= p_after THEN
+        DELETE FROM taskq_internal.skipped_event
+        WHERE topic_id = v_topic_id AND group_name = p_group AND sequence = p_cursor;
     END IF;
-    UPDATE taskq_internal.consumer_partition
-    SET cursor = p_cursor, advanced = clock_timestamp(), failed = NULL, error = NULL
-    WHERE fence = p_fence AND coalesce(cursor, 0) = p_after;
-    RETURN FOUND;
+    RETURN true;
 END $$;
 COMMENT ON FUNCTION taskq.advance_partition IS
 'Moves the progress of a partition from p_after to p_cursor, for the member that holds the partition under p_fence.
 With p_error, the member skips the task at p_cursor, and the group keeps the task''s sequence and the error. With a
 p_cursor at or before p_after the progress stays: the member has handled a skipped task again, which the group forgets,
-or with p_error keeps. Returns false and moves nothing if the progress is not at p_after. Until the calling transaction
+or with p_error keeps. Returns false and changes nothing if the progress is not at p_after. Until the calling transaction
 ends, no other member can acquire the partition. For this reason the server ends a session that is idle in this
 transaction for longer than the lease. Raises TQ001 for an unknown topic, and TQ005 if the fence does not hold the
 partition.';
