@@ -15,7 +15,7 @@ from psycopg.types.json import set_json_dumps
 from airflow_provider_taskq.assets.taskq import DEFAULT_PORT, create_asset, topic_asset
 from airflow_provider_taskq.hooks.instrumented_queue import InstrumentedQueue
 from airflow_provider_taskq.queue import TaskQueue, TaskQueueError, verify
-from airflow_provider_taskq.queue.connection import INVALID_TEXT, connection_defaults, given_hosts
+from airflow_provider_taskq.queue.addresses import INVALID_TEXT, connection_defaults, given_hosts
 from airflow_provider_taskq.queue.encoding import JsonDefault, json_dumps
 from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
 from airflow_provider_taskq.queue.session_settings import other_settings, set_needed, set_statement

@@ -32,9 +32,9 @@ from airflow_provider_taskq.queue import (
     TooManyUndecided,
     verify_for_work,
 )
+from airflow_provider_taskq.queue.addresses import parameters_with_hosts
 from airflow_provider_taskq.queue.arguments import DurationLike
 from airflow_provider_taskq.queue.claims import Claim
-from airflow_provider_taskq.queue.connection import parameters_with_hosts
 from airflow_provider_taskq.queue.drains import parse_max_undecided
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from airflow_provider_taskq.queue import connect
-from airflow_provider_taskq.queue.connection import (
+from airflow_provider_taskq.queue.addresses import (
     DSN_FILE_VARIABLE,
     DSN_VARIABLE,
     given_hosts,

@@ -120,5 +120,5 @@ def permanent_error(error: Exception) -> Exception | None:
 async def _fetch_all(connection: Connection, statement: LiteralString, arguments: Sequence[Any]) -> list[TupleRow]:
     with translate_errors():
         async with connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(statement, arguments)
+            await cursor.execute(statement, arguments, prepare=False)
             return await cursor.fetchall()

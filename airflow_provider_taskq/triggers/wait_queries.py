@@ -207,14 +207,14 @@ class QueryBatch:
         """Run the SQL query. A registered query that is missing from the answer has no result."""
         started_at = time.monotonic()
         async with connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(self._sql, self._arguments)
+            await cursor.execute(self._sql, self._arguments, prepare=False)
             return self._results(await cursor.fetchall(), started_at)
 
     def read_sync(self, connection: psycopg.Connection[Any]) -> dict[RegisteredQuery, QueryResult]:
         """Run the SQL query in the connection's transaction."""
         started_at = time.monotonic()
         with translate_errors(), connection.cursor(row_factory=tuple_row) as cursor:
-            return self._results(cursor.execute(self._sql, self._arguments).fetchall(), started_at)
+            return self._results(cursor.execute(self._sql, self._arguments, prepare=False).fetchall(), started_at)
 
     def _results(self, rows: Sequence[tuple[Any, ...]], started_at: float) -> dict[RegisteredQuery, QueryResult]:
         return {
@@ -233,7 +233,7 @@ async def read_statuses(
 ) -> dict[tuple[str, str], TopicStatus]:
     """Return the status of each pair of topic and condition. Unknown topics are missing in the answer."""
     async with connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(TOPIC_STATUS_QUERY, (*map(list, zip(*topics, strict=True)), MAX_COUNT))
+        await cursor.execute(TOPIC_STATUS_QUERY, (*map(list, zip(*topics, strict=True)), MAX_COUNT), prepare=False)
         rows = await cursor.fetchall()
     return {topics[position - 1]: TopicStatus(topics[position - 1][0], *counts) for position, *counts in rows}
 

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import psycopg
 
 from airflow_provider_taskq.queue import TaskQueue, connect
+from airflow_provider_taskq.queue.addresses import connection_defaults, resolve_dsn
 from airflow_provider_taskq.queue.arguments import Duration
-from airflow_provider_taskq.queue.connection import CallLimit, connection_defaults, limit_calls, resolve_dsn
+from airflow_provider_taskq.queue.connection import CallLimit, limit_calls
 from airflow_provider_taskq.queue.errors import ConnectionFailed, first_line
 from airflow_provider_taskq.queue.faults import classify, is_read_only
 

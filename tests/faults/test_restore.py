@@ -36,7 +36,7 @@ from demo.postgres import EmbeddedPostgres
 from demo.postgres_binaries import server_programs, unprivileged_account
 from tests.faults.servers import FAST, programs_of_tests
 from tests.internals import contradictions, lapse_lease, passed_tasks, pretend_release
-from tests.queue.conftest import states, until
+from tests.queue.conftest import skip_numbers, states, until
 
 HOUR = timedelta(hours=1)
 GROUP = "copies"
@@ -210,13 +210,6 @@ def back_up(server: EmbeddedPostgres, target: EmbeddedPostgres) -> None:
     done = account.run([programs / "pg_basebackup", "-D", data, "-c", "fast", "-X", "none", "-d", source])
     assert done.returncode == 0, done.stdout
     shutil.copy(server.folder / "password", target.folder / "password")
-
-
-def skip_numbers(conn: psycopg.Connection) -> None:
-    """Carries out the statement of docs/production/backup.md for programs that have outlived a restore."""
-    page = (Path(__file__).parents[2] / "docs/production/backup.md").read_text(encoding="utf-8")
-    [statement] = re.findall(r"^SELECT setval\(.*?(?=^```)", page, re.MULTILINE | re.DOTALL)
-    conn.execute(statement.encode())
 
 
 def documented_settings(archive: Path, moment: datetime) -> list[str]:

@@ -1,9 +1,11 @@
 """Helpers for the queue's tests: tasks in any state, and time that passes by SQL."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import psycopg
@@ -224,3 +226,10 @@ class Reader:
         events = self.queue.events(self.topic, self.after, size)
         self.after = events.cursor
         return [task.identifier for _, task in events]
+
+
+def skip_numbers(conn: psycopg.Connection) -> None:
+    """Carries out the statement of docs/production/backup.md for programs that have outlived a restore."""
+    page = (Path(__file__).parents[2] / "docs/production/backup.md").read_text(encoding="utf-8")
+    [statement] = re.findall(r"^SELECT setval\(.*?(?=^```)", page, re.MULTILINE | re.DOTALL)
+    conn.execute(statement.encode())

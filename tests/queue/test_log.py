@@ -26,7 +26,7 @@ from airflow_provider_taskq.queue import (
 )
 from demo.postgres import EmbeddedPostgres
 from tests.internals import SCHEMAS, plant_change, set_next_sequence, stored_rows
-from tests.queue.conftest import InBackground, Reader, await_lock_wait, task_in
+from tests.queue.conftest import InBackground, Reader, await_lock_wait, skip_numbers, task_in
 
 pytestmark = pytest.mark.promise("Readers take nothing and lock nothing")
 
@@ -87,6 +87,15 @@ def test_a_place_beyond_the_last_number_is_refused(queue: TaskQueue, read: str) 
     queue.conn.execute(f"SELECT taskq.{read}".format(task.sequence).encode())
     with pytest.raises(psycopg.Error, match=r"after place .* older copy"):
         queue.conn.execute(f"SELECT taskq.{read}".format(task.sequence + 1).encode())
+
+
+@pytest.mark.promise("A reader of the log never skips a committed task")
+def test_a_reader_that_outlives_a_restore_gets_what_is_pushed_after_it(own_queue: TaskQueue) -> None:
+    [task] = own_queue.push("work", ["before"])
+    lost = Cursor(task.sequence + 50)
+    skip_numbers(own_queue.conn)
+    own_queue.push("work", [f"after-{number}" for number in range(40)])
+    assert len(own_queue.events("work", lost)) == 40
 
 
 @pytest.mark.slow
