@@ -1,9 +1,12 @@
-"""Writers: the rows of a DataFrame or of a micro-batch become tasks, or complete the tasks of an owner."""
+"""Writers: the rows of a DataFrame or of a micro-batch become tasks, or complete the tasks of an owner.
 
-from abc import ABC, abstractmethod
+Each Spark task stages its rows under its attempt's number. The driver then names the successful attempts, and the queue
+commits their rows in one transaction. So a retried or speculative attempt has no effect.
+"""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
@@ -21,7 +24,6 @@ from airflow_provider_taskq.spark.follow_ups import decision_copies
 from airflow_provider_taskq.spark.options import HeldOptions, PushOptions
 from airflow_provider_taskq.spark.staging import (
     Check,
-    Encode,
     StagedAttempt,
     attempt_arrays,
     begin_batch,
@@ -34,43 +36,8 @@ from airflow_provider_taskq.spark.staging import (
 )
 
 
-class Rows(ABC):
-    """What the rows of a DataFrame are, and how a stage of them is opened, committed and removed.
-
-    Each Spark task stages its rows under its attempt's number. The driver then names the successful attempts, and the
-    queue commits their rows in one transaction. So a retried or speculative attempt has no effect.
-    """
-
-    options: PushOptions | HeldOptions
-    encode: Encode
-
-    @abstractmethod
-    def check_columns(self, schema: StructType) -> None:
-        """Check the names and types of the columns. Raises InvalidTask."""
-
-    @abstractmethod
-    def open(self, conn: psycopg.Connection[Any]) -> str:
-        """Return the ID of the stage of a job."""
-
-    @abstractmethod
-    def still_open(self, stage: str) -> Check:
-        """Return the last statement of a transaction that stages rows: it fails if the stage accepts no more."""
-
-    @abstractmethod
-    def commit(self, conn: psycopg.Connection[Any], stage: str, attempts: Sequence[StagedAttempt]) -> None:
-        """Commit the rows of these attempts, in the caller's transaction. A repeated call changes nothing."""
-
-    @abstractmethod
-    def finish(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Notify the consumers of what the stage pushed, and delete the staged rows, after the commit."""
-
-    @abstractmethod
-    def abandon(self, conn: psycopg.Connection[Any], stage: str) -> None:
-        """Delete the staged rows, in the caller's transaction."""
-
-
 @dataclass(frozen=True, slots=True)
-class NewTasks(Rows):
+class NewTasks:
     """Rows that are pushed. The sequences ascend by partition and then by the order of rows.
 
     The database applies the rules of a push, and its errors name the row.
@@ -109,7 +76,7 @@ class NewTasks(Rows):
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions(Rows):
+class Decisions:
     """Rows that complete tasks of an owner, with their follow-ups, under the fence of the owner's lease.
 
     Columns: `sequence`; `result`, a name or number of `queue.Result`; optionally `message` (JSON text), `error`,
@@ -159,6 +126,9 @@ class Decisions(Rows):
     def abandon(self, conn: psycopg.Connection[Any], stage: str) -> None:
         """Delete the staged rows. If this fails, taskq.prune_stages deletes them after the lease has ended."""
         _call(conn, "SELECT taskq.abandon_stage(%s::uuid)", stage)
+
+
+Rows: TypeAlias = NewTasks | Decisions
 
 
 def _call(conn: psycopg.Connection[Any], statement: str, *arguments: object) -> Any:
