@@ -65,7 +65,8 @@ class Claim:
         if (later := queue.owner(self.owner)) is None:
             reason = (
                 "its lease was released, or it lapsed and expired, and the tasks that were not completed went back to "
-                "the topic. Clear the gate to claim again; if the lease lapsed, give the gate a longer lease"
+                "the topic. Clear the gate to claim again; if the lease lapsed, give the gate a longer lease. Or "
+                "another role made the claim, and this one is limited to topics: let both roles act as one by SET role"
             )
         else:
             reason = (
