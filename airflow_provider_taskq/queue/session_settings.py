@@ -4,6 +4,7 @@ A role, a database or a program may choose other values. The server reports thes
 at them costs no round trip.
 """
 
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import psycopg
@@ -23,11 +24,17 @@ _BYTES = "SQL_ASCII"  # an encoding without characters, for which psycopg return
 
 def other_settings(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> dict[str, str]:
     """Return the needed values of the settings that have values with which the client does not work."""
-    return {name.decode(): needed for name, needed in _NEEDED.items() if _differs(conn, name, needed)}
+    return _others(tuple(map(conn.pgconn.parameter_status, _NEEDED)))
 
 
-def _differs(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], name: bytes, needed: str) -> bool:
-    value = (conn.pgconn.parameter_status(name) or b"").decode()  # a pooler may not report all settings
+@lru_cache(64)  # each call of the queue asks
+def _others(values: tuple[bytes | None, ...]) -> dict[str, str]:
+    pairs = zip(_NEEDED.items(), values, strict=True)
+    return {name.decode(): needed for (name, needed), value in pairs if _differs(name, needed, value)}
+
+
+def _differs(name: bytes, needed: str, found: bytes | None) -> bool:
+    value = (found or b"").decode()  # a pooler may not report all settings
     if name == b"client_encoding":
         return value == _BYTES
     return value != "" and not value.startswith(needed)
