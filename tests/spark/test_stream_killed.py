@@ -59,7 +59,7 @@ def test_a_stream_of_decisions_killed_after_a_commit_ends_each_task_once(
             assert states(queue) == {"ACTIVE": 5, "SUCCEEDED": 2, "FILTERED": 3}
             stage.execute("SELECT FROM taskq.staged FOR UPDATE")  # what the driver forgets after its commit
             task.rollback()
-            wait_until(conn, WAITING.format("abandon_stage"), driver)
+            wait_until(conn, WAITING.format("finish_stage"), driver)
     wait_until(conn, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'the driver'")
     assert states(queue) == {"SUCCEEDED": 5, "FILTERED": 5}
     assert noted_batches(tmp_path / "checkpoint") == ["0"]
