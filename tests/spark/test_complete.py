@@ -259,10 +259,10 @@ def fill(queue: TaskQueue, stage: Stage, count: int) -> int:
     """Pushes, claims and stages this number of further successes, so that the stage is large; returns the number."""
     queue.push_stream("work", (f"filler-{number}" for number in range(count)))
     assert queue.claim("work", stage.owner, count) == count
+    fillers = [task.sequence for task in queue.held(stage.owner, "work") if task.identifier.startswith("filler-")]
     stage.conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
-        " SELECT %s, 0, 1, sequence, 3 FROM taskq.task_info WHERE topic = 'work' AND identifier LIKE 'filler-%%'",
-        (stage.id,),
+        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result) SELECT %s, 0, 1, unnest(%s::bigint[]), 3",
+        (stage.id, fillers),
     )
     return count
 
