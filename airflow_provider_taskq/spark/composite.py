@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from airflow_provider_taskq.queue import Condition, Decision, Task, TaskQueueError
+from airflow_provider_taskq.queue.encoding import json_text
 from airflow_provider_taskq.spark.connection import ConnectionInfo
 from airflow_provider_taskq.spark.data_source import TaskQDataSource
 from airflow_provider_taskq.spark.driver_commit import DriverActions, commit_on_driver
@@ -38,6 +39,7 @@ from airflow_provider_taskq.spark.transforms import (
 )
 from airflow_provider_taskq.spark.writers import BatchWriter
 from airflow_provider_taskq.worker.batches import Batch, BatchContext, FollowUp, Release
+from airflow_provider_taskq.worker.commit import storable_decision
 from airflow_provider_taskq.worker.composite import Composite
 from airflow_provider_taskq.worker.handlers import UNDECIDED, decision_on, handle_batch
 
@@ -182,7 +184,9 @@ def _decision_rows(
             {"topic": release.topic, "groups": lists, "junction": release.junction}
         )
     return [
-        decision_values(task.sequence, decision, tasks.get(task, ()), groups.get(task, ()))
+        decision_values(
+            task.sequence, storable_decision(decision, json_text), tasks.get(task, ()), groups.get(task, ())
+        )
         for task, decision in decisions.items()
     ]
 

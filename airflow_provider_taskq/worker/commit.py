@@ -73,14 +73,14 @@ def commit_batch(
         for hook in batch.commit_hooks:
             run_commit_hook(queue, hook, final)
         encode = queue.json_encoder()
-        final = {task: _storable(decision, encode) for task, decision in final.items()}
+        final = {task: storable_decision(decision, encode) for task, decision in final.items()}
         queue.complete(owner, cast("Mapping[Task | int, Decision | Result]", final))
         topics = push_follow_ups(queue, batch, final)
     run_after_commit(queue, batch, topics)
     return final
 
 
-def _storable(decision: Decision, encode: JsonEncoder) -> Decision:
+def storable_decision(decision: Decision, encode: JsonEncoder) -> Decision:
     """Return a decision, or a FAILURE if the queue cannot store its message: it must not fail the other tasks."""
     try:
         encode(decision.message)

@@ -39,32 +39,27 @@ pytestmark = [
 ]
 
 NOW = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)  # the night on which summer time begins in Europe
-RETRY = st.fixed_dictionaries(
-    {},
-    optional={
-        "max_attempts": WHOLE,
-        "base": DURATIONS,
-        "factor": st.floats(),
-        "max_delay": DURATIONS,
-        "horizon": DURATIONS,
-        "max_elapsed": DURATIONS,
-        "jitter": st.floats(),
-        "probe": st.booleans(),
-    },
-)
+LENGTHS = DURATIONS.filter(lambda duration: duration >= timedelta(0))  # models refuse others when they are made
+
+
+def retry_of(durations: st.SearchStrategy[timedelta]) -> st.SearchStrategy[dict[str, Any]]:
+    """Fields of a RetryPolicy."""
+    lengths = dict.fromkeys(("base", "max_delay", "horizon", "max_elapsed"), durations)
+    others = {"max_attempts": WHOLE, "factor": st.floats(), "jitter": st.floats(), "probe": st.booleans()}
+    return st.fixed_dictionaries({}, optional={**lengths, **others})
+
+
 POLICY = st.fixed_dictionaries(
     {},
     optional={
         "on_expiry": st.one_of(st.sampled_from(["redeliver", "expire"]), TEXTS),
         "max_crashes": WHOLE,
         "max_payload_bytes": WHOLE,
-        "ttl": DURATIONS,
-        "keep_succeeded": DURATIONS,
-        "keep_failed": DURATIONS,
+        **dict.fromkeys(("ttl", "keep_succeeded", "keep_failed"), LENGTHS),
         "notify": st.booleans(),
     },
 )
-POLICIES = st.builds(lambda retry, fields: TopicPolicy(RetryPolicy(**retry), **fields), RETRY, POLICY)
+POLICIES = st.builds(lambda retry, fields: TopicPolicy(RetryPolicy(**retry), **fields), retry_of(LENGTHS), POLICY)
 
 
 @FUZZ
@@ -81,7 +76,10 @@ def test_a_policy_is_stored_as_it_was_given_or_refused_and_the_topic_keeps_its_o
 
 
 @FUZZ
-@given(retry=RETRY, failures=st.one_of(st.integers(-1, 10_000), st.sampled_from([10**6, 2**31 - 2, 2**31 - 1, 2**63])))
+@given(
+    retry=retry_of(DURATIONS),
+    failures=st.one_of(st.integers(-1, 10_000), st.sampled_from([10**6, 2**31 - 2, 2**31 - 1, 2**63])),
+)
 def test_the_delay_of_a_retry_is_a_duration_none_or_an_error_of_the_queue(retry: dict[str, Any], failures: int) -> None:
     delay = attempt(lambda: RetryPolicy(**retry).delay(failures))
     assert delay is None or isinstance(delay, TaskQueueError) or delay >= timedelta(0)
@@ -137,7 +135,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "tasks": st.lists(st.builds(NewTask, TEXTS, JSON, delay=DURATIONS, ttl=DURATIONS, priority=WHOLE), max_size=2),
     "ticks": st.lists(st.tuples(MOMENTS, st.one_of(JSON, TEXTS.map(NewTask))), max_size=3),
     "decisions": st.dictionaries(
-        SEQUENCES, st.builds(Decision, st.just(Result.SUSPENSION), JSON, delay=DURATIONS), max_size=2
+        SEQUENCES, st.builds(Decision, st.just(Result.SUSPENSION), JSON, delay=LENGTHS), max_size=2
     ),
 }
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
