@@ -1,6 +1,6 @@
 """The model of leases and of the ends of tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from airflow_provider_taskq.queue import Decision, NotHeld, Owner, Result, State
@@ -55,12 +55,21 @@ class Ending(Holdings):
         return len(idle)
 
     def expire(self, grace: int) -> int:
+        return self._end_lapsed(grace, lambda _: True)
+
+    def _take_back(self, topic: str) -> bool:
+        """Ends the lapsed leases of owners that hold tasks of a topic, for a poll of it that found nothing."""
+        if self.topics[topic].paused:
+            return False
+        return self._end_lapsed(0, lambda held: any(task.topic == topic for task in held)) > 0
+
+    def _end_lapsed(self, grace: int, concerned: Callable[[list[ModelTask]], bool]) -> int:
         now = self.tick()
         taken = 0
         for name, known in self.owners.items():
-            if known.gone or known.until.plus(grace) >= now:
-                continue
             held = self.held_by(name)
+            if known.gone or known.until.plus(grace) >= now or not concerned(held):
+                continue
             for task in held:
                 self._crash(task, len(held))
             taken += len(held)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from airflow_provider_taskq.queue import Condition, LeaseLost, Order, Owner, State
-from tests.queue.model.tasks import Holdings, ModelOwner, ModelTask, Moment, hours
+from tests.queue.model.ending import Ending
+from tests.queue.model.tasks import ModelOwner, ModelTask, Moment, hours
 
 BLOCKING = {
     Condition.NONE: (),
@@ -13,7 +14,7 @@ BLOCKING = {
 }
 
 
-class Polling(Holdings):
+class Polling(Ending):
     """The verbs that hand out tasks."""
 
     def poll(self, topic: str, owner: Owner, size: int, order: Order, condition: Condition) -> list[ModelTask]:
@@ -21,7 +22,10 @@ class Polling(Holdings):
         self.topic(topic)
         self._running(owner)
         self.tick()
-        return self._take(self._cut(self.due(topic, order, condition)[: max(size, 0)], owner), owner)
+        found = self._cut(self.due(topic, order, condition)[: max(size, 0)], owner)
+        if not found and size > 0 and self._take_back(topic):
+            return self.poll(topic, owner, size, order, condition)
+        return self._take(found, owner)
 
     def poll_batch(self, topic: str, owner: Owner, identifiers: int, size: int) -> list[ModelTask]:
         """Hands out whole groups, or the first tasks of each."""
@@ -29,8 +33,10 @@ class Polling(Holdings):
         self._running(owner)
         self.tick()
         groups = list(self.groups(topic).values())[: max(identifiers, 0)]
-        found = [task for group in groups for task in (group if size == -1 else group[:size])]
-        return self._take(self._cut(found, owner), owner)
+        found = self._cut([task for group in groups for task in (group if size == -1 else group[:size])], owner)
+        if not found and identifiers > 0 and size and self._take_back(topic):
+            return self.poll_batch(topic, owner, identifiers, size)
+        return self._take(found, owner)
 
     def ready(self, topic: str, limit: int, condition: Condition) -> int:
         """The number of tasks that a poll would return."""
