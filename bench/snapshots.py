@@ -331,7 +331,7 @@ def consume(work: Work, pipe: Connection | None) -> None:
             work.done.value += ended
             held = {task: Result.FAILURE if shape.fails(task) else Result.SUCCESS for task in found}
             if not found or (work.rate and len(found) < full):
-                time.sleep(work.pause)
+                time.sleep(work.pause)  # a consumer of this bench polls by its pause, as without notifications
             return ended
 
         _work(work, pipe, queue.conn, exchange)
@@ -398,7 +398,7 @@ def _work(work: Work, pipe: Connection | None, conn: psycopg.Connection, step: C
             step()
         return
     while not work.stop.is_set() and not work.rate and work.pushed.value < work.shape.backlog:
-        time.sleep(PAUSE)
+        time.sleep(PAUSE)  # no event reports the length of the backlog
     warm = 0
     while not work.stop.is_set() and warm < WARM_UP:
         warm += step() > 0

@@ -270,11 +270,11 @@ def test_a_skipped_event_is_kept_with_its_error_and_can_be_handled_again(
     tasks = queue.push("work", [f"id-{n}" for n in range(6)])
     bad = [tasks[1].sequence, tasks[4].sequence]
     heard = Heard()
-    mended: list[int] = []
+    repaired: list[int] = []
 
     @heard.group.on()
     def handle(event: Task) -> None:
-        if event.sequence in bad and event.sequence not in mended:
+        if event.sequence in bad and event.sequence not in repaired:
             raise ValueError(f"cannot handle {event.identifier}")
         heard.hear(event)
 
@@ -287,12 +287,12 @@ def test_a_skipped_event_is_kept_with_its_error_and_can_be_handled_again(
         [first, second] = queue.skipped_events("readers", "work")
         assert ([first.sequence, second.sequence], first.identifier, first.again) == (bad, "id-1", False)
         assert "cannot handle id-1" in first.error
-        mended.append(bad[0])
+        repaired.append(bad[0])
         assert queue.handle_again("readers", "work") == 2
         assert heard.wait(5)[4:] == ["id-1"]
         heard.wait_failures(3)
         until(lambda: skipped() == [(bad[1], False)])
-        mended.append(bad[1])
+        repaired.append(bad[1])
         assert queue.handle_again("readers", "work", bad) == 1
         assert heard.wait(6)[5:] == ["id-4"]
         until(lambda: skipped() == [])
@@ -314,7 +314,7 @@ def test_a_group_can_be_rewound_to_a_moment_while_no_consumer_runs(dsn: str, que
         with pytest.raises(InvalidState, match="'readers' is in use"):
             queue.rewind_group("readers", "work", moment)
     assert queue.rewind_group("readers", "work", queue.now()) is None
-    assert queue.rewind_group("nobody", "work", moment) is None
+    assert queue.rewind_group("unknown", "work", moment) is None
     assert queue.rewind_group("readers", "work", moment) == place(queue, 2)
     assert queue.skipped_events("readers", "work") == []
     read_all(queue, consumer)

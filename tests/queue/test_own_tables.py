@@ -1,4 +1,4 @@
-"""Own tables of busy topics: the same guarantees, made and dropped beside all other work."""
+"""Own tables of busy topics: the same guarantees, made and dropped during all other work."""
 
 from collections.abc import Iterator
 from uuid import uuid4

@@ -6,7 +6,8 @@
 -- that row then tells whether the decision is continued.
 --
 -- A transaction that removes staged rows locks the row of their stage in taskq_internal.stage first. If the stage is a
--- push that was not committed, it has no such row, and the transaction takes the advisory lock of the stage. Pruning skips the stages that another transaction has locked, so it never waits.
+-- push that was not committed, it has no such row, and the transaction takes the advisory lock of the stage. Pruning
+-- skips the stages that another transaction has locked, so it never waits.
 --
 -- In rounds, an owner claims, works and commits several times under one lease. A drain is a program that works until a
 -- topic has no more tasks. Its row tells when it began, and has its report.
