@@ -4,12 +4,14 @@ What both engines do with the outcomes of steps is in test_engines.py.
 """
 
 import asyncio
+import gc
+import inspect
 import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,6 +21,7 @@ from airflow_provider_taskq.queue import Decision, InvalidArgument, NewTask, Res
 from airflow_provider_taskq.worker.batches import Batch
 from airflow_provider_taskq.worker.composite import Composite, StepMode
 from airflow_provider_taskq.worker.handlers import ForeignDecision, WorkHandler, handle_batch
+from tests.queue.conftest import until
 
 pytestmark = pytest.mark.promise("A composite gives the same results in threads and as a Spark plan")
 
@@ -343,6 +346,28 @@ def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) ->
     composite.close()  # does not wait for it
     gate.open.set()
     assert seen.numbers == []
+
+
+def test_a_coroutine_of_a_batch_that_is_abandoned_before_it_began_is_never_made(gate: Gate) -> None:
+    """Python warns of a coroutine that was made and that nobody awaits."""
+    composite = Composite("abandoned", concurrency=2)
+
+    @composite.step
+    async def block_the_loop(task: Task) -> None:
+        gate([task])
+
+    first, given = start(composite), batch_of(1)
+    gate.wait_for_start()
+    second = start(composite, given)
+    until(lambda: "a Future of a step" in {each.name for each in given.activities()})
+    given.cancel()
+    with pytest.raises((CancelledError, InterruptedError)):
+        second.result(SECONDS)
+    gate.open.set()
+    assert [decision.result for decision in first.result(SECONDS).values()] == [SUCCESS]
+    composite.close()
+    made = [each for each in gc.get_objects() if inspect.iscoroutine(each)]
+    assert [each for each in made if each.__name__ == block_the_loop.__name__] == []
 
 
 STUCK = """

@@ -154,7 +154,7 @@ class StepRun:
         return complete_decisions(f"step {self.step.name!r}", self.tasks, decided)
 
     def _call_whole(self) -> dict[Task, Decision]:
-        return decisions_of(self._result_of(self.step.function(self.tasks, batch=self.batch)), self.tasks)
+        return decisions_of(self._call(self.tasks), self.tasks)
 
     def _call_each(self) -> dict[Task, Decision]:
         """Call the step for each task: on the event loop, in this thread, or in several threads."""
@@ -183,7 +183,7 @@ class StepRun:
         return decided
 
     def _decide(self, task: Task) -> Decision:
-        return decide(attempt(lambda: self._result_of(self.step.function(task, batch=self.batch))))
+        return decide(attempt(partial(self._call, task)))
 
     @property
     def _name(self) -> str:
@@ -192,8 +192,14 @@ class StepRun:
     def _on_loop(self, call: Callable[[], Any]) -> Future[Any]:
         return self.threads.loop.submit(self.batch, self._name, call)
 
-    def _result_of(self, value: Any) -> Any:
-        """Wait for a Future or an awaitable, and return its result. Return any other value as it is."""
+    def _call(self, argument: object) -> Any:
+        """Call the function with a task or all tasks, wait for its Future or awaitable, and return the result.
+
+        The loop calls a coroutine function itself: it does not if the batch was abandoned before, and so there is no
+        coroutine that nobody awaits.
+        """
+        call = partial(self.step.function, argument, batch=self.batch)
+        value = self._on_loop(call) if self.step.is_coroutine else call()
         return self._wait(self._on_loop(lambda: value) if inspect.isawaitable(value) else value)
 
     def _wait(self, value: Any) -> Any:
