@@ -74,9 +74,12 @@ def stored_rows(conn: psycopg.Connection) -> dict[str, list[str]]:
 
 
 def stop_autovacuum(conn: psycopg.Connection) -> None:
-    """Keeps autovacuum from the tables that tests fill. For a database of the test's own."""
-    for table in ("task_shared", "live_shared", "ended_shared", "dependency", "history"):
-        conn.execute(f"ALTER TABLE taskq_internal.{table} SET (autovacuum_enabled = off)".encode())
+    """Keeps autovacuum from all tables, so that no plan changes meanwhile. For a database of the test's own."""
+    query = (
+        "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'taskq_internal'::regnamespace AND relkind = 'r'"
+    )
+    for (table,) in conn.execute(query).fetchall():
+        conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
 
 
 def block_verbs(conn: psycopg.Connection, *, owners_only: bool = False) -> None:
