@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_provider_taskq import __version__
 from airflow_provider_taskq.cli._distributions import CORE, FULL
 from airflow_provider_taskq.cli._installation import check_packages
-from airflow_provider_taskq.queue import Owner, Result, TaskQueue, connect, install, uninstall
+from airflow_provider_taskq.queue import Owner, TaskQueue, connect, install, uninstall
 from tests.cli.conftest import Run
 from tests.internals import Release, block_verbs, make_upkeep_due, pretend_release
 from tests.queue.conftest import lapse, pass_time
@@ -275,25 +275,6 @@ class TestGrants:
         assert any(each["detail"].endswith("has access as consumer of some topics") for each in findings)
 
 
-def keep_forever(queue: TaskQueue, owner: Owner) -> None:
-    """End a task of a topic that has no retention."""
-    queue.push("work", ["a"])
-    queue.complete(owner, dict.fromkeys(queue.poll("work", owner), Result.SUCCESS))
-
-
-def forget_upkeep(queue: TaskQueue, _: Owner) -> None:
-    """Let an hour pass in which no program carries out upkeep for a lease."""
-    make_upkeep_due(queue.conn, timedelta(hours=1))
-
-
-def leave_ended_tasks(queue: TaskQueue, owner: Owner) -> None:
-    """Let the retention of a task pass, while no program removes it."""
-    queue.alter_topic("work", keep_succeeded="1h")
-    keep_forever(queue, owner)
-    pass_time(queue, timedelta(hours=3))
-    make_upkeep_due(queue.conn, timedelta(hours=2))
-
-
 class TestDatabase:
     def test_a_lapsed_lease_fails_by_its_severity_and_its_remedy_mends_it(
         self, doctor: Doctor, carry_out: CarryOut, run: Run, queue: TaskQueue, owner: Owner
@@ -313,33 +294,15 @@ class TestDatabase:
         carry_out(found)
         assert doctor()["lapsed leases"]["severity"] == "FINE"
 
-    @pytest.mark.parametrize(
-        ("provoke", "subject", "severity", "detail"),
-        [
-            (keep_forever, "retention", "NOTICE", "forever"),
-            (forget_upkeep, "upkeep", "NOTICE", "no program has called taskq.maintain() for 60 min"),
-            (leave_ended_tasks, "upkeep", "WARNING", ""),
-        ],
-    )
     def test_a_neglected_queue_is_a_finding_and_its_remedy_mends_it(
-        self,
-        doctor: Doctor,
-        carry_out: CarryOut,
-        queue: TaskQueue,
-        owner: Owner,
-        provoke: Callable[[TaskQueue, Owner], None],
-        subject: str,
-        severity: str,
-        detail: str,
+        self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue
     ) -> None:
-        assert doctor()[subject]["severity"] == "FINE"
-        provoke(queue, owner)
-        found = doctor(code=1 if severity == "WARNING" else 0)[subject]
-        assert found["severity"] == severity
-        assert (found["topic"] or found["owner"]) in {"work", owner.name}
-        assert detail in found["detail"]
+        assert doctor()["upkeep"]["severity"] == "FINE"
+        make_upkeep_due(queue.conn, timedelta(hours=2))
+        found = doctor(code=1)["upkeep"]
+        assert found["detail"].startswith("no program has called taskq.maintain() for 2 h: the tasks of owners")
         carry_out(found)
-        assert doctor()[subject]["severity"] == "FINE"
+        assert doctor()["upkeep"]["severity"] == "FINE"
 
     def test_a_paused_topic_is_a_notice_that_fails_only_if_asked(
         self, doctor: Doctor, carry_out: CarryOut, queue: TaskQueue

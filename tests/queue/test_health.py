@@ -22,7 +22,7 @@ from airflow_provider_taskq.queue import (
     connect,
     install,
 )
-from tests.internals import age_leases, plant_change, store_tasks
+from tests.internals import plant_change, store_tasks
 from tests.queue.conftest import (
     keeps_expired,
     lapse,
@@ -38,11 +38,8 @@ SUBJECTS = {
     "ended partitions",
     "failures",
     "lapsed leases",
-    "left behind",
-    "long leases",
     "notifications",
     "open transactions",
-    "retention",
     "upkeep",
     "waiting tasks",
 }
@@ -81,7 +78,7 @@ def test_an_open_transaction_is_named_with_its_pid_state_and_application(queue: 
         named = found(queue, "open transactions")
         assert named.pid == reader.info.backend_pid
         assert "a report" in named.detail
-        assert re.search(r"idle in transaction since \d+ s, its last statement began \d+ s ago", named.detail)
+        assert re.search(r"idle in transaction since \d+ s$", named.detail)
     assert found(queue, "open transactions").pid is None
 
 
@@ -117,23 +114,6 @@ def test_a_lease_that_lapsed_long_ago_and_holds_tasks_is_reported(queue: TaskQue
     assert "some 2 tasks" in reported.detail
     queue.expire()
     assert found(queue, "lapsed leases").value == 0
-
-
-def test_leases_and_locks_of_a_time_when_the_clock_was_ahead_are_reported(queue: TaskQueue, owner: Owner) -> None:
-    queue.acquire_partition("readers", "work", "reader", timedelta(minutes=1))
-    assert queue.lock("report", "me", timedelta(minutes=1))
-    assert found(queue, "long leases").severity is Severity.FINE
-    age_leases(queue.conn, -timedelta(hours=2))
-    reported = [finding for finding in queue.health() if finding.subject == "long leases"]
-    assert {finding.severity for finding in reported} == {Severity.WARNING}
-    assert {finding.detail.partition(" reaches 119 min further")[0] for finding in reported} == {
-        "the lease of owner 'owner'",
-        "the lease of partition 0 in group 'readers'",
-        "the lock 'report'",
-    }
-    queue.heartbeat(owner)
-    assert queue.unlock("report", "me")
-    assert queue.lock("report", "another", timedelta(minutes=1))
 
 
 def hold_under_a_lapsed_lease(queue: TaskQueue, owner: Owner) -> None:
@@ -231,26 +211,13 @@ def test_a_push_that_stays_open_is_reported_with_its_topic_and_pid(queue: TaskQu
     assert re.search(r"readers of the log wait for its push to topic '(work|other)' and 1 others$", reported.detail)
 
 
-def test_stages_of_dead_jobs_are_reported(queue: TaskQueue, owner: Owner) -> None:
-    queue.conn.execute(
-        "INSERT INTO taskq.staged (stage, part, attempt, sequence, result)"
-        " VALUES (taskq.open_stage(%s, %s), 0, 0, 1, 3)",
-        (owner.name, owner.fence),
-    )
-    assert found(queue, "left behind").severity is Severity.FINE
-    queue.release(owner)
-    assert found(queue, "left behind").detail.startswith("1 stages are left")
-    queue.conn.execute("SELECT taskq.prune_stages()")
-    assert found(queue, "left behind").severity is Severity.FINE
-
-
 @pytest.mark.parametrize(
     ("name", "word"), [("a.b/c-1", "a.b/c-1"), ("-x", "'-x'"), ("a b; rm", "'a b; rm'"), ("it's", "'it'\\''s'")]
 )
 def test_a_remedy_quotes_names_for_a_shell(queue: TaskQueue, owner: Owner, name: str, word: str) -> None:
     queue.create_topic(name)
-    task_in(queue, owner, State.SUCCEEDED, topic=name)
-    remedy = found(queue, "retention").remedy or ""
+    task_in(queue, owner, State.FAILED, topic=name)
+    remedy = found(queue, "failures").remedy or ""
     assert remedy.endswith(f" {word}")
     assert shlex.split(remedy)[-1] == name
 
@@ -328,8 +295,8 @@ def test_failures_of_the_last_hour_are_reported_with_their_share_and_errors(queu
     finding = found(queue, "failures")
     assert (finding.severity, finding.value) == (Severity.CRITICAL, 8)
     assert finding.detail == (
-        "topic 'work': 8 of 8 tasks that ended in the last hour FAILED (100.0 %): 4 x ValueError: no mailbox for #,"
-        " 1 x A, 1 x B and 2 other errors"
+        "topic 'work': 8 of 8 tasks that ended in the last hour FAILED (100.0 %), most often by:"
+        " ValueError: no mailbox for #"
     )
     queue.push("work", [str(number) for number in range(24)])
     queue.complete(owner, dict.fromkeys(queue.poll("work", owner, 24), Result.SUCCESS))
@@ -347,7 +314,7 @@ def test_few_failures_are_found_behind_a_long_history(own_queue: TaskQueue) -> N
     fail_tasks(queue, queue.register("owner"), ["A"] * 8)
     finding = found(queue, "failures")
     assert (finding.severity, finding.value) == (Severity.CRITICAL, 8)
-    assert "8 of 8 tasks that ended in the last hour FAILED (100.0 %): 8 x A" in finding.detail
+    assert "8 of 8 tasks that ended in the last hour FAILED (100.0 %), most often by: A" in finding.detail
 
 
 def test_few_failures_and_old_ones_are_no_warning(queue: TaskQueue, owner: Owner) -> None:

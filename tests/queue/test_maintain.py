@@ -362,25 +362,21 @@ def test_upkeep_gives_the_tasks_of_lapsed_leases_back_but_not_those_of_excepted_
 # Health.
 
 
-def test_health_names_a_topic_whose_tasks_stay_because_no_program_carries_out_upkeep(
-    queue: TaskQueue, owner: Owner
-) -> None:
+@pytest.mark.parametrize("needed_by", ["an owner", "a retention"])
+def test_health_tells_that_no_program_carries_out_upkeep_that_is_needed(queue: TaskQueue, needed_by: str) -> None:
+    age_upkeep(queue.conn, timedelta(minutes=11))
     assert found(queue, "upkeep").severity is Severity.FINE
-    queue.alter_topic("work", **BOTH)
-    ended(queue, owner, "a")
-    pass_time(queue, DAY)
-    assert found(queue, "upkeep").severity is Severity.FINE
-    pass_time(queue, DAY)
-    finding = found(queue, "upkeep")
-    assert (finding.severity, finding.topic) == (Severity.WARNING, "work")
-    assert "no program has called taskq.maintain() so far" in finding.detail
-    assert finding.remedy == "taskq maintain"
+    if needed_by == "an owner":
+        queue.register("owner")
+    else:
+        queue.alter_topic("work", **BOTH)
+    assert found(queue, "upkeep").severity is Severity.NOTICE
     run(queue)
     assert found(queue, "upkeep").severity is Severity.FINE
-    ended(queue, owner, "b")
-    pass_time(queue, 2 * DAY)
     age_upkeep(queue.conn, timedelta(hours=3))
-    assert "no program has called taskq.maintain() for 3 h" in found(queue, "upkeep").detail
+    finding = found(queue, "upkeep")
+    assert (finding.severity, finding.remedy) == (Severity.WARNING, "taskq maintain")
+    assert finding.detail.startswith("no program has called taskq.maintain() for 3 h")
 
 
 def test_health_names_the_consumer_group_for_which_tasks_stay(queue: TaskQueue, owner: Owner) -> None:
@@ -391,45 +387,8 @@ def test_health_names_the_consumer_group_for_which_tasks_stay(queue: TaskQueue, 
     run(queue)
     finding = found(queue, "upkeep")
     assert (finding.severity, finding.topic) == (Severity.WARNING, "work")
-    assert f"consumer group 'slow' has handled the log up to sequence {first.sequence}" in finding.detail
+    assert f"consumer group 'slow' has handled topic 'work' up to sequence {first.sequence}." in finding.detail
     assert finding.remedy == "SELECT taskq.forget_group('slow', 'work')"
     queue.conn.execute(finding.remedy.encode())
     run(queue)
     assert found(queue, "upkeep").severity is Severity.FINE
-
-
-def test_health_notices_a_lease_that_no_program_would_end(queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.ACTIVE)
-    assert found(queue, "upkeep").severity is Severity.FINE
-    age_upkeep(queue.conn, timedelta(minutes=11))
-    finding = found(queue, "upkeep")
-    assert (finding.severity, finding.owner, finding.remedy) == (Severity.NOTICE, owner.name, "taskq maintain")
-    assert finding.detail.startswith("no program has called taskq.maintain() so far: if owner")
-    run(queue)
-    assert found(queue, "upkeep").severity is Severity.FINE
-    age_upkeep(queue.conn, timedelta(minutes=11))
-    assert "no program has called taskq.maintain() for 11 min" in found(queue, "upkeep").detail
-
-
-def test_a_lapsed_lease_is_one_finding_and_not_two(queue: TaskQueue, owner: Owner) -> None:
-    task_in(queue, owner, State.ACTIVE)
-    lapse(queue, owner, timedelta(hours=1))
-    age_upkeep(queue.conn, timedelta(hours=1))
-    finding = found(queue, "lapsed leases")
-    assert (finding.severity, finding.remedy) == (Severity.CRITICAL, "taskq maintain")
-    assert '"taskq maintain"' in finding.detail
-    assert found(queue, "upkeep").severity is Severity.FINE
-
-
-def test_health_notices_ended_tasks_that_are_kept_forever(queue: TaskQueue, owner: Owner) -> None:
-    queue.create_topic("a topic without tasks")
-    queue.push("work", ["a"])
-    assert found(queue, "retention").severity is Severity.FINE
-    ended(queue, owner, "b")
-    finding = found(queue, "retention")
-    assert (finding.severity, finding.topic) == (Severity.NOTICE, "work")
-    assert finding.detail.startswith("2 of 2 topics keep tasks that have succeeded forever, as they have no keep_")
-    assert "for example 'work'" in finding.detail
-    assert finding.remedy == "taskq topics alter --keep-succeeded 30d work"
-    queue.alter_topic("work", keep_succeeded="30d")
-    assert found(queue, "retention").severity is Severity.FINE

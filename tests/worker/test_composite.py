@@ -349,7 +349,7 @@ def test_an_abandoned_batch_ends_at_once_and_starts_no_later_step(gate: Gate) ->
 
 
 def test_a_coroutine_of_a_batch_that_is_abandoned_before_it_began_is_never_made(gate: Gate) -> None:
-    """Python warns of a coroutine that was made and that nobody awaits."""
+    """Python warns of a coroutine that was made and is never awaited."""
     composite = Composite("abandoned", concurrency=2)
 
     @composite.step

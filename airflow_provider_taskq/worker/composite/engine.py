@@ -196,7 +196,7 @@ class StepRun:
         """Call the function with a task or all tasks, wait for its Future or awaitable, and return the result.
 
         The loop calls a coroutine function itself: it does not if the batch was abandoned before, and so there is no
-        coroutine that nobody awaits.
+        coroutine that is never awaited.
         """
         call = partial(self.step.function, argument, batch=self.batch)
         value = self._on_loop(call) if self.step.is_coroutine else call()

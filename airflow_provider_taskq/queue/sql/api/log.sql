@@ -35,12 +35,10 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT o.pid, coalesce(a.xact_start, p.prepared),
-           coalesce(a.application_name, format('prepared transaction %s', p.gid)), o.floor
+           coalesce(a.application_name, format('prepared transaction %s', o.gid)), o.floor
     FROM taskq_internal.open_pushes(v_topic_id) o
     LEFT JOIN pg_stat_activity a ON a.pid = o.pid
-    LEFT JOIN pg_locks x
-        ON o.pid IS NULL AND x.locktype = 'transactionid' AND x.virtualtransaction = o.virtualtransaction
-    LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+    LEFT JOIN pg_prepared_xacts p ON p.gid = o.gid
     ORDER BY o.floor, o.pid;
 END $$;
 COMMENT ON FUNCTION taskq.log_blockers IS
@@ -144,18 +142,21 @@ BEGIN
     RETURN ARRAY(SELECT nextval('taskq_internal.task_sequence') FROM generate_series(1, p_count));
 END $$;
 
--- Returns the open transactions that push, each with its floor and the numbers of the locks of its topics.
+-- Returns the open transactions that push, each with its floor and the numbers of the locks of its topics. A prepared
+-- transaction has a gid, and no pid.
 CREATE FUNCTION taskq_internal.push_transactions()
-RETURNS TABLE (virtualtransaction text, pid int, floor bigint, topic_locks bigint[]) LANGUAGE sql STABLE AS $$
-    SELECT h.virtualtransaction, min(h.pid), min(h.number) FILTER (WHERE h.kind = :LOCK_FLOOR),
-           array_agg(h.number) FILTER (WHERE h.kind = :LOCK_TOPIC)
+RETURNS TABLE (pid int, gid text, floor bigint, topic_locks bigint[]) LANGUAGE sql STABLE AS $$
+    SELECT min(h.pid), CASE WHEN min(h.pid) IS NULL THEN (
+               SELECT p.gid FROM pg_locks x JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+               WHERE x.virtualtransaction = h.virtualtransaction LIMIT 1) END,
+           min(h.number) FILTER (WHERE h.kind = :LOCK_FLOOR), array_agg(h.number) FILTER (WHERE h.kind = :LOCK_TOPIC)
     FROM taskq_internal.held_locks() h GROUP BY h.virtualtransaction HAVING bool_or(h.kind = :LOCK_FLOOR)
 $$;
 
 -- Returns the open transactions that push to a topic.
 CREATE FUNCTION taskq_internal.open_pushes(p_topic_id int)
-RETURNS TABLE (virtualtransaction text, pid int, floor bigint) LANGUAGE sql STABLE AS $$
-    SELECT o.virtualtransaction, o.pid, o.floor FROM taskq_internal.push_transactions() o
+RETURNS TABLE (pid int, gid text, floor bigint) LANGUAGE sql STABLE AS $$
+    SELECT o.pid, o.gid, o.floor FROM taskq_internal.push_transactions() o
     WHERE p_topic_id & 1023 = ANY (o.topic_locks)
 $$;
 
